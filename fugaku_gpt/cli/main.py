@@ -1,0 +1,72 @@
+"""The command ``fugaku-gpt``. A verb's module is imported when it is used, so ``--help`` stays fast."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Dict, List, NoReturn, Optional, Sequence
+
+import click
+
+from fugaku_gpt import __version__
+from fugaku_gpt.errors import EXIT_RUN_FAILED, EXIT_USAGE, FugakuGptError
+
+COMMANDS: Dict[str, str] = {
+    "data": "fugaku_gpt.cli.data:data",
+    "doctor": "fugaku_gpt.cli.doctor:doctor",
+    "report": "fugaku_gpt.cli.report:report",
+    "sweep": "fugaku_gpt.cli.sweep:sweep",
+    "train": "fugaku_gpt.cli.train:train",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are named in ``COMMANDS`` and imported on first use."""
+
+    def list_commands(self, ctx: click.Context) -> List[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> Optional[click.Command]:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command = getattr(importlib.import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="fugaku-gpt")
+def cli() -> None:
+    """Train GPT models on CPU supercomputers over MPI, sweep configurations, and print the tables.
+
+    Exit codes: 0 ok, 1 a run failed, 2 usage or config error.
+    """
+
+
+def run(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run one command line and return its exit code; a user's mistake is printed as a message, never as a traceback."""
+    try:
+        cli.main(args=list(arguments) if arguments is not None else None, prog_name="fugaku-gpt", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.Abort:
+        click.echo("interrupted", err=True)
+        return EXIT_RUN_FAILED
+    except click.ClickException as error:
+        error.show()
+        return EXIT_USAGE
+    except FugakuGptError as error:
+        for line in str(error).splitlines():
+            click.echo(f"fugaku-gpt: {line}", err=True)
+        return error.exit_code
+    except BrokenPipeError:  # `fugaku-gpt ... | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return 0
+
+
+def main() -> NoReturn:
+    """Entry point of the console script."""
+    sys.exit(run())

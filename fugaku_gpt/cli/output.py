@@ -1,0 +1,35 @@
+"""Rows in the four forms that every read verb offers: ``--format table|md|csv|json``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any, Callable, Mapping, Sequence
+
+import click
+
+FORMATS = ("table", "md", "csv", "json")
+
+format_option: Callable[[Any], Any] = click.option(
+    "--format", "form", type=click.Choice(FORMATS), default="table", show_default=True, help="Form of the output."
+)
+
+
+def render_rows(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], form: str) -> str:
+    """Rows as text that ends in a newline. A missing or None value is ``-`` in tables, empty in CSV, null in JSON."""
+    if form == "json":
+        return json.dumps([{name: row.get(name) for name in columns} for row in rows], indent=2) + "\n"
+    if form == "csv":
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(["" if row.get(name) is None else row[name] for name in columns] for row in rows)
+        return buffer.getvalue()
+    cells = [["-" if row.get(name) is None else str(row[name]) for name in columns] for row in rows]
+    if form == "md":
+        lines = [list(columns), ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in line] for line in cells)]
+        return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    widths = [max(len(line[index]) for line in [list(columns), *cells]) for index in range(len(columns))]
+    lines = [list(columns), ["-" * width for width in widths], *cells]
+    return "".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() + "\n" for line in lines)

@@ -1,0 +1,35 @@
+"""What a run is: frozen dataclasses, presets, and the strict loader of run files."""
+
+from fugaku_gpt.config.load import (
+    Settings,
+    build_run_config,
+    dump_run_config,
+    load_run_config,
+    preset_names,
+    valid_keys,
+)
+from fugaku_gpt.config.schema import (
+    DataConfig,
+    JobConfig,
+    LayoutConfig,
+    ModelConfig,
+    NodeConfig,
+    RunConfig,
+    TrainingConfig,
+)
+
+__all__ = [
+    "DataConfig",
+    "JobConfig",
+    "LayoutConfig",
+    "ModelConfig",
+    "NodeConfig",
+    "RunConfig",
+    "Settings",
+    "TrainingConfig",
+    "build_run_config",
+    "dump_run_config",
+    "load_run_config",
+    "preset_names",
+    "valid_keys",
+]

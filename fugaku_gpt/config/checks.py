@@ -1,0 +1,96 @@
+"""The rules between fields: what no single value shows to be wrong."""
+
+from __future__ import annotations
+
+from typing import Callable, List
+
+from fugaku_gpt.config.schema import RunConfig
+
+Locate = Callable[[str], str]
+
+
+def problems_of(config: RunConfig, locate: Locate) -> List[str]:
+    """One line per broken rule: where, key, value, and what would be valid; empty if the run can be started.
+
+    ``locate`` says where a dotted key was written (a file and line), or "" where it was left at its default.
+    """
+    problems: List[str] = []
+
+    def broken(key: str, value: object, why: str) -> None:
+        at = locate(key)
+        problems.append(f"{at + ': ' if at else ''}{key}: {value}: {why}")
+
+    _check_model(config, broken)
+    _check_layout(config, broken)
+    _check_training(config, broken)
+    _check_data(config, broken)
+    return problems
+
+
+Report = Callable[[str, object, str], None]
+
+
+def _check_model(config: RunConfig, broken: Report) -> None:
+    model, tp = config.model, config.layout.tp
+    if model.hidden % model.heads:
+        broken("model.heads", model.heads, f"must divide model.hidden {model.hidden}; valid: {_divisors(model.hidden)}")
+    if model.heads % tp:
+        broken("layout.tp", tp, f"must divide model.heads {model.heads}; valid: {_divisors(model.heads)}")
+    if model.ffn_size % tp:
+        broken("layout.tp", tp, f"must divide model.ffn_hidden {model.ffn_size}")
+    padded = config.padded_vocab
+    if padded % tp:
+        valid = -(-padded // tp) * tp
+        broken("model.padded_vocab_size", padded, f"must be a multiple of layout.tp {tp}; valid: {valid}, or leave it out")
+    if padded < model.vocab_size:
+        broken("model.padded_vocab_size", padded, f"must be at least model.vocab_size {model.vocab_size}, or leave it out")
+
+
+def _check_layout(config: RunConfig, broken: Report) -> None:
+    layout, node, job = config.layout, config.node, config.job
+    if layout.pp != 1:
+        broken("layout.pp", layout.pp, "pipeline stages are not built yet; valid: 1")
+    product = f"layout.dp {layout.dp} * layout.tp {layout.tp} * layout.pp {layout.pp} = {layout.ranks} ranks"
+    if node.ranks_per_node is None:
+        if layout.ranks % job.nodes:
+            broken("job.nodes", job.nodes, f"must divide {product}; valid: {_divisors(layout.ranks)}")
+    elif node.ranks_per_node * job.nodes != layout.ranks:
+        broken(
+            "node.ranks_per_node",
+            node.ranks_per_node,
+            f"times job.nodes {job.nodes} must be {product}; "
+            + (f"valid: {layout.ranks // job.nodes}" if layout.ranks % job.nodes == 0 else "change the layout or job.nodes"),
+        )
+
+
+def _check_training(config: RunConfig, broken: Report) -> None:
+    training, dp = config.training, config.layout.dp
+    share = training.micro_batch * dp
+    if training.global_batch % share:
+        below = training.global_batch // share * share
+        valid = f"{below} or {below + share}" if below else str(share)
+        broken(
+            "training.global_batch",
+            training.global_batch,
+            f"must be a multiple of training.micro_batch {training.micro_batch} * layout.dp {dp} = {share}; valid: {valid}",
+        )
+    if training.min_lr > training.lr:
+        broken("training.min_lr", training.min_lr, f"must be at most training.lr {training.lr:g}")
+    if training.warmup_iterations >= training.decay_length and training.warmup_iterations > 0:
+        broken(
+            "training.warmup_iterations",
+            training.warmup_iterations,
+            f"must be below the length of the schedule, {training.decay_length} iterations",
+        )
+
+
+def _check_data(config: RunConfig, broken: Report) -> None:
+    data = config.data
+    if data.weights and len(data.weights) != len(data.paths):
+        broken("data.weights", list(data.weights), f"must have one weight for each of the {len(data.paths)} data.paths")
+    if len(data.split) != 3 or sum(data.split) <= 0 or data.split[0] <= 0:
+        broken("data.split", list(data.split), "must be three shares (train, valid, test), train above 0, such as [969, 30, 1]")
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)

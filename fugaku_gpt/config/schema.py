@@ -1,0 +1,186 @@
+"""What a run is: one frozen dataclass per concern, a meaning and a unit beside every field.
+
+``option()`` carries the meaning, the unit and the limits of a field; the loader coerces and checks by them, so a field is
+described in one place only. Cross-field rules are in ``checks.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import Field, dataclass, field
+from typing import Any, Optional, Sequence, Tuple
+
+DTYPES = ("float32", "float64")
+
+
+def option(
+    default: Any,
+    meaning: str,
+    *,
+    unit: str = "",
+    at_least: Optional[float] = None,
+    above: Optional[float] = None,
+    below: Optional[float] = None,
+    choices: Optional[Sequence[Any]] = None,
+    duration: bool = False,
+) -> Any:
+    """A dataclass field with its meaning, unit and limits; ``duration`` marks seconds that may be written as H:MM:SS."""
+    metadata = {
+        "meaning": meaning,
+        "unit": unit,
+        "at_least": at_least,
+        "above": above,
+        "below": below,
+        "choices": tuple(choices) if choices is not None else None,
+        "duration": duration,
+    }
+    return field(default=default, metadata=metadata)
+
+
+def describe(spec: "Field[Any]") -> str:
+    """The one-line meaning of a config field, with its unit."""
+    unit = spec.metadata["unit"]
+    return f"{spec.metadata['meaning']} [{unit}]" if unit else str(spec.metadata["meaning"])
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The GPT: pre-LayerNorm, learned positions, GELU, output weights tied to the embedding."""
+
+    name: str = option("", "size as written in tables, such as 124M; empty: made from the parameter count")
+    layers: int = option(4, "transformer layers", at_least=1)
+    hidden: int = option(128, "hidden size h", at_least=1)
+    heads: int = option(4, "attention heads", at_least=1)
+    ffn_hidden: Optional[int] = option(None, "width of the MLP; default 4 * hidden", at_least=1)
+    seq_len: int = option(128, "sequence length s", unit="tokens", at_least=1)
+    vocab_size: int = option(2048, "true vocabulary; padding never takes part in the loss", unit="tokens", at_least=2)
+    vocab_multiple: int = option(128, "the embedding is padded to a multiple of this times layout.tp", at_least=1)
+    padded_vocab_size: Optional[int] = option(None, "rows of the embedding; default by vocab_multiple", at_least=2)
+    dropout: float = option(0.0, "dropout after the embedding and on both residual branches", at_least=0, below=1)
+    attention_dropout: float = option(0.0, "dropout on attention probabilities", at_least=0, below=1)
+    embedding_layernorm: bool = option(False, "one more LayerNorm after the embedding")
+    layernorm_eps: float = option(1e-5, "epsilon of LayerNorm", above=0)
+    gelu: str = option("erf", "form of GELU; GPT-2's published weights want tanh, erf is faster", choices=("erf", "tanh"))
+    init_std: float = option(0.02, "standard deviation of initial weights", above=0)
+
+    @property
+    def ffn_size(self) -> int:
+        """Width of the MLP."""
+        return self.ffn_hidden if self.ffn_hidden is not None else 4 * self.hidden
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden // self.heads
+
+    def padded_vocab(self, tp: int) -> int:
+        """Rows of the embedding when it is cut over ``tp`` ranks."""
+        if self.padded_vocab_size is not None:
+            return self.padded_vocab_size
+        multiple = self.vocab_multiple * tp
+        return -(-self.vocab_size // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class LayoutConfig:
+    """How the ranks are arranged; ranks = dp * tp * pp, tp fastest."""
+
+    dp: int = option(1, "data-parallel replicas", at_least=1)
+    tp: int = option(1, "tensor-parallel ranks that share each layer", at_least=1)
+    pp: int = option(1, "pipeline stages", at_least=1)
+
+    @property
+    def ranks(self) -> int:
+        """MPI processes that this layout needs."""
+        return self.dp * self.tp * self.pp
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The optimisation: batch, schedule, AdamW, validation and logging."""
+
+    micro_batch: int = option(1, "sequences per forward pass and replica", unit="sequences", at_least=1)
+    global_batch: int = option(8, "sequences per iteration over all replicas", unit="sequences", at_least=1)
+    iterations: int = option(100, "optimiser steps", at_least=1)
+    seed: int = option(1234, "seed of weights, sample order and dropout", at_least=0)
+    dtype: str = option("float32", "precision of weights, activations and gradients", choices=DTYPES)
+    lr: float = option(6e-4, "highest learning rate", above=0)
+    min_lr: float = option(6e-5, "learning rate at the end of the cosine", at_least=0)
+    warmup_iterations: int = option(0, "linear warm-up", unit="iterations", at_least=0)
+    decay_iterations: Optional[int] = option(
+        None, "length of the cosine, warm-up included; default: iterations", unit="iterations", at_least=1
+    )
+    weight_decay: float = option(0.1, "AdamW weight decay of matrices; biases and LayerNorm have none", at_least=0)
+    beta1: float = option(0.9, "AdamW", at_least=0, below=1)
+    beta2: float = option(0.95, "AdamW", at_least=0, below=1)
+    eps: float = option(1e-8, "AdamW", above=0)
+    clip_grad: float = option(1.0, "largest global gradient norm; 0 leaves gradients as they are", at_least=0)
+    log_interval: int = option(1, "iterations between log lines", unit="iterations", at_least=1)
+    eval_interval: Optional[int] = option(
+        None, "iterations between validations, one more at the end; default: never", unit="iterations", at_least=1
+    )
+    eval_batches: int = option(4, "global batches per validation", at_least=1)
+    bucket_mib: float = option(32.0, "size of one gradient all-reduce", unit="MiB", above=0)
+
+    @property
+    def decay_length(self) -> int:
+        """Iterations until the learning rate has reached ``min_lr``."""
+        return self.decay_iterations if self.decay_iterations is not None else self.iterations
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The corpora and how they are split and blended."""
+
+    paths: Tuple[str, ...] = option((), "folders made by `data prepare`, or prefixes of Megatron .bin/.idx pairs")
+    weights: Tuple[float, ...] = option((), "share of samples from each path; default: by their tokens", above=0)
+    split: Tuple[float, ...] = option((969.0, 30.0, 1.0), "train, valid, test shares of each corpus's documents", at_least=0)
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """What each node runs, and its toggles. What this machine cannot apply is recorded as not applied."""
+
+    ranks_per_node: Optional[int] = option(None, "MPI processes per node; default: ranks / job.nodes", at_least=1)
+    threads_per_rank: Optional[int] = option(None, "threads per process; default: usable cores / ranks", at_least=1)
+    tcmalloc: bool = option(False, "preload tcmalloc into the ranks with LD_PRELOAD")
+    freq_mhz: Optional[int] = option(None, "core clock; default: as the machine is", unit="MHz", at_least=1)
+    retention_state: Optional[int] = option(None, "idle-core sleep of A64FX; default: the machine's", choices=(0, 1))
+    flight_recorder: bool = option(True, "keep each rank's last MPI calls in the run directory")
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """The job around the run."""
+
+    name: str = option("", "name of the run; default: made from model and layout")
+    nodes: int = option(1, "nodes", at_least=1)
+    elapse: Optional[float] = option(None, "time limit; default: none", unit="s", above=0, duration=True)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run, whole."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    layout: LayoutConfig = field(default_factory=LayoutConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    node: NodeConfig = field(default_factory=NodeConfig)
+    job: JobConfig = field(default_factory=JobConfig)
+
+    @property
+    def padded_vocab(self) -> int:
+        """Rows of the embedding in this layout."""
+        return self.model.padded_vocab(self.layout.tp)
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches per iteration and replica (gradient accumulation steps)."""
+        return self.training.global_batch // (self.training.micro_batch * self.layout.dp)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """MPI processes per node."""
+        if self.node.ranks_per_node is not None:
+            return self.node.ranks_per_node
+        return self.layout.ranks // self.job.nodes

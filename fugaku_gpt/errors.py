@@ -1,0 +1,31 @@
+"""The errors that a user can mend, and the exit codes of the command line."""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_RUN_FAILED = 1
+EXIT_USAGE = 2
+
+
+class FugakuGptError(Exception):
+    """An error whose message says what is wrong, where, and how to mend it. The CLI prints it without a traceback."""
+
+    exit_code = EXIT_RUN_FAILED
+
+
+class UsageError(FugakuGptError):
+    """What the user asked for cannot be done as asked: nothing was started and nothing was written."""
+
+    exit_code = EXIT_USAGE
+
+
+class ConfigError(UsageError):
+    """A run or sweep file, preset or ``--set`` override is not valid."""
+
+
+class DataError(UsageError):
+    """A corpus, index file, tokenizer or text source is missing, damaged or not what it claims to be."""
+
+
+class RunFailed(FugakuGptError):
+    """A run was started and did not end well."""
