@@ -1,0 +1,1 @@
+"""Counts of parameters and floating-point operations, each with its source."""

@@ -1,0 +1,1 @@
+"""Facts about hardware: of this machine, read at run time."""
