@@ -1,0 +1,5 @@
+"""The GPT: reads like a textbook, knows nothing of ranks."""
+
+from fugaku_gpt.model.gpt import GPT, build_model
+
+__all__ = ["GPT", "build_model"]

@@ -1,0 +1,139 @@
+"""One group of ranks and the collectives that they call together, in place on torch tensors.
+
+Tensors are passed to MPI as the NumPy view of their own memory: nothing is copied. Every collective of a group of one is
+free. One thread per process calls these, in an order that is a function of the configuration alone.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, List, Optional, Tuple
+
+import numpy as np
+import torch
+
+from fugaku_gpt.comm.flight_recorder import FlightRecorder
+from fugaku_gpt.comm.mpi import MPI
+
+MAX_ELEMENTS = 2**31 - 1  # the largest count that every MPI library takes
+_OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
+
+
+class Communicator:
+    """A group of ranks. ``rank`` and ``size`` are within the group; ``name`` is how logs and the flight recorder call it."""
+
+    def __init__(
+        self, handle: Optional[MPI.Comm], name: str, recorder: Optional[FlightRecorder] = None, max_elements: int = MAX_ELEMENTS
+    ) -> None:
+        self._handle = handle
+        self._recorder = recorder
+        self._max_elements = max_elements
+        self.name = name
+        self.rank: int = handle.Get_rank() if handle is not None else 0
+        self.size: int = handle.Get_size() if handle is not None else 1
+
+    @classmethod
+    def alone(cls, name: str = "self") -> "Communicator":
+        """A group of this process only, without MPI."""
+        return cls(None, name)
+
+    def split(self, color: int, key: int, name: str) -> "Communicator":
+        """The group of all ranks of this one that give the same ``color``, ordered by ``key``. Collective over this group."""
+        if self._handle is None:
+            return Communicator(None, name, self._recorder, self._max_elements)
+        return Communicator(self._handle.Split(color, key), name, self._recorder, self._max_elements)
+
+    def all_reduce(self, tensor: torch.Tensor, operation: str = "sum") -> None:
+        """Replace ``tensor`` by the sum, max or min over the group, equal on every rank."""
+        if self._handle is None or self.size == 1:
+            return
+        slot = self._enter("all_reduce_" + operation, tensor)
+        flat = _flat(tensor)
+        for start in range(0, flat.size, self._max_elements):
+            self._handle.Allreduce(MPI.IN_PLACE, flat[start : start + self._max_elements], _OPERATIONS[operation])
+        self._leave(slot)
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The group's tensors stacked by rank: [...] → [size, ...]. All must have one shape."""
+        if self._handle is None or self.size == 1:
+            return tensor.unsqueeze(0)
+        if tensor.numel() * self.size > self._max_elements:
+            raise ValueError(f"all_gather of {tensor.numel()} elements from {self.size} ranks is past MPI's largest count")
+        gathered = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype)
+        slot = self._enter("all_gather", tensor)
+        self._handle.Allgather(_flat(tensor), _flat(gathered))
+        self._leave(slot)
+        return gathered
+
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
+        """Replace ``tensor`` by the root's."""
+        if self._handle is None or self.size == 1:
+            return
+        slot = self._enter("broadcast", tensor)
+        flat = _flat(tensor)
+        for start in range(0, flat.size, self._max_elements):
+            self._handle.Bcast(flat[start : start + self._max_elements], root)
+        self._leave(slot)
+
+    def barrier(self) -> None:
+        """Wait for the whole group."""
+        if self._handle is None or self.size == 1:
+            return
+        slot = self._enter("barrier", None)
+        self._handle.Barrier()
+        self._leave(slot)
+
+    def gather_json(self, value: Any) -> Optional[List[Any]]:
+        """Every rank's JSON value, by rank, on rank 0; None elsewhere. For start-up reports, not for the hot path."""
+        if self._handle is None or self.size == 1:
+            return [value]
+        text = np.frombuffer(json.dumps(value).encode("utf-8"), dtype=np.uint8)
+        lengths = self.all_gather(torch.tensor([text.size])).reshape(-1).numpy()
+        received = np.empty(int(lengths.sum()) if self.rank == 0 else 0, dtype=np.uint8)
+        slot = self._enter("gather_json", None)
+        self._handle.Gatherv(text, [received, lengths.tolist()] if self.rank == 0 else None, root=0)
+        self._leave(slot)
+        if self.rank != 0:
+            return None
+        ends = np.cumsum(lengths)
+        return [json.loads(received[end - size : end].tobytes().decode("utf-8")) for end, size in zip(ends, lengths)]
+
+    def broadcast_json(self, value: Any) -> Any:
+        """Rank 0's JSON value, on every rank. For start-up and error agreement, not for the hot path."""
+        if self._handle is None or self.size == 1:
+            return value
+        text = json.dumps(value).encode("utf-8") if self.rank == 0 else b""
+        length = torch.tensor([len(text)])
+        self.broadcast(length)
+        data = torch.zeros(int(length), dtype=torch.uint8)
+        if self.rank == 0:
+            data.numpy()[:] = np.frombuffer(text, dtype=np.uint8)
+        self.broadcast(data)
+        return json.loads(data.numpy().tobytes().decode("utf-8"))
+
+    def abort(self, code: int) -> None:
+        """End every rank of the job at once; does not return where there are others."""
+        if self._handle is not None:
+            self._handle.Abort(code)
+
+    def _enter(self, operation: str, tensor: Optional[torch.Tensor]) -> int:
+        if self._recorder is None:
+            return -1
+        shape: Tuple[int, ...] = tuple(tensor.shape) if tensor is not None else ()
+        return self._recorder.enter(self.name, operation, str(tensor.dtype) if tensor is not None else "-", shape)
+
+    def _leave(self, slot: int) -> None:
+        if self._recorder is not None:
+            self._recorder.leave(slot)
+
+
+def _flat(tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
+    """The tensor's own memory as a flat array.
+
+    Raises:
+        ValueError: the tensor is not contiguous, so that a flat view of it would be a copy.
+    """
+    if not tensor.is_contiguous():
+        raise ValueError(f"MPI needs contiguous memory; got a tensor of shape {tuple(tensor.shape)} with gaps")
+    array: np.ndarray[Any, Any] = tensor.detach().view(-1).numpy()
+    return array

@@ -1,0 +1,96 @@
+"""Causal self-attention: three kernels for the same function, and which to take when.
+
+Measured on CPUs: PyTorch's fused kernel wins from a few hundred tokens on, batched products and a softmax below that; and
+where attention probabilities are dropped the fused kernel falls back to a slow path, so it is not used there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Optional
+
+import numpy as np
+import torch
+from torch import nn
+
+from fugaku_gpt import compat
+from fugaku_gpt.comm import Communicator
+from fugaku_gpt.config import ModelConfig
+from fugaku_gpt.model.dropout import keep_mask, scaled_mask
+from fugaku_gpt.parallel.tensor import ColumnParallelLinear, RowParallelLinear
+
+FUSED_FROM_TOKENS = 512
+
+
+def attend_naively(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The definition, kept as the judge of the others: softmax(q kᵀ / √d, no future) v; all [b, heads, s, d]."""
+    s, d = q.shape[-2:]
+    scores = q.matmul(k.transpose(-2, -1)) / math.sqrt(d)  # [b, heads, s, s]
+    future = torch.ones(s, s, dtype=torch.bool).triu(1)
+    return torch.softmax(scores.masked_fill(future, -math.inf), dim=-1).matmul(v)
+
+
+def attend_fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """PyTorch's kernel, which never stores the [s, s] probabilities."""
+    assert compat.scaled_dot_product_attention is not None
+    return compat.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def attend_batched(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, future: torch.Tensor, drop: Optional[torch.Tensor] = None
+) -> torch.Tensor:
+    """Batched matrix products over b * heads; ``future`` [s, s] is 0 or -inf, ``drop`` [b * heads, s, s] the dropout factors."""
+    b, heads, s, d = q.shape
+    q, k, v = (x.reshape(b * heads, s, d) for x in (q, k, v))
+    scores = torch.baddbmm(future.expand(b * heads, s, s), q, k.transpose(1, 2), alpha=1.0 / math.sqrt(d))
+    probabilities = torch.softmax(scores, dim=-1)
+    if drop is not None:
+        probabilities = probabilities * drop
+    return torch.bmm(probabilities, v).view(b, heads, s, d)
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention: [b, s, h] → [b, s, h]; ``tp`` ranks have heads / tp heads each."""
+
+    future: torch.Tensor
+
+    def __init__(self, model: ModelConfig, tp: Communicator, dtype: torch.dtype, seed: int, site: int) -> None:
+        super().__init__()
+        self.qkv = ColumnParallelLinear(model.hidden, model.hidden, tp, dtype, sections=3)
+        self.out = RowParallelLinear(model.hidden, model.hidden, tp, dtype)
+        self._heads_here = model.heads // tp.size
+        self._first_head = tp.rank * self._heads_here
+        self._model = model
+        self._seed = seed
+        self._site = site
+        self._fused = (
+            compat.scaled_dot_product_attention is not None
+            and model.attention_dropout == 0.0
+            and model.seq_len >= FUSED_FROM_TOKENS
+        )
+        if not self._fused:
+            future = torch.full((model.seq_len, model.seq_len), -math.inf, dtype=dtype).triu(1)
+            self.register_buffer("future", future, persistent=False)
+
+    def forward(self, x: torch.Tensor, first_sample: int) -> torch.Tensor:
+        b, s, _ = x.shape
+        heads = self._heads_here
+        qkv = self.qkv(x).view(b, s, 3, heads, self._model.head_size).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv[0], qkv[1], qkv[2]  # [b, heads, s, d] each
+        if self._fused:
+            y = attend_fused(q, k, v)
+        else:
+            y = attend_batched(q, k, v, self.future[:s, :s], self._drop(b, s, first_sample, x))
+        return self.out(y.transpose(1, 2).reshape(b, s, -1))
+
+    def _drop(self, b: int, s: int, first_sample: int, like: torch.Tensor) -> Optional[torch.Tensor]:
+        """Dropout factors [b * heads here, s, s], keyed by (sample, head of the whole model, position)."""
+        probability = self._model.attention_dropout
+        if probability == 0.0 or not self.training:
+            return None
+        heads, count = self._model.heads, self._heads_here * s * s
+        kept = [
+            keep_mask(self._seed, self._site, ((first_sample + i) * heads + self._first_head) * s * s, count, probability)
+            for i in range(b)
+        ]
+        return scaled_mask(np.concatenate(kept), probability, like).view(b * self._heads_here, s, s)

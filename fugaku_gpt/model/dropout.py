@@ -1,0 +1,53 @@
+"""Dropout whose mask depends on what is dropped, not on who computes it.
+
+The mask of element i of a site is a pure function of (seed, site, i), with i counted over all samples ever consumed: the
+counter of a Philox generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). A rank that holds a slice
+draws exactly the slice's bits, so every layout, micro-batch size and PyTorch drops the same elements.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+_PER_BLOCK = 16  # 16-bit draws in one Philox block of 256 bits
+
+
+def keep_mask(seed: int, site: int, first: int, count: int, probability: float) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    """Whether elements [first, first + count) of a site are kept; each is dropped with ``probability`` to within 2⁻¹⁷."""
+    block, skip = divmod(first, _PER_BLOCK)
+    generator = np.random.Philox(key=(site << 64) | (seed & (2**64 - 1)), counter=block)
+    words = generator.random_raw(-(-(skip + count) // 4))
+    draws = words.astype("<u8", copy=False).view("<u2")[skip : skip + count]
+    kept: np.ndarray[tuple[int], np.dtype[np.bool_]] = draws >= threshold(probability)
+    return kept
+
+
+def threshold(probability: float) -> int:
+    """Draws of 16 bits below this are dropped."""
+    return round(probability * 65536)
+
+
+def scaled_mask(kept: np.ndarray, probability: float, like: torch.Tensor) -> torch.Tensor:  # type: ignore[type-arg]
+    """The factors by which elements are multiplied: 0, or 1 / share kept, so that the mean does not change."""
+    scale = 65536.0 / (65536 - threshold(probability))
+    return torch.from_numpy(kept).to(like.dtype).mul_(scale)
+
+
+class KeyedDropout(nn.Module):
+    """Dropout on [b, s, h] activations of consecutive samples."""
+
+    def __init__(self, probability: float, seed: int, site: int) -> None:
+        super().__init__()
+        self.probability = probability
+        self._seed = seed
+        self._site = site
+
+    def forward(self, x: torch.Tensor, first_sample: int) -> torch.Tensor:
+        """``first_sample`` is the number of the first of the b samples, counted from the start of training."""
+        if self.probability == 0.0 or not self.training:
+            return x
+        per_sample = x[0].numel()
+        kept = keep_mask(self._seed, self._site, first_sample * per_sample, x.numel(), self.probability)
+        return x * scaled_mask(kept, self.probability, x).view(x.shape)

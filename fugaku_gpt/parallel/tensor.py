@@ -1,0 +1,123 @@
+"""The layers that tensor parallelism cuts (Shoeybi et al. 2019, "Megatron-LM", section 3). On one rank: plain layers.
+
+A column-parallel layer holds some of the outputs, a row-parallel layer some of the inputs; one after the other they need one
+all-reduce in the forward pass (of the row-parallel outputs) and one in the backward pass (of the gradient of the
+column-parallel inputs). Each is done in place on the tensor that the matrix product has just made.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fugaku_gpt.comm import Communicator
+
+
+class ColumnParallelLinear(nn.Module):
+    """y = x Wᵀ + b with the outputs cut over ``tp``: [..., inputs] → [..., sections * outputs / tp].
+
+    ``sections`` equal parts (query, key and value) are each cut on their own, so that a rank gets its heads of all three:
+    weight [sections, outputs / tp, inputs], or [outputs / tp, inputs] for one section.
+    """
+
+    def __init__(self, inputs: int, outputs: int, tp: Communicator, dtype: torch.dtype, sections: int = 1) -> None:
+        super().__init__()
+        rows: Tuple[int, ...] = (outputs // tp.size,) if sections == 1 else (sections, outputs // tp.size)
+        self.weight = nn.Parameter(torch.empty(*rows, inputs, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(*rows, dtype=dtype))
+        self._tp = tp
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = self.weight.view(-1, self.weight.shape[-1]), self.bias.view(-1)
+        if self._tp.size == 1:
+            return F.linear(x, weight, bias)
+        return _ColumnParallel.apply(x, weight, bias, self._tp)
+
+
+class RowParallelLinear(nn.Module):
+    """y = x Wᵀ + b with the inputs cut over ``tp``: [..., inputs / tp] → [..., outputs], equal on every rank of ``tp``."""
+
+    def __init__(self, inputs: int, outputs: int, tp: Communicator, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs // tp.size, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype))
+        self._tp = tp
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._tp.size == 1:
+            return F.linear(x, self.weight, self.bias)
+        return _RowParallel.apply(x, self.weight, self.bias, self._tp)
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Rows of a table by token id, the table cut over ``tp`` by rows: [...] int64 → [..., width]."""
+
+    def __init__(self, rows: int, width: int, tp: Communicator, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows // tp.size, width, dtype=dtype))
+        self.first_row = tp.rank * (rows // tp.size)
+        self._tp = tp
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self._tp.size == 1:
+            return F.embedding(tokens, self.weight)
+        return _VocabParallelLookup.apply(tokens, self.weight, self.first_row, self._tp)
+
+
+class _ColumnParallel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, tp: Communicator) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.tp = tp
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        grad_x = grad.matmul(weight)  # this rank's outputs only: the sum over tp is the gradient of x
+        ctx.tp.all_reduce(grad_x)
+        rows = _rows(grad)
+        return grad_x, rows.t().mm(_rows(x)), rows.sum(0), None
+
+
+class _RowParallel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, tp: Communicator) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        y = F.linear(x, weight)
+        tp.all_reduce(y)
+        return y.add_(bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        rows = _rows(grad)
+        return grad.matmul(weight), rows.t().mm(_rows(x)), rows.sum(0), None
+
+
+class _VocabParallelLookup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: torch.Tensor, weight: torch.Tensor, first_row: int, tp: Communicator) -> torch.Tensor:
+        local = tokens - first_row
+        elsewhere = (local < 0) | (local >= weight.shape[0])
+        local = local.masked_fill(elsewhere, 0)
+        ctx.save_for_backward(local, elsewhere)
+        ctx.shape = weight.shape
+        found = F.embedding(local, weight).masked_fill_(elsewhere.unsqueeze(-1), 0.0)
+        tp.all_reduce(found)  # one rank has each row, the others zeros: the sum is exact
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[None, torch.Tensor, None, None]:  # type: ignore[override]
+        local, elsewhere = ctx.saved_tensors
+        here = ~elsewhere.view(-1)
+        grad_weight = grad.new_zeros(ctx.shape)
+        grad_weight.index_add_(0, local.view(-1)[here], _rows(grad)[here])
+        return None, grad_weight, None, None
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(-1, x.shape[-1])
