@@ -51,6 +51,7 @@ class FlatBuffers:
         for placement in self.placements:
             parameter = named[placement.spec.name]
             part = slice(placement.start, placement.start + placement.size)
+            self.parameters[part].copy_(parameter.detach().reshape(-1))
             parameter.data = self.parameters[part].view(parameter.shape)
             parameter.grad = self.gradients[part].view(parameter.shape)
 

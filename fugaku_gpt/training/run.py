@@ -1,0 +1,152 @@
+"""A training run from joining the ranks to the result: what ``fugaku-gpt train`` starts on every rank."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Callable, Optional, TypeVar
+
+import torch
+
+from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
+from fugaku_gpt.config import RunConfig, dump_run_config
+from fugaku_gpt.data.samples import open_samples
+from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, FugakuGptError, RunFailed, UsageError
+from fugaku_gpt.machine import local
+from fugaku_gpt.records.run import FAILED, OK, OUT_OF_MEMORY, MetricsWriter, Result, RunDirectory
+from fugaku_gpt.records.summary import summarise
+from fugaku_gpt.training.log import TrainingLog
+from fugaku_gpt.training.startup import collect_environment, describe_environment, prepare_process
+from fugaku_gpt.training.trainer import Step, Trainer
+
+T = TypeVar("T")
+
+
+def train(config: RunConfig, out: Path, threads: int) -> int:
+    """Train on all ranks of this job and leave a run directory; returns the exit code.
+
+    Raises:
+        UsageError: on every rank alike, before training has begun: ranks, data or ``out`` are not as the run needs them.
+    """
+    started = time.time()
+    directory = RunDirectory(Path(open_world().broadcast_json(str(out))))
+    if open_world().size != config.layout.ranks:
+        world = open_world()
+        raise UsageError(
+            f"layout.dp {config.layout.dp} * layout.tp {config.layout.tp} * layout.pp {config.layout.pp} = "
+            f"{config.layout.ranks} ranks, but {world.size} were started; "
+            f"use `mpirun -n {config.layout.ranks}` or --ranks {config.layout.ranks}, or change the layout"
+        )
+    _together(open_world(), lambda: directory.create(dump_run_config(config)) if open_world().rank == 0 else None)
+    world = open_world(directory.flight_dir if config.node.flight_recorder else None)
+    try:
+        process = prepare_process(threads)
+        grid = ProcessGrid(world, config.layout)
+        environment = collect_environment(config, world, process)
+        train_samples = _together(world, lambda: open_samples(config, "train"))
+        evaluates = config.training.eval_interval is not None
+        valid_samples = _together(world, lambda: open_samples(config, "valid")) if evaluates else None
+        log = None
+        if world.rank == 0:
+            directory.write_environment({**environment, "data_fingerprint": train_samples.fingerprint})
+            log = TrainingLog(config, MetricsWriter(directory.metrics_file), sys.stdout)
+            for line in describe_environment(environment):
+                log.say(line)
+        trainer = Trainer(config, grid, train_samples, valid_samples)
+        _loop(trainer, log)
+    except UsageError:
+        raise
+    except BaseException as error:
+        _end_badly(directory, world, started, error)
+        return EXIT_RUN_FAILED
+    if world.rank == 0:
+        directory.write_result(_result(directory, config, OK, "", started))
+    return EXIT_OK
+
+
+def _loop(trainer: Trainer, log: Optional[TrainingLog]) -> None:
+    """All iterations. Every rank makes the same calls: what is logged is summed here, not where it is printed."""
+    training = trainer.config.training
+    validated: Optional[float] = None
+    if training.eval_interval is not None:
+        validated = _validate(trainer, log, validated)
+    since, last = time.perf_counter(), trainer.iteration
+    while trainer.iteration < training.iterations:
+        step: Step = trainer.step()
+        iteration = trainer.iteration
+        if iteration % training.log_interval == 0 or iteration == training.iterations:
+            seconds = (time.perf_counter() - since) / (iteration - last)
+            memory = torch.tensor([local.resident_bytes(), local.node_used_bytes()], dtype=torch.float64)
+            trainer.grid.world.all_reduce(memory, "max")
+            if log is not None:
+                log.iteration(iteration, step, seconds, int(memory[0]), int(memory[1]))
+            since, last = time.perf_counter(), iteration
+        if training.eval_interval is not None and (
+            iteration % training.eval_interval == 0 or iteration == training.iterations
+        ):
+            before = time.perf_counter()
+            validated = _validate(trainer, log, validated)
+            since += time.perf_counter() - before  # an iteration's time is without validation
+
+
+def _validate(trainer: Trainer, log: Optional[TrainingLog], previous: Optional[float]) -> float:
+    loss = trainer.validate()
+    if log is not None:
+        training = trainer.config.training
+        tokens = training.eval_batches * training.global_batch * trainer.config.model.seq_len
+        log.validation(trainer.iteration, loss, tokens, previous)
+    return loss
+
+
+def _together(world: Communicator, action: Callable[[], T]) -> T:
+    """Do something on every rank that may fail on some: a failure anywhere is raised everywhere, so that nobody waits.
+
+    Raises:
+        UsageError: the first rank's message, with its rank where rank 0 had no such trouble.
+    """
+    problem: Optional[str] = None
+    value: Optional[T] = None
+    try:
+        value = action()
+    except UsageError as error:
+        problem = str(error)
+    problems = world.gather_json(problem)
+    first = None
+    if problems is not None:
+        first = next(((f"rank {rank}: " if rank else "") + text for rank, text in enumerate(problems) if text), None)
+    first = world.broadcast_json(first)
+    if first is not None:
+        raise UsageError(first)
+    return value  # type: ignore[return-value]  # set: no rank had a problem
+
+
+def _end_badly(directory: RunDirectory, world: Communicator, started: float, error: BaseException) -> None:
+    """Say what happened on this rank, record it, and end the other ranks, which may be waiting for this one."""
+    expected = isinstance(error, FugakuGptError)
+    if not expected:
+        traceback.print_exception(type(error), error, error.__traceback__)
+    reason = str(error) if expected else f"{type(error).__name__}: {error}"
+    reason = f"rank {world.rank}: " + reason.splitlines()[0] if reason else f"rank {world.rank}: {type(error).__name__}"
+    status = OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
+    if not isinstance(error, RunFailed) or world.rank == 0:  # RunFailed is raised by all ranks alike: one voice is enough
+        print(f"fugaku-gpt: {reason}", file=sys.stderr, flush=True)
+        directory.write_result(_result(directory, None, status, reason, started))
+    if isinstance(error, RunFailed):
+        world.barrier()  # rank 0 has recorded it before anyone leaves
+        return
+    world.abort(EXIT_RUN_FAILED)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory could not be allocated: Python's own error, or the one that PyTorch's allocator raises."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+
+
+def _result(directory: RunDirectory, config: Optional[RunConfig], status: str, reason: str, started: float) -> Result:
+    lines = directory.metrics("iteration")
+    summary = summarise(config, lines, directory.metrics("validation")) if config is not None else {}
+    return Result(status, reason, started, time.time(), lines[-1]["iteration"] if lines else 0, summary)
+
+
