@@ -1,0 +1,1 @@
+"""How jobs are started. The launcher starts ranks; it knows nothing of schedulers."""

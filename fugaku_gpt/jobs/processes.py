@@ -1,0 +1,229 @@
+"""One command with many processes: streamed, limited in time, stoppable, and with nothing of it left afterwards.
+
+A launcher's ranks sit in sessions of their own (MPICH), so no process group holds them all, and once their launcher is
+dead no tree does. So each command gets a mark, one variable of its environment, which all of its processes inherit and
+by which they are found.
+"""
+
+from __future__ import annotations
+
+import os
+import signal as signals
+import subprocess
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+
+import psutil
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.machine.local import out_of_memory_kills
+
+MARK = "FUGAKU_GPT_LAUNCH"
+GRACE_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+_FORWARDED = (signals.SIGINT, signals.SIGTERM, signals.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended.
+
+    Attributes:
+        exit_code: of the launcher; -N where signal N killed it.
+        signal: the signal that killed the launcher itself, or None.
+        timed_out: it was ended for its time limit.
+        seconds: it ran.
+        oom_kills: processes that the kernel killed for memory meanwhile, on this machine.
+        stopped_by: the signal that this process got meanwhile and for which it ended the command (Ctrl-C: SIGINT), or None.
+    """
+
+    exit_code: int
+    signal: Optional[int]
+    timed_out: bool
+    seconds: float
+    oom_kills: int
+    stopped_by: Optional[int] = None
+
+    @property
+    def ok(self) -> bool:
+        """Ended by itself with exit code 0."""
+        return self.exit_code == 0 and not self.timed_out and self.stopped_by is None
+
+
+def run_command(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    log: Optional[Path] = None,
+    timeout: Optional[float] = None,
+    on_line: Optional[Callable[[str], None]] = None,
+    grace: float = GRACE_SECONDS,
+    mark: Optional[str] = None,
+) -> Outcome:
+    """Run a command to its end in a session of its own.
+
+    At the time limit, or when this process gets SIGINT, SIGTERM or SIGHUP, the command gets SIGTERM, and what is left
+    after ``grace`` seconds, or at a second signal, SIGKILL. The signals' own handlers are back in place afterwards; only
+    the main thread can see signals.
+
+    Args:
+        environment: variables over those of this process.
+        log: gets everything that the command prints, appended.
+        timeout: seconds; None for no limit.
+        on_line: is called with each line, without its newline, from another thread.
+        mark: finds the command's processes; default: a new one.
+
+    Raises:
+        UsageError: the command cannot be started, or ``log`` cannot be written.
+    """
+    mark = mark if mark is not None else uuid.uuid4().hex
+    kills_before = out_of_memory_kills()
+    started = time.monotonic()
+    try:
+        sink = open(log, "ab") if log is not None else None  # noqa: SIM115  # closed by the reader's end, below
+    except OSError as error:
+        raise UsageError(f"{log}: cannot be written: {error.strerror}") from None
+    try:
+        with _Signals() as caught:
+            try:
+                process = subprocess.Popen(
+                    list(argv),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **environment, MARK: mark},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise UsageError(f"{argv[0]}: cannot be started: {error.strerror}") from None
+            reader = threading.Thread(target=_stream, args=(process.stdout, sink, on_line), daemon=True)
+            reader.start()
+            timed_out = False
+            try:
+                while process.poll() is None and not caught.numbers:
+                    if timeout is not None and time.monotonic() - started > timeout:
+                        timed_out = True
+                        break
+                    time.sleep(_POLL_SECONDS)
+            finally:  # whatever happens here, nothing of the command may stay behind
+                if process.poll() is None:
+                    process.terminate()
+                    _wait(lambda: process.poll() is not None and not marked(mark), grace, caught)
+                    grace = 0.0  # everyone has been asked: who is left now is killed
+                end_marked(mark, grace, process)
+                process.wait()
+            seconds = time.monotonic() - started
+            reader.join(timeout=5.0)
+    finally:
+        if sink is not None:
+            sink.close()
+    return Outcome(
+        exit_code=process.returncode,
+        signal=-process.returncode if process.returncode < 0 else None,
+        timed_out=timed_out,
+        seconds=seconds,
+        oom_kills=max(0, out_of_memory_kills() - kills_before),
+        stopped_by=caught.numbers[0] if caught.numbers else None,
+    )
+
+
+def marked(mark: str) -> List[psutil.Process]:
+    """The living processes that carry a mark, of this user and on this machine."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+                found.append(process)
+        except (psutil.Error, OSError):  # gone meanwhile, or another user's
+            continue
+    return [process for process in found if process.pid != os.getpid()]
+
+
+def end_marked(mark: str, grace: float, child: Optional[subprocess.Popen[bytes]] = None) -> int:
+    """End every process that carries a mark: SIGTERM, and SIGKILL after ``grace`` seconds. Returns how many there were.
+
+    The last ones of each tree are killed first, so that their parents reap them and a launcher can clear up after itself.
+    ``child`` is reaped here if it is this process's own.
+    """
+    there = marked(mark)
+    for process in there if grace > 0 else []:
+        _signal(process, signals.SIGTERM)
+    if there and grace > 0:
+        _wait(lambda: not _alive(mark, child), grace)
+    while _alive(mark, child):
+        left = marked(mark)
+        parents = {_parent(process) for process in left}
+        for process in left:
+            if process.pid not in parents:
+                _signal(process, signals.SIGKILL)
+        _wait(lambda: not _alive(mark, child), 1.0)
+    return len(there)
+
+
+def _alive(mark: str, child: Optional[subprocess.Popen[bytes]]) -> List[psutil.Process]:
+    if child is not None:
+        child.poll()
+    return marked(mark)
+
+
+def _parent(process: psutil.Process) -> Optional[int]:
+    try:
+        return int(process.ppid())
+    except psutil.Error:
+        return None
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.Error:  # gone meanwhile: what was wanted
+        pass
+
+
+def _wait(done: Callable[[], bool], seconds: float, caught: Optional[_Signals] = None) -> None:
+    deadline = time.monotonic() + seconds
+    while not done() and time.monotonic() < deadline and not (caught is not None and caught.impatient):
+        time.sleep(_POLL_SECONDS)
+
+
+def _stream(source: Any, sink: Any, on_line: Optional[Callable[[str], None]]) -> None:
+    """Copy lines until the last process has closed its end."""
+    for line in iter(source.readline, b""):
+        if sink is not None and not sink.closed:
+            sink.write(line)
+            sink.flush()
+        if on_line is not None:
+            on_line(line.decode("utf-8", "replace").rstrip("\r\n"))
+    source.close()
+
+
+class _Signals:
+    """Collects signals while a command runs; puts the former handlers back afterwards."""
+
+    def __init__(self) -> None:
+        self.numbers: List[int] = []
+        self._former: Dict[int, Any] = {}
+
+    @property
+    def impatient(self) -> bool:
+        """Whether a second signal has come: no more waiting."""
+        return len(self.numbers) > 1
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in _FORWARDED:
+                if signals.getsignal(number) is not signals.SIG_IGN:  # nohup: stays ignored
+                    self._former[number] = signals.signal(number, self._catch)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signals.signal(number, handler)
+
+    def _catch(self, number: int, _frame: Optional[FrameType]) -> None:
+        self.numbers.append(number)
