@@ -1,0 +1,1 @@
+"""Tests that need ranks: started by ``tests/test_mpi.py`` as ``mpirun -n N python -m tests.mpi.run``, one N at a time."""

@@ -1,0 +1,91 @@
+"""``fugaku-gpt train``: under ``mpirun`` it joins its ranks; with ``--ranks N`` it starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import List, Optional, Tuple
+
+import click
+
+from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config, preset_names
+from fugaku_gpt.errors import EXIT_USAGE, RunFailed, UsageError
+from fugaku_gpt.formulas.parameters import size_name
+from fugaku_gpt.jobs.launcher import exit_code_of, launch, rank_from_environment
+from fugaku_gpt.machine.local import usable_cores
+from fugaku_gpt.records.run import RunDirectory
+
+
+@click.command()
+@click.argument("run_file", metavar="[RUN.yaml]", required=False, type=click.Path(path_type=Path))
+@click.option("--preset", help=f"Start from a preset: {', '.join(preset_names())}.")
+@click.option("--data", help="Folder made by `data prepare`, or prefix of a Megatron .bin/.idx pair (sets data.paths).")
+@click.option("--out", type=click.Path(path_type=Path), help="Run directory; default: runs/<name>-<time>.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override, such as training.lr=1e-4; repeatable.")
+@click.option("--ranks", type=click.IntRange(min=1), help="Start this many ranks with mpirun on this machine.")
+def train(
+    run_file: Optional[Path],
+    preset: Optional[str],
+    data: Optional[str],
+    out: Optional[Path],
+    settings: Tuple[str, ...],
+    ranks: Optional[int],
+) -> None:
+    """Train a GPT as RUN.yaml, a preset and overrides say, and leave a run directory.
+
+    Under `mpirun -n N fugaku-gpt train ...` the processes are the ranks; with --ranks N, mpirun is started from here; with
+    neither, one rank trains alone.
+    """
+    place = rank_from_environment()
+    try:
+        overrides: List[str] = list(settings) + ([f"data.paths=[{json.dumps(data)}]"] if data is not None else [])
+        config = load_run_config(run_file, preset, overrides)
+        wanted = ranks if place is None else place[1]
+        if (wanted or 1) != config.layout.ranks:
+            raise UsageError(_wrong_ranks(config, wanted))
+    except UsageError:
+        if place is not None and place[0] != 0:  # every rank reads the same words: one of them says what is wrong
+            raise click.exceptions.Exit(EXIT_USAGE) from None
+        raise
+    out = out if out is not None else Path("runs") / f"{_name(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if place is None and ranks is not None:
+        _start_ranks(config, out)
+    _join(config, out, place)
+
+
+def _start_ranks(config: RunConfig, out: Path) -> None:
+    directory = RunDirectory(out)
+    directory.create(dump_run_config(config))
+    outcome = launch(config, directory.config_file, out, timeout=config.job.elapse, on_line=click.echo)
+    if outcome.timed_out:
+        raise RunFailed(f"{out}: stopped at its time limit of {config.job.elapse:g} s; raise job.elapse")
+    raise click.exceptions.Exit(exit_code_of(outcome))
+
+
+def _join(config: RunConfig, out: Path, place: Optional[Tuple[int, int]]) -> None:
+    threads = config.node.threads_per_rank or max(1, len(usable_cores()) // config.ranks_per_node)
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read when the libraries are loaded, just below
+        os.environ[variable] = str(threads)
+    from fugaku_gpt.training.run import train as train_on_this_rank
+
+    try:
+        raise click.exceptions.Exit(train_on_this_rank(config, out, threads))
+    except UsageError:
+        if place is not None and place[0] != 0:
+            raise click.exceptions.Exit(EXIT_USAGE) from None
+        raise
+
+
+def _name(config: RunConfig) -> str:
+    layout = config.layout
+    return config.job.name or f"{size_name(config.model)}-dp{layout.dp}-tp{layout.tp}-pp{layout.pp}"
+
+
+def _wrong_ranks(config: RunConfig, wanted: Optional[int]) -> str:
+    layout = config.layout
+    product = f"layout.dp {layout.dp} * layout.tp {layout.tp} * layout.pp {layout.pp} = {layout.ranks} ranks"
+    if wanted is None:
+        return f"{product}, but this is one process; add --ranks {layout.ranks}, or use `mpirun -n {layout.ranks}`"
+    return f"{product}, but there are {wanted}; valid: --ranks {layout.ranks}, or --set layout.dp and layout.tp to make {wanted}"

@@ -1,0 +1,39 @@
+"""Run the tests of this folder on every rank of an ``mpirun``; rank 0 speaks, and the first failure ends all ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fugaku_gpt.comm import Communicator, open_world
+
+
+class EndAllRanks:
+    """A rank whose test has failed would leave the others waiting in a collective: say why, and end them."""
+
+    def __init__(self, world: Communicator) -> None:
+        self._world = world
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            print(f"rank {self._world.rank}: {report.nodeid}\n{report.longreprtext}", file=sys.stderr, flush=True)
+            self._world.abort(1)
+
+
+def main() -> int:
+    """Exit code of pytest on this rank."""
+    torch.set_num_threads(1)  # there are more ranks than cores here
+    world = open_world()
+    os.environ["FUGAKU_GPT_TEST_RANKS"] = str(world.size)
+    if world.rank != 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore", str(Path(__file__).parent), *sys.argv[1:]]
+    return int(pytest.main(options, plugins=[EndAllRanks(world)]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""The communicator against what the collectives are defined to do, on real ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import List
+
+import pytest
+import torch
+
+from fugaku_gpt.comm import Communicator, FlightRecorder, ProcessGrid
+from fugaku_gpt.comm.mpi import MPI
+from fugaku_gpt.config import LayoutConfig
+from fugaku_gpt.layout.grid import coordinates_of, dp_group, tp_group
+from fugaku_gpt.records.flight import flight_file, read_flight
+
+
+def test_sum_max_and_min_are_in_place_and_equal_everywhere(world: Communicator) -> None:
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        for operation, expected in (
+            ("sum", sum(range(1, world.size + 1))),
+            ("max", world.size),
+            ("min", 1),
+        ):
+            tensor = torch.full((3, 5), world.rank + 1, dtype=dtype)
+            address = tensor.data_ptr()
+            world.all_reduce(tensor, operation)
+            assert tensor.data_ptr() == address
+            assert torch.equal(tensor, torch.full((3, 5), expected, dtype=dtype))
+
+
+def test_messages_past_the_largest_count_are_split(world: Communicator) -> None:
+    narrow = Communicator(MPI.COMM_WORLD, "narrow", max_elements=7)
+    tensor = torch.arange(50, dtype=torch.float64) * (world.rank + 1)
+    narrow.all_reduce(tensor)
+    assert torch.equal(tensor, torch.arange(50, dtype=torch.float64) * sum(range(1, world.size + 1)))
+    copied = torch.arange(50) if world.rank == 0 else torch.zeros(50, dtype=torch.int64)
+    narrow.broadcast(copied)
+    assert torch.equal(copied, torch.arange(50))
+
+
+def test_all_gather_stacks_by_rank(world: Communicator) -> None:
+    gathered = world.all_gather(torch.full((2, 3), float(world.rank)))
+    assert gathered.shape == (world.size, 2, 3)
+    assert [float(part[0, 0]) for part in gathered] == list(map(float, range(world.size)))
+
+
+def test_a_tensor_with_gaps_is_refused_before_anything_is_sent(world: Communicator) -> None:
+    if world.size == 1:
+        pytest.skip("a group of one sends nothing")
+    with pytest.raises(ValueError, match="contiguous"):
+        world.all_reduce(torch.zeros(4, 4).t()[1:, :])
+    world.barrier()
+
+
+def test_json_goes_to_rank_0_and_back_to_all(world: Communicator) -> None:
+    gathered = world.gather_json({"rank": world.rank, "text": "é" * world.rank})
+    if world.rank == 0:
+        assert gathered == [{"rank": rank, "text": "é" * rank} for rank in range(world.size)]
+    else:
+        assert gathered is None
+    assert world.broadcast_json({"from": 0} if world.rank == 0 else None) == {"from": 0}
+
+
+def _layouts(ranks: int) -> List[LayoutConfig]:
+    return [LayoutConfig(dp=ranks // tp, tp=tp) for tp in range(1, ranks + 1) if ranks % tp == 0]
+
+
+def test_the_grid_joins_the_ranks_that_the_layout_names(world: Communicator) -> None:
+    for layout in _layouts(world.size):
+        grid = ProcessGrid(world, layout)
+        place = coordinates_of(world.rank, layout)
+        mine = torch.tensor([world.rank])
+        assert grid.tp.all_gather(mine).reshape(-1).tolist() == tp_group(place, layout)
+        assert grid.dp.all_gather(mine).reshape(-1).tolist() == dp_group(place, layout)
+
+
+def test_tp_and_dp_collectives_may_follow_each_other_in_any_number(world: Communicator) -> None:
+    for layout in _layouts(world.size):
+        grid = ProcessGrid(world, layout)
+        for _ in range(20):
+            tensor = torch.ones(64)
+            grid.tp.all_reduce(tensor)
+            grid.dp.all_reduce(tensor)
+            assert float(tensor[0]) == world.size
+
+
+def test_a_grid_of_the_wrong_size_is_refused(world: Communicator) -> None:
+    with pytest.raises(ValueError, match="ranks"):
+        ProcessGrid(world, LayoutConfig(dp=world.size + 1))
+
+
+def test_the_flight_recorder_names_the_communicator_the_call_and_its_line(world: Communicator, tmp_path: Path) -> None:
+    if world.size == 1:
+        pytest.skip("a group of one makes no calls")
+    recorded = Communicator(MPI.COMM_WORLD, "world", FlightRecorder(tmp_path, world.rank, world.size))
+    tp = recorded.split(0, recorded.rank, "tp")
+    tp.all_reduce(torch.zeros(4, 2))
+    recorded.barrier()
+    first, second = read_flight(flight_file(tmp_path, world.rank)).calls
+    assert (first.communicator, first.operation, first.dtype, first.shape) == ("tp", "all_reduce_sum", "torch.float32", (4, 2))
+    assert "test_comm.py:" in first.site and "test_comm.py:" in second.site
+    assert second.operation == "barrier" and first.left >= first.entered > 0

@@ -1,0 +1,110 @@
+"""Every layout is the same training: weights, losses, norms and every gradient equal those of one rank."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Tuple
+
+import pytest
+import torch
+
+from fugaku_gpt.comm import Communicator, ProcessGrid
+from fugaku_gpt.config import LayoutConfig
+from fugaku_gpt.layout.tensors import model_tensors
+from fugaku_gpt.training.trainer import Trainer
+from tests.support.text import ByteSamples
+from tests.support.tiny import tiny_config
+
+STEPS = 5
+LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4)]
+TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
+
+
+def trainer_of(grid: ProcessGrid, dtype: str, micro_batch: int = 1) -> Trainer:
+    """The tiny run in the grid's layout."""
+    layout = grid.layout
+    config = tiny_config(
+        f"training.dtype={dtype}", f"layout.dp={layout.dp}", f"layout.tp={layout.tp}", f"training.micro_batch={micro_batch}"
+    )
+    samples = ByteSamples(config.model.seq_len)
+    return Trainer(config, grid, samples, samples)
+
+
+def whole_tensors(trainer: Trainer, flat: torch.Tensor) -> Dict[str, torch.Tensor]:
+    """The logical tensors of the model that ``flat`` holds slices of, without vocabulary padding; collective."""
+    tp = trainer.grid.tp
+    whole = {}
+    for placement in trainer.buffers.placements:
+        spec = placement.spec
+        part = flat[placement.start : placement.start + placement.size].view(spec.local_shape(tp.size)).clone()
+        if spec.tp_dim is None:
+            whole[spec.name] = part
+        else:
+            parts = tp.all_gather(part)
+            whole[spec.name] = torch.cat([parts[rank] for rank in range(tp.size)], dim=spec.tp_dim)[: spec.rows]
+    return whole
+
+
+def largest_difference(ours: Dict[str, torch.Tensor], judge: Dict[str, torch.Tensor]) -> float:
+    """Largest difference of any entry, relative to the largest entry of its tensor."""
+    assert set(ours) == set(judge)
+    worst = 0.0
+    for name, tensor in ours.items():
+        scale = float(judge[name].abs().max())
+        difference = float((tensor - judge[name]).abs().max())
+        assert scale > 0 or difference == 0, name
+        worst = max(worst, difference / scale if scale else 0.0)
+    return worst
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"dp{layout[0]}-tp{layout[1]}")
+def test_a_layout_trains_as_one_rank_does(world: Communicator, layout: Tuple[int, int], dtype: str) -> None:
+    dp, tp = layout
+    if dp * tp != world.size:
+        pytest.skip("another number of ranks")
+    ours = trainer_of(ProcessGrid(world, LayoutConfig(dp=dp, tp=tp)), dtype)
+    judge = trainer_of(ProcessGrid.alone(), dtype)
+    ours_weights, judge_weights = (whole_tensors(t, t.buffers.parameters) for t in (ours, judge))
+    assert all(torch.equal(ours_weights[name], judge_weights[name]) for name in judge_weights)
+    errors: List[Tuple[float, float, float]] = []
+    for _ in range(STEPS):
+        step, judged = ours.step(), judge.step()
+        gradients = largest_difference(whole_tensors(ours, ours.buffers.gradients), whole_tensors(judge, judge.buffers.gradients))
+        errors.append(
+            (abs(step.loss / judged.loss - 1), abs(step.grad_norm / judged.grad_norm - 1), gradients)
+        )
+    validation = abs(ours.validate() / judge.validate() - 1)
+    loss, norm, gradient = (max(column) for column in zip(*errors))
+    if world.rank == 0:
+        print(f"\nparity dp={dp} tp={tp} {dtype}: loss {loss:.1e} norm {norm:.1e} gradients {gradient:.1e} validation {validation:.1e}")
+    assert max(loss, norm, gradient, validation) <= TOLERANCE[dtype]
+
+
+def test_the_micro_batch_does_not_change_the_curve(world: Communicator) -> None:
+    if world.size != 2:
+        pytest.skip("two ranks are enough")
+    grid = ProcessGrid(world, LayoutConfig(dp=2))
+    small, large = trainer_of(grid, "float64", micro_batch=1), trainer_of(grid, "float64", micro_batch=4)
+    for _ in range(STEPS):
+        assert abs(small.step().loss / large.step().loss - 1) <= 1e-12
+
+
+def test_replicas_hold_equal_weights_bit_for_bit_after_training(world: Communicator) -> None:
+    if world.size == 1:
+        pytest.skip("one rank has no replicas")
+    trainer = trainer_of(ProcessGrid(world, LayoutConfig(dp=world.size)), "float32")
+    for _ in range(STEPS):
+        trainer.step()
+    copies = trainer.grid.dp.all_gather(trainer.buffers.parameters)
+    assert all(torch.equal(copies[0], copy) for copy in copies)
+
+
+def test_a_loss_that_is_not_finite_stops_every_rank_at_the_same_iteration(world: Communicator) -> None:
+    from fugaku_gpt.errors import RunFailed
+
+    trainer = trainer_of(ProcessGrid(world, LayoutConfig(dp=world.size)), "float32")
+    trainer.step()
+    if world.rank == world.size - 1:
+        trainer.buffers.parameters[0] = float("nan")
+    with pytest.raises(RunFailed, match="iteration 2"):
+        trainer.step()
