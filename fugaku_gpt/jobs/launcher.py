@@ -20,7 +20,7 @@ MPICH = "MPICH"
 OPEN_MPI = "Open MPI"
 NAMES = ("mpirun", "mpiexec")
 _VERSION_SECONDS = 30
-# (rank, size) as launchers tell them: Open MPI and its descendants, PMI (MPICH, Slurm), PMIx under Slurm (it names no size)
+# (rank, size) as launchers tell them: Open MPI and its kin, PMI (MPICH, Slurm), PMIx under Slurm (it names no size)
 _RANK_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
@@ -45,11 +45,11 @@ class Launcher:
     environment: Dict[str, str] = field(default_factory=dict)
 
     def start(self, ranks: int) -> List[str]:
-        """The words before the ranks' own command. More ranks than cores are allowed, and no rank is bound to a core."""
+        """The words before the ranks' command: more ranks than cores are allowed, and no rank is bound to a core."""
         if self.family == MPICH:  # shares cores and leaves binding alone unless asked
             return [str(self.path), "-n", str(ranks)]
-        # Open MPI would refuse more ranks than cores, and binds each of one or two ranks to one core, whatever their threads.
-        # `--map-by slot:OVERSUBSCRIBE` is understood by 4 and 5; `--oversubscribe` is deprecated in 5.
+        # Open MPI would refuse more ranks than cores, and binds each of one or two ranks to one core, whatever their
+        # threads. `--map-by slot:OVERSUBSCRIBE` is understood by 4 and 5.
         return [str(self.path), "-n", str(ranks), "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"]
 
 
@@ -71,7 +71,7 @@ def rank_from_environment(environment: Optional[Mapping[str, str]] = None) -> Op
 
 
 def find_launcher(root: Optional[bool] = None) -> Launcher:
-    """The first usable ``mpirun`` or ``mpiexec``: beside this Python (a wheel in the virtual environment), then on PATH.
+    """The first usable ``mpirun`` or ``mpiexec``: beside this Python (a wheel in the environment), then on PATH.
 
     Args:
         root: whether the user is root, whom Open MPI refuses unless told; default: as it is.
@@ -111,13 +111,13 @@ def train_command(
 ) -> Command:
     """The command that trains ``config`` on this machine; a pure function.
 
-    The ranks' variables are set by ``env`` in front of the ranks' Python, so that they reach the ranks under any launcher and
-    nothing else: a preloaded allocator must not be loaded into the launcher.
+    The ranks' variables are set by ``env`` in front of the ranks' Python, so that they reach the ranks under any
+    launcher, and nothing else: a preloaded allocator must not be loaded into the launcher.
 
     Args:
         cores: cores that the ranks share, for the default of ``node.threads_per_rank``.
-        tcmalloc: the library to preload where ``node.tcmalloc`` asks for it; None leaves it out, and the run records that
-            it was not applied.
+        tcmalloc: the library to preload where ``node.tcmalloc`` asks for it; None leaves it out, and the run records
+            that it was not applied.
 
     Raises:
         UsageError: the run wants more than this one machine.

@@ -39,7 +39,7 @@ class Outcome:
         timed_out: it was ended for its time limit.
         seconds: it ran.
         oom_kills: processes that the kernel killed for memory meanwhile, on this machine.
-        stopped_by: the signal that this process got meanwhile and for which it ended the command (Ctrl-C: SIGINT), or None.
+        stopped_by: the signal that this process got meanwhile and ended the command for (Ctrl-C: SIGINT), or None.
     """
 
     exit_code: int
@@ -68,8 +68,8 @@ def run_command(
     """Run a command to its end in a session of its own.
 
     At the time limit, or when this process gets SIGINT, SIGTERM or SIGHUP, the command gets SIGTERM, and what is left
-    after ``grace`` seconds, or at a second signal, SIGKILL. The signals' own handlers are back in place afterwards; only
-    the main thread can see signals.
+    after ``grace`` seconds, or at a second signal, SIGKILL. The signals' own handlers are back in place afterwards;
+    only the main thread can see signals.
 
     Args:
         environment: variables over those of this process.
@@ -145,9 +145,9 @@ def marked(mark: str) -> List[psutil.Process]:
 
 
 def end_marked(mark: str, grace: float, child: Optional[subprocess.Popen[bytes]] = None) -> int:
-    """End every process that carries a mark: SIGTERM, and SIGKILL after ``grace`` seconds. Returns how many there were.
+    """End every process that carries a mark: SIGTERM, SIGKILL after ``grace`` seconds. Returns how many there were.
 
-    The last ones of each tree are killed first, so that their parents reap them and a launcher can clear up after itself.
+    The last ones of each tree are killed first, so that parents reap them and a launcher can clear up after itself.
     ``child`` is reaped here if it is this process's own.
     """
     there = marked(mark)

@@ -1,0 +1,1 @@
+"""From one sweep file to many runs, and the local scheduler that runs them one at a time."""

@@ -1,0 +1,50 @@
+"""Readable names of rows, safe as file names: ``dp2-tp2-mbs4-tcmalloc``."""
+
+from __future__ import annotations
+
+import re
+from typing import Mapping
+
+MAX_LENGTH = 100
+_SHORT = {
+    "layout.pp": "pp",
+    "training.micro_batch": "mbs",
+    "training.global_batch": "gbs",
+    "node.ranks_per_node": "ppn",
+    "node.threads_per_rank": "threads",
+    "node.retention_state": "ret",
+    "job.nodes": "nodes",
+    "model.name": "",
+    "training.dtype": "",
+}
+_TRUE = ("true", "yes", "on")
+_FALSE = ("false", "no", "off", "null", "~", "none", "")
+
+
+def row_name(present: Mapping[str, str], settings: Mapping[str, str]) -> str:
+    """The name of a row, from its layout and from the settings that distinguish it.
+
+    Args:
+        present: dotted key → text, defaults included.
+        settings: those of this row alone.
+    """
+    parts = [f"dp{present.get('layout.dp', '1')}", f"tp{present.get('layout.tp', '1')}"]
+    parts += [_part(key, value) for key, value in settings.items() if key not in ("layout.dp", "layout.tp")]
+    return safe_name("-".join(part for part in parts if part))
+
+
+def safe_name(text: str) -> str:
+    """Text as a file name: letters, digits and ``. _ + -`` only, of at most ``MAX_LENGTH`` characters."""
+    safe = re.sub(r"[^A-Za-z0-9._+-]+", "_", text).strip("._-")
+    return safe[:MAX_LENGTH] or "row"
+
+
+def _part(key: str, value: str) -> str:
+    leaf = key.rpartition(".")[2]
+    if value.lower() in _TRUE:
+        return leaf
+    if value.lower() in _FALSE:
+        return ""
+    if key == "node.freq_mhz":
+        return f"{value}MHz"
+    return _SHORT.get(key, leaf) + value
