@@ -1,0 +1,1 @@
+"""Tokens in: Megatron's memory-mapped corpora, and a sample order without state."""

@@ -1,0 +1,87 @@
+"""One corpus as ``data.paths`` names it: a folder made by ``data prepare``, or the prefix of a Megatron pair."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Optional
+
+from fugaku_gpt.data.indexed import IndexedCorpus
+from fugaku_gpt.errors import DataError
+
+MANIFEST = "manifest.json"
+MANIFEST_VERSION = 1
+CORPUS = "corpus"  # prefix of the pair inside a prepared folder
+TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """An opened corpus.
+
+    Attributes:
+        path: as it was named.
+        index: its tokens.
+        manifest: what ``data prepare`` wrote; None for a foreign pair.
+        fingerprint: SHA-256 that changes with the tokens; of a foreign pair, over its index and the size of its tokens.
+    """
+
+    path: str
+    index: IndexedCorpus
+    manifest: Optional[Dict[str, Any]]
+    fingerprint: str
+
+    @property
+    def vocab_size(self) -> Optional[int]:
+        """Tokens of its tokenizer, where that is known."""
+        return int(self.manifest["vocab_size"]) if self.manifest is not None else None
+
+
+def open_corpus(path: str) -> Corpus:
+    """Open a prepared folder or a Megatron prefix (with or without ``.bin`` or ``.idx``).
+
+    Raises:
+        DataError: there is none, or it is damaged.
+    """
+    place = Path(path)
+    if place.is_dir():
+        manifest = read_manifest(place)
+        index = IndexedCorpus(place / CORPUS)
+        if index.tokens != manifest["tokens"] or index.documents != manifest["documents"]:
+            raise DataError(
+                f"{place}: {MANIFEST} counts {manifest['tokens']} tokens in {manifest['documents']} documents, "
+                f"but the corpus has {index.tokens} in {index.documents}; prepare it again with --force"
+            )
+        return Corpus(path, index, manifest, str(manifest["fingerprint"]))
+    if place.suffix in (".bin", ".idx"):
+        place = place.with_suffix("")
+    if not place.with_name(place.name + ".idx").exists() and not place.with_name(place.name + ".bin").exists():
+        raise DataError(
+            f"{path}: neither a folder made by `fugaku-gpt data prepare` nor the prefix of a .bin/.idx pair; "
+            "make one with `fugaku-gpt data prepare --stdlib --out DIR`"
+        )
+    index = IndexedCorpus(place)
+    digest = hashlib.sha256(index.idx_path.read_bytes())
+    digest.update(str(index.bin_path.stat().st_size).encode())
+    return Corpus(path, index, None, digest.hexdigest())
+
+
+def read_manifest(folder: Path) -> Dict[str, Any]:
+    """The manifest of a prepared folder.
+
+    Raises:
+        DataError: it is missing or not of this version of the format.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{folder}: has no {MANIFEST}; it is not a folder made by `fugaku-gpt data prepare`") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read: {error}; prepare again with --force") from None
+    wanted = ("tokens", "documents", "vocab_size", "fingerprint")
+    if not isinstance(manifest, dict) or manifest.get("version") != MANIFEST_VERSION or any(k not in manifest for k in wanted):
+        raise DataError(f"{path}: not a manifest of version {MANIFEST_VERSION}; prepare again with --force")
+    return manifest

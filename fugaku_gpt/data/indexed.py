@@ -1,0 +1,191 @@
+"""Megatron's memory-mapped corpus: tokens in ``PREFIX.bin``, their lengths and documents in ``PREFIX.idx``.
+
+``.idx``, little-endian: magic ``MMIDIDX\\0\\0``, version 1 (u64), data type code (u8), number of sequences (u64), length of
+the document index (u64); then the length of each sequence in tokens (i32), its start in bytes (i64), and the document index
+(i64): document d is sequences [index[d], index[d+1]). Multimodal files have one mode (i8) per sequence at the end, which
+means nothing here.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Type
+
+import numpy as np
+
+from fugaku_gpt.errors import DataError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+DTYPE_CODES: Dict[int, str] = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+
+
+def bin_file(prefix: Path) -> Path:
+    """The file of tokens."""
+    return prefix.with_name(prefix.name + ".bin")
+
+
+def idx_file(prefix: Path) -> Path:
+    """The file of lengths and documents."""
+    return prefix.with_name(prefix.name + ".idx")
+
+
+class IndexedCorpus:
+    """A corpus opened for reading; nothing is read but the index until tokens are asked for.
+
+    Attributes:
+        sequences, documents, tokens: counts.
+        dtype: of a token in the file.
+        lengths: [sequences] tokens of each sequence.
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        """Open and check both files against each other.
+
+        Raises:
+            DataError: one is missing, cut short, foreign, or disagrees with the other.
+        """
+        self.prefix = prefix
+        self.bin_path, self.idx_path = bin_file(prefix), idx_file(prefix)
+        for path in (self.idx_path, self.bin_path):
+            if not path.is_file():
+                raise DataError(
+                    f"{path}: no such file; a corpus is a pair PREFIX.bin and PREFIX.idx, made by `fugaku-gpt data prepare` or Megatron"
+                )
+        index = self._map(self.idx_path)
+        self.dtype, sequences, entries = self._read_header(index)
+        at = HEADER.size
+        ends = at + 4 * sequences + 8 * sequences + 8 * entries
+        if len(index) not in (ends, ends + sequences):  # the latter with modes
+            raise self._damaged(
+                f"its header announces {sequences} sequences and {entries} document entries, which take {ends} bytes, "
+                f"but it has {len(index)}"
+            )
+        self.lengths = np.frombuffer(index, "<i4", sequences, at)
+        self._starts = np.frombuffer(index, "<i8", sequences, at + 4 * sequences)
+        self._documents = np.frombuffer(index, "<i8", entries, at + 12 * sequences)
+        self._check_index()
+        self._data = self._map(self.bin_path)
+        self._check_data()
+        self.sequences = sequences
+        self.documents = entries - 1
+        self.tokens = int(self.lengths.sum(dtype=np.int64))
+
+    def sequence(self, number: int, first: int = 0, count: Optional[int] = None) -> "np.ndarray[Any, np.dtype[Any]]":
+        """Tokens [first, first + count) of one sequence, or all from ``first``, as a view of the file."""
+        if count is None:
+            count = int(self.lengths[number]) - first
+        return np.frombuffer(self._data, self.dtype, count, int(self._starts[number]) + first * self.dtype.itemsize)
+
+    def document(self, number: int) -> "np.ndarray[Any, np.dtype[Any]]":
+        """All tokens of one document."""
+        parts = [self.sequence(s) for s in range(int(self._documents[number]), int(self._documents[number + 1]))]
+        return np.concatenate(parts) if parts else np.empty(0, self.dtype)
+
+    def _read_header(self, index: Any) -> "tuple[np.dtype[Any], int, int]":
+        if len(index) < HEADER.size:
+            raise self._damaged(f"it has {len(index)} bytes and the header alone takes {HEADER.size}")
+        magic, version, code, sequences, entries = HEADER.unpack_from(index)
+        if magic != MAGIC:
+            raise DataError(
+                f"{self.idx_path}: not a Megatron memory-mapped index (it starts with {bytes(magic)!r}, not {MAGIC!r}); "
+                "files of the older `lazy` and `cached` forms must be preprocessed again"
+            )
+        if version != VERSION:
+            raise DataError(f"{self.idx_path}: version {version} of the format; valid: {VERSION}")
+        if code not in DTYPE_CODES:
+            raise DataError(f"{self.idx_path}: data type code {code}; valid: {', '.join(map(str, DTYPE_CODES))}")
+        dtype = np.dtype(DTYPE_CODES[code])
+        if dtype.kind == "f":
+            raise DataError(f"{self.idx_path}: holds {dtype.name} values; token ids are whole numbers")
+        if sequences == 0 or entries < 2:
+            raise DataError(f"{self.idx_path}: an empty corpus ({sequences} sequences); prepare it from text that is not empty")
+        return dtype, sequences, entries
+
+    def _check_index(self) -> None:
+        if int(self.lengths.min()) < 0:
+            raise self._damaged("a sequence has a negative length")
+        if int(self._documents[0]) != 0 or int(self._documents[-1]) != len(self.lengths):
+            raise self._damaged(f"its documents do not span its {len(self.lengths)} sequences")
+        if bool((np.diff(self._documents) < 0).any()):
+            raise self._damaged("its documents are not in order")
+
+    def _check_data(self) -> None:
+        ends = self._starts + self.lengths.astype(np.int64) * self.dtype.itemsize
+        if int(self._starts.min()) < 0 or int(ends.max()) != len(self._data):
+            raise DataError(
+                f"{self.bin_path}: has {len(self._data)} bytes where {self.idx_path.name} describes {int(ends.max())}; "
+                "one of them is cut short or belongs to another corpus: copy both again, or prepare again"
+            )
+
+    def _damaged(self, why: str) -> DataError:
+        return DataError(f"{self.idx_path}: damaged or cut short: {why}; copy it again, or prepare again")
+
+    @staticmethod
+    def _map(path: Path) -> Any:
+        try:
+            if path.stat().st_size == 0:  # an empty file cannot be mapped
+                return b""
+            return memoryview(np.memmap(path, dtype=np.uint8, mode="r"))
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+class IndexedWriter:
+    """Writes a corpus one document after the other; the files appear, whole, with :meth:`finish`.
+
+    As a context manager it finishes when the block ends and leaves nothing behind when the block raises.
+    """
+
+    def __init__(self, prefix: Path, dtype: "np.dtype[Any]") -> None:
+        codes = {np.dtype(text): code for code, text in DTYPE_CODES.items()}
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._code = codes[self._dtype]
+        self._final = (bin_file(prefix), idx_file(prefix))
+        self._temporary = tuple(path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in self._final)
+        self._lengths: List[int] = []
+        self._stream = open(self._temporary[0], "wb")  # noqa: SIM115  # open until finish or abort
+
+    def add_document(self, tokens: "np.ndarray[Any, np.dtype[Any]]") -> None:
+        """Append one document of one sequence."""
+        self._stream.write(np.ascontiguousarray(tokens, dtype=self._dtype).tobytes())
+        self._lengths.append(len(tokens))
+
+    def finish(self) -> None:
+        """Write the index and make both files visible."""
+        _flush(self._stream)
+        self._stream.close()
+        lengths = np.array(self._lengths, dtype="<i4")
+        starts = np.zeros(len(lengths), dtype="<i8")
+        np.cumsum(lengths[:-1].astype(np.int64) * self._dtype.itemsize, out=starts[1:])
+        with open(self._temporary[1], "wb") as stream:
+            stream.write(HEADER.pack(MAGIC, VERSION, self._code, len(lengths), len(lengths) + 1))
+            for array in (lengths, starts, np.arange(len(lengths) + 1, dtype="<i8")):
+                stream.write(array.tobytes())
+            _flush(stream)
+        for temporary, final in zip(self._temporary, self._final):
+            os.replace(temporary, final)
+
+    def abort(self) -> None:
+        """Leave nothing behind."""
+        self._stream.close()
+        for temporary in self._temporary:
+            if temporary.exists():
+                temporary.unlink()
+
+    def __enter__(self) -> "IndexedWriter":
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], *_: object) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.abort()
+
+
+def _flush(stream: Any) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())

@@ -1,0 +1,164 @@
+"""Numbered training samples: a pure function of (seed, number), so there is no data state but the samples consumed.
+
+The documents of a split are permuted anew for each epoch and follow one another, epoch after epoch, as one endless stream of
+tokens. Window k of the stream is tokens [k * s, k * s + s], s + 1 of them, so neighbours share one token and windows run
+across the ends of documents and epochs, as in Megatron's GPT dataset. The windows that start in one epoch are permuted among
+themselves, which gives the order of samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Dict, List, Sequence, Tuple
+
+import numpy as np
+
+from fugaku_gpt.config import RunConfig
+from fugaku_gpt.data.blend import Blend
+from fugaku_gpt.data.corpus import Corpus, open_corpus
+from fugaku_gpt.data.permutation import permutation, permuted, stream_key
+from fugaku_gpt.errors import DataError
+
+SPLITS = ("train", "valid", "test")
+_EPOCHS_CACHED = 2  # a window may straddle two epochs
+
+
+def open_samples(config: RunConfig, split: str) -> "SampleSource":
+    """The samples of one split (``train``, ``valid`` or ``test``) of a run's corpora.
+
+    Raises:
+        DataError: no corpora are named, one cannot be opened, the split is too small for one sample, or a corpus's
+            vocabulary is larger than the model's.
+    """
+    data, model = config.data, config.model
+    if not data.paths:
+        raise DataError("data.paths: empty: name a corpus with --data DIR; make one with `fugaku-gpt data prepare --stdlib --out DIR`")
+    streams = []
+    for number, path in enumerate(data.paths):
+        corpus = open_corpus(path)
+        if corpus.vocab_size is not None and corpus.vocab_size > model.vocab_size:
+            raise DataError(
+                f"{path}: its tokenizer has {corpus.vocab_size} tokens, more than model.vocab_size {model.vocab_size}; "
+                f"valid: --set model.vocab_size={corpus.vocab_size}"
+            )
+        first, last = split_bounds(corpus.index.sequences, data.split)[SPLITS.index(split)]
+        key = stream_key(config.training.seed, split, number)
+        streams.append(_Stream(corpus, first, last, model.seq_len, model.vocab_size, key, split))
+    weights = list(data.weights) or [float(stream.tokens) for stream in streams]
+    digest = hashlib.sha256(repr((tuple(weights), data.split, split, model.seq_len)).encode())
+    for stream in streams:
+        digest.update(stream.corpus.fingerprint.encode())
+    return SampleSource(streams, weights, model.seq_len, digest.hexdigest())
+
+
+def split_bounds(documents: int, shares: Sequence[float]) -> List[Tuple[int, int]]:
+    """[first, last) documents of train, valid and test: contiguous, rounded as Megatron rounds them."""
+    total = sum(shares)
+    bounds = [0]
+    for share in shares:
+        bounds.append(bounds[-1] + int(round(share / total * documents)))
+    excess = bounds[-1] - documents  # what rounding adds is taken from the front of every later split
+    bounds = [0] + [max(0, bound - excess) for bound in bounds[1:]]
+    return list(zip(bounds[:-1], bounds[1:]))
+
+
+class SampleSource:
+    """One split of the blended corpora.
+
+    Attributes:
+        seq_len: tokens per sample, without the one more that makes the last target.
+        tokens, documents: of one epoch of all corpora.
+        fingerprint: SHA-256 over the corpora, weights and split.
+    """
+
+    def __init__(self, streams: "Sequence[_Stream]", weights: Sequence[float], seq_len: int, fingerprint: str) -> None:
+        self._streams = list(streams)
+        self._blend = Blend(weights)
+        self.seq_len = seq_len
+        self.tokens = sum(stream.tokens for stream in streams)
+        self.documents = sum(stream.documents for stream in streams)
+        self.fingerprint = fingerprint
+
+    def sample(self, number: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """[seq_len + 1] token ids of a sample, numbered from 0 without end.
+
+        Raises:
+            DataError: it holds a token id that the model's vocabulary has not.
+        """
+        corpus, own = self._blend.locate(number)
+        return self._streams[corpus].sample(own)
+
+    def batch(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """[count, seq_len + 1] token ids of consecutive samples."""
+        return np.stack([self.sample(number) for number in range(first, first + count)])
+
+
+class _Stream:
+    """The endless stream of one corpus's split."""
+
+    def __init__(
+        self, corpus: Corpus, first: int, last: int, seq_len: int, vocab_size: int, key: int, split: str
+    ) -> None:
+        self.corpus = corpus
+        self.documents = last - first
+        self._first = first
+        self._seq_len = seq_len
+        self._vocab_size = vocab_size
+        self._key = key
+        self._lengths = corpus.index.lengths[first:last].astype(np.int64)
+        self.tokens = int(self._lengths.sum())
+        if self.tokens < seq_len + 1:
+            raise DataError(
+                f"{corpus.path}: its {split} split has {self.tokens} tokens in {self.documents} documents, less than one sample of "
+                f"model.seq_len + 1 = {seq_len + 1}; use more text, a shorter sequence, or another data.split"
+            )
+        self._epochs: Dict[int, Tuple[Any, Any]] = {}
+
+    def sample(self, number: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """[seq_len + 1] token ids."""
+        epoch = self._epoch_of(number)
+        start = self._window_start(epoch)
+        size = self._window_start(epoch + 1) - start
+        window = start + permuted(stream_key(self._key, "windows", epoch), size, number - start)
+        tokens = self._read(window * self._seq_len, self._seq_len + 1)
+        largest = int(tokens.max())
+        if largest >= self._vocab_size or int(tokens.min()) < 0:
+            raise DataError(
+                f"{self.corpus.index.bin_path}: token id {largest if largest >= self._vocab_size else int(tokens.min())} "
+                f"is outside the vocabulary; model.vocab_size is {self._vocab_size}"
+            )
+        return tokens
+
+    def _window_start(self, epoch: int) -> int:
+        """First window that starts in an epoch; windows are numbered through all epochs."""
+        return -(-epoch * self.tokens // self._seq_len)
+
+    def _epoch_of(self, window: int) -> int:
+        epoch = window * self._seq_len // self.tokens
+        return epoch if window >= self._window_start(epoch) else epoch - 1
+
+    def _read(self, start: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """Tokens [start, start + count) of the stream."""
+        tokens = np.empty(count, dtype=np.int64)
+        done = 0
+        epoch, offset = divmod(start, self.tokens)
+        while done < count:
+            order, ends = self._order(epoch)
+            place = int(np.searchsorted(ends, offset, side="right"))
+            while done < count and place < len(order):
+                document = int(order[place])
+                within = offset - (int(ends[place]) - int(self._lengths[document]))
+                part = min(count - done, int(self._lengths[document]) - within)
+                tokens[done : done + part] = self.corpus.index.sequence(self._first + document, within, part)
+                done, offset, place = done + part, offset + part, place + 1
+            epoch, offset = epoch + 1, 0
+        return tokens
+
+    def _order(self, epoch: int) -> Tuple[Any, Any]:
+        """(documents in the order of an epoch, tokens of the epoch up to and with each)."""
+        if epoch not in self._epochs:
+            while len(self._epochs) >= _EPOCHS_CACHED:
+                del self._epochs[min(self._epochs)]
+            order = permutation(stream_key(self._key, "documents", epoch), self.documents)
+            self._epochs[epoch] = (order, np.cumsum(self._lengths[order]))
+        return self._epochs[epoch]
