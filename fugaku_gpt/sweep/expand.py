@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import RunConfig, Settings, build_run_config, dump_run_config, preset_names, valid_keys
+from fugaku_gpt.config.load import preset_settings
 from fugaku_gpt.config.tree import Scalar, Tree, flatten, parse_override, plain, read_yaml_file, where
 from fugaku_gpt.config.values import BadValue, parse_bool, parse_duration, parse_int
 from fugaku_gpt.errors import ConfigError
@@ -48,7 +49,7 @@ class Run:
         row: name of the configuration, equal for all repeats.
         order: of the row, from 0.
         repeat: from 1.
-        settings: what distinguishes the row, dotted key → text.
+        written: every setting as it was written (preset, defaults, row, overrides), dotted key → text or list of texts.
         config: the resolved configuration; None where it is not valid.
         refusal: why it is not valid; empty where it is.
         digest: of the resolved configuration, or of the settings where there is none.
@@ -58,7 +59,7 @@ class Run:
     row: str
     order: int
     repeat: int
-    settings: Mapping[str, str]
+    written: Mapping[str, object]
     config: Optional[RunConfig]
     refusal: str
     digest: str
@@ -76,6 +77,15 @@ class Sweep:
 class _Row:
     values: Dict[str, Tree]
     label: Optional[str]
+
+
+@dataclass(frozen=True)
+class _Resolved:
+    name: str
+    written: Dict[str, object]
+    config: Optional[RunConfig]
+    refusal: str
+    digest: str
 
 
 def expand_sweep(file: Path, overrides: Sequence[str] = ()) -> Sweep:
@@ -151,34 +161,34 @@ def _runs(
 ) -> Iterable[Run]:
     if len(rows) * repeats > MAX_RUNS:
         raise ConfigError(f"{file}: {len(rows)} rows * {repeats} repeats; at most {MAX_RUNS} runs make one sweep")
-    resolved: List[Tuple[str, Dict[str, str], Optional[RunConfig], str, str]] = []
+    base = preset_settings(preset, file).values if preset is not None else {}
+    resolved: List[_Resolved] = []
     for row in rows:
         config, refusal = None, ""
-        settings = _plain(row.values)
+        written = {key: plain(value) for key, value in {**base, **defaults, **row.values, **overriding}.items()}
+        digest = digest_of(repr(sorted((key, str(value)) for key, value in written.items())))
         try:
             layers = [Settings(file, {**defaults, **row.values}), Settings("--set", overriding)]
             config = build_run_config(layers, preset)
             digest = digest_of(dump_run_config(config))
         except ConfigError as error:
             refusal = str(error)
-            written = {**_plain(defaults), **settings, **_plain(overriding)}
-            digest = digest_of(repr(sorted(written.items())))
-        name = safe_name(row.label) if row.label else row_name({**_plain(defaults), **settings}, settings)
-        resolved.append((name, settings, config, refusal, digest))
-    if all(config is None for _, _, config, _, _ in resolved):
-        reasons = list(dict.fromkeys(refusal for _, _, _, refusal, _ in resolved))
+        name = safe_name(row.label) if row.label else row_name(_words({**defaults, **row.values}), _words(row.values))
+        resolved.append(_Resolved(name, written, config, refusal, digest))
+    if all(one.config is None for one in resolved):
+        reasons = list(dict.fromkeys(one.refusal for one in resolved))
         raise ConfigError(f"{file}: no row can be run\n" + "\n".join(reasons[:5]))
-    names = _unique([(name, digest) for name, _, _, _, digest in resolved], file)
+    names = _unique(resolved, file)
     # A B A B, not A A B B: a slow drift of the machine then touches all rows alike
     for repeat in range(1, repeats + 1):
-        for order, (name, (_, settings, config, refusal, digest)) in enumerate(zip(names, resolved)):
-            yield Run(f"{name}-r{repeat}", name, order, repeat, settings, config, refusal, digest)
+        for order, (name, one) in enumerate(zip(names, resolved)):
+            yield Run(f"{name}-r{repeat}", name, order, repeat, one.written, one.config, one.refusal, one.digest)
 
 
-def _unique(named: Sequence[Tuple[str, str]], file: str) -> List[str]:
+def _unique(rows: Sequence[_Resolved], file: str) -> List[str]:
     """Names of which no two are equal: rows that share one get a piece of their digest, whatever their order."""
-    shared = {name for name, count in Counter(name.lower() for name, _ in named).items() if count > 1}
-    names = [f"{name}-{digest[:6]}" if name.lower() in shared else name for name, digest in named]
+    shared = {name for name, count in Counter(row.name.lower() for row in rows).items() if count > 1}
+    names = [f"{row.name}-{row.digest[:6]}" if row.name.lower() in shared else row.name for row in rows]
     for name, count in Counter(name.lower() for name in names).items():
         if count > 1:
             raise ConfigError(f"{file}: {count} rows have the same settings ({name}); use repeats to run a row again")
@@ -254,9 +264,5 @@ def _meaning(text: str) -> object:
     return text
 
 
-def _words(value: Tree) -> str:
-    return value.text if isinstance(value, Scalar) else str(plain(value))
-
-
-def _plain(settings: Mapping[str, Tree]) -> Dict[str, str]:
-    return {key: _words(value) for key, value in settings.items()}
+def _words(settings: Mapping[str, Tree]) -> Dict[str, str]:
+    return {key: value.text if isinstance(value, Scalar) else str(plain(value)) for key, value in settings.items()}

@@ -1,0 +1,191 @@
+"""Run directories → rows. What a killed run has left half-written is read as far as it goes."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from fugaku_gpt.config import RunConfig, Settings, build_run_config, load_run_config
+from fugaku_gpt.config.tree import Scalar, Tree, flatten, read_yaml_file
+from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.formulas.parameters import size_name
+from fugaku_gpt.records.run import RunDirectory
+from fugaku_gpt.records.summary import summarise
+from fugaku_gpt.records.sweep import ATTEMPTS, digest_of, read_sweep_entry
+from fugaku_gpt.report.notes_table import NO_VALUE, toggle_words
+from fugaku_gpt.report.rows import UNFINISHED, Row, merge_repeats
+
+_TOGGLES = ("freq_mhz", "tcmalloc", "retention_state")
+
+
+def collect_rows(paths: Sequence[Path]) -> Tuple[List[Row], List[Row]]:
+    """(one row for each configuration, one row for each run) of run directories and of folders of them.
+
+    Rows come in the order of their sweep, otherwise by model, sequence length, nodes, layout, batch and name.
+
+    Raises:
+        UsageError: a path holds no run, or a file in it is damaged.
+    """
+    runs = sorted((read_run(path) for path in find_runs(paths)), key=_order)
+    groups: Dict[Tuple[str, str], List[Row]] = {}
+    for row in runs:
+        groups.setdefault((row.sweep, row.digest), []).append(row)
+    return [merge_repeats(members) for members in groups.values()], runs
+
+
+def find_runs(paths: Sequence[Path]) -> List[Path]:
+    """The run directories among ``paths`` and directly under them; earlier attempts are not runs of their own."""
+    found: List[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            raise UsageError(f"{path}: no such folder; give a run directory, or a folder of run directories")
+        if _is_run(path):
+            found.append(path)
+            continue
+        children = [child for child in sorted(path.iterdir()) if child.name != ATTEMPTS and _is_run(child)]
+        if not children:
+            raise UsageError(f"{path}: holds no run directory (a folder with config.yaml)")
+        found += children
+    return list(dict.fromkeys(found))
+
+
+def read_run(path: Path) -> Row:
+    """The row of one run directory.
+
+    Raises:
+        UsageError: a file in it is damaged.
+    """
+    directory = RunDirectory(path)
+    result, environment, entry = directory.result(), directory.environment() or {}, read_sweep_entry(path)
+    known: Dict[str, Any]
+    config: Optional[RunConfig] = None
+    try:
+        config = load_run_config(directory.config_file)
+        known = _of_config(config)
+    except ConfigError:  # a refused row: its settings as they were written
+        known = _of_settings(dict(flatten(read_yaml_file(directory.config_file))))
+    lines = directory.metrics("iteration")
+    summary = result.summary if result is not None else {}
+    if not summary and config is not None and lines:
+        summary = summarise(config, lines, directory.metrics("validation"))
+    figures: Dict[str, Any] = {name: summary.get(name) for name in _FIGURES}
+    toggles = _toggles(known.pop("requested"), environment)
+    started = result.started if result is not None else None
+    build = environment.get("build") or {}
+    torch_build = str(build.get("torch", ""))
+    text = directory.config_file.read_text(encoding="utf-8")
+    attempts = path.parent / ATTEMPTS / path.name
+    return Row(
+        **known,
+        **toggles,
+        **figures,
+        threads_per_rank=_threads(environment),
+        torch=_major_minor(torch_build),
+        torch_build=torch_build,
+        git_commit=str(environment.get("git_commit") or ""),
+        iterations=result.iterations if result is not None else (lines[-1]["iteration"] if lines else 0),
+        status=result.status if result is not None else UNFINISHED,
+        reason=result.reason if result is not None else "",
+        date=time.strftime("%m-%d", time.gmtime(started)) if started is not None else "",
+        attempts=1 + (len(list(attempts.iterdir())) if attempts.is_dir() else 0),
+        sweep=entry.sweep if entry is not None else "",
+        order=entry.order if entry is not None else 0,
+        digest=entry.digest if entry is not None else digest_of(text),
+        runs=(str(path),),
+    )
+
+
+_FIGURES = (
+    "node_used_bytes",
+    "rss_max_bytes",
+    "seconds_per_iteration",
+    "tokens_per_second",
+    "tflops_notes",
+    "tflops_exact",
+    "first_loss",
+    "last_loss",
+    "first_validation_loss",
+    "last_validation_loss",
+)
+
+
+def _of_config(config: RunConfig) -> Dict[str, Any]:
+    layout, training, node = config.layout, config.training, config.node
+    return {
+        "size": size_name(config.model),
+        "seq_len": config.model.seq_len,
+        "nodes": config.job.nodes,
+        "dp": layout.dp,
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "micro_batch": training.micro_batch,
+        "global_batch": training.global_batch,
+        "ranks_per_node": config.ranks_per_node,
+        "dtype": training.dtype,
+        "requested": {name: getattr(node, name) for name in _TOGGLES},
+    }
+
+
+def _of_settings(written: Mapping[str, Tree]) -> Dict[str, Any]:
+    """As :func:`_of_config`, of settings that make no valid configuration: what can be read of them."""
+    text = {key: value.text for key, value in written.items() if isinstance(value, Scalar)}
+    whole = {key: int(value) for key, value in text.items() if re.fullmatch(r"\d{1,9}", value)}
+    try:
+        alone = Settings("", {key: value for key, value in written.items() if key.startswith("model.")})
+        size = size_name(build_run_config([alone]).model)
+    except ConfigError:
+        size = text.get("model.name") or NO_VALUE
+    defaults = RunConfig()
+    layout = {name: whole.get(f"layout.{name}", 1) for name in ("dp", "tp", "pp")}
+    nodes = whole.get("job.nodes", 1)
+    ranks = layout["dp"] * layout["tp"] * layout["pp"]
+    return {
+        "size": size,
+        "seq_len": whole.get("model.seq_len", defaults.model.seq_len),
+        "nodes": nodes,
+        **layout,
+        "micro_batch": whole.get("training.micro_batch", defaults.training.micro_batch),
+        "global_batch": whole.get("training.global_batch", defaults.training.global_batch),
+        "ranks_per_node": whole.get("node.ranks_per_node", max(1, ranks // max(1, nodes))),
+        "dtype": text.get("training.dtype", defaults.training.dtype),
+        "requested": {
+            "freq_mhz": whole.get("node.freq_mhz"),
+            "tcmalloc": text.get("node.tcmalloc", "").lower() in ("true", "yes", "on"),
+            "retention_state": whole.get("node.retention_state"),
+        },
+    }
+
+
+def _toggles(requested: Mapping[str, Any], environment: Mapping[str, Any]) -> Dict[str, Any]:
+    """What was applied by the ranks' own account, and the rest of what was asked for as not applied."""
+    seen = {toggle.get("name"): bool(toggle.get("applied")) for toggle in environment.get("toggles") or []}
+    wanted = {name: value for name, value in requested.items() if value is not None and value is not False}
+    applied = {name: value for name, value in wanted.items() if seen.get(name, False)}
+    return {
+        **applied,
+        "not_applied": tuple(toggle_words(name, value) for name, value in wanted.items() if name not in applied),
+    }
+
+
+def _threads(environment: Mapping[str, Any]) -> Optional[int]:
+    ranks = environment.get("ranks") or []
+    threads = ranks[0].get("threads") if ranks and isinstance(ranks[0], dict) else None
+    return threads if isinstance(threads, int) else None
+
+
+def _major_minor(torch: str) -> str:
+    found = re.match(r"\d+\.\d+", torch)
+    return found[0] if found else ""
+
+
+def _is_run(path: Path) -> bool:
+    return path.is_dir() and (path / "config.yaml").exists()
+
+
+def _order(row: Row) -> Tuple[Any, ...]:
+    layout = tuple(value or 0 for value in (row.dp, row.tp, row.pp, row.micro_batch, row.global_batch))
+    if row.sweep:
+        return (row.sweep, row.order, *layout, row.runs)
+    return ("", 0, row.size, row.seq_len or 0, row.nodes, *layout, row.runs)

@@ -1,0 +1,126 @@
+"""Rows → the Markdown tables that people keep by hand, byte for byte."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from fugaku_gpt.formulas.flops import aggregate_petaflops
+from fugaku_gpt.records.run import FAILED, INTERRUPTED, OK, OUT_OF_MEMORY, REFUSED, TIMEOUT
+from fugaku_gpt.report.rows import UNFINISHED, Row
+
+COLUMNS = (
+    "Nodes", "Size", "DP", "TP", "PP", "MBS", "GBS", "Mem", "Sec/it", "TFLOPs", "Est. Aggr. PetaFLOPs", "Notes",
+)  # fmt: skip
+NO_VALUE = "-"
+_ALIGNMENT = "| ----: | ---: | -: | -: | -: | --: | --: | --: | -----: | -----: | -------------------: | ----: |"
+_REASON_LENGTH = 80
+_STATUS = {
+    OUT_OF_MEMORY: "OOM",
+    TIMEOUT: "timeout",
+    REFUSED: "refused",
+    FAILED: "failed",
+    INTERRUPTED: "interrupted",
+    UNFINISHED: "unfinished",
+}
+
+
+def notes_tables(rows: Sequence[Row], si: bool = False) -> str:
+    """One table, under its heading, for each model, sequence length, activation checkpointing and PyTorch build.
+
+    Args:
+        si: aggregate petaFLOP/s are TFLOPs * nodes / 1000, not / 1024.
+    """
+    tables: List[str] = []
+    for heading, members in grouped(rows):
+        lines = [heading, "| " + " | ".join(COLUMNS) + " |", _ALIGNMENT]
+        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells(row, si)) + " |" for row in members]
+        tables.append("\n".join(lines) + "\n")
+    return "\n".join(tables)
+
+
+def grouped(rows: Sequence[Row]) -> List[Tuple[str, List[Row]]]:
+    """Rows under their headings, in order of first appearance."""
+    builds = {row.torch for row in rows if row.torch}
+    only = builds.pop() if len(builds) == 1 else ""  # a row that never started joins the one build that the others ran
+    groups: Dict[str, List[Row]] = {}
+    for row in rows:
+        groups.setdefault(_heading(row, row.torch or only), []).append(row)
+    return list(groups.items())
+
+
+def cells(row: Row, si: bool = False) -> List[str]:
+    """The cells of one row, in the order of ``COLUMNS``."""
+    aggregate = aggregate_petaflops(row.tflops_notes, row.nodes, si) if row.tflops_notes is not None else None
+    memory = row.node_used_bytes
+    return [
+        nodes_cell(row),
+        row.size,
+        _whole(row.dp),
+        _whole(row.tp),
+        _whole(row.pp),
+        _whole(row.micro_batch),
+        _whole(row.global_batch),
+        f"{memory / 2**20:.1f} MiB" if memory is not None else NO_VALUE,
+        seconds_cell(row.seconds_per_iteration),
+        f"{row.tflops_notes:.2f}" if row.tflops_notes is not None else NO_VALUE,
+        f"{aggregate:.3f}" if aggregate is not None else NO_VALUE,
+        notes_cell(row) or NO_VALUE,
+    ]
+
+
+def nodes_cell(row: Row) -> str:
+    """The node count, then the applied toggles that differ from the default, in the notes' order."""
+    toggles = [f"max-proc-per-node={row.ranks_per_node}"] if row.ranks_per_node != 1 else []
+    if row.freq_mhz is not None:
+        toggles.append(toggle_words("freq_mhz", row.freq_mhz))
+    if row.tcmalloc:
+        toggles.append(toggle_words("tcmalloc", True))
+    if row.retention_state is not None:
+        toggles.append(f'"{toggle_words("retention_state", row.retention_state)}"')
+    return f"{row.nodes} ({', '.join(toggles)})" if toggles else str(row.nodes)
+
+
+def toggle_words(name: str, value: object) -> str:
+    """A toggle as the tables write it: 2.2GHz, LD_PRELOAD=libtcmalloc.so, retention_state=0."""
+    if name == "freq_mhz" and isinstance(value, int):
+        digits = f"{value / 1000:.3f}".rstrip("0")
+        return (digits + "0" if digits.endswith(".") else digits) + "GHz"
+    return "LD_PRELOAD=libtcmalloc.so" if name == "tcmalloc" else f"{name}={value}"
+
+
+def seconds_cell(seconds: Optional[float]) -> str:
+    """One decimal from 1 s up, three significant digits below."""
+    if seconds is None:
+        return NO_VALUE
+    exponent = int(f"{seconds:.2e}".partition("e")[2])  # after rounding: 0.9996 is 1.0, not 1.000
+    return f"{seconds:.1f}" if exponent >= 0 else f"{float(f'{seconds:.2e}'):.{2 - exponent}f}"
+
+
+def notes_cell(row: Row) -> str:
+    """Date, job, remarks, how it failed, and what was asked for and not applied."""
+    parts = [row.date, row.job_id, *row.remarks]
+    if row.status != OK:
+        word = _STATUS[row.status]
+        parts.append(f"{word}: {short_reason(row.reason)}" if row.status in (REFUSED, FAILED) and row.reason else word)
+    if row.not_applied:
+        parts.append("not applied: " + ", ".join(row.not_applied))
+    return ", ".join(part for part in parts if part)
+
+
+def short_reason(reason: str) -> str:
+    """A reason that fits a cell: without the file it came from, one line, cut with an ellipsis."""
+    text = re.sub(r"\s+", " ", re.sub(r"^\S+:\d+: ", "", reason)).strip()
+    return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 1].rstrip() + "…"
+
+
+def _heading(row: Row, torch: str) -> str:
+    parts = [f"{row.size} model", f"Sequence Length={row.seq_len if row.seq_len is not None else NO_VALUE}"]
+    if row.recompute:
+        parts.append("Activation Checkpointing")
+    parts.append(f"PyTorch {torch or 'unknown'}")
+    return "### " + ", ".join(parts)
+
+
+def _whole(value: Optional[int]) -> str:
+    return str(value) if value is not None else NO_VALUE

@@ -1,0 +1,161 @@
+"""One row of a table: a configuration and what was measured of it, raw values with their units in the names."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+
+from fugaku_gpt.records.run import OK
+
+UNFINISHED = "unfinished"  # no result was recorded: still running, or killed together with its starter
+FORMULA_NOTES = "24 f B s l h^2 (1 + s/6h + V/16lh), f = 4 with recompute, else 3"
+FORMULA_EXACT = "72 B s l h^2 (1 + s/6h + V/12lh)"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A configuration with its figures; built from run directories, or by hand from a kept table.
+
+    Attributes:
+        size: of the model as tables write it, such as 124M.
+        torch: major.minor of the PyTorch build; empty where unknown.
+        freq_mhz, tcmalloc, retention_state: toggles that were really applied; None, False, None: the machine's default.
+        not_applied: toggles that were asked for and were not applied, as tables write them.
+        node_used_bytes: used memory of one node, all ranks and the system.
+        tflops_notes, tflops_exact: TFLOP/s of one node by the two formulas.
+        status: one of ``records.run.STATUSES``, or ``UNFINISHED``.
+        date: MM-DD in UTC.
+        remarks: further notes, such as ``n=3``.
+        runs: directories that the figures come from.
+    """
+
+    size: str
+    seq_len: Optional[int]
+    nodes: int
+    dp: Optional[int]
+    tp: Optional[int]
+    pp: Optional[int]
+    micro_batch: Optional[int]
+    global_batch: Optional[int]
+    ranks_per_node: int = 1
+    recompute: bool = False
+    torch: str = ""
+    dtype: str = "float32"
+    threads_per_rank: Optional[int] = None
+    freq_mhz: Optional[int] = None
+    tcmalloc: bool = False
+    retention_state: Optional[int] = None
+    not_applied: Tuple[str, ...] = ()
+    node_used_bytes: Optional[float] = None
+    rss_max_bytes: Optional[float] = None
+    seconds_per_iteration: Optional[float] = None
+    tokens_per_second: Optional[float] = None
+    tflops_notes: Optional[float] = None
+    tflops_exact: Optional[float] = None
+    first_loss: Optional[float] = None
+    last_loss: Optional[float] = None
+    first_validation_loss: Optional[float] = None
+    last_validation_loss: Optional[float] = None
+    iterations: int = 0
+    status: str = OK
+    reason: str = ""
+    date: str = ""
+    job_id: str = ""
+    remarks: Tuple[str, ...] = ()
+    torch_build: str = ""
+    git_commit: str = ""
+    attempts: int = 1
+    sweep: str = ""
+    order: int = 0
+    digest: str = ""
+    runs: Tuple[str, ...] = ()
+
+
+def merge_repeats(rows: Sequence[Row]) -> Row:
+    """One row for runs of one configuration: medians over those that ended well, the largest memory.
+
+    Remarks say how many runs the medians are of, and what became of the others. If none ended well, the row is the last.
+    """
+    good = [row for row in rows if row.status == OK]
+    base = good[0] if good else rows[-1]
+    remarks = list(base.remarks)
+    if len(good) > 1:
+        remarks.append(f"n={len(good)}")
+    if good and len(good) < len(rows):
+        remarks.append(f"{len(rows) - len(good)} of {len(rows)} did not end well")
+    attempts = max(row.attempts for row in rows)
+    if attempts > 1:
+        remarks.append(f"attempt {attempts}")
+    values: Dict[str, Any] = dict(vars(base))
+    for name in _MEDIANS:
+        values[name] = _median(getattr(row, name) for row in good or [base])
+    for name in ("node_used_bytes", "rss_max_bytes"):
+        present = [v for v in (getattr(row, name) for row in good or [base]) if v is not None]
+        values[name] = max(present, default=None)
+    values.update(remarks=tuple(remarks), attempts=attempts, runs=tuple(run for row in rows for run in row.runs))
+    return Row(**values)
+
+
+_MEDIANS = (
+    "seconds_per_iteration",
+    "tokens_per_second",
+    "tflops_notes",
+    "tflops_exact",
+    "first_loss",
+    "last_loss",
+    "first_validation_loss",
+    "last_validation_loss",
+)
+
+
+def raw_values(row: Row) -> Dict[str, Any]:
+    """A row for CSV and JSON: raw values, units in the names, and where they come from."""
+    return {
+        "model": row.size,
+        "sequence_length_tokens": row.seq_len,
+        "activation_checkpointing": row.recompute,
+        "torch": row.torch,
+        "torch_build": row.torch_build,
+        "dtype": row.dtype,
+        "nodes": row.nodes,
+        "ranks_per_node": row.ranks_per_node,
+        "threads_per_rank": row.threads_per_rank,
+        "dp": row.dp,
+        "tp": row.tp,
+        "pp": row.pp,
+        "micro_batch_sequences": row.micro_batch,
+        "global_batch_sequences": row.global_batch,
+        "freq_mhz_applied": row.freq_mhz,
+        "tcmalloc_applied": row.tcmalloc,
+        "retention_state_applied": row.retention_state,
+        "not_applied": "; ".join(row.not_applied),
+        "status": row.status,
+        "reason": row.reason,
+        "iterations": row.iterations,
+        "node_used_bytes": row.node_used_bytes,
+        "rss_max_bytes_per_rank": row.rss_max_bytes,
+        "seconds_per_iteration": row.seconds_per_iteration,
+        "tokens_per_second": row.tokens_per_second,
+        "tflops_per_node_notes": row.tflops_notes,
+        "tflops_per_node_exact": row.tflops_exact,
+        "formula_notes": FORMULA_NOTES,
+        "formula_exact": FORMULA_EXACT,
+        "first_loss": row.first_loss,
+        "last_loss": row.last_loss,
+        "first_validation_loss": row.first_validation_loss,
+        "last_validation_loss": row.last_validation_loss,
+        "git_commit": row.git_commit,
+        "date": row.date,
+        "job_id": row.job_id,
+        "remarks": "; ".join(row.remarks),
+        "attempts": row.attempts,
+        "sweep": row.sweep,
+        "config_digest": row.digest,
+        "runs": " ".join(row.runs),
+    }
+
+
+def _median(values: Iterable[Optional[float]]) -> Optional[float]:
+    present: List[float] = [value for value in values if value is not None]
+    return statistics.median(present) if present else None

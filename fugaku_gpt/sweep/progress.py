@@ -1,0 +1,141 @@
+"""What a person sees while a sweep runs: a live display on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import IO, Any, Dict, Optional
+
+from fugaku_gpt.config.values import format_duration
+from fugaku_gpt.records.run import OK, Result, RunDirectory
+from fugaku_gpt.sweep.expand import Run
+
+_REFRESH_SECONDS = 0.5
+_TAIL_BYTES = 8192
+
+
+def describe(result: Result) -> str:
+    """One line on how a run ended: status, time, pace, losses."""
+    parts = [result.status if result.status == OK else f"{result.status}: {result.reason}"]
+    summary = result.summary
+    if result.ended > result.started:
+        parts.append(f"{result.ended - result.started:.1f} s")
+    if summary.get("seconds_per_iteration") is not None:
+        parts.append(f"{summary['seconds_per_iteration']:.4g} s/it")
+    if summary.get("last_loss") is not None:
+        parts.append(f"loss {summary['first_loss']:.3f} to {summary['last_loss']:.3f}")
+    if summary.get("last_validation_loss") is not None:
+        parts.append(f"validation {summary['first_validation_loss']:.3f} to {summary['last_validation_loss']:.3f}")
+    return ", ".join(parts)
+
+
+def last_iteration(metrics: Path) -> Optional[Dict[str, Any]]:
+    """The newest iteration of a metrics file that is being written, from its last lines."""
+    try:
+        with open(metrics, "rb") as stream:
+            stream.seek(0, 2)
+            stream.seek(max(0, stream.tell() - _TAIL_BYTES))
+            lines = stream.read().decode("utf-8", "replace").splitlines()
+    except OSError:  # the ranks have not come so far
+        return None
+    for text in reversed(lines):
+        try:
+            line = json.loads(text)
+        except ValueError:  # cut by our own start in the middle of a line, or half-written yet
+            continue
+        if isinstance(line, dict) and line.get("kind") == "iteration":
+            return line
+    return None
+
+
+class PlainProgress:
+    """A line at the start and at the end of each run."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def started(self, run: Run, number: int, total: int, directory: RunDirectory) -> None:
+        """See :class:`fugaku_gpt.sweep.run.Progress`."""
+        self._say(f"[{number}/{total}] {run.name}: started")
+
+    def ended(self, run: Run, number: int, total: int, result: Result, kept: bool) -> None:
+        """See :class:`fugaku_gpt.sweep.run.Progress`."""
+        self._say(f"[{number}/{total}] {run.name}: {'kept: ' if kept else ''}{describe(result)}")
+
+    def __enter__(self) -> PlainProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def _say(self, line: str) -> None:
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+class LiveProgress:
+    """Two bars that move (all runs; iterations of the present one, with its loss) under the lines of the ended ones."""
+
+    def __init__(self) -> None:
+        from rich.console import Console  # here: a batch job without a terminal does without it
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bars
+
+        self._console = Console(stderr=True)
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self._console,
+            transient=True,
+        )
+        self._all = self._bars.add_task("all runs", total=None, note="")
+        self._present = self._bars.add_task("", total=None, note="", visible=False)
+        self._directory: Optional[RunDirectory] = None
+        self._over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> LiveProgress:
+        self._bars.start()
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._watcher.join()
+        self._bars.stop()
+
+    def started(self, run: Run, number: int, total: int, directory: RunDirectory) -> None:
+        """See :class:`fugaku_gpt.sweep.run.Progress`."""
+        iterations = run.config.training.iterations if run.config is not None else None
+        self._bars.update(self._all, total=total)
+        self._bars.reset(self._present, description=run.name, total=iterations, note="starting", visible=True)
+        self._directory = directory
+
+    def ended(self, run: Run, number: int, total: int, result: Result, kept: bool) -> None:
+        """See :class:`fugaku_gpt.sweep.run.Progress`."""
+        self._directory = None
+        self._bars.update(self._all, total=total, completed=number)
+        self._bars.update(self._present, visible=False)
+        line = f"[{number}/{total}] {run.name}: {'kept: ' if kept else ''}{describe(result)}"
+        self._console.print(line, markup=False, highlight=False, style=None if result.status == OK else "red")
+
+    def _watch(self) -> None:
+        while not self._over.wait(_REFRESH_SECONDS):
+            directory = self._directory
+            line = last_iteration(directory.metrics_file) if directory is not None else None
+            if line is not None:
+                loss = line.get("loss")
+                said = f"loss {loss:.3f}" if loss is not None else "loss is not a number"
+                note = f"{said}, {format_pace(line.get('seconds'))}"
+                self._bars.update(self._present, completed=line["iteration"], note=note)
+
+
+def format_pace(seconds: Optional[float]) -> str:
+    """``0.12 s/it``, or H:MM:SS per iteration for long ones."""
+    if seconds is None:
+        return "-"
+    return f"{seconds:.3g} s/it" if seconds < 60 else f"{format_duration(seconds)}/it"
