@@ -1,0 +1,91 @@
+# make demo: everything in one go.   make test: lint and the whole test suite.   make help: the rest.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help install dev demo test unit lint soak test-torch17 test-torch110 clean
+
+PYTHON ?= $(shell env/find_python.sh 3.11 3.12 3.13 || echo python3)
+PINS   ?= env/torch-2.13.txt
+# more words for pip, such as where a CPU build of PyTorch is found
+PIP_ARGS ?=
+# MPI=system: build mpi4py against the mpicc on PATH instead of installing an MPI from a wheel
+MPI ?= wheel
+
+VENV := .venv
+BIN  := $(VENV)/bin
+PIP  := -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
+INSTALLED := $(VENV)/.installed-$(MPI)
+DEV       := $(VENV)/.dev
+
+help: ## these lines
+	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/^([a-z0-9-]+):.*## /  make \1|/' | column -t -s '|'
+
+install: $(INSTALLED) ## .venv with the pinned PyTorch, an MPI and the command fugaku-gpt
+
+$(INSTALLED): setup.cfg pyproject.toml $(PINS)
+	@echo "installing into $(VENV) with $(PYTHON): $$(grep -m1 ^torch $(PINS)), MPI: $(MPI)"
+	@env/make_venv.sh $(PYTHON) $(VENV)
+ifeq ($(MPI),system)
+	@command -v mpicc >/dev/null && command -v mpirun >/dev/null || \
+	  { echo "make: MPI=system needs mpicc and mpirun on PATH (Debian: openmpi-bin libopenmpi-dev)" >&2; exit 2; }
+	@$(BIN)/python -m pip uninstall --quiet --yes mpich mpi4py
+	@grep -vE '^(mpich|mpi4py)==' $(PINS) > $(VENV)/pins.txt
+	@$(BIN)/python $(PIP) --no-binary mpi4py -r $(VENV)/pins.txt $$(grep '^mpi4py==' $(PINS))
+else
+	@$(BIN)/python $(PIP) -r $(PINS)
+endif
+	@$(BIN)/python $(PIP) --no-deps --editable .
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+dev: $(DEV)
+$(DEV): $(INSTALLED) env/dev.txt
+	@$(BIN)/python $(PIP) -r $(PINS) -r env/dev.txt
+	@touch $@
+
+demo: install ## train four layouts of a small GPT on the standard library's sources and print the table
+	@$(BIN)/fugaku-gpt data prepare --stdlib --vocab-size 2048 --limit-mib 12 --out runs/demo-data
+	@$(BIN)/fugaku-gpt sweep run benchmarks/sweeps/demo.yaml --out runs/demo --scheduler local
+	@for form in md csv json; do \
+	  $(BIN)/fugaku-gpt report table runs/demo --format $$form > runs/demo/.table.$$form && \
+	  mv runs/demo/.table.$$form runs/demo/table.$$form || exit 1; done
+	@$(BIN)/fugaku-gpt report table runs/demo
+	@echo "also in runs/demo/table.md, table.csv and table.json"
+
+test: lint unit ## lint and all tests, with real MPI ranks (1, 2, 4, 8)
+
+unit: dev
+	@$(BIN)/python -m pytest tests
+
+lint: dev ## ruff, mypy and the import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy fugaku_gpt
+	@$(BIN)/lint-imports
+
+soak: dev ## 200 short DP=2 x TP=2 runs with random delays: does any hang?
+	@for start in 1 2 3 4 5 6 7 8 9 10; do \
+	  OMP_NUM_THREADS=1 $(BIN)/mpirun -n 4 $(BIN)/python -m tests.mpi.soak --runs 20 | tail -n 1 || exit 1; done
+
+# Training and parity on older builds. They need Python 3.8; where there is none, that is said, loudly.
+OLD_TESTS := tests/comm tests/data tests/layout tests/model tests/parallel tests/training tests/test_compat.py tests/test_mpi.py
+test-torch17: ## the training and parity tests on PyTorch 1.7.1
+	@$(MAKE) --no-print-directory old BUILD=1.7 OLD=.venv-torch17
+test-torch110: ## the training and parity tests on PyTorch 1.10.2
+	@$(MAKE) --no-print-directory old BUILD=1.10 OLD=.venv-torch110
+
+.PHONY: old
+old:
+	@python=$$(env/find_python.sh 3.8) || { \
+	  echo "=== SKIPPED: tests on PyTorch $(BUILD): no Python 3.8 on PATH or in pyenv ==="; exit 0; }; \
+	$(MAKE) --no-print-directory PYTHON=$$python $(OLD)/.installed-$(BUILD) && \
+	echo "=== tests on PyTorch $(BUILD) ===" && $(OLD)/bin/python -m pytest $(OLD_TESTS)
+
+$(OLD)/.installed-$(BUILD): setup.cfg pyproject.toml env/torch-$(BUILD).txt
+	@echo "installing PyTorch $(BUILD) into $(OLD) with $(PYTHON)"
+	@env/make_venv.sh $(PYTHON) $(OLD)
+	@$(OLD)/bin/python $(PIP) -r env/torch-$(BUILD).txt
+	@$(OLD)/bin/python $(PIP) --no-deps --editable .
+	@touch $@
+
+clean: ## remove environments and demo output
+	rm -rf $(VENV) .venv-torch17 .venv-torch110 runs/demo runs/demo-data *.egg-info

@@ -1,0 +1,25 @@
+#!/bin/sh
+# Make a virtual environment: env/make_venv.sh PYTHON FOLDER
+# Debian splits venv from Python; where it is missing, virtualenv serves, and root can install Debian's package.
+set -u
+python=$1 folder=$2
+
+works() { [ -x "$folder/bin/python" ] && "$folder/bin/python" -m pip --version >/dev/null 2>&1; }
+works && exit 0
+rm -rf "$folder"
+if "$python" -m venv "$folder" >/dev/null 2>&1 && works; then exit 0; fi
+rm -rf "$folder"
+if "$python" -m virtualenv "$folder" >/dev/null 2>&1 && works; then exit 0; fi
+rm -rf "$folder"
+package=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])') || {
+    echo "make: $python does not run; choose one with make PYTHON=..." >&2
+    exit 2
+}
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+    echo "installing Debian's $package, which makes virtual environments"
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$package" >/dev/null
+    if "$python" -m venv "$folder" && works; then exit 0; fi
+    rm -rf "$folder"
+fi
+echo "make: $python cannot make virtual environments: install $package (as root: apt-get install $package), or virtualenv" >&2
+exit 2
