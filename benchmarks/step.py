@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/step.py                      # 124M, sequence 1024, micro-batch 1
     .venv/bin/python benchmarks/step.py --preset tiny --pairs 9
 
-Each runs in a process of its own, so that its peak memory is its own; they take turns (matrix products, ours, textbook, and
-again), so that a slow moment of a shared machine falls on all of them. A step is ``--micro-batches`` forward and backward
-passes and one AdamW step. The ratio is the median over the pairs of one turn.
+Each runs in a process of its own, so that its peak memory is its own; they take turns (matrix products, ours, textbook,
+and again), so that a slow moment of a shared machine falls on all of them. A step is ``--micro-batches`` forward and
+backward passes and one AdamW step. The ratio is the median over the pairs of one turn.
 """
 
 from __future__ import annotations
@@ -148,8 +148,9 @@ def _table(config: RunConfig, turns: List[Dict[str, Dict[str, float]]]) -> str:
     flops = exact_flops(config.model, config.training.global_batch, config.padded_vocab)
     tokens = config.training.global_batch * config.model.seq_len
     lines = [
-        f"{size_name(config.model)}, sequence {config.model.seq_len}, micro-batch {config.training.micro_batch} x "
-        f"{config.micro_batches}, {config.training.dtype}, {_threads()} threads, {processor_name()}, {len(turns)} pairs",
+        f"{size_name(config.model)}, sequence {config.model.seq_len}, "
+        f"micro-batch {config.training.micro_batch} x {config.micro_batches}, {config.training.dtype}, "
+        f"{_threads()} threads, {processor_name()}, {len(turns)} pairs",
         f"matrix-multiply peak measured: {peak / 1e9:.1f} GFLOP/s",
         f"{'':10}{'sec/step':>10}{'tokens/s':>10}{'GFLOP/s':>10}{'of peak':>9}{'peak RSS':>12}{'loss':>9}",
     ]

@@ -26,7 +26,8 @@ class TextbookBlock(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, s, h = x.shape
         q, k, v = (
-            part.view(b, s, self.heads, h // self.heads).transpose(1, 2) for part in self.qkv(self.norm1(x)).split(h, dim=2)
+            part.view(b, s, self.heads, h // self.heads).transpose(1, 2)
+            for part in self.qkv(self.norm1(x)).split(h, dim=2)
         )
         if hasattr(F, "scaled_dot_product_attention"):
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)

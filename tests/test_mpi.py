@@ -34,7 +34,13 @@ def _mpirun(ranks: int, *arguments: str) -> str:
     command = [*launcher.start(ranks), sys.executable, *arguments]
     environment = {**os.environ, **launcher.environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, timeout=TIMEOUT_SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        command,
+        cwd=ROOT,
+        env=environment,
+        timeout=TIMEOUT_SECONDS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
     )
     output = done.stdout.decode("utf-8", "replace")
     assert done.returncode == 0, output

@@ -28,7 +28,11 @@ def render_rows(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], form:
         return buffer.getvalue()
     cells = [["-" if row.get(name) is None else str(row[name]) for name in columns] for row in rows]
     if form == "md":
-        lines = [list(columns), ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in line] for line in cells)]
+        lines = [
+            list(columns),
+            ["---"] * len(columns),
+            *([cell.replace("|", "\\|") for cell in line] for line in cells),
+        ]
         return "".join("| " + " | ".join(line) + " |\n" for line in lines)
     widths = [max(len(line[index]) for line in [list(columns), *cells]) for index in range(len(columns))]
     lines = [list(columns), ["-" * width for width in widths], *cells]

@@ -23,7 +23,9 @@ from fugaku_gpt.records.run import RunDirectory
 @click.option("--preset", help=f"Start from a preset: {', '.join(preset_names())}.")
 @click.option("--data", help="Folder made by `data prepare`, or prefix of a Megatron .bin/.idx pair (sets data.paths).")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory; default: runs/<name>-<time>.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override, such as training.lr=1e-4; repeatable.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override, such as training.lr=1e-4; repeatable."
+)
 @click.option("--ranks", type=click.IntRange(min=1), help="Start this many ranks with mpirun on this machine.")
 def train(
     run_file: Optional[Path],
@@ -35,8 +37,8 @@ def train(
 ) -> None:
     """Train a GPT as RUN.yaml, a preset and overrides say, and leave a run directory.
 
-    Under `mpirun -n N fugaku-gpt train ...` the processes are the ranks; with --ranks N, mpirun is started from here; with
-    neither, one rank trains alone.
+    Under `mpirun -n N fugaku-gpt train ...` the processes are the ranks; with --ranks N, mpirun is started from here;
+    with neither, one rank trains alone.
     """
     place = rank_from_environment()
     try:
@@ -88,4 +90,7 @@ def _wrong_ranks(config: RunConfig, wanted: Optional[int]) -> str:
     product = f"layout.dp {layout.dp} * layout.tp {layout.tp} * layout.pp {layout.pp} = {layout.ranks} ranks"
     if wanted is None:
         return f"{product}, but this is one process; add --ranks {layout.ranks}, or use `mpirun -n {layout.ranks}`"
-    return f"{product}, but there are {wanted}; valid: --ranks {layout.ranks}, or --set layout.dp and layout.tp to make {wanted}"
+    return (
+        f"{product}, but there are {wanted}; "
+        f"valid: {layout.ranks} ranks, or --set layout.dp=... and layout.tp=... that make {wanted}"
+    )

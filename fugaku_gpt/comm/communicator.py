@@ -1,7 +1,7 @@
 """One group of ranks and the collectives that they call together, in place on torch tensors.
 
-Tensors are passed to MPI as the NumPy view of their own memory: nothing is copied. Every collective of a group of one is
-free. One thread per process calls these, in an order that is a function of the configuration alone.
+Tensors are passed to MPI as the NumPy view of their own memory: nothing is copied. Every collective of a group of one
+is free. One thread per process calls these, in an order that is a function of the configuration alone.
 """
 
 from __future__ import annotations
@@ -20,10 +20,15 @@ _OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
 
 
 class Communicator:
-    """A group of ranks. ``rank`` and ``size`` are within the group; ``name`` is how logs and the flight recorder call it."""
+    """A group of ranks. ``rank`` and ``size`` are within the group; ``name`` is how logs and the flight recorder call
+    it."""
 
     def __init__(
-        self, handle: Optional[MPI.Comm], name: str, recorder: Optional[FlightRecorder] = None, max_elements: int = MAX_ELEMENTS
+        self,
+        handle: Optional[MPI.Comm],
+        name: str,
+        recorder: Optional[FlightRecorder] = None,
+        max_elements: int = MAX_ELEMENTS,
     ) -> None:
         self._handle = handle
         self._recorder = recorder
@@ -38,7 +43,8 @@ class Communicator:
         return cls(None, name)
 
     def split(self, color: int, key: int, name: str) -> "Communicator":
-        """The group of all ranks of this one that give the same ``color``, ordered by ``key``. Collective over this group."""
+        """The group of all ranks of this one that give the same ``color``, ordered by ``key``. Collective over this
+        group."""
         if self._handle is None:
             return Communicator(None, name, self._recorder, self._max_elements)
         return Communicator(self._handle.Split(color, key), name, self._recorder, self._max_elements)
@@ -58,7 +64,9 @@ class Communicator:
         if self._handle is None or self.size == 1:
             return tensor.unsqueeze(0)
         if tensor.numel() * self.size > self._max_elements:
-            raise ValueError(f"all_gather of {tensor.numel()} elements from {self.size} ranks is past MPI's largest count")
+            raise ValueError(
+                f"all_gather of {tensor.numel()} elements from {self.size} ranks is past MPI's largest count"
+            )
         gathered = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype)
         slot = self._enter("all_gather", tensor)
         self._handle.Allgather(_flat(tensor), _flat(gathered))

@@ -41,9 +41,13 @@ def _check_model(config: RunConfig, broken: Report) -> None:
     padded = config.padded_vocab
     if padded % tp:
         valid = -(-padded // tp) * tp
-        broken("model.padded_vocab_size", padded, f"must be a multiple of layout.tp {tp}; valid: {valid}, or leave it out")
+        broken(
+            "model.padded_vocab_size", padded, f"must be a multiple of layout.tp {tp}; valid: {valid}, or leave it out"
+        )
     if padded < model.vocab_size:
-        broken("model.padded_vocab_size", padded, f"must be at least model.vocab_size {model.vocab_size}, or leave it out")
+        broken(
+            "model.padded_vocab_size", padded, f"must be at least model.vocab_size {model.vocab_size}, or leave it out"
+        )
 
 
 def _check_layout(config: RunConfig, broken: Report) -> None:
@@ -59,7 +63,11 @@ def _check_layout(config: RunConfig, broken: Report) -> None:
             "node.ranks_per_node",
             node.ranks_per_node,
             f"times job.nodes {job.nodes} must be {product}; "
-            + (f"valid: {layout.ranks // job.nodes}" if layout.ranks % job.nodes == 0 else "change the layout or job.nodes"),
+            + (
+                f"valid: {layout.ranks // job.nodes}"
+                if layout.ranks % job.nodes == 0
+                else "change the layout or job.nodes"
+            ),
         )
 
 
@@ -69,11 +77,8 @@ def _check_training(config: RunConfig, broken: Report) -> None:
     if training.global_batch % share:
         below = training.global_batch // share * share
         valid = f"{below} or {below + share}" if below else str(share)
-        broken(
-            "training.global_batch",
-            training.global_batch,
-            f"must be a multiple of training.micro_batch {training.micro_batch} * layout.dp {dp} = {share}; valid: {valid}",
-        )
+        rule = f"training.micro_batch {training.micro_batch} * layout.dp {dp} = {share}"
+        broken("training.global_batch", training.global_batch, f"must be a multiple of {rule}; valid: {valid}")
     if training.min_lr > training.lr:
         broken("training.min_lr", training.min_lr, f"must be at most training.lr {training.lr:g}")
     if training.warmup_iterations >= training.decay_length and training.warmup_iterations > 0:
@@ -89,7 +94,11 @@ def _check_data(config: RunConfig, broken: Report) -> None:
     if data.weights and len(data.weights) != len(data.paths):
         broken("data.weights", list(data.weights), f"must have one weight for each of the {len(data.paths)} data.paths")
     if len(data.split) != 3 or sum(data.split) <= 0 or data.split[0] <= 0:
-        broken("data.split", list(data.split), "must be three shares (train, valid, test), train above 0, such as [969, 30, 1]")
+        broken(
+            "data.split",
+            list(data.split),
+            "must be three shares (train, valid, test), train above 0, such as [969, 30, 1]",
+        )
 
 
 def _divisors(number: int) -> str:

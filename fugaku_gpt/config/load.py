@@ -20,7 +20,8 @@ PRESET_DIR = Path(__file__).parent / "presets"
 
 @dataclass(frozen=True)
 class Settings:
-    """Dotted keys and their values as written, from one origin (a preset, a run file, the command line, a sweep row)."""
+    """Dotted keys and their values as written, from one origin (a preset, a run file, the command line, a sweep
+    row)."""
 
     origin: str
     values: Mapping[str, Tree]
@@ -31,7 +32,9 @@ def preset_names() -> List[str]:
     return sorted((path.stem for path in PRESET_DIR.glob("*.yaml")), key=lambda name: (name != "tiny", _size(name)))
 
 
-def load_run_config(file: Optional[Path] = None, preset: Optional[str] = None, overrides: Sequence[str] = ()) -> RunConfig:
+def load_run_config(
+    file: Optional[Path] = None, preset: Optional[str] = None, overrides: Sequence[str] = ()
+) -> RunConfig:
     """The run described by a preset, then a YAML file over it, then ``key=value`` overrides over both.
 
     A run file may name its own preset with a top-level ``preset:``; ``--preset`` on the command line replaces that.

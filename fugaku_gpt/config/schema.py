@@ -1,7 +1,7 @@
 """What a run is: one frozen dataclass per concern, a meaning and a unit beside every field.
 
-``option()`` carries the meaning, the unit and the limits of a field; the loader coerces and checks by them, so a field is
-described in one place only. Cross-field rules are in ``checks.py``.
+``option()`` carries the meaning, the unit and the limits of a field; the loader coerces and checks by them, so a field
+is described in one place only. Cross-field rules are in ``checks.py``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def option(
     choices: Optional[Sequence[Any]] = None,
     duration: bool = False,
 ) -> Any:
-    """A dataclass field with its meaning, unit and limits; ``duration`` marks seconds that may be written as H:MM:SS."""
+    """A dataclass field with its meaning, unit and limits; ``duration`` marks seconds that may be written as
+    H:MM:SS."""
     metadata = {
         "meaning": meaning,
         "unit": unit,
@@ -59,7 +60,9 @@ class ModelConfig:
     attention_dropout: float = option(0.0, "dropout on attention probabilities", at_least=0, below=1)
     embedding_layernorm: bool = option(False, "one more LayerNorm after the embedding")
     layernorm_eps: float = option(1e-5, "epsilon of LayerNorm", above=0)
-    gelu: str = option("erf", "form of GELU; GPT-2's published weights want tanh, erf is faster", choices=("erf", "tanh"))
+    gelu: str = option(
+        "erf", "form of GELU; GPT-2's published weights want tanh, erf is faster", choices=("erf", "tanh")
+    )
     init_std: float = option(0.02, "standard deviation of initial weights", above=0)
 
     @property
@@ -133,7 +136,9 @@ class DataConfig:
 
     paths: Tuple[str, ...] = option((), "folders made by `data prepare`, or prefixes of Megatron .bin/.idx pairs")
     weights: Tuple[float, ...] = option((), "share of samples from each path; default: by their tokens", above=0)
-    split: Tuple[float, ...] = option((969.0, 30.0, 1.0), "train, valid, test shares of each corpus's documents", at_least=0)
+    split: Tuple[float, ...] = option(
+        (969.0, 30.0, 1.0), "train, valid, test shares of each corpus's documents", at_least=0
+    )
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Scalar:
         return self.text
 
 
-Tree = Union[Scalar, List["Tree"], Dict[str, "Tree"]]  # type: ignore[misc]  # recursive alias
+Tree = Union[Scalar, List["Tree"], Dict[str, "Tree"]]
 
 
 def read_yaml_file(path: Path) -> Dict[str, Tree]:
@@ -71,7 +71,8 @@ def parse_override(text: str) -> Tuple[str, Tree]:
 
 
 def flatten(tree: Mapping[str, Tree], prefix: str = "") -> Iterator[Tuple[str, Tree]]:
-    """(dotted key, value) of a tree; lists and scalars are values. ``{layout: {dp: 2}}`` and ``layout.dp: 2`` are equal."""
+    """(dotted key, value) of a tree; lists and scalars are values. ``{layout: {dp: 2}}`` and ``layout.dp: 2`` are
+    equal."""
     for key, value in tree.items():
         dotted = f"{prefix}.{key}" if prefix else key
         if isinstance(value, dict):

@@ -9,8 +9,8 @@ from typing import List, Sequence, Tuple
 class Blend:
     """Corpora mixed by weight, evenly: of the first n samples, corpus i has its share n * weight, give or take a few.
 
-    The first corpus takes every sample at which floor(n * weight) grows; the samples left over are numbered anew and the
-    second takes its share of those, and so on. So no table of past choices is needed, for any n.
+    The first corpus takes every sample at which floor(n * weight) grows; the samples left over are numbered anew and
+    the second takes its share of those, and so on. So no table of past choices is needed, for any n.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:

@@ -82,6 +82,10 @@ def read_manifest(folder: Path) -> Dict[str, Any]:
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read: {error}; prepare again with --force") from None
     wanted = ("tokens", "documents", "vocab_size", "fingerprint")
-    if not isinstance(manifest, dict) or manifest.get("version") != MANIFEST_VERSION or any(k not in manifest for k in wanted):
+    if (
+        not isinstance(manifest, dict)
+        or manifest.get("version") != MANIFEST_VERSION
+        or any(k not in manifest for k in wanted)
+    ):
         raise DataError(f"{path}: not a manifest of version {MANIFEST_VERSION}; prepare again with --force")
     return manifest

@@ -1,9 +1,9 @@
 """Megatron's memory-mapped corpus: tokens in ``PREFIX.bin``, their lengths and documents in ``PREFIX.idx``.
 
-``.idx``, little-endian: magic ``MMIDIDX\\0\\0``, version 1 (u64), data type code (u8), number of sequences (u64), length of
-the document index (u64); then the length of each sequence in tokens (i32), its start in bytes (i64), and the document index
-(i64): document d is sequences [index[d], index[d+1]). Multimodal files have one mode (i8) per sequence at the end, which
-means nothing here.
+``.idx``, little-endian: magic ``MMIDIDX\\0\\0``, version 1 (u64), data type code (u8), number of sequences (u64),
+length of the document index (u64); then the length of each sequence in tokens (i32), its start in bytes (i64), and the
+document index (i64): document d is sequences [index[d], index[d+1]). Multimodal files have one mode (i8) per sequence
+at the end, which means nothing here.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class IndexedCorpus:
         for path in (self.idx_path, self.bin_path):
             if not path.is_file():
                 raise DataError(
-                    f"{path}: no such file; a corpus is a pair PREFIX.bin and PREFIX.idx, made by `fugaku-gpt data prepare` or Megatron"
+                    f"{path}: no such file; a corpus is a pair PREFIX.bin and PREFIX.idx, "
+                    "made by `fugaku-gpt data prepare` or Megatron"
                 )
         index = self._map(self.idx_path)
         self.dtype, sequences, entries = self._read_header(index)
@@ -91,8 +92,8 @@ class IndexedCorpus:
         magic, version, code, sequences, entries = HEADER.unpack_from(index)
         if magic != MAGIC:
             raise DataError(
-                f"{self.idx_path}: not a Megatron memory-mapped index (it starts with {bytes(magic)!r}, not {MAGIC!r}); "
-                "files of the older `lazy` and `cached` forms must be preprocessed again"
+                f"{self.idx_path}: not a Megatron memory-mapped index (it starts with {bytes(magic)!r}, "
+                f"not {MAGIC!r}); files of the older `lazy` and `cached` forms must be preprocessed again"
             )
         if version != VERSION:
             raise DataError(f"{self.idx_path}: version {version} of the format; valid: {VERSION}")
@@ -102,7 +103,9 @@ class IndexedCorpus:
         if dtype.kind == "f":
             raise DataError(f"{self.idx_path}: holds {dtype.name} values; token ids are whole numbers")
         if sequences == 0 or entries < 2:
-            raise DataError(f"{self.idx_path}: an empty corpus ({sequences} sequences); prepare it from text that is not empty")
+            raise DataError(
+                f"{self.idx_path}: an empty corpus ({sequences} sequences); prepare it from text that is not empty"
+            )
         return dtype, sequences, entries
 
     def _check_index(self) -> None:
@@ -129,7 +132,7 @@ class IndexedCorpus:
         try:
             if path.stat().st_size == 0:  # an empty file cannot be mapped
                 return b""
-            return memoryview(np.memmap(path, dtype=np.uint8, mode="r"))
+            return np.memmap(path, dtype=np.uint8, mode="r").data
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 

@@ -27,8 +27,8 @@ def permutation(key: int, size: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
 def permuted(key: int, size: int, index: int) -> int:
     """Where a permutation of [0, size) sends ``index``, without a table.
 
-    A Feistel network over the next even number of bits, walked until it lands inside (Black and Rogaway 2002, "Ciphers with
-    arbitrary finite domains", sections 4 and 5); fewer than four walks on average.
+    A Feistel network over the next even number of bits, walked until it lands inside (Black and Rogaway 2002, "Ciphers
+    with arbitrary finite domains", sections 4 and 5); fewer than four walks on average.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1

@@ -1,9 +1,9 @@
 """Numbered training samples: a pure function of (seed, number), so there is no data state but the samples consumed.
 
-The documents of a split are permuted anew for each epoch and follow one another, epoch after epoch, as one endless stream of
-tokens. Window k of the stream is tokens [k * s, k * s + s], s + 1 of them, so neighbours share one token and windows run
-across the ends of documents and epochs, as in Megatron's GPT dataset. The windows that start in one epoch are permuted among
-themselves, which gives the order of samples.
+The documents of a split are permuted anew for each epoch and follow one another, epoch after epoch, as one endless
+stream of tokens. Window k of the stream is tokens [k * s, k * s + s], s + 1 of them, so neighbours share one token and
+windows run across the ends of documents and epochs, as in Megatron's GPT dataset. The windows that start in one epoch
+are permuted among themselves, which gives the order of samples.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def open_samples(config: RunConfig, split: str) -> "SampleSource":
     """
     data, model = config.data, config.model
     if not data.paths:
-        raise DataError("data.paths: empty: name a corpus with --data DIR; make one with `fugaku-gpt data prepare --stdlib --out DIR`")
+        raise DataError(
+            "data.paths: empty: name a corpus with --data DIR; "
+            "make one with `fugaku-gpt data prepare --stdlib --out DIR`"
+        )
     streams = []
     for number, path in enumerate(data.paths):
         corpus = open_corpus(path)
@@ -109,8 +112,8 @@ class _Stream:
         self.tokens = int(self._lengths.sum())
         if self.tokens < seq_len + 1:
             raise DataError(
-                f"{corpus.path}: its {split} split has {self.tokens} tokens in {self.documents} documents, less than one sample of "
-                f"model.seq_len + 1 = {seq_len + 1}; use more text, a shorter sequence, or another data.split"
+                f"{corpus.path}: its {split} split has {self.tokens} tokens in {self.documents} documents, "
+                f"less than one sample of model.seq_len + 1 = {seq_len + 1}; use more text, a shorter sequence, or another data.split"
             )
         self._epochs: Dict[int, Tuple[Any, Any]] = {}
 
@@ -123,9 +126,10 @@ class _Stream:
         tokens = self._read(window * self._seq_len, self._seq_len + 1)
         largest = int(tokens.max())
         if largest >= self._vocab_size or int(tokens.min()) < 0:
+            wrong = largest if largest >= self._vocab_size else int(tokens.min())
             raise DataError(
-                f"{self.corpus.index.bin_path}: token id {largest if largest >= self._vocab_size else int(tokens.min())} "
-                f"is outside the vocabulary; model.vocab_size is {self._vocab_size}"
+                f"{self.corpus.index.bin_path}: token id {wrong} is outside the vocabulary; "
+                f"model.vocab_size is {self._vocab_size}"
             )
         return tokens
 

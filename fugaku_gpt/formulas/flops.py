@@ -11,9 +11,11 @@ from fugaku_gpt.config.schema import ModelConfig
 
 
 def notes_flops(model: ModelConfig, global_batch: int, padded_vocab: int, recompute: bool = False) -> float:
-    """FLOPs per iteration as the notes' tables count them: 24 f B s l h² (1 + s/6h + V/16lh), f = 4 with recompute, else 3.
+    """FLOPs per iteration as the notes' tables count them: 24 f B s l h² (1 + s/6h + V/16lh), f = 4 with recompute,
+    else 3.
 
-    Without recompute this counts the logits 3/4 and so reads low (6.8 % on 124M); it is kept because years of tables use it.
+    Without recompute this counts the logits 3/4 and so reads low (6.8 % on 124M); it is kept because years of tables
+    use it.
     """
     s, l, h = model.seq_len, model.layers, model.hidden  # noqa: E741  # the formula's own letters
     factor = 4 if recompute else 3
@@ -23,7 +25,8 @@ def notes_flops(model: ModelConfig, global_batch: int, padded_vocab: int, recomp
 def exact_flops(model: ModelConfig, global_batch: int, padded_vocab: int) -> float:
     """FLOPs per iteration of every matrix product, forward and backward, nothing recomputed.
 
-    For an MLP of 4h this is 72 B s l h² (1 + s/6h + V/12lh). Attention is counted in full, causal or not, as is the custom.
+    For an MLP of 4h this is 72 B s l h² (1 + s/6h + V/12lh). Attention is counted in full, causal or not, as is the
+    custom.
     """
     s, l, h = model.seq_len, model.layers, model.hidden  # noqa: E741
     weights = l * (4.0 * h * h + 2.0 * h * model.ffn_size) + padded_vocab * h

@@ -1,7 +1,7 @@
 """The tensors of a GPT by name, and which slice of each a tensor-parallel rank holds.
 
-The model builds its parameters from this table; initial values, gradient norms and (later) checkpoints go by it, so they
-cannot disagree about what a name means. Names follow the module tree of ``model/gpt.py``.
+The model builds its parameters from this table; initial values, gradient norms and (later) checkpoints go by it, so
+they cannot disagree about what a name means. Names follow the module tree of ``model/gpt.py``.
 """
 
 from __future__ import annotations
@@ -59,11 +59,17 @@ def model_tensors(model: ModelConfig, tp: int) -> List[TensorSpec]:
     [3, hidden, hidden], cut along the middle dimension, which is the heads.
     """
     h, f, std = model.hidden, model.ffn_size, model.init_std
-    # the two layers that write to the residual stream start smaller, by the depth (GPT-2, Radford et al. 2019, section 2.3)
+    # the two layers that write to the residual stream start smaller, by the depth (GPT-2, Radford et al. 2019, section
+    # 2.3)
     residual_std = std / math.sqrt(2 * model.layers)
     tensors = [
         TensorSpec(
-            "token_embedding.weight", (model.padded_vocab(tp), h), tp_dim=0, init="normal", std=std, rows=model.vocab_size
+            "token_embedding.weight",
+            (model.padded_vocab(tp), h),
+            tp_dim=0,
+            init="normal",
+            std=std,
+            rows=model.vocab_size,
         ),
         TensorSpec("position_embedding.weight", (model.seq_len, h), init="normal", std=std),
     ]

@@ -22,7 +22,8 @@ def usable_cores() -> List[int]:
 
 
 def memory_limit() -> int:
-    """Bytes of memory that the processes of this node may use: the machine's, or the control group's if that is less."""
+    """Bytes of memory that the processes of this node may use: the machine's, or the control group's if that is
+    less."""
     total = int(psutil.virtual_memory().total)
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         text = _read(path)
@@ -43,7 +44,8 @@ def resident_bytes() -> int:
 
 
 def out_of_memory_kills() -> int:
-    """How many processes the kernel has killed for memory: on this machine, or in this control group where it counts them."""
+    """How many processes the kernel has killed for memory: on this machine, or in this control group where it counts
+    them."""
     groups = _read("/sys/fs/cgroup/memory.events") or ""
     counted = re.search(r"^oom_kill (\d+)$", groups, re.MULTILINE)
     machine = re.search(r"^oom_kill (\d+)$", _read("/proc/vmstat") or "", re.MULTILINE)
@@ -100,7 +102,8 @@ def job_resources() -> Dict[str, str]:
 
 
 def clock_mhz() -> Optional[int]:
-    """The clock that this process's cores are fixed to, in MHz: PJM's grant, or equal lowest and highest cpufreq limits."""
+    """The clock that this process's cores are fixed to, in MHz: PJM's grant, or equal lowest and highest cpufreq
+    limits."""
     granted = job_resources().get("freq")
     if granted is not None and granted.isdigit():
         return int(granted)

@@ -1,7 +1,7 @@
 """Causal self-attention: three kernels for the same function, and which to take when.
 
-Measured on CPUs: PyTorch's fused kernel wins from a few hundred tokens on, batched products and a softmax below that; and
-where attention probabilities are dropped the fused kernel falls back to a slow path, so it is not used there.
+Measured on CPUs: PyTorch's fused kernel wins from a few hundred tokens on, batched products and a softmax below that;
+and where attention probabilities are dropped the fused kernel falls back to a slow path, so it is not used there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def attend_fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Ten
 def attend_batched(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, future: torch.Tensor, drop: Optional[torch.Tensor] = None
 ) -> torch.Tensor:
-    """Batched matrix products over b * heads; ``future`` [s, s] is 0 or -inf, ``drop`` [b * heads, s, s] the dropout factors."""
+    """Batched matrix products over b * heads; ``future`` [s, s] is 0 or -inf, ``drop`` [b * heads, s, s] the dropout
+    factors."""
     b, heads, s, d = q.shape
     q, k, v = (x.reshape(b * heads, s, d) for x in (q, k, v))
     scores = torch.baddbmm(future.expand(b * heads, s, s), q, k.transpose(1, 2), alpha=1.0 / math.sqrt(d))
@@ -90,7 +91,9 @@ class CausalSelfAttention(nn.Module):
             return None
         heads, count = self._model.heads, self._heads_here * s * s
         kept = [
-            keep_mask(self._seed, self._site, ((first_sample + i) * heads + self._first_head) * s * s, count, probability)
+            keep_mask(
+                self._seed, self._site, ((first_sample + i) * heads + self._first_head) * s * s, count, probability
+            )
             for i in range(b)
         ]
         return scaled_mask(np.concatenate(kept), probability, like).view(b * self._heads_here, s, s)

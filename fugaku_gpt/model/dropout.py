@@ -1,8 +1,8 @@
 """Dropout whose mask depends on what is dropped, not on who computes it.
 
-The mask of element i of a site is a pure function of (seed, site, i), with i counted over all samples ever consumed: the
-counter of a Philox generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). A rank that holds a slice
-draws exactly the slice's bits, so every layout, micro-batch size and PyTorch drops the same elements.
+The mask of element i of a site is a pure function of (seed, site, i), with i counted over all samples ever consumed:
+the counter of a Philox generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). A rank that holds
+a slice draws exactly the slice's bits, so every layout, micro-batch size and PyTorch drops the same elements.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from torch import nn
 _PER_BLOCK = 16  # 16-bit draws in one Philox block of 256 bits
 
 
-def keep_mask(seed: int, site: int, first: int, count: int, probability: float) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-    """Whether elements [first, first + count) of a site are kept; each is dropped with ``probability`` to within 2⁻¹⁷."""
+def keep_mask(
+    seed: int, site: int, first: int, count: int, probability: float
+) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    """Whether elements [first, first + count) of a site are kept; each is dropped with ``probability`` to within
+    2⁻¹⁷."""
     block, skip = divmod(first, _PER_BLOCK)
     generator = np.random.Philox(key=(site << 64) | (seed & (2**64 - 1)), counter=block)
     words = generator.random_raw(-(-(skip + count) // 4))
@@ -29,7 +32,7 @@ def threshold(probability: float) -> int:
     return round(probability * 65536)
 
 
-def scaled_mask(kept: np.ndarray, probability: float, like: torch.Tensor) -> torch.Tensor:  # type: ignore[type-arg]
+def scaled_mask(kept: np.ndarray, probability: float, like: torch.Tensor) -> torch.Tensor:
     """The factors by which elements are multiplied: 0, or 1 / share kept, so that the mean does not change."""
     scale = 65536.0 / (65536 - threshold(probability))
     return torch.from_numpy(kept).to(like.dtype).mul_(scale)

@@ -1,6 +1,7 @@
 """GPT-2 (Radford et al. 2019): pre-LayerNorm blocks, learned positions, output weights tied to the token embedding.
 
-Shapes: b sequences, s tokens, h hidden, V vocabulary. The ``tp`` that is handed down only reaches the layers that are cut.
+Shapes: b sequences, s tokens, h hidden, V vocabulary. The ``tp`` that is handed down only reaches the layers that are
+cut.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class GPT(nn.Module):
         self.token_embedding = VocabParallelEmbedding(model.padded_vocab(tp.size), model.hidden, tp, dtype)
         self.position_embedding = nn.Embedding(model.seq_len, model.hidden).to(dtype)
         self.embedding_norm = (
-            nn.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype) if model.embedding_layernorm else nn.Identity()
+            nn.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
+            if model.embedding_layernorm
+            else nn.Identity()
         )
         self.embedding_dropout = KeyedDropout(model.dropout, seed, site=0)
         self.blocks = nn.ModuleList([Block(model, tp, dtype, seed, layer) for layer in range(model.layers)])
@@ -85,7 +88,8 @@ class GPT(nn.Module):
         )
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[b, s] → [b, s, V / tp], this rank's part of the padded vocabulary; for tests and for looking at the model."""
+        """[b, s] → [b, s, V / tp], this rank's part of the padded vocabulary; for tests and for looking at the
+        model."""
         return F.linear(self.hidden_states(tokens), self.token_embedding.weight)
 
 
@@ -101,7 +105,9 @@ def build_model(config: RunConfig, tp: Communicator) -> GPT:
     expected = {spec.name: spec.local_shape(tp.size) for spec in specs}
     found = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     if expected != found:
-        raise ValueError(f"the model's parameters and layout.tensors differ: {sorted(set(expected.items()) ^ set(found.items()))}")
+        raise ValueError(
+            f"the model's parameters and layout.tensors differ: {sorted(set(expected.items()) ^ set(found.items()))}"
+        )
     for spec in specs:
         fill_parameter(parameters[spec.name], spec, config.training.seed, tp.rank, tp.size)
     return model

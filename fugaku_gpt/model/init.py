@@ -1,5 +1,5 @@
-"""Initial weights as a function of (seed, name, position): every layout starts from the same model, and no rank builds more
-of it than a few rows at a time beyond its own slice."""
+"""Initial weights as a function of (seed, name, position): every layout starts from the same model, and no rank builds
+more of it than a few rows at a time beyond its own slice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _BLOCK_ROWS = 64  # rows drawn from one generator
 def fill_parameter(parameter: torch.Tensor, spec: TensorSpec, seed: int, tp_rank: int, tp: int) -> None:
     """Fill one rank's part of a tensor in place.
 
-    Values are drawn in float32 whatever the precision of training, so that a float64 run starts where a float32 run does.
+    Values are drawn in float32 whatever the precision of training, so that a float64 run starts where a float32 run
+    does.
     """
     if spec.init != "normal":
         torch.nn.init.constant_(parameter, 1.0 if spec.init == "ones" else 0.0)

@@ -1,7 +1,7 @@
 """All parameters of a rank in one flat tensor and all gradients in another, laid out once.
 
-Parameters and their ``.grad`` are views into them: the optimiser and the gradient sum work on long contiguous ranges, and
-nothing is packed, flattened or allocated per step.
+Parameters and their ``.grad`` are views into them: the optimiser and the gradient sum work on long contiguous ranges,
+and nothing is packed, flattened or allocated per step.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Placement:
 class FlatBuffers:
     """The flat parameters and gradients of a rank.
 
-    Tensors lie in reverse order of their use in the forward pass, which is the order in which the backward pass finishes
-    their gradients. Gaps from alignment hold zeros.
+    Tensors lie in reverse order of their use in the forward pass, which is the order in which the backward pass
+    finishes their gradients. Gaps from alignment hold zeros.
 
     Attributes:
         parameters, gradients: [elements], the same layout.

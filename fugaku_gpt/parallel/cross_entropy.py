@@ -1,9 +1,10 @@
 """Logits and their cross-entropy in one, over a vocabulary that is cut over ranks; the logits are never whole.
 
-A few hundred tokens at a time: one matrix product makes this rank's logits of the chunk, one all-gather of three numbers per
-token (largest logit, sum of exponentials, logit of the target) gives the loss on every rank, and, because the gradient of a
-sum of losses does not depend on what comes after it, the gradients are made right there from the same buffer. The backward
-pass then only hands them on. Memory: one chunk × (vocabulary / tp) instead of tokens × vocabulary, at no extra product.
+A few hundred tokens at a time: one matrix product makes this rank's logits of the chunk, one all-gather of three
+numbers per token (largest logit, sum of exponentials, logit of the target) gives the loss on every rank, and, because
+the gradient of a sum of losses does not depend on what comes after it, the gradients are made right there from the same
+buffer. The backward pass then only hands them on. Memory: one chunk × (vocabulary / tp) instead of tokens × vocabulary,
+at no extra product.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def vocab_parallel_cross_entropy(
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         hidden: torch.Tensor,
         weight: torch.Tensor,
@@ -65,7 +66,9 @@ class _CrossEntropy(torch.autograd.Function):
             rows = slice(start, min(start + chunk_tokens, tokens))
             chunk = hidden[rows]
             logits = torch.mm(chunk, used.t(), out=buffer[: chunk.shape[0]])
-            log_sum, largest, target_logit, target_index, target_here = _softmax_sums(logits, targets[rows] - first_row, tp)
+            log_sum, largest, target_logit, target_index, target_here = _softmax_sums(
+                logits, targets[rows] - first_row, tp
+            )
             loss += (log_sum - target_logit).sum(dtype=torch.float64)
             if grad_hidden is not None and grad_weight is not None:
                 # logits now holds exp(logit - largest of this rank): to probabilities, minus 1 at the target
@@ -79,7 +82,7 @@ class _CrossEntropy(torch.autograd.Function):
         return loss.to(hidden.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_loss: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
         grad_hidden, grad_weight = ctx.gradients
         ctx.gradients = None  # handed on once; the caller may then change them in place
         if grad_hidden is None:
@@ -95,8 +98,9 @@ def _softmax_sums(
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Turn [n, rows] logits into exp(logit - largest) in place and combine what the softmax needs over ``tp``.
 
-    ``targets`` are row numbers of this rank, out of range where another rank has the target. Returns, per token: log of the
-    sum of all exponentials, this rank's largest logit, the target's logit, the target's row, whether it is in this rank.
+    ``targets`` are row numbers of this rank, out of range where another rank has the target. Returns, per token: log of
+    the sum of all exponentials, this rank's largest logit, the target's logit, the target's row, whether it is in this
+    rank.
     """
     rows = logits.shape[1]
     here = (targets >= 0) & (targets < rows)

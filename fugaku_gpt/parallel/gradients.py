@@ -24,8 +24,8 @@ def sum_over_replicas(gradients: torch.Tensor, dp: Communicator, bucket_bytes: i
 def gradient_norm(buffers: FlatBuffers, grid: ProcessGrid) -> float:
     """The 2-norm of the whole model's gradient, equal on every rank.
 
-    A tensor that every tensor-parallel rank holds whole is counted by the first of them only. A result that is not finite
-    means that some gradient is not.
+    A tensor that every tensor-parallel rank holds whole is counted by the first of them only. A result that is not
+    finite means that some gradient is not.
     """
     squares = 0.0
     for placement in buffers.placements:

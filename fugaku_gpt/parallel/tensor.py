@@ -1,8 +1,8 @@
 """The layers that tensor parallelism cuts (Shoeybi et al. 2019, "Megatron-LM", section 3). On one rank: plain layers.
 
-A column-parallel layer holds some of the outputs, a row-parallel layer some of the inputs; one after the other they need one
-all-reduce in the forward pass (of the row-parallel outputs) and one in the backward pass (of the gradient of the
-column-parallel inputs). Each is done in place on the tensor that the matrix product has just made.
+A column-parallel layer holds some of the outputs, a row-parallel layer some of the inputs; one after the other they
+need one all-reduce in the forward pass (of the row-parallel outputs) and one in the backward pass (of the gradient of
+the column-parallel inputs). Each is done in place on the tensor that the matrix product has just made.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fugaku_gpt.comm import Communicator
 class ColumnParallelLinear(nn.Module):
     """y = x Wᵀ + b with the outputs cut over ``tp``: [..., inputs] → [..., sections * outputs / tp].
 
-    ``sections`` equal parts (query, key and value) are each cut on their own, so that a rank gets its heads of all three:
-    weight [sections, outputs / tp, inputs], or [outputs / tp, inputs] for one section.
+    ``sections`` equal parts (query, key and value) are each cut on their own, so that a rank gets its heads of all
+    three: weight [sections, outputs / tp, inputs], or [outputs / tp, inputs] for one section.
     """
 
     def __init__(self, inputs: int, outputs: int, tp: Communicator, dtype: torch.dtype, sections: int = 1) -> None:
@@ -38,7 +38,8 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """y = x Wᵀ + b with the inputs cut over ``tp``: [..., inputs / tp] → [..., outputs], equal on every rank of ``tp``."""
+    """y = x Wᵀ + b with the inputs cut over ``tp``: [..., inputs / tp] → [..., outputs], equal on every rank of
+    ``tp``."""
 
     def __init__(self, inputs: int, outputs: int, tp: Communicator, dtype: torch.dtype) -> None:
         super().__init__()
@@ -75,7 +76,7 @@ class _ColumnParallel(torch.autograd.Function):
         return F.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
         x, weight = ctx.saved_tensors
         grad_x = grad.matmul(weight)  # this rank's outputs only: the sum over tp is the gradient of x
         ctx.tp.all_reduce(grad_x)
@@ -92,7 +93,7 @@ class _RowParallel(torch.autograd.Function):
         return y.add_(bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
         x, weight = ctx.saved_tensors
         rows = _rows(grad)
         return grad.matmul(weight), rows.t().mm(_rows(x)), rows.sum(0), None
@@ -111,7 +112,7 @@ class _VocabParallelLookup(torch.autograd.Function):
         return found
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[None, torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[None, torch.Tensor, None, None]:
         local, elsewhere = ctx.saved_tensors
         here = ~elsewhere.view(-1)
         grad_weight = grad.new_zeros(ctx.shape)

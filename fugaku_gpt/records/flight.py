@@ -1,9 +1,9 @@
 """The flight recorder's file: one rank's last MPI calls, in a ring that outlives the process.
 
-Layout, little-endian: a header of 64 bytes (magic, version, slots, rank, ranks, process id); ``slots`` records of 64 bytes
-(sequence number from 1, communicator, operation, data type, call site, shape, time entered, time left or 0); then a table of
-names, 96 bytes each, that records refer to by index. The writer stores a record before it enters the call, so a rank that
-hangs or dies inside one is seen there.
+Layout, little-endian: a header of 64 bytes (magic, version, slots, rank, ranks, process id); ``slots`` records of 64
+bytes (sequence number from 1, communicator, operation, data type, call site, shape, time entered, time left or 0); then
+a table of names, 96 bytes each, that records refer to by index. The writer stores a record before it enters the call,
+so a rank that hangs or dies inside one is seen there.
 """
 
 from __future__ import annotations
@@ -84,5 +84,7 @@ def read_flight(path: Path) -> Flight:
         sequence, communicator, operation, dtype, site = fields[:5]
         if sequence:
             shape = tuple(size for size in fields[5:9] if size >= 0)
-            calls.append(Call(sequence, name(communicator), name(operation), name(dtype), name(site), shape, *fields[9:]))
+            calls.append(
+                Call(sequence, name(communicator), name(operation), name(dtype), name(site), shape, *fields[9:])
+            )
     return Flight(rank, ranks, process, sorted(calls, key=lambda call: call.sequence))

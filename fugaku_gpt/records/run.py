@@ -4,7 +4,8 @@
 
 * ``iteration``: iteration, consumed_samples, consumed_tokens, seconds (elapsed per
   iteration since the line before), lr, global_batch, loss,
-  grad_norm, samples_per_second, tokens_per_second, tflops_notes and tflops_exact (TFLOP/s per node), rss_max_bytes (largest rank), node_used_bytes;
+  grad_norm, samples_per_second, tokens_per_second, tflops_notes and tflops_exact (TFLOP/s per node), rss_max_bytes
+  (largest rank), node_used_bytes;
 * ``validation``: iteration, loss, tokens.
 
 ``result.json`` is written once, when the run has ended, whatever its end; a run directory without it is a run that is
@@ -148,7 +149,9 @@ class MetricsWriter:
 
     def write(self, kind: str, values: Dict[str, Any]) -> None:
         """One line. A number that JSON cannot hold (nan, inf) is written as null."""
-        finite = {key: None if isinstance(value, float) and value - value != 0 else value for key, value in values.items()}
+        finite = {
+            key: None if isinstance(value, float) and value - value != 0 else value for key, value in values.items()
+        }
         self._stream.write(json.dumps({"kind": kind, **finite}, allow_nan=False) + "\n")
         self._stream.flush()
 

@@ -17,8 +17,8 @@ def summarise(
 ) -> Dict[str, Any]:
     """The figures of a run.
 
-    ``seconds_per_iteration`` is the median over the logged iterations after the first ``WARMUP_SAMPLES`` (over all, where
-    there are no more than those). Keys are absent where nothing was measured.
+    ``seconds_per_iteration`` is the median over the logged iterations after the first ``WARMUP_SAMPLES`` (over all,
+    where there are no more than those). Keys are absent where nothing was measured.
     """
     summary: Dict[str, Any] = {
         "parameters": parameter_count(config.model),

@@ -28,7 +28,8 @@ def train(config: RunConfig, out: Path, threads: int) -> int:
     """Train on all ranks of this job and leave a run directory; returns the exit code.
 
     Raises:
-        UsageError: on every rank alike, before training has begun: ranks, data or ``out`` are not as the run needs them.
+        UsageError: on every rank alike, before training has begun: ranks, data or ``out`` are not as the run needs
+            them.
     """
     started = time.time()
     directory = RunDirectory(Path(open_world().broadcast_json(str(out))))
@@ -130,7 +131,9 @@ def _end_badly(directory: RunDirectory, world: Communicator, started: float, err
     reason = str(error) if expected else f"{type(error).__name__}: {error}"
     reason = f"rank {world.rank}: " + reason.splitlines()[0] if reason else f"rank {world.rank}: {type(error).__name__}"
     status = OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
-    if not isinstance(error, RunFailed) or world.rank == 0:  # RunFailed is raised by all ranks alike: one voice is enough
+    if (
+        not isinstance(error, RunFailed) or world.rank == 0
+    ):  # RunFailed is raised by all ranks alike: one voice is enough
         print(f"fugaku-gpt: {reason}", file=sys.stderr, flush=True)
         directory.write_result(_result(directory, None, status, reason, started))
     if isinstance(error, RunFailed):
@@ -148,5 +151,3 @@ def _result(directory: RunDirectory, config: Optional[RunConfig], status: str, r
     lines = directory.metrics("iteration")
     summary = summarise(config, lines, directory.metrics("validation")) if config is not None else {}
     return Result(status, reason, started, time.time(), lines[-1]["iteration"] if lines else 0, summary)
-
-

@@ -78,19 +78,22 @@ def describe_environment(environment: Dict[str, Any]) -> List[str]:
     """The start-up block of the log."""
     build, mpi, ranks = environment["build"], environment["mpi"], environment["ranks"]
     first = ranks[0]
+    extensions = " ".join(environment["vector_extensions"]) or "no known vector extension"
     lines = [
         f"fugaku_gpt {environment['fugaku_gpt']} ({environment['git_commit'] or 'commit unknown'}), "
         f"Python {environment['python']}, NumPy {environment['numpy']}",
         f"torch {build['torch']}: BLAS {build['blas']}, kernels for {build['instruction_set']}, "
         f"fused attention {_yes(build['fused_attention'])}, fused AdamW {_yes(build['fused_adamw'])}",
-        f"processor {environment['processor']} ({' '.join(environment['vector_extensions']) or 'no known vector extension'}), "
+        f"processor {environment['processor']} ({extensions}), "
         f"memory {environment['memory_limit_bytes'] / 2**30:.1f} GiB, {environment['system']}",
         f"MPI {mpi['library']}, standard {mpi['standard']}, threads: {mpi['thread_level']}, mpi4py {mpi['mpi4py']}",
         f"allocator {first['allocator']}, keeps freed pages {_yes(first['allocator_keeps_pages'])}; "
         f"denormals flushed {_yes(first['flush_denormals'])}",
     ]
     for rank in ranks[:_RANKS_SHOWN]:
-        lines.append(f"rank {rank['rank']} on {rank['host']}: {rank['threads']} threads on cores {_spans(rank['affinity'])}")
+        lines.append(
+            f"rank {rank['rank']} on {rank['host']}: {rank['threads']} threads on cores {_spans(rank['affinity'])}"
+        )
     if len(ranks) > _RANKS_SHOWN:
         lines.append(f"... and {len(ranks) - _RANKS_SHOWN} more ranks (all in environment.json)")
     wanted: Dict[str, int] = {}
@@ -98,9 +101,8 @@ def describe_environment(environment: Dict[str, Any]) -> List[str]:
         wanted[rank["host"]] = wanted.get(rank["host"], 0) + rank["threads"]
     crowded = [host for host, threads in wanted.items() if threads > len(first["affinity"])]
     if crowded:
-        lines.append(
-            f"note: {wanted[crowded[0]]} threads share {len(first['affinity'])} cores on {crowded[0]}: times mean little here"
-        )
+        host, cores = crowded[0], len(first["affinity"])
+        lines.append(f"note: {wanted[host]} threads share {cores} cores on {host}: times mean little here")
     for toggle in environment["toggles"]:
         state = "applied" if toggle["applied"] else "NOT applied"
         lines.append(f"toggle {toggle['name']}={toggle['requested']}: {state} (seen: {toggle['seen']})")

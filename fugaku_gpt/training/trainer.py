@@ -30,7 +30,8 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """What one iteration did, equal on every rank: mean loss per token, norm of the mean gradient before clipping, rate."""
+    """What one iteration did, equal on every rank: mean loss per token, norm of the mean gradient before clipping,
+    rate."""
 
     loss: float
     grad_norm: float
@@ -96,7 +97,8 @@ class Trainer:
         return float(total) / (self.config.training.eval_batches * self._tokens_per_batch)
 
     def _accumulate_gradients(self) -> float:
-        """Leave in the buffers this replica's gradients of the sum of its tokens' losses; return the global mean loss."""
+        """Leave in the buffers this replica's gradients of the sum of its tokens' losses; return the global mean
+        loss."""
         self.buffers.gradients.zero_()
         total = torch.zeros(1, dtype=torch.float64)
         for micro_batch in range(self.config.micro_batches):

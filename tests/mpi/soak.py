@@ -2,8 +2,9 @@
 
     mpirun -n 4 python -m tests.mpi.soak --runs 20
 
-Each run makes its own communicators, model and optimiser and trains three iterations; rank 0 checks the losses against the
-first run's. A watchdog on each rank ends the job, with the Python stacks, when one run takes longer than ``--limit``.
+Each run makes its own communicators, model and optimiser and trains three iterations; rank 0 checks the losses against
+the first run's. A watchdog on each rank ends the job, with the Python stacks, when one run takes longer than
+``--limit``.
 """
 
 from __future__ import annotations

@@ -98,6 +98,11 @@ def test_the_flight_recorder_names_the_communicator_the_call_and_its_line(world:
     tp.all_reduce(torch.zeros(4, 2))
     recorded.barrier()
     first, second = read_flight(flight_file(tmp_path, world.rank)).calls
-    assert (first.communicator, first.operation, first.dtype, first.shape) == ("tp", "all_reduce_sum", "torch.float32", (4, 2))
+    assert (first.communicator, first.operation, first.dtype, first.shape) == (
+        "tp",
+        "all_reduce_sum",
+        "torch.float32",
+        (4, 2),
+    )
     assert "test_comm.py:" in first.site and "test_comm.py:" in second.site
     assert second.operation == "barrier" and first.left >= first.entered > 0

@@ -9,7 +9,6 @@ import torch
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import LayoutConfig
-from fugaku_gpt.layout.tensors import model_tensors
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
@@ -23,7 +22,10 @@ def trainer_of(grid: ProcessGrid, dtype: str, micro_batch: int = 1) -> Trainer:
     """The tiny run in the grid's layout."""
     layout = grid.layout
     config = tiny_config(
-        f"training.dtype={dtype}", f"layout.dp={layout.dp}", f"layout.tp={layout.tp}", f"training.micro_batch={micro_batch}"
+        f"training.dtype={dtype}",
+        f"layout.dp={layout.dp}",
+        f"layout.tp={layout.tp}",
+        f"training.micro_batch={micro_batch}",
     )
     samples = ByteSamples(config.model.seq_len)
     return Trainer(config, grid, samples, samples)
@@ -69,14 +71,17 @@ def test_a_layout_trains_as_one_rank_does(world: Communicator, layout: Tuple[int
     errors: List[Tuple[float, float, float]] = []
     for _ in range(STEPS):
         step, judged = ours.step(), judge.step()
-        gradients = largest_difference(whole_tensors(ours, ours.buffers.gradients), whole_tensors(judge, judge.buffers.gradients))
-        errors.append(
-            (abs(step.loss / judged.loss - 1), abs(step.grad_norm / judged.grad_norm - 1), gradients)
+        gradients = largest_difference(
+            whole_tensors(ours, ours.buffers.gradients), whole_tensors(judge, judge.buffers.gradients)
         )
+        errors.append((abs(step.loss / judged.loss - 1), abs(step.grad_norm / judged.grad_norm - 1), gradients))
     validation = abs(ours.validate() / judge.validate() - 1)
     loss, norm, gradient = (max(column) for column in zip(*errors))
     if world.rank == 0:
-        print(f"\nparity dp={dp} tp={tp} {dtype}: loss {loss:.1e} norm {norm:.1e} gradients {gradient:.1e} validation {validation:.1e}")
+        print(
+            f"\nparity dp={dp} tp={tp} {dtype}: "
+            f"loss {loss:.1e} norm {norm:.1e} gradients {gradient:.1e} validation {validation:.1e}"
+        )
     assert max(loss, norm, gradient, validation) <= TOLERANCE[dtype]
 
 

@@ -1,4 +1,5 @@
-"""A GPT small enough to be trained in every layout in a second, with everything switched on that a layout could break."""
+"""A GPT small enough to be trained in every layout in a second, with everything switched on that a layout could
+break."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ SETTINGS = (
     "model.embedding_layernorm=true",
     "training.global_batch=8",
     "training.micro_batch=1",
-    "training.lr=1e-3",  # AdamW turns rounding of near-zero gradients into steps of this size: float32 parity ends where it is large
+    "training.lr=1e-3",  # AdamW turns the rounding of near-zero gradients into steps of this size
     "training.clip_grad=0.5",  # below the first norms: clipping takes place
     "training.bucket_mib=0.01",  # several buckets, the last one short
     "training.eval_batches=1",
