@@ -11,7 +11,7 @@ import click
 from fugaku_gpt.cli.output import format_option, render_rows
 from fugaku_gpt.cli.report import print_table, write_tables
 from fugaku_gpt.config.values import BadValue, parse_duration
-from fugaku_gpt.errors import EXIT_RUN_FAILED
+from fugaku_gpt.errors import RunFailed
 from fugaku_gpt.jobs.launcher import find_launcher, launch
 from fugaku_gpt.records.run import OK, REFUSED
 from fugaku_gpt.sweep.expand import Run, expand_sweep
@@ -53,7 +53,7 @@ def expand(file: Path, overrides: Tuple[str, ...], form: str) -> None:
 
 @sweep.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the run directories and tables.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of run directories and tables.")
 @click.option(
     "--scheduler", type=click.Choice(["local"]), default="local", show_default=True, help="Who runs: this machine."
 )
@@ -81,9 +81,10 @@ def run(
         ended = run_sweep(expanded, out, launch, progress, timeout=timeout, retry_failed=retry_failed)
     rows = write_tables([out], out)
     print_table(rows, "table")
-    click.echo(_closing(ended, len(expanded.runs), out), err=True)
-    if len(ended) < len(expanded.runs) or any(one.failed for one in ended):
-        raise click.exceptions.Exit(EXIT_RUN_FAILED)
+    closing = _closing(ended, len(expanded.runs), out)
+    if any(one.failed for one in ended):
+        raise RunFailed(closing)
+    click.echo(closing, err=True)
 
 
 def _closing(ended: List[Ended], total: int, out: Path) -> str:
@@ -92,7 +93,6 @@ def _closing(ended: List[Ended], total: int, out: Path) -> str:
         counts[one.result.status] = counts.get(one.result.status, 0) + 1
     said = ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: item[0] != OK))
     lines = [f"{total} runs: {said}" + (f", {total - len(ended)} not started" if len(ended) < total else "")]
-    lines += [f"  {one.run.name}: {one.result.status}: {one.result.reason}" for one in ended if one.result.status != OK]
     if len(ended) < total:
         lines.append("stopped; the same command runs what is missing")
     lines.append(f"tables: {out / 'table.md'}, {out / 'table.csv'}, {out / 'table.json'}")

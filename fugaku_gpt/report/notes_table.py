@@ -110,7 +110,7 @@ def notes_cell(row: Row) -> str:
 
 def short_reason(reason: str) -> str:
     """A reason that fits a cell: without the file it came from, one line, cut with an ellipsis."""
-    text = re.sub(r"\s+", " ", re.sub(r"^\S+:\d+: ", "", reason)).strip()
+    text = re.sub(r"\s+", " ", re.sub(r"^(?:\S+:\d+|preset \S+:\d+|--set \S+): ", "", reason)).strip()
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 1].rstrip() + "…"
 
 

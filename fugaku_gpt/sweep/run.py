@@ -95,13 +95,11 @@ def _run_one(
 ) -> Result:
     started = time.time()
     directory.path.mkdir(parents=True, exist_ok=True)
-    write_sweep_entry(
-        directory.path, SweepEntry(sweep.name, run.name, run.row, run.order, run.repeat, run.digest)
-    )
+    write_sweep_entry(directory.path, SweepEntry(sweep.name, run.name, run.row, run.order, run.repeat, run.digest))
     if run.config is None:
         text = str(yaml.safe_dump(dict(run.written), sort_keys=False, width=120, allow_unicode=True))
         write_text_atomically(directory.config_file, text)
-        result = Result(REFUSED, run.refusal.replace("\n", "; "), started, started)
+        result = Result(REFUSED, _first_line(run.refusal), started, started)
     else:
         directory.create(dump_run_config(run.config))
         log = directory.path / LOG
@@ -117,7 +115,7 @@ def _run_one(
             )
             result = result_of(directory, run.config, outcome, log, started)
         except UsageError as error:
-            result = Result(REFUSED, str(error).replace("\n", "; "), started, time.time())
+            result = Result(REFUSED, _first_line(str(error)), started, time.time())
     directory.write_result(result)
     return result
 
@@ -175,6 +173,11 @@ def _differences(record: RunDirectory, run: Run) -> str:
         return ""
     changed = [f"{key}: {then[key]} then, {now[key]} now" for key in now if then.get(key) != now[key]]
     return f" ({'; '.join(changed[:3])})" if changed else ""
+
+
+def _first_line(text: str) -> str:
+    first, *more = text.splitlines()
+    return f"{first} (and {len(more)} more)" if more else first
 
 
 def _flat(config: RunConfig) -> Dict[str, Any]:

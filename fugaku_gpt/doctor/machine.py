@@ -1,0 +1,234 @@
+"""Is this machine able to train? Each check says what was seen and how to mend it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.launcher import find_launcher
+from fugaku_gpt.jobs.processes import run_command
+from fugaku_gpt.machine import local
+
+OK = "ok"
+WARN = "warn"
+FAIL = "fail"
+PROBE_SECONDS = 120.0
+
+# Run by another Python, so that this one needs neither torch nor MPI, and survives if loading them crashes.
+_TORCH_PROBE = "import json; from fugaku_gpt.compat import build_facts; print(json.dumps(build_facts()))"
+_MPI_PROBE = "import json; from fugaku_gpt.comm import mpi_facts; print(json.dumps(mpi_facts()))"
+_SUM_PROBE = (
+    "import sys; from mpi4py import MPI; world = MPI.COMM_WORLD; total = world.allreduce(world.Get_rank() + 1); "
+    "print('sum', total, 'size', world.Get_size()) if world.Get_rank() == 0 else None; "
+    "sys.exit(0 if total == 3 and world.Get_size() == 2 else 1)"
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: its name, ``ok``, ``warn`` or ``fail``, what was seen, and how to mend it (empty where it is ok)."""
+
+    name: str
+    status: str
+    seen: str
+    mend: str = ""
+
+
+def check_machine() -> List[Check]:
+    """All checks, in the order in which later ones need earlier ones."""
+    return [
+        check_python(),
+        check_package("numpy", FAIL, "pip install numpy"),
+        check_torch(),
+        check_mpi(),
+        check_launcher(),
+        check_ranks(),
+        check_cores(),
+        check_memory(local.memory_limit()),
+        check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        check_shared_memory(Path("/dev/shm")),
+        check_tcmalloc(local.find_tcmalloc()),
+        check_package("tokenizers", WARN, "only `data prepare` needs it: pip install tokenizers"),
+        check_clock(local.clock_mhz()),
+        check_retention(local.job_resources()),
+    ]
+
+
+def check_python() -> Check:
+    """The interpreter, at least 3.8."""
+    seen = f"{platform.python_version()} at {sys.executable}"
+    return Check("Python", OK if sys.version_info >= (3, 8) else FAIL, seen, "")
+
+
+def check_package(name: str, missing: str, mend: str) -> Check:
+    """An installed package; ``missing`` is the status where it is not."""
+    try:
+        return Check(name, OK, metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Check(name, missing, "not installed", mend)
+
+
+def check_torch() -> Check:
+    """PyTorch, loaded in a process of its own."""
+    facts, problem = _probe(_TORCH_PROBE)
+    if facts is None:
+        return Check("PyTorch", FAIL, problem, "make install, or pip install torch")
+    seen = (
+        f"{facts['torch']}, BLAS {facts['blas']}, kernels for {facts['instruction_set']}, "
+        f"{facts['torch_threads']} threads, fused attention {'yes' if facts['fused_attention'] else 'no'}"
+    )
+    return Check("PyTorch", OK, seen)
+
+
+def check_mpi() -> Check:
+    """mpi4py and the MPI library that it loads, in a process of its own."""
+    facts, problem = _probe(_MPI_PROBE)
+    if facts is None:
+        return Check("MPI library", FAIL, problem, "make install, or pip install mpi4py mpich")
+    seen = f"{facts['library']}, threads: {facts['thread_level']}, mpi4py {facts['mpi4py']}"
+    return Check("MPI library", OK, seen)
+
+
+def check_launcher() -> Check:
+    """``mpirun``."""
+    try:
+        launcher = find_launcher()
+    except UsageError as error:
+        first, *more = str(error).splitlines()
+        return Check("mpirun", FAIL, first, more[-1] if more else "")
+    return Check("mpirun", OK, f"{launcher.family} {launcher.version} at {launcher.path}")
+
+
+def check_ranks(seconds: float = PROBE_SECONDS) -> Check:
+    """Two real ranks that add two numbers; finds a launcher and a library that do not belong together."""
+    name = "two ranks"
+    try:
+        launcher = find_launcher()
+    except UsageError:
+        return Check(name, FAIL, "no mpirun to start them", "see mpirun")
+    lines: List[str] = []
+    argv = [*launcher.start(2), sys.executable, "-c", _SUM_PROBE]
+    outcome = run_command(argv, launcher.environment, timeout=seconds, on_line=lines.append)
+    if outcome.ok:
+        return Check(name, OK, f"all-reduce of 1 and 2 is 3, in {outcome.seconds:.1f} s with start-up")
+    mend = "mpirun and mpi4py's MPI library must be of one family: reinstall both (`make install`), or set PATH to its mpirun"
+    if outcome.timed_out:
+        return Check(name, FAIL, f"all-reduce did not end within {seconds:g} s", mend)
+    apart = [line for line in lines if line.startswith("sum 1 size 1")]
+    said = "each rank is alone: size 1" if apart else " / ".join(line for line in lines if line.strip())[:200]
+    return Check(name, FAIL, f"exit code {outcome.exit_code}: {said}", mend)
+
+
+def check_cores() -> Check:
+    """Cores that this process may use, of those that the machine has; and the control group's share of them."""
+    usable, total = len(local.usable_cores()), os.cpu_count() or 1
+    seen = f"{usable} of {total} usable, {local.processor_name()} ({' '.join(local.vector_flags())})"
+    share = cpu_share(_read("/sys/fs/cgroup/cpu.max"))
+    if share is not None and share < usable:
+        return Check("cores", WARN, f"{seen}, but a quota of {share:g} cores", "raise the container's CPU limit")
+    if usable < total:
+        return Check("cores", WARN, seen, "an affinity mask holds the rest back: see taskset, or the job's allocation")
+    return Check("cores", OK, seen)
+
+
+def cpu_share(text: str) -> Optional[float]:
+    """Cores' worth of time that a control group's ``cpu.max`` allows; None for no limit."""
+    parts = text.split()
+    if len(parts) != 2 or not (parts[0].isdigit() and parts[1].isdigit()):
+        return None
+    return int(parts[0]) / int(parts[1])
+
+
+def check_memory(limit: int) -> Check:
+    """Memory that all processes of this node may use together, in bytes."""
+    used = local.node_used_bytes()
+    seen = f"{limit / 2**30:.1f} GiB, {used / 2**30:.1f} GiB in use"
+    if limit - used < 2**30:
+        return Check("memory", WARN, seen, "less than 1 GiB is left: end other processes, or take a small model")
+    return Check("memory", OK, seen)
+
+
+def check_open_files(limit: int) -> Check:
+    """Files and connections that one process may have open."""
+    unlimited = limit == resource.RLIM_INFINITY
+    if not unlimited and limit < 1024:
+        return Check("open files", WARN, str(limit), "many ranks on one node need more: ulimit -n 4096")
+    return Check("open files", OK, "unlimited" if unlimited else str(limit))
+
+
+def check_shared_memory(place: Path) -> Check:
+    """Where MPI keeps what the ranks of one node share."""
+    try:
+        status = os.statvfs(place)
+    except OSError:
+        return Check(
+            "shared memory", WARN, f"no {place}", f"MPI between ranks of one node may be slow or fail: mount {place}"
+        )
+    free = status.f_bavail * status.f_frsize
+    seen = f"{free / 2**20:.0f} MiB free in {place}"
+    if free < 256 * 2**20:
+        return Check("shared memory", WARN, seen, "give the container more, such as docker run --shm-size=1g")
+    return Check("shared memory", OK, seen)
+
+
+def check_tcmalloc(found: Optional[Path]) -> Check:
+    """The allocator for ``node.tcmalloc``."""
+    if found is None:
+        mend = "runs with node.tcmalloc will be recorded as `not applied`; on Debian: apt install libtcmalloc-minimal4"
+        return Check("tcmalloc", WARN, "not installed", mend)
+    return Check("tcmalloc", OK, str(found))
+
+
+def check_clock(mhz: Optional[int]) -> Check:
+    """The control of the clock; its absence is normal outside a job on Fugaku."""
+    if mhz is None:
+        return Check("clock", OK, "not fixed here: node.freq_mhz will be recorded as `not applied`")
+    return Check("clock", OK, f"fixed to {mhz} MHz")
+
+
+def check_retention(resources: Dict[str, str]) -> Check:
+    """The control of A64FX's idle-core sleep; its absence is normal outside a job on Fugaku."""
+    state = resources.get("retention_state")
+    if state is None:
+        seen = "no control here: node.retention_state will be recorded as `not applied`"
+        return Check("retention_state", OK, seen)
+    return Check("retention_state", OK, f"{state}, as granted to this job")
+
+
+def _probe(program: str) -> Tuple[Optional[Dict[str, Any]], str]:
+    """(what a short Python program printed as JSON, ""), or (None, why not)."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            timeout=PROBE_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, str(error)
+    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    if done.returncode != 0:
+        return None, said[-1][:200] if said else f"exit code {done.returncode}"
+    try:
+        facts = json.loads(done.stdout.decode("utf-8", "replace").strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return None, "printed no facts"
+    return (facts, "") if isinstance(facts, dict) else (None, "printed no facts")
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:  # absent outside a control group: no limit is known
+        return ""
