@@ -22,8 +22,8 @@ from fugaku_gpt.errors import RunFailed
 def doctor(run_directory: Optional[Path], form: str) -> None:
     """Check whether this machine can train; with RUN_DIR, tell what happened to that run.
 
-    Of a run that hangs or died it says which MPI call each rank was in, and which ranks are behind. Exit code 1 if a check of
-    the machine fails.
+    Of a run that hangs or died it says which MPI call each rank was in, and which ranks are behind. Exit code 1 if a
+    check of the machine fails.
     """
     if run_directory is not None:
         click.echo(_render_diagnosis(diagnose(run_directory), form), nl=False)

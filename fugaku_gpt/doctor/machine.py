@@ -120,7 +120,7 @@ def check_ranks(seconds: float = PROBE_SECONDS) -> Check:
     outcome = run_command(argv, launcher.environment, timeout=seconds, on_line=lines.append)
     if outcome.ok:
         return Check(name, OK, f"all-reduce of 1 and 2 is 3, in {outcome.seconds:.1f} s with start-up")
-    mend = "mpirun and mpi4py's MPI library must be of one family: reinstall both (`make install`), or set PATH to its mpirun"
+    mend = "mpirun and mpi4py's MPI library must be of one family: make install, or set PATH to its mpirun"
     if outcome.timed_out:
         return Check(name, FAIL, f"all-reduce did not end within {seconds:g} s", mend)
     apart = [line for line in lines if line.startswith("sum 1 size 1")]
@@ -210,8 +210,7 @@ def _probe(program: str) -> Tuple[Optional[Dict[str, Any]], str]:
         done = subprocess.run(
             [sys.executable, "-c", program],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             timeout=PROBE_SECONDS,
             check=False,
         )

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.flight import Flight, read_flight
-from fugaku_gpt.records.run import RunDirectory
+from fugaku_gpt.records.run import OK, REFUSED, RunDirectory
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ def diagnose(path: Path) -> Diagnosis:
         said = f"{result.status}{': ' + result.reason if result.reason else ''} ({result.iterations} iterations)"
     flights = read_flights(directory.flight_dir)
     positions, missing = positions_of(flights), missing_ranks(flights)
-    ended_well = result is not None and result.status == "ok"
-    findings = [] if ended_well else findings_of(positions, missing)
-    if not flights:
+    settled = result is not None and result.status in (OK, REFUSED)  # nothing of its calls is left to explain
+    findings = [] if settled else findings_of(positions, missing)
+    if not flights and not settled:
         findings.append(
             "no flight recorders: one rank, or node.flight_recorder is off, or no rank came to its first call"
         )

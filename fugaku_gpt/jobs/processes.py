@@ -7,6 +7,7 @@ by which they are found.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal as signals
 import subprocess
@@ -179,10 +180,8 @@ def _parent(process: psutil.Process) -> Optional[int]:
 
 
 def _signal(process: psutil.Process, number: int) -> None:
-    try:
+    with contextlib.suppress(psutil.Error):  # gone meanwhile: what was wanted
         process.send_signal(number)
-    except psutil.Error:  # gone meanwhile: what was wanted
-        pass
 
 
 def _wait(done: Callable[[], bool], seconds: float, caught: Optional[_Signals] = None) -> None:

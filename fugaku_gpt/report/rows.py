@@ -75,7 +75,7 @@ class Row:
 def merge_repeats(rows: Sequence[Row]) -> Row:
     """One row for runs of one configuration: medians over those that ended well, the largest memory.
 
-    Remarks say how many runs the medians are of, and what became of the others. If none ended well, the row is the last.
+    Remarks say how many runs the medians are of, and how many did not end well. If none did, the row is the last one's.
     """
     good = [row for row in rows if row.status == OK]
     base = good[0] if good else rows[-1]
