@@ -4,17 +4,20 @@
 set -u
 python=$1 folder=$2
 
-works() { [ -x "$folder/bin/python" ] && "$folder/bin/python" -m pip --version >/dev/null 2>&1; }
+version() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
+wanted=$(version "$python") || {
+    echo "make: $python does not run; choose one with make PYTHON=..." >&2
+    exit 2
+}
+# Half-made folders, and those of another Python than the one asked for, are made anew.
+works() { [ "$(version "$folder/bin/python")" = "$wanted" ] && "$folder/bin/python" -m pip --version >/dev/null 2>&1; }
 works && exit 0
 rm -rf "$folder"
 if "$python" -m venv "$folder" >/dev/null 2>&1 && works; then exit 0; fi
 rm -rf "$folder"
 if "$python" -m virtualenv "$folder" >/dev/null 2>&1 && works; then exit 0; fi
 rm -rf "$folder"
-package=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])') || {
-    echo "make: $python does not run; choose one with make PYTHON=..." >&2
-    exit 2
-}
+package=python$wanted-venv
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     echo "installing Debian's $package, which makes virtual environments"
     apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$package" >/dev/null
