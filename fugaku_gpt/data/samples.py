@@ -113,7 +113,8 @@ class _Stream:
         if self.tokens < seq_len + 1:
             raise DataError(
                 f"{corpus.path}: its {split} split has {self.tokens} tokens in {self.documents} documents, "
-                f"less than one sample of model.seq_len + 1 = {seq_len + 1}; use more text, a shorter sequence, or another data.split"
+                f"less than one sample of model.seq_len + 1 = {seq_len + 1}; "
+                "use more text, a shorter sequence, or another data.split"
             )
         self._epochs: Dict[int, Tuple[Any, Any]] = {}
 

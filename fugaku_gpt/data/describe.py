@@ -1,0 +1,38 @@
+"""What a corpus holds, in one row."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import numpy as np
+
+from fugaku_gpt.config import DataConfig
+from fugaku_gpt.data.corpus import open_corpus
+from fugaku_gpt.data.samples import SPLITS, split_bounds
+
+
+def describe_corpus(path: str) -> Dict[str, Any]:
+    """The counts of a corpus, and its sequences and tokens in each split by the default ``data.split``.
+
+    Raises:
+        DataError: there is no corpus, or it is damaged.
+    """
+    corpus = open_corpus(path)
+    index = corpus.index
+    shares = DataConfig().split
+    facts: Dict[str, Any] = {
+        "path": path,
+        "form": "Megatron pair" if corpus.manifest is None else "prepared folder",
+        "documents": index.documents,
+        "sequences": index.sequences,
+        "tokens": index.tokens,
+        "dtype": index.dtype.name,
+        "bytes": index.bin_path.stat().st_size + index.idx_path.stat().st_size,
+        "vocab_size": corpus.vocab_size,
+        "fingerprint": corpus.fingerprint,
+        "split": ":".join(f"{share:g}" for share in shares),
+    }
+    for name, (first, last) in zip(SPLITS, split_bounds(index.sequences, shares)):
+        facts[f"{name}_sequences"] = last - first
+        facts[f"{name}_tokens"] = int(index.lengths[first:last].sum(dtype=np.int64))
+    return facts
