@@ -10,7 +10,7 @@ from typing import Dict, List, NoReturn, Optional, Sequence
 import click
 
 from fugaku_gpt import __version__
-from fugaku_gpt.errors import EXIT_RUN_FAILED, EXIT_USAGE, FugakuGptError
+from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, FugakuGptError
 
 COMMANDS: Dict[str, str] = {
     "data": "fugaku_gpt.cli.data:data",
@@ -48,9 +48,9 @@ def cli() -> None:
 def run(arguments: Optional[Sequence[str]] = None) -> int:
     """Run one command line and return its exit code; a user's mistake is printed as a message, never as a traceback."""
     try:
-        cli.main(args=list(arguments) if arguments is not None else None, prog_name="fugaku-gpt", standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
+        words = list(arguments) if arguments is not None else None
+        # without standalone mode, click hands back the code of an Exit, or what the command returned
+        code = cli.main(args=words, prog_name="fugaku-gpt", standalone_mode=False)
     except click.Abort:
         click.echo("interrupted", err=True)
         return EXIT_RUN_FAILED
@@ -63,8 +63,8 @@ def run(arguments: Optional[Sequence[str]] = None) -> int:
         return error.exit_code
     except BrokenPipeError:  # `fugaku-gpt ... | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    return 0
+        return EXIT_OK
+    return code if isinstance(code, int) else EXIT_OK
 
 
 def main() -> NoReturn:

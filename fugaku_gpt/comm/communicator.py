@@ -7,6 +7,7 @@ is free. One thread per process calls these, in an order that is a function of t
 from __future__ import annotations
 
 import json
+import time
 from typing import Any, List, Optional, Tuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from fugaku_gpt.comm.flight_recorder import FlightRecorder
 from fugaku_gpt.comm.mpi import MPI
 
 MAX_ELEMENTS = 2**31 - 1  # the largest count that every MPI library takes
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 2e-5, 1e-3
 _OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
 
 
@@ -29,10 +31,12 @@ class Communicator:
         name: str,
         recorder: Optional[FlightRecorder] = None,
         max_elements: int = MAX_ELEMENTS,
+        shares_cores: bool = False,
     ) -> None:
         self._handle = handle
         self._recorder = recorder
         self._max_elements = max_elements
+        self._shares_cores = shares_cores
         self.name = name
         self.rank: int = handle.Get_rank() if handle is not None else 0
         self.size: int = handle.Get_size() if handle is not None else 1
@@ -46,8 +50,9 @@ class Communicator:
         """The group of all ranks of this one that give the same ``color``, ordered by ``key``. Collective over this
         group."""
         if self._handle is None:
-            return Communicator(None, name, self._recorder, self._max_elements)
-        return Communicator(self._handle.Split(color, key), name, self._recorder, self._max_elements)
+            return self
+        part = self._handle.Split(color, key)
+        return Communicator(part, name, self._recorder, self._max_elements, self._shares_cores)
 
     def all_reduce(self, tensor: torch.Tensor, operation: str = "sum") -> None:
         """Replace ``tensor`` by the sum, max or min over the group, equal on every rank."""
@@ -56,7 +61,8 @@ class Communicator:
         slot = self._enter("all_reduce_" + operation, tensor)
         flat = _flat(tensor)
         for start in range(0, flat.size, self._max_elements):
-            self._handle.Allreduce(MPI.IN_PLACE, flat[start : start + self._max_elements], _OPERATIONS[operation])
+            part = flat[start : start + self._max_elements]
+            self._wait(self._handle.Iallreduce(MPI.IN_PLACE, part, _OPERATIONS[operation]))
         self._leave(slot)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -69,7 +75,7 @@ class Communicator:
             )
         gathered = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype)
         slot = self._enter("all_gather", tensor)
-        self._handle.Allgather(_flat(tensor), _flat(gathered))
+        self._wait(self._handle.Iallgather(_flat(tensor), _flat(gathered)))
         self._leave(slot)
         return gathered
 
@@ -80,7 +86,7 @@ class Communicator:
         slot = self._enter("broadcast", tensor)
         flat = _flat(tensor)
         for start in range(0, flat.size, self._max_elements):
-            self._handle.Bcast(flat[start : start + self._max_elements], root)
+            self._wait(self._handle.Ibcast(flat[start : start + self._max_elements], root))
         self._leave(slot)
 
     def barrier(self) -> None:
@@ -88,7 +94,7 @@ class Communicator:
         if self._handle is None or self.size == 1:
             return
         slot = self._enter("barrier", None)
-        self._handle.Barrier()
+        self._wait(self._handle.Ibarrier())
         self._leave(slot)
 
     def gather_json(self, value: Any) -> Optional[List[Any]]:
@@ -99,7 +105,7 @@ class Communicator:
         lengths = self.all_gather(torch.tensor([text.size])).reshape(-1).numpy()
         received = np.empty(int(lengths.sum()) if self.rank == 0 else 0, dtype=np.uint8)
         slot = self._enter("gather_json", None)
-        self._handle.Gatherv(text, [received, lengths.tolist()] if self.rank == 0 else None, root=0)
+        self._wait(self._handle.Igatherv(text, [received, lengths.tolist()] if self.rank == 0 else None, root=0))
         self._leave(slot)
         if self.rank != 0:
             return None
@@ -123,6 +129,20 @@ class Communicator:
         """End every rank of the job at once; does not return where there are others."""
         if self._handle is not None:
             self._handle.Abort(code)
+
+    def _wait(self, request: MPI.Request) -> None:
+        """Wait for a collective to end.
+
+        MPI libraries wait by spinning, which on a core that another rank needs costs that rank its turn: two ranks too many
+        made an iteration a hundred times slower. So ranks that share cores look now and then, and sleep in between.
+        """
+        if not self._shares_cores:
+            request.Wait()
+            return
+        pause = _FIRST_PAUSE_SECONDS
+        while not request.Test():
+            time.sleep(pause)
+            pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _enter(self, operation: str, tensor: Optional[torch.Tensor]) -> int:
         if self._recorder is None:

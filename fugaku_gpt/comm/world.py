@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Dict, Optional
+
+import numpy as np
 
 from fugaku_gpt.comm.communicator import Communicator
 from fugaku_gpt.comm.flight_recorder import FlightRecorder
 from fugaku_gpt.comm.mpi import MPI, mpi4py
+from fugaku_gpt.machine.local import usable_cores
 
 _LEVELS = {
     MPI.THREAD_SINGLE: "single",
@@ -17,13 +21,29 @@ _LEVELS = {
 }
 
 
-def open_world(flight_dir: Optional[Path] = None) -> Communicator:
-    """All ranks of this job; with ``flight_dir``, each keeps its flight recorder there."""
+def open_world(flight_dir: Optional[Path] = None, threads: int = 1) -> Communicator:
+    """All ranks of this job; with ``flight_dir``, each keeps its flight recorder there. Collective.
+
+    ``threads`` is what each rank computes with: where a node's ranks have more threads than cores, they wait for each other
+    without holding a core.
+    """
     world = MPI.COMM_WORLD
     recorder = None
     if flight_dir is not None and world.Get_size() > 1:
         recorder = FlightRecorder(flight_dir, world.Get_rank(), world.Get_size())
-    return Communicator(world, "world", recorder)
+    return Communicator(world, "world", recorder, shares_cores=_shares_cores(world, threads))
+
+
+def _shares_cores(world: MPI.Intracomm, threads: int) -> bool:
+    """Whether the ranks of any node have more threads than that node has cores for them; equal on every rank."""
+    mine = np.zeros(os.cpu_count() or 1, dtype=np.int32)
+    mine[[core for core in usable_cores() if core < len(mine)]] = 1
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    node.Allreduce(MPI.IN_PLACE, mine, MPI.MAX)  # ranks may be bound to cores of their own
+    crowded = np.array([node.Get_size() * threads > int(mine.sum())], dtype=np.int32)
+    world.Allreduce(MPI.IN_PLACE, crowded, MPI.MAX)
+    node.Free()
+    return bool(crowded[0])
 
 
 def mpi_facts() -> Dict[str, Any]:

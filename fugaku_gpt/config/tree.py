@@ -16,6 +16,7 @@ from fugaku_gpt.errors import ConfigError
 
 MAX_NODES = 100_000
 MAX_DEPTH = 50
+_QUOTES = ("'", '"', "|", ">")  # a plain scalar has style None or "", by the loader
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same grammar; the C one is 10 times faster
 
 
@@ -126,7 +127,7 @@ class _Converter:
         if self.left < 0 or depth > MAX_DEPTH:
             raise ConfigError(f"{at}: more than {MAX_NODES} values or {MAX_DEPTH} levels (aliases written out)")
         if isinstance(node, yaml.ScalarNode):
-            return Scalar(node.value, node.style is not None, at)
+            return Scalar(node.value, node.style in _QUOTES, at)
         if isinstance(node, yaml.SequenceNode):
             return [self.convert(child, depth + 1) for child in node.value]
         result: Dict[str, Tree] = {}

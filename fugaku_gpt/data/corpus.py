@@ -63,7 +63,10 @@ def open_corpus(path: str) -> Corpus:
             "make one with `fugaku-gpt data prepare --stdlib --out DIR`"
         )
     index = IndexedCorpus(place)
-    digest = hashlib.sha256(index.idx_path.read_bytes())
+    digest = hashlib.sha256()
+    with open(index.idx_path, "rb") as stream:
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            digest.update(block)
     digest.update(str(index.bin_path.stat().st_size).encode())
     return Corpus(path, index, None, digest.hexdigest())
 
@@ -81,11 +84,11 @@ def read_manifest(folder: Path) -> Dict[str, Any]:
         raise DataError(f"{folder}: has no {MANIFEST}; it is not a folder made by `fugaku-gpt data prepare`") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read: {error}; prepare again with --force") from None
-    wanted = ("tokens", "documents", "vocab_size", "fingerprint")
+    wanted = {"tokens": int, "documents": int, "vocab_size": int, "fingerprint": str}
     if (
         not isinstance(manifest, dict)
         or manifest.get("version") != MANIFEST_VERSION
-        or any(k not in manifest for k in wanted)
+        or not all(isinstance(manifest.get(key), kind) for key, kind in wanted.items())
     ):
         raise DataError(f"{path}: not a manifest of version {MANIFEST_VERSION}; prepare again with --force")
     return manifest

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import struct
+from array import array
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Type
+from typing import Any, Dict, Optional, Type
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from fugaku_gpt.errors import DataError
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
+_LONGEST = 2**31 - 1  # tokens of a sequence, whose length is an i32
 DTYPE_CODES: Dict[int, str] = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
 
 
@@ -68,12 +70,12 @@ class IndexedCorpus:
         self.lengths = np.frombuffer(index, "<i4", sequences, at)
         self._starts = np.frombuffer(index, "<i8", sequences, at + 4 * sequences)
         self._documents = np.frombuffer(index, "<i8", entries, at + 12 * sequences)
-        self._check_index()
-        self._data = self._map(self.bin_path)
-        self._check_data()
         self.sequences = sequences
         self.documents = entries - 1
         self.tokens = int(self.lengths.sum(dtype=np.int64))
+        self._check_index()
+        self._data = self._map(self.bin_path)
+        self._check_data()
 
     def sequence(self, number: int, first: int = 0, count: Optional[int] = None) -> "np.ndarray[Any, np.dtype[Any]]":
         """Tokens [first, first + count) of one sequence, or all from ``first``, as a view of the file."""
@@ -111,16 +113,19 @@ class IndexedCorpus:
     def _check_index(self) -> None:
         if int(self.lengths.min()) < 0:
             raise self._damaged("a sequence has a negative length")
+        ends = np.cumsum(self.lengths, dtype=np.int64) * self.dtype.itemsize
+        if int(self._starts[0]) != 0 or not np.array_equal(self._starts[1:], ends[:-1]):
+            raise self._damaged("its sequences do not follow one another")
         if int(self._documents[0]) != 0 or int(self._documents[-1]) != len(self.lengths):
             raise self._damaged(f"its documents do not span its {len(self.lengths)} sequences")
         if bool((np.diff(self._documents) < 0).any()):
             raise self._damaged("its documents are not in order")
 
     def _check_data(self) -> None:
-        ends = self._starts + self.lengths.astype(np.int64) * self.dtype.itemsize
-        if int(self._starts.min()) < 0 or int(ends.max()) != len(self._data):
+        end = self.tokens * self.dtype.itemsize
+        if end != len(self._data):
             raise DataError(
-                f"{self.bin_path}: has {len(self._data)} bytes where {self.idx_path.name} describes {int(ends.max())}; "
+                f"{self.bin_path}: has {len(self._data)} bytes where {self.idx_path.name} describes {end}; "
                 "one of them is cut short or belongs to another corpus: copy both again, or prepare again"
             )
 
@@ -144,16 +149,25 @@ class IndexedWriter:
     """
 
     def __init__(self, prefix: Path, dtype: "np.dtype[Any]") -> None:
-        codes = {np.dtype(text): code for code, text in DTYPE_CODES.items()}
+        codes = {np.dtype(text): code for code, text in DTYPE_CODES.items() if np.dtype(text).kind != "f"}
         self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._limits = np.iinfo(self._dtype)
         self._code = codes[self._dtype]
         self._final = (bin_file(prefix), idx_file(prefix))
         self._temporary = tuple(path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in self._final)
-        self._lengths: List[int] = []
+        self._lengths = array("q")
         self._stream = open(self._temporary[0], "wb")  # noqa: SIM115  # open until finish or abort
 
     def add_document(self, tokens: "np.ndarray[Any, np.dtype[Any]]") -> None:
-        """Append one document of one sequence."""
+        """Append one document of one sequence.
+
+        Raises:
+            DataError: it is too long for the format, or an id does not fit the data type.
+        """
+        if len(tokens) > _LONGEST:
+            raise DataError(f"a document of {len(tokens)} tokens; the format holds at most {_LONGEST}: split it")
+        if len(tokens) and not self._limits.min <= int(tokens.min()) <= int(tokens.max()) <= self._limits.max:
+            raise DataError(f"token ids {int(tokens.min())} to {int(tokens.max())} do not fit {self._dtype.name}")
         self._stream.write(np.ascontiguousarray(tokens, dtype=self._dtype).tobytes())
         self._lengths.append(len(tokens))
 
@@ -163,11 +177,12 @@ class IndexedWriter:
         self._stream.close()
         lengths = np.array(self._lengths, dtype="<i4")
         starts = np.zeros(len(lengths), dtype="<i8")
-        np.cumsum(lengths[:-1].astype(np.int64) * self._dtype.itemsize, out=starts[1:])
+        np.cumsum(lengths[:-1], dtype=np.int64, out=starts[1:])
+        starts *= self._dtype.itemsize
         with open(self._temporary[1], "wb") as stream:
             stream.write(HEADER.pack(MAGIC, VERSION, self._code, len(lengths), len(lengths) + 1))
-            for array in (lengths, starts, np.arange(len(lengths) + 1, dtype="<i8")):
-                stream.write(array.tobytes())
+            for part in (lengths, starts, np.arange(len(lengths) + 1, dtype="<i8")):
+                stream.write(part.tobytes())
             _flush(stream)
         for temporary, final in zip(self._temporary, self._final):
             os.replace(temporary, final)
@@ -183,10 +198,11 @@ class IndexedWriter:
         return self
 
     def __exit__(self, kind: Optional[Type[BaseException]], *_: object) -> None:
-        if kind is None:
-            self.finish()
-        else:
-            self.abort()
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            self.abort()  # after a finish there is nothing left to remove
 
 
 def _flush(stream: Any) -> None:

@@ -120,7 +120,7 @@ class _Stream:
 
     def sample(self, number: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
         """[seq_len + 1] token ids."""
-        epoch = self._epoch_of(number)
+        epoch = number * self._seq_len // self.tokens  # where window `number` starts
         start = self._window_start(epoch)
         size = self._window_start(epoch + 1) - start
         window = start + permuted(stream_key(self._key, "windows", epoch), size, number - start)
@@ -137,10 +137,6 @@ class _Stream:
     def _window_start(self, epoch: int) -> int:
         """First window that starts in an epoch; windows are numbered through all epochs."""
         return -(-epoch * self.tokens // self._seq_len)
-
-    def _epoch_of(self, window: int) -> int:
-        epoch = window * self._seq_len // self.tokens
-        return epoch if window >= self._window_start(epoch) else epoch - 1
 
     def _read(self, start: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
         """Tokens [start, start + count) of the stream."""

@@ -32,16 +32,17 @@ def train(config: RunConfig, out: Path, threads: int) -> int:
             them.
     """
     started = time.time()
-    directory = RunDirectory(Path(open_world().broadcast_json(str(out))))
-    if open_world().size != config.layout.ranks:
-        world = open_world()
+    world = open_world(threads=threads)
+    directory = RunDirectory(Path(world.broadcast_json(str(out))))
+    if world.size != config.layout.ranks:
         raise UsageError(
             f"layout.dp {config.layout.dp} * layout.tp {config.layout.tp} * layout.pp {config.layout.pp} = "
             f"{config.layout.ranks} ranks, but {world.size} were started; "
             f"use `mpirun -n {config.layout.ranks}` or --ranks {config.layout.ranks}, or change the layout"
         )
-    _together(open_world(), lambda: directory.create(dump_run_config(config)) if open_world().rank == 0 else None)
-    world = open_world(directory.flight_dir if config.node.flight_recorder else None)
+    _together(world, lambda: directory.create(dump_run_config(config)) if world.rank == 0 else None)
+    if config.node.flight_recorder:
+        world = open_world(directory.flight_dir, threads)
     try:
         process = prepare_process(threads)
         grid = ProcessGrid(world, config.layout)

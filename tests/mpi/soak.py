@@ -35,7 +35,7 @@ class Delayed(Communicator):
 
     def split(self, color: int, key: int, name: str) -> "Communicator":
         part = super().split(color, key, name)
-        return Delayed(part._handle, name)
+        return Delayed(part._handle, name, shares_cores=True)
 
     def _enter(self, operation: str, tensor: Optional[torch.Tensor]) -> int:
         if self.dice.random() < 0.2:
@@ -60,7 +60,7 @@ def main() -> None:
     torch.set_num_threads(1)
     plain = open_world()
     Delayed.dice.seed(plain.rank + os.getpid())
-    world = Delayed(plain._handle, "world")
+    world = Delayed(plain._handle, "world", shares_cores=True)
     first: List[float] = []
     for run in range(options.runs):
         faulthandler.dump_traceback_later(options.limit, exit=True)
