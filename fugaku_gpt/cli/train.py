@@ -61,6 +61,8 @@ def _start_ranks(config: RunConfig, out: Path) -> None:
     directory = RunDirectory(out)
     directory.create(dump_run_config(config))
     outcome = launch(config, directory.config_file, out, timeout=config.job.elapse, on_line=click.echo)
+    if outcome.exit_code == EXIT_USAGE:
+        directory.discard()
     if outcome.timed_out:
         raise RunFailed(f"{out}: stopped at its time limit of {config.job.elapse:g} s; raise job.elapse")
     raise click.exceptions.Exit(exit_code_of(outcome))
@@ -70,9 +72,9 @@ def _join(config: RunConfig, out: Path, place: Optional[Tuple[int, int]]) -> Non
     threads = config.node.threads_per_rank or max(1, len(usable_cores()) // config.ranks_per_node)
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read when the libraries are loaded, just below
         os.environ[variable] = str(threads)
-    # GNU's OpenMP threads spin for milliseconds at each barrier; on a core that another process wants, iterations were seen
-    # to take 40 times as long. Some 30 microseconds are enough to bridge the gaps within an operator.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    # GNU's OpenMP threads spin for milliseconds at each barrier; on a core that another process wants, an iteration was
+    # seen to take 40 times as long. Some microseconds are enough to bridge the gaps within an operator.
+    os.environ.setdefault("GOMP_SPINCOUNT", "200")
     from fugaku_gpt.training.run import train as train_on_this_rank
 
     try:

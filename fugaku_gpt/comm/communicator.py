@@ -133,8 +133,8 @@ class Communicator:
     def _wait(self, request: MPI.Request) -> None:
         """Wait for a collective to end.
 
-        MPI libraries wait by spinning, which on a core that another rank needs costs that rank its turn: two ranks too many
-        made an iteration a hundred times slower. So ranks that share cores look now and then, and sleep in between.
+        MPI libraries wait by spinning, which on a core that another rank needs costs that rank its turn: two ranks too
+        many made an iteration a hundred times slower. So ranks that share cores look now and then, and sleep in between.
         """
         if not self._shares_cores:
             request.Wait()

@@ -24,8 +24,8 @@ _LEVELS = {
 def open_world(flight_dir: Optional[Path] = None, threads: int = 1) -> Communicator:
     """All ranks of this job; with ``flight_dir``, each keeps its flight recorder there. Collective.
 
-    ``threads`` is what each rank computes with: where a node's ranks have more threads than cores, they wait for each other
-    without holding a core.
+    ``threads`` is what each rank computes with: where a node's ranks have more threads than cores, they wait for each
+    other without holding a core.
     """
     world = MPI.COMM_WORLD
     recorder = None

@@ -89,6 +89,13 @@ class RunDirectory:
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be written: {error.strerror}; choose another --out") from None
 
+    def discard(self) -> None:
+        """Take back :meth:`create` for a run that was refused before it had begun."""
+        if self.config_file.exists():
+            self.config_file.unlink()
+        if self.path.is_dir() and not any(self.path.iterdir()):
+            self.path.rmdir()
+
     def write_environment(self, environment: Dict[str, Any]) -> None:
         """What is really running: builds, threads, affinity, MPI, toggles."""
         write_json_atomically(self.path / "environment.json", {"version": VERSION, **environment})

@@ -33,39 +33,49 @@ def train(config: RunConfig, out: Path, threads: int) -> int:
     """
     started = time.time()
     world = open_world(threads=threads)
-    directory = RunDirectory(Path(world.broadcast_json(str(out))))
-    if world.size != config.layout.ranks:
-        raise UsageError(
-            f"layout.dp {config.layout.dp} * layout.tp {config.layout.tp} * layout.pp {config.layout.pp} = "
-            f"{config.layout.ranks} ranks, but {world.size} were started; "
-            f"use `mpirun -n {config.layout.ranks}` or --ranks {config.layout.ranks}, or change the layout"
-        )
-    _together(world, lambda: directory.create(dump_run_config(config)) if world.rank == 0 else None)
-    if config.node.flight_recorder:
-        world = open_world(directory.flight_dir, threads)
+    directory: Optional[RunDirectory] = None
     try:
+        _check_ranks(config, world)
         process = prepare_process(threads)
-        grid = ProcessGrid(world, config.layout)
-        environment = collect_environment(config, world, process)
         train_samples = _together(world, lambda: open_samples(config, "train"))
         evaluates = config.training.eval_interval is not None
         valid_samples = _together(world, lambda: open_samples(config, "valid")) if evaluates else None
+        directory = _create_directory(config, out, world)
+        if config.node.flight_recorder:
+            world = open_world(directory.flight_dir, threads)
+        environment = collect_environment(config, world, process)
         log = None
         if world.rank == 0:
             directory.write_environment({**environment, "data_fingerprint": train_samples.fingerprint})
             log = TrainingLog(config, MetricsWriter(directory.metrics_file), sys.stdout)
             for line in describe_environment(environment):
                 log.say(line)
-        trainer = Trainer(config, grid, train_samples, valid_samples)
-        _loop(trainer, log)
-    except UsageError:
-        raise
+        _loop(Trainer(config, ProcessGrid(world, config.layout), train_samples, valid_samples), log)
+        if world.rank == 0:
+            directory.write_result(_result(directory, config, OK, "", started))
+        return EXIT_OK
     except BaseException as error:
+        if isinstance(error, UsageError) and directory is None:
+            raise  # every rank has the same, and none waits
         _end_badly(directory, world, started, error)
         return EXIT_RUN_FAILED
-    if world.rank == 0:
-        directory.write_result(_result(directory, config, OK, "", started))
-    return EXIT_OK
+
+
+def _check_ranks(config: RunConfig, world: Communicator) -> None:
+    """The launcher may have started other numbers than its variables promised."""
+    if world.size != config.layout.ranks:
+        raise UsageError(
+            f"layout.dp {config.layout.dp} * layout.tp {config.layout.tp} * layout.pp {config.layout.pp} = "
+            f"{config.layout.ranks} ranks, but MPI has joined {world.size}; use the mpirun of the MPI that mpi4py "
+            "was built for (`fugaku-gpt doctor` shows both)"
+        )
+
+
+def _create_directory(config: RunConfig, out: Path, world: Communicator) -> RunDirectory:
+    """The run directory that rank 0 names, made by rank 0."""
+    directory = RunDirectory(Path(world.broadcast_json(str(out))))
+    _together(world, lambda: directory.create(dump_run_config(config)) if world.rank == 0 else None)
+    return directory
 
 
 def _loop(trainer: Trainer, log: Optional[TrainingLog]) -> None:
@@ -124,7 +134,7 @@ def _together(world: Communicator, action: Callable[[], T]) -> T:
     return value  # type: ignore[return-value]  # set: no rank had a problem
 
 
-def _end_badly(directory: RunDirectory, world: Communicator, started: float, error: BaseException) -> None:
+def _end_badly(directory: Optional[RunDirectory], world: Communicator, started: float, error: BaseException) -> None:
     """Say what happened on this rank, record it, and end the other ranks, which may be waiting for this one."""
     expected = isinstance(error, FugakuGptError)
     if not expected:
@@ -136,7 +146,8 @@ def _end_badly(directory: RunDirectory, world: Communicator, started: float, err
         not isinstance(error, RunFailed) or world.rank == 0
     ):  # RunFailed is raised by all ranks alike: one voice is enough
         print(f"fugaku-gpt: {reason}", file=sys.stderr, flush=True)
-        directory.write_result(_result(directory, None, status, reason, started))
+        if directory is not None:
+            directory.write_result(_result(directory, None, status, reason, started))
     if isinstance(error, RunFailed):
         world.barrier()  # rank 0 has recorded it before anyone leaves
         return

@@ -1,0 +1,154 @@
+"""The train verb as a user calls it: real mpirun, real files, real exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from fugaku_gpt.cli.main import run
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.jobs.launcher import find_launcher
+from fugaku_gpt.records.run import RunDirectory
+from tests.support.corpus import write_byte_corpus
+
+SMALL = ["model.layers=1", "model.hidden=16", "model.heads=2", "model.seq_len=16", "model.vocab_size=256"]
+SHORT = ["training.iterations=4", "training.global_batch=4", "training.micro_batch=1", "training.eval_interval=2"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_corpus(tmp_path_factory.mktemp("corpus") / "bytes")
+
+
+def arguments(corpus: Path, out: Path, *settings: str) -> List[str]:
+    words = ["train", "--data", str(corpus), "--out", str(out)]
+    for setting in (*SMALL, *SHORT, *settings):
+        words += ["--set", setting]
+    return words
+
+
+def test_two_ranks_leave_a_whole_run_directory(corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert run([*arguments(corpus, out, "layout.dp=2"), "--ranks", "2"]) == 0
+    directory = RunDirectory(out)
+    result, environment = directory.result(), directory.environment()
+    assert result is not None and result.status == "ok" and result.iterations == 4
+    assert [line["iteration"] for line in directory.metrics("iteration")] == [1, 2, 3, 4]
+    assert [line["iteration"] for line in directory.metrics("validation")] == [0, 2, 4]
+    assert load_run_config(directory.config_file).layout.dp == 2
+    assert environment is not None and [rank["rank"] for rank in environment["ranks"]] == [0, 1]
+    last = directory.metrics("iteration")[-1]
+    assert last["consumed_samples"] == 16 and last["consumed_tokens"] == 16 * 16
+    assert last["rss_max_bytes"] > 0 and last["node_used_bytes"] > last["rss_max_bytes"] / 2
+    printed = capfd.readouterr().out
+    for words in ("torch ", "MPI ", "rank 1 on ", "lm loss:", "grad norm:", "tokens per second:", "TFLOPs:"):
+        assert words in printed
+
+
+def test_the_same_seed_gives_the_same_losses_with_one_rank_and_with_two(corpus: Path, tmp_path: Path) -> None:
+    losses = []
+    for ranks, setting in (("1", "layout.tp=1"), ("2", "layout.tp=2")):
+        out = tmp_path / ranks
+        words = arguments(corpus, out, setting, "training.dtype=float64")
+        assert run([*words, "--ranks", ranks]) == 0
+        losses.append([line["loss"] for line in RunDirectory(out).metrics("iteration")])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
+def test_ranks_started_by_mpirun_itself_join(corpus: Path, tmp_path: Path) -> None:
+    done = _mpirun(2, arguments(corpus, tmp_path / "run", "layout.tp=2"))
+    assert done.returncode == 0, done.stdout
+    result = RunDirectory(tmp_path / "run").result()
+    assert result is not None and result.status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ranks", "2"], "layout.dp 1 * layout.tp 1 * layout.pp 1 = 1 ranks, but there are 2"),
+        (["--set", "layout.dp=2"], "add --ranks 2"),
+        (["--set", "layout.tp=3", "--ranks", "3"], "must divide model.heads 2; valid: 1, 2"),
+        (["--set", "training.lr=fast"], "training.lr: 'fast': expected a number"),
+        (["--preset", "huge"], "valid: tiny, 124m"),
+        (["--data", "nowhere", "--ranks", "1"], "nowhere: neither a folder made by"),
+    ],
+)
+def test_a_mistake_is_a_message_and_leaves_nothing(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], words: List[str], said: str
+) -> None:
+    out = tmp_path / "run"
+    code = run([*arguments(corpus, out), *words])
+    captured = capfd.readouterr()
+    output = captured.out + captured.err
+    assert said in output
+    assert "Traceback" not in output
+    assert code == 2 and not out.exists()
+
+
+def test_a_token_past_the_vocabulary_ends_all_ranks_with_a_message(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"  # a foreign corpus does not name its vocabulary: it is seen when a rank reads the sample
+    assert run([*arguments(corpus, out, "model.vocab_size=118", "layout.dp=2"), "--ranks", "2"]) == 1
+    output = capfd.readouterr().out
+    assert "is outside the vocabulary; model.vocab_size is 118" in output and "Traceback" not in output
+    result = RunDirectory(out).result()
+    assert result is not None and result.status == "failed" and "vocabulary" in result.reason
+
+
+def test_a_second_run_into_the_same_folder_is_refused(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    words = [*arguments(corpus, out), "--ranks", "1"]
+    assert run(words) == 0
+    before = (out / "result.json").read_text(encoding="utf-8")
+    assert run(words) == 2
+    assert "already holds a run" in capfd.readouterr().err
+    assert (out / "result.json").read_text(encoding="utf-8") == before
+
+
+def test_a_loss_that_is_not_finite_is_a_failed_run(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    settings = ["training.lr=1e30", "training.min_lr=1e29", "training.clip_grad=0", "layout.dp=2"]
+    assert run([*arguments(corpus, out, *settings), "--ranks", "2"]) == 1
+    result = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    assert result["status"] == "failed" and "not finite" in result["reason"]
+    assert "Traceback" not in capfd.readouterr().out
+
+
+def test_a_rank_that_is_killed_ends_the_run(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = arguments(corpus, out, "layout.dp=2", "training.iterations=100000", "training.eval_interval=null")
+    command = [sys.executable, "-m", "fugaku_gpt", *words, "--ranks", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(b"iteration"):
+                break
+        environment = RunDirectory(out).environment()
+        assert environment is not None
+        os.kill(environment["ranks"][1]["process"], 9)
+        process.stdout.read()
+        assert process.wait(timeout=60) != 0
+
+
+def _mpirun(ranks: int, words: List[str]) -> "subprocess.CompletedProcess[str]":
+    launcher = find_launcher()
+    return subprocess.run(
+        [*launcher.start(ranks), sys.executable, "-m", "fugaku_gpt", *words],
+        env={**os.environ, **launcher.environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+        timeout=300,
+        check=False,
+    )
