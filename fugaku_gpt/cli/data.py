@@ -49,10 +49,10 @@ def prepare(
 
     A SOURCE is a text file (one document), a .jsonl file (one document a line), either as .gz, or a folder of them.
     """
-    from fugaku_gpt.data.prepare import Request, prepare as make
+    from fugaku_gpt.data import prepare as preparation
     from fugaku_gpt.data.sources import TEXT_SUFFIXES
 
-    request = Request(
+    request = preparation.Request(
         out=out,
         sources=sources,
         stdlib=stdlib,
@@ -65,16 +65,15 @@ def prepare(
         workers=workers if workers is not None else min(32, _usable_cores()),
         force=force,
     )
-    manifest, present = make(request)
+    manifest, present = preparation.prepare(request)
     skipped = manifest["undecodable_files"]
     if skipped:
         examples = ", ".join(manifest["undecodable_examples"]) + (", ..." if skipped > 5 else "")
         click.echo(f"fugaku-gpt: warning: {skipped} file(s) left out, not UTF-8 text: {examples}", err=True)
     wanted = request.vocab_size
     if tokenizer is None and manifest["vocab_size"] < wanted:
-        click.echo(
-            f"fugaku-gpt: warning: the text gives a vocabulary of {manifest['vocab_size']} tokens, not {wanted}", err=True
-        )
+        got = manifest["vocab_size"]
+        click.echo(f"fugaku-gpt: warning: the text gives a vocabulary of {got} tokens, not {wanted}", err=True)
     click.echo(
         f"{out}: {'already prepared' if present else 'prepared'}: {manifest['tokens']:,} tokens in "
         f"{manifest['documents']:,} documents from {manifest['text_bytes'] / 2**20:.1f} MiB of text, "

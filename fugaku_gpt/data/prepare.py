@@ -137,8 +137,9 @@ def _present(request: Request, made_from: Dict[str, Any]) -> Optional[Dict[str, 
     if manifest.get("sources") != made_from["sources"]:
         changed.append("other sources, or files that have changed since")
     if changed:
+        differing = "; ".join(changed)
         raise DataError(
-            f"{out}: holds a corpus prepared with {'; '.join(changed)}; choose another --out, or replace it with --force"
+            f"{out}: holds a corpus prepared with {differing}; choose another --out, or replace it with --force"
         )
     return manifest
 
@@ -210,7 +211,7 @@ def _sha256(paths: Sequence[Path]) -> str:
 
 @contextlib.contextmanager
 def _folder_in_the_making(out: Path) -> Iterator[Path]:
-    """A hidden folder beside ``out``, removed however the block ends, SIGTERM included; SIGKILL's is removed next time."""
+    """A hidden folder beside ``out``, removed however the block ends; what SIGKILL leaves is removed the next time."""
     host = socket.gethostname()
     folder = out.with_name(f".{out.name}.{host}.{os.getpid()}.tmp")
     try:

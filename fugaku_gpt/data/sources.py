@@ -23,9 +23,8 @@ TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".tex", ".py", ".c", ".h", ".cc
 MAX_DOCUMENT = 1 << 30  # bytes of one document, which is held in memory whole
 _LARGEST_LINE = MAX_DOCUMENT + (1 << 20)
 # Of the standard library: what is not part of it, what only tests it, and tables of numbers or of this machine's paths.
-_STDLIB_EXCLUDED = frozenset(
-    "site-packages dist-packages test tests idle_test idlelib lib2to3 turtledemo _bundled encodings __pycache__".split()
-)
+_STDLIB_EXCLUDED = {"site-packages", "dist-packages", "_bundled", "__pycache__"}
+_STDLIB_EXCLUDED |= {"test", "tests", "idle_test", "idlelib", "lib2to3", "turtledemo", "encodings"}
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -105,9 +104,7 @@ def find_files(sources: Sequence[Path], stdlib: bool, suffixes: Sequence[str], s
     return files
 
 
-def read_documents(
-    files: Sequence[SourceFile], text_key: str, limit: Optional[int], tally: Tally
-) -> Iterator[bytes]:
+def read_documents(files: Sequence[SourceFile], text_key: str, limit: Optional[int], tally: Tally) -> Iterator[bytes]:
     """The documents of the files as UTF-8, without the empty ones, until ``limit`` bytes are reached (the last whole).
 
     Raises:
@@ -118,7 +115,7 @@ def read_documents(
         before = tally.disk_bytes
         try:
             with open(file.path, "rb") as raw:
-                stream: BinaryIO = gzip.open(raw) if file.path.suffix == ".gz" else raw  # type: ignore[assignment]
+                stream: BinaryIO = gzip.GzipFile(fileobj=raw) if file.path.suffix == ".gz" else raw  # type: ignore[assignment]
                 texts = _json_lines(stream, file, text_key) if _is_json(file.path) else _whole(stream, file, tally)
                 for text in texts:
                     if not text or text.isspace():

@@ -10,6 +10,7 @@ Frame of a batch: number of documents (u64), bytes of each (u64), then the bytes
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import struct
@@ -31,9 +32,7 @@ _AHEAD = 4  # batches per worker that may wait for an earlier one
 _U64 = struct.Struct("<Q")
 
 
-def encode_all(
-    documents: Iterable[bytes], tokenizer: Path, workers: int
-) -> "Iterator[np.ndarray[Any, np.dtype[Any]]]":
+def encode_all(documents: Iterable[bytes], tokenizer: Path, workers: int) -> "Iterator[np.ndarray[Any, np.dtype[Any]]]":
     """Token ids of each document, in order, by ``workers`` processes (1: this one).
 
     Raises:
@@ -140,8 +139,7 @@ class _Pool:
             return DataError(f"worker process {process.pid} closed its output; try --workers 1")
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         return DataError(
-            f"worker process {process.pid} died ({how}); nothing was written; "
-            "if memory was short, try fewer --workers"
+            f"worker process {process.pid} died ({how}); nothing was written; if memory was short, try fewer --workers"
         )
 
     def __enter__(self) -> "_Pool":
@@ -156,10 +154,8 @@ class _Pool:
                 process.kill()
             for stream in (process.stdin, process.stdout):
                 assert stream is not None
-                try:
+                with contextlib.suppress(OSError):  # a dead worker's pipe still holds what was not read
                     stream.close()
-                except OSError:  # a dead worker's pipe still holds what was not read
-                    pass
         for process in self._processes:
             process.wait()
 

@@ -1,0 +1,93 @@
+"""``fugaku-gpt data`` as a user meets it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from fugaku_gpt.cli.main import run
+from tests.data.files import write_megatron
+
+pytest.importorskip("tokenizers")
+
+
+def test_prepare_then_info(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    command = ["data", "prepare", textwrap.__file__, "--out", str(out), "--vocab-size", "300", "--workers", "1"]
+    assert run(command) == 0
+    first = capsys.readouterr()
+    assert f"{out}: prepared: " in first.out and "in 1 documents" in first.out
+    assert run(command) == 0
+    assert "already prepared" in capsys.readouterr().out
+    assert run([*command, "--seed", "7"]) == 2
+    assert "prepared with seed 1234, not 7" in capsys.readouterr().err
+    assert run([*command, "--seed", "7", "--force"]) == 0
+    capsys.readouterr()
+    assert run(["data", "info", str(out), "--format", "json"]) == 0
+    (facts,) = json.loads(capsys.readouterr().out)
+    assert facts["vocab_size"] == 300 and facts["documents"] == facts["train_sequences"] == 1
+    assert facts["tokens"] == facts["train_tokens"] and len(facts["fingerprint"]) == 64
+
+
+def test_info_of_a_megatron_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_megatron(tmp_path / "c", [[1, 2], [3]] * 1000, code=8)
+    forms = {}
+    for form in ("table", "md", "csv", "json"):
+        assert run(["data", "info", str(tmp_path / "c.idx"), "--format", form]) == 0
+        forms[form] = capsys.readouterr().out
+    (row,) = csv.DictReader(io.StringIO(forms["csv"]))
+    expected = {"form": "Megatron pair", "tokens": "3000", "dtype": "uint16", "vocab_size": "", "valid_sequences": "60"}
+    assert {key: row[key] for key in expected} == expected
+    assert "| train tokens | 2,907 |\n" in forms["md"]
+    assert "documents        2,000\n" in forms["table"]
+    assert json.loads(forms["json"])[0]["vocab_size"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["info", "{}/gone"], "neither a folder made by `fugaku-gpt data prepare` nor the prefix"),
+        (["info", "{}"], "has no manifest.json"),
+        (["prepare", "--out", "{}/out"], "nothing to prepare"),
+        (["prepare", "--out", "{}/out", "{}/gone"], "gone: no such file or folder"),
+        (["prepare", "--out", "{}/out", "--stdlib", "--tokenizer", "{}/t.json"], "t.json: no such file; --tokenizer"),
+        (["prepare", "--out", "{}/out", "--stdlib", "--workers", "0"], "--workers"),
+        (["prepare", "--stdlib"], "--out"),
+    ],
+)
+def test_mistakes_are_messages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: "list[str]", words: str
+) -> None:
+    assert run(["data", *(argument.format(tmp_path) for argument in arguments)]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err and "Traceback" not in captured.err and captured.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_small_vocabulary_and_skipped_files_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("aaaa bbbb")
+    (folder / "b.txt").write_bytes(b"\xff")
+    assert run(["data", "prepare", str(folder), "--out", str(tmp_path / "out"), "--vocab-size", "900"]) == 0
+    err = capsys.readouterr().err
+    assert "1 file(s) left out, not UTF-8 text: texts/b.txt" in err
+    assert "tokens, not 900" in err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from fugaku_gpt.cli.main import run; run(['data', 'prepare', '--help']);"
+        "heavy = {'torch', 'numpy', 'tokenizers', 'rich', 'mpi4py', 'yaml'} & set(sys.modules);"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "--text-key" in done.stdout

@@ -1,0 +1,54 @@
+"""Prepared folders are checked against their manifest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.data.corpus import open_corpus
+from fugaku_gpt.data.samples import open_samples
+from fugaku_gpt.errors import DataError
+from tests.data.files import write_megatron
+
+
+def _folder(place: Path, **changes: Any) -> Path:
+    write_megatron(place / "corpus", [[1, 2, 3], [4]])
+    manifest: Dict[str, Any] = {"version": 1, "tokens": 4, "documents": 2, "vocab_size": 300, "fingerprint": "ab"}
+    (place / "manifest.json").write_text(json.dumps({**manifest, **changes}))
+    return place
+
+
+def test_a_prepared_folder(tmp_path: Path) -> None:
+    corpus = open_corpus(str(_folder(tmp_path)))
+    assert (corpus.fingerprint, corpus.vocab_size, corpus.index.tokens) == ("ab", 300, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"version": 2}, "not a manifest of version 1"),
+        ({"tokens": "4"}, "not a manifest"),
+        ({"documents": 3}, "counts 4 tokens in 3 documents, but the corpus has 4 in 2"),
+    ],
+)
+def test_a_manifest_that_does_not_fit(tmp_path: Path, changes: Dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        open_corpus(str(_folder(tmp_path, **changes)))
+
+
+def test_a_manifest_that_is_no_json(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no manifest\.json"):
+        open_corpus(str(tmp_path))
+    (_folder(tmp_path) / "manifest.json").write_text("{")
+    with pytest.raises(DataError, match="cannot be read"):
+        open_corpus(str(tmp_path))
+
+
+def test_a_vocabulary_larger_than_the_models(tmp_path: Path) -> None:
+    overrides = ["model.vocab_size=256", "model.seq_len=2", f"data.paths=[{_folder(tmp_path)}]"]
+    with pytest.raises(DataError, match=r"has 300 tokens, more than model.vocab_size 256.*--set model.vocab_size=300"):
+        open_samples(load_run_config(overrides=overrides), "train")

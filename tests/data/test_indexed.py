@@ -1,0 +1,122 @@
+"""Megatron's files: read as they are laid out, written as they are read, refused when damaged."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from pathlib import Path
+from typing import Callable, List
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fugaku_gpt.data.indexed import IndexedCorpus, IndexedWriter
+from fugaku_gpt.errors import DataError
+from tests.data.files import FORMATS, write_megatron
+
+SEQUENCES = [[5, 6, 7], [8], [], [9, 10, 100, 12]]
+
+
+@pytest.mark.parametrize("code", FORMATS)
+def test_reads_what_megatron_lays_out(tmp_path: Path, code: int) -> None:
+    write_megatron(tmp_path / "text_document", SEQUENCES, code)
+    corpus = IndexedCorpus(tmp_path / "text_document")
+    assert (corpus.sequences, corpus.documents, corpus.tokens) == (4, 4, 8)
+    assert corpus.dtype == np.dtype("<" + FORMATS[code])
+    assert [corpus.sequence(number).tolist() for number in range(4)] == SEQUENCES
+    assert corpus.sequence(3, 1, 2).tolist() == [10, 100]
+
+
+def test_documents_of_several_sequences_and_modes(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "corpus", SEQUENCES, documents=[0, 2, 2, 4], modes=True)
+    corpus = IndexedCorpus(tmp_path / "corpus")
+    assert (corpus.sequences, corpus.documents) == (4, 3)
+    assert [corpus.document(number).tolist() for number in range(3)] == [[5, 6, 7, 8], [], [9, 10, 100, 12]]
+
+
+@pytest.mark.parametrize("name", ["corpus.idx", "corpus.bin"])
+def test_every_truncation_is_refused(tmp_path: Path, name: str) -> None:
+    write_megatron(tmp_path / "corpus", SEQUENCES)
+    whole = (tmp_path / name).read_bytes()
+    for length in range(len(whole)):
+        (tmp_path / name).write_bytes(whole[:length])
+        with pytest.raises(DataError, match="corpus"):
+            IndexedCorpus(tmp_path / "corpus")
+    (tmp_path / name).write_bytes(whole + b"\0\0\0")
+    with pytest.raises(DataError, match=r"cut short"):
+        IndexedCorpus(tmp_path / "corpus")
+
+
+def _patch(at: int, data: bytes) -> Callable[[bytes], bytes]:
+    return lambda whole: whole[:at] + data + whole[at + len(data) :]
+
+
+LENGTHS, STARTS, DOCUMENTS = 34, 34 + 4 * 4, 34 + 12 * 4
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda whole: b"", "0 bytes"),
+        (_patch(0, b"TNTIDX\x00\x00"), "not a Megatron memory-mapped index"),
+        (_patch(9, struct.pack("<Q", 2)), "version 2"),
+        (_patch(17, b"\x09"), "code 9; valid: 1, 2"),
+        (_patch(17, b"\x06"), "float64"),
+        (_patch(17, b"\x07"), "float32"),
+        (_patch(18, struct.pack("<Q", 2**62)), "cut short"),
+        (_patch(18, struct.pack("<QQ", 0, 1)), "cut short|empty"),
+        (_patch(LENGTHS, struct.pack("<i", -3)), "negative"),
+        (_patch(LENGTHS, struct.pack("<i", 4)), "follow"),
+        (_patch(STARTS, struct.pack("<q", 4)), "follow"),
+        (_patch(STARTS + 8, struct.pack("<q", -12)), "follow"),
+        (_patch(DOCUMENTS, struct.pack("<q", 1)), "span"),
+        (_patch(DOCUMENTS + 8, struct.pack("<q", 4)), "order"),
+        (_patch(DOCUMENTS + 32, struct.pack("<q", 3)), "span"),
+    ],
+)
+def test_a_damaged_index_says_what_is_wrong(tmp_path: Path, damage: Callable[[bytes], bytes], words: str) -> None:
+    write_megatron(tmp_path / "corpus", SEQUENCES)
+    path = tmp_path / "corpus.idx"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataError, match=words) as caught:
+        IndexedCorpus(tmp_path / "corpus")
+    assert str(path) in str(caught.value)
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"corpus\.idx: no such file"):
+        IndexedCorpus(tmp_path / "corpus")
+    write_megatron(tmp_path / "corpus", SEQUENCES)
+    (tmp_path / "corpus.bin").unlink()
+    with pytest.raises(DataError, match=r"corpus\.bin: no such file"):
+        IndexedCorpus(tmp_path / "corpus")
+
+
+def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "corpus", [])
+    with pytest.raises(DataError, match="empty corpus"):
+        IndexedCorpus(tmp_path / "corpus")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 65535), max_size=20), min_size=1, max_size=10), st.sampled_from(["u2", "i4"]))
+def test_what_is_written_is_read(sequences: List[List[int]], dtype: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        prefix = Path(folder, "corpus")
+        with IndexedWriter(prefix, np.dtype(dtype)) as writer:
+            for sequence in sequences:
+                writer.add_document(np.array(sequence, dtype=np.int64))
+        corpus = IndexedCorpus(prefix)
+        assert [corpus.document(number).tolist() for number in range(corpus.documents)] == sequences
+        written = [Path(folder, name).read_bytes() for name in ("corpus.bin", "corpus.idx")]
+        write_megatron(prefix, sequences, {"u2": 8, "i4": 4}[dtype])
+        assert [Path(folder, name).read_bytes() for name in ("corpus.bin", "corpus.idx")] == written
+
+
+def test_a_writer_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="do not fit uint16"), IndexedWriter(tmp_path / "c", np.dtype("u2")) as writer:
+        writer.add_document(np.array([1, 2]))
+        writer.add_document(np.array([65536]))
+    assert list(tmp_path.iterdir()) == []

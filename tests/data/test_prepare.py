@@ -1,0 +1,217 @@
+"""``data prepare`` from end to end, on real text."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Tuple
+
+import pytest
+
+pytest.importorskip("tokenizers")
+
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.data.corpus import open_corpus
+from fugaku_gpt.data.prepare import Request, prepare
+from fugaku_gpt.data.samples import open_samples
+from fugaku_gpt.data.sources import TEXT_SUFFIXES
+from fugaku_gpt.errors import DataError
+
+NAMES = ["corpus.bin", "corpus.idx", "manifest.json", "tokenizer.json"]
+
+
+@pytest.fixture()
+def texts(tmp_path: Path) -> Path:
+    """A folder with a text file, a .gz, JSON lines and a file that is not UTF-8."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    source = Path(textwrap.__file__).read_text(encoding="utf-8")
+    (folder / "a.py").write_text(source, encoding="utf-8")
+    (folder / "b.txt.gz").write_bytes(gzip.compress(source[::-1].encode()))
+    (folder / "c.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in source.splitlines()))
+    (folder / "d.txt").write_bytes(b"\xff\xfe\x00")
+    return folder
+
+
+def request(out: Path, *sources: Path, **changes: Any) -> Request:
+    fields: Dict[str, Any] = {
+        "stdlib": False,
+        "suffixes": TEXT_SUFFIXES,
+        "text_key": "text",
+        "tokenizer": None,
+        "vocab_size": 300,
+        "seed": 1,
+        "limit_mib": None,
+        "workers": 1,
+        "force": False,
+    }
+    return Request(out=out, sources=sources, **{**fields, **changes})
+
+
+def content(folder: Path) -> Tuple[bytes, ...]:
+    return tuple((folder / name).read_bytes() for name in NAMES)
+
+
+def test_text_becomes_samples(tmp_path: Path, texts: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    manifest, present = prepare(request(out, texts))
+    assert not present and sorted(os.listdir(out)) == NAMES and os.listdir(out.parent) == ["out"]
+    lines = Path(textwrap.__file__).read_text(encoding="utf-8").splitlines()
+    filled = [line for line in lines if line.strip()]
+    assert manifest["documents"] == len(filled) + 2
+    assert manifest["empty_documents"] == len(lines) - len(filled)
+    assert manifest["undecodable_files"] == 1 and manifest["undecodable_examples"] == ["texts/d.txt"]
+    assert manifest["vocab_size"] == 300 and manifest["dtype"] == "uint16"
+    assert str(tmp_path) not in (out / "manifest.json").read_text(), "no path of this machine"
+    corpus = open_corpus(str(out))
+    assert (corpus.index.tokens, corpus.fingerprint) == (manifest["tokens"], manifest["fingerprint"])
+    ends = [corpus.index.document(number)[-1] for number in range(corpus.index.documents)]
+    assert set(ends) == {manifest["end_of_document"]["id"]}
+    config = load_run_config(overrides=[f"data.paths=[{out}]", "model.vocab_size=300", "model.seq_len=64"])
+    assert open_samples(config, "train").batch(0, 4).shape == (4, 65)
+
+
+def test_workers_do_not_change_a_byte(tmp_path: Path, texts: Path) -> None:
+    prepare(request(tmp_path / "one", texts))
+    prepare(request(tmp_path / "three", texts, workers=3))
+    assert content(tmp_path / "one") == content(tmp_path / "three")
+
+
+def test_the_standard_library(tmp_path: Path) -> None:
+    manifest, _ = prepare(request(tmp_path / "out", stdlib=True, limit_mib=0.1))
+    assert 0.1 <= manifest["text_bytes"] / 2**20 < 0.5
+    assert manifest["sources"]["stdlib"] == "Python {}.{}.{}".format(*sys.version_info[:3])
+
+
+def test_a_tokenizer_of_ones_own(tmp_path: Path, texts: Path) -> None:
+    prepare(request(tmp_path / "a", texts))
+    given = tmp_path / "a" / "tokenizer.json"
+    manifest, _ = prepare(request(tmp_path / "b", texts, tokenizer=given))
+    assert content(tmp_path / "b")[:2] == content(tmp_path / "a")[:2]
+    assert manifest["options"]["tokenizer"]["sha256"] == manifest["tokenizer_sha256"]
+
+
+def test_what_is_there_is_reused_or_refused(tmp_path: Path, texts: Path) -> None:
+    out = tmp_path / "out"
+    first, _ = prepare(request(out, texts))
+    state = os.stat(out).st_mtime_ns
+    assert prepare(request(out, texts, workers=2)) == (first, True)
+    assert os.stat(out).st_mtime_ns == state
+    with pytest.raises(DataError, match=r"prepared with vocab_size 300, not 310; choose another --out.*--force"):
+        prepare(request(out, texts, vocab_size=310))
+    (texts / "a.py").write_text("changed")
+    with pytest.raises(DataError, match="files that have changed since"):
+        prepare(request(out, texts))
+    assert open_corpus(str(out)).fingerprint == first["fingerprint"]
+    second, present = prepare(request(out, texts, force=True))
+    assert not present and second["fingerprint"] != first["fingerprint"]
+    assert sorted(os.listdir(tmp_path)) == ["out", "texts"]
+
+
+def test_a_damaged_corpus_is_replaced_by_force(tmp_path: Path, texts: Path) -> None:
+    out = tmp_path / "out"
+    prepare(request(out, texts))
+    (out / "corpus.bin").write_bytes(b"")
+    with pytest.raises(DataError, match=r"corpus\.bin"):
+        prepare(request(out, texts))
+    prepare(request(out, texts, force=True))
+    assert open_corpus(str(out)).index.tokens > 0
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path, texts: Path, force: bool) -> None:
+    with pytest.raises(DataError, match="is not a prepared corpus, so it is left alone"):
+        prepare(request(texts, texts, force=force))
+    assert (texts / "a.py").exists()
+    with pytest.raises(DataError, match="left alone"):
+        prepare(request(texts / "a.py", texts, force=force))
+
+
+def test_an_empty_folder_is_filled(tmp_path: Path, texts: Path) -> None:
+    (tmp_path / "out").mkdir()
+    prepare(request(tmp_path / "out", texts))
+    assert sorted(os.listdir(tmp_path)) == ["out", "texts"]
+
+
+def test_bad_input_leaves_nothing(tmp_path: Path, texts: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(DataError, match="nothing to prepare: name files or folders, or --stdlib"):
+        prepare(request(out))
+    with pytest.raises(DataError, match="--vocab-size 200: .* at least 257"):
+        prepare(request(out, texts, vocab_size=200))
+    with pytest.raises(DataError, match=r"no text in 1 file\(s\), 1 of them not UTF-8 text: .*d\.txt"):
+        prepare(request(out, texts / "d.txt"))
+    (texts / "e.jsonl").write_text('{"text": "good"}\nbad\n')
+    with pytest.raises(DataError, match=r"e\.jsonl:2: not JSON"):
+        prepare(request(out, texts, workers=2))
+    with pytest.raises(DataError, match="cannot be made"):
+        prepare(request(texts / "a.py" / "out", texts))
+    assert os.listdir(tmp_path) == ["texts"]
+
+
+# `fugaku-gpt data prepare` that marks a file and sleeps when it has written four documents, its workers still there
+STALLING = """
+import pathlib, signal, sys, time
+from fugaku_gpt.cli.main import run
+from fugaku_gpt.data import workers
+from fugaku_gpt.data.indexed import IndexedWriter
+workers.BATCH = 1000
+signal.signal(signal.SIGINT, signal.default_int_handler)
+whole = IndexedWriter.add_document
+def stall(self, tokens):
+    whole(self, tokens)
+    if len(self._lengths) == 4:
+        pathlib.Path(sys.argv[1]).touch()
+        time.sleep(600)
+IndexedWriter.add_document = stall
+sys.exit(run(["data", "prepare", *sys.argv[2:]]))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_prepare_leaves_nothing_to_be_seen(tmp_path: Path, texts: Path, how: int) -> None:
+    """No folder, no process; what SIGKILL leaves is hidden, and removed by the next prepare."""
+    out, marker = tmp_path / "out", tmp_path / "stalled"
+    options = [str(texts), "--out", str(out), "--vocab-size", "300", "--workers", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", STALLING, str(marker), *options], stderr=subprocess.PIPE, universal_newlines=True
+    )
+    _wait_until(lambda: marker.exists() or process.poll() is not None)
+    assert marker.exists() and len(_processes_of(out)) == 3
+    process.send_signal(how)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == (-9 if how == signal.SIGKILL else 1)
+    assert "Traceback" not in stderr
+    _wait_until(lambda: not _processes_of(out))
+    marker.unlink()
+    left = [name for name in os.listdir(tmp_path) if name != "texts"]
+    assert len(left) == (how == signal.SIGKILL) and all(name.startswith(".out.") for name in left)
+    prepare(request(out, texts))
+    assert sorted(os.listdir(tmp_path)) == ["out", "texts"]
+
+
+def _wait_until(true: Callable[[], bool]) -> None:
+    for _ in range(1200):
+        if true():
+            return
+        time.sleep(0.05)
+    raise AssertionError("still not so after a minute")
+
+
+def _processes_of(out: Path) -> List[str]:
+    """Process ids of `data prepare` for this folder and of its workers, which name its parent in their arguments."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(out.parent).encode() in (place / "cmdline").read_bytes():
+                found.append(place.name)
+    return found

@@ -1,0 +1,171 @@
+"""The order of samples: Megatron's windows over permuted documents, without state."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Iterator, List, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.data.permutation import permutation, permuted, stream_key
+from fugaku_gpt.data.samples import SampleSource, open_samples, split_bounds
+from fugaku_gpt.errors import DataError
+from tests.data.files import write_megatron
+
+SEED = 11
+
+
+def config_of(*paths: Path, seq_len: int = 5, settings: Sequence[str] = ()) -> RunConfig:
+    fixed = [f"model.seq_len={seq_len}", "model.vocab_size=30000", f"training.seed={SEED}", "data.split=[1,0,0]"]
+    return load_run_config(overrides=[*fixed, f"data.paths={json.dumps([str(path) for path in paths])}", *settings])
+
+
+def documents_of(lengths: Sequence[int]) -> List[List[int]]:
+    """Documents whose tokens are all different."""
+    starts = np.cumsum([0, *lengths])
+    return [list(range(start, start + length)) for start, length in zip(starts.tolist(), lengths)]
+
+
+def megatron_windows(ordered: Iterator[List[int]], seq_len: int) -> Iterator[List[int]]:
+    """What Megatron's sample index makes of documents in order: each sample takes seq_len + 1 tokens from as many
+    documents as that needs, and the next starts at the last token taken."""
+    document, offset = next(ordered), 0
+    while True:
+        sample: List[int] = []
+        while True:
+            sample += document[offset : offset + seq_len + 1 - len(sample)]
+            if len(sample) == seq_len + 1:
+                offset = document.index(sample[-1])
+                break
+            document, offset = next(ordered), 0
+        yield sample
+
+
+def endless(documents: List[List[int]], key: int) -> Iterator[List[int]]:
+    epoch = 0
+    while True:
+        for number in permutation(stream_key(key, "documents", epoch), len(documents)).tolist():
+            yield documents[number]
+        epoch += 1
+
+
+LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=9).filter(lambda lengths: sum(lengths) >= 12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LENGTHS, st.integers(1, 11), st.randoms(use_true_random=False))
+def test_windows_are_megatrons(
+    tmp_path_factory: pytest.TempPathFactory, lengths: List[int], s: int, random: object
+) -> None:
+    documents = documents_of(lengths)
+    folder = tmp_path_factory.mktemp("corpus")
+    write_megatron(folder / "c", documents)
+    source = open_samples(config_of(folder / "c", seq_len=s), "train")
+    total = sum(lengths)
+    key = stream_key(SEED, "train", 0)
+    walk = megatron_windows(endless(documents, key), s)
+    number = 0
+    for epoch in range(3):
+        first, last = -(-epoch * total // s), -(-(epoch + 1) * total // s)  # windows that start in this epoch
+        windows = [next(walk) for _ in range(first, last)]
+        samples = [source.sample(n).tolist() for n in range(first, last)]
+        assert sorted(samples) == sorted(windows)
+        keys = stream_key(key, "windows", epoch)
+        assert samples == [windows[permuted(keys, last - first, n)] for n in range(last - first)]
+        number = last
+    again = open_samples(config_of(folder / "c", seq_len=s), "train")
+    assert again.sample(number - 1).tolist() == source.sample(number - 1).tolist(), "at random as in sequence"
+
+
+def test_an_epoch_shows_each_token_once(tmp_path: Path) -> None:
+    documents = documents_of([7, 13, 1, 19])  # 40 tokens, 8 samples of 5
+    write_megatron(tmp_path / "c", documents)
+    source = open_samples(config_of(tmp_path / "c"), "train")
+    assert (source.tokens, source.documents, source.seq_len) == (40, 4, 5)
+    for epoch in range(4):
+        batch = source.batch(8 * epoch, 8)
+        assert batch.shape == (8, 6) and batch.dtype == np.int64
+        assert sorted(batch[:, :-1].ravel().tolist()) == list(range(40)), "inputs"
+    orders = {tuple(source.batch(8 * epoch, 8).ravel().tolist()) for epoch in range(4)}
+    assert len(orders) == 4, "epochs differ"
+
+
+def test_the_seed_and_the_split_change_the_order(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "c", documents_of([9] * 30))
+    split = "data.split=[1,1,1]"
+
+    def batches(seed: int, name: str) -> List[List[int]]:
+        settings = [split, f"training.seed={seed}"]
+        found: List[List[int]] = open_samples(config_of(tmp_path / "c", settings=settings), name).batch(0, 18).tolist()
+        return found
+
+    assert batches(1, "train") == batches(1, "train") != batches(2, "train")
+    for number, name in enumerate(("train", "valid", "test")):
+        inputs = sorted(token for sample in batches(1, name) for token in sample[:-1])
+        assert inputs == list(range(90 * number, 90 * (number + 1))), "splits share no document"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 3000), st.tuples(st.integers(1, 1000), st.integers(0, 100), st.integers(0, 100)))
+def test_splits_part_the_documents(documents: int, shares: Sequence[int]) -> None:
+    bounds = split_bounds(documents, shares)
+    assert bounds[0][0] == 0 and bounds[-1][1] == documents
+    assert all(first <= last for first, last in bounds)
+    assert [last for _, last in bounds[:-1]] == [first for first, _ in bounds[1:]]
+
+
+@pytest.mark.parametrize(
+    ("documents", "expected"),
+    [(1000, [969, 30, 1]), (454, [440, 14, 0]), (100, [97, 3, 0]), (16, [16, 0, 0]), (1, [1, 0, 0])],
+)
+def test_splits_round_as_megatrons(documents: int, expected: List[int]) -> None:
+    assert [last - first for first, last in split_bounds(documents, (969, 30, 1))] == expected
+
+
+def test_corpora_are_blended_by_weight(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "a", [[1] * 40] * 3)
+    write_megatron(tmp_path / "b", [[2] * 40])
+
+    def share(source: SampleSource) -> float:
+        return float(np.mean(source.batch(0, 1000) == 1))
+
+    paths = (tmp_path / "a", tmp_path / "b")
+    by_tokens = open_samples(config_of(*paths), "train")
+    by_weight = open_samples(config_of(*paths, settings=["data.weights=[1,9]"]), "train")
+    assert share(by_tokens) == pytest.approx(0.75, abs=0.001)
+    assert share(by_weight) == pytest.approx(0.1, abs=0.001)
+    assert by_tokens.tokens == 160 and by_tokens.documents == 4
+    assert by_tokens.fingerprint != by_weight.fingerprint
+
+
+def test_the_fingerprint_follows_the_files(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "c", [[1] * 40])
+    before = open_samples(config_of(tmp_path / "c"), "train").fingerprint
+    assert open_samples(config_of(tmp_path / "c.bin"), "train").fingerprint == before, "not the name"
+    write_megatron(tmp_path / "c", [[1] * 41])
+    assert open_samples(config_of(tmp_path / "c"), "train").fingerprint != before
+
+
+@pytest.mark.parametrize(("tokens", "wrong"), [([1, 30000, 3], "30000"), ([1, -2, 3], "-2")])
+def test_a_token_outside_the_vocabulary(tmp_path: Path, tokens: List[int], wrong: str) -> None:
+    write_megatron(tmp_path / "c", [tokens * 5])
+    source = open_samples(config_of(tmp_path / "c"), "train")
+    with pytest.raises(DataError, match=rf"c\.bin: token id {wrong} .* model.vocab_size is 30000"):
+        source.batch(0, 3)
+
+
+def test_what_cannot_give_samples(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data.paths: empty.*data prepare"):
+        open_samples(config_of(), "train")
+    with pytest.raises(DataError, match="neither a folder made by"):
+        open_samples(config_of(tmp_path / "nothing"), "train")
+    write_megatron(tmp_path / "c", [[1, 2, 3]])
+    with pytest.raises(DataError, match=r"train split has 3 tokens .* model.seq_len \+ 1 = 6"):
+        open_samples(config_of(tmp_path / "c"), "train")
+    with pytest.raises(DataError, match="valid split has 0 tokens"):
+        open_samples(config_of(tmp_path / "c"), "valid")

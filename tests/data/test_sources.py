@@ -1,0 +1,135 @@
+"""Documents from real files: which files, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import List, Optional, Sequence
+
+import pytest
+
+from fugaku_gpt.data import sources
+from fugaku_gpt.data.sources import TEXT_SUFFIXES, Tally, find_files, read_documents
+from fugaku_gpt.errors import DataError
+
+
+def labels(*places: Path, suffixes: Sequence[str] = TEXT_SUFFIXES, seed: int = 0) -> List[str]:
+    return [file.label for file in find_files(places, False, suffixes, seed)]
+
+
+def texts(*places: Path, key: str = "text", limit: Optional[int] = None, tally: Optional[Tally] = None) -> List[str]:
+    files = find_files(places, False, TEXT_SUFFIXES, 0)
+    return [text.decode("utf-8") for text in read_documents(files, key, limit, tally or Tally())]
+
+
+def test_a_folder_is_searched(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    for name in ("a.txt", "b.md.gz", "deep/er/c.jsonl", "d.bin", ".hidden.txt", ".git/e.txt", "f.xml"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+    os.symlink(tmp_path / "gone", folder / "dangling.txt")
+    assert sorted(labels(folder)) == ["texts/a.txt", "texts/b.md.gz", "texts/deep/er/c.jsonl"]
+    assert labels(folder, suffixes=(".xml",)) == ["texts/f.xml"]
+    assert labels(folder / "d.bin") == ["d.bin"], "a file that is named is taken whatever its suffix"
+    assert len(labels(folder, folder / "a.txt", folder)) == 3, "each file once"
+
+
+def test_the_order_is_shuffled_by_the_seed_alone(tmp_path: Path) -> None:
+    for place in ("here/texts", "there/texts"):
+        (tmp_path / place).mkdir(parents=True)
+        for number in range(30):
+            (tmp_path / place / f"{number}.txt").write_text("x")
+    first = labels(tmp_path / "here/texts", seed=1)
+    assert first == labels(tmp_path / "there/texts", seed=1), "not by where they are"
+    assert first != labels(tmp_path / "here/texts", seed=2)
+    assert first != sorted(first)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file or folder"):
+        labels(tmp_path / "gone")
+    with pytest.raises(DataError, match=r"has no file that ends in \.txt.*--suffix"):
+        labels(tmp_path)
+
+
+def test_text_is_read_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\n")
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress("ünï".encode()))
+    (tmp_path / "c.txt").write_bytes(b" \n")
+    (tmp_path / "d.txt").write_bytes(b"caf\xe9")
+    tally = Tally()
+    assert sorted(texts(tmp_path, tally=tally)) == ["one\r\ntwo\n", "ünï"]
+    assert (tally.files, tally.empty, tally.undecodable) == (4, 1, [f"{tmp_path.name}/d.txt"])
+    assert tally.bytes == 9 + 5
+    assert tally.disk_bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    lines = [{"text": "one"}, {"text": "", "id": 2}, {"text": "two\nthree"}, {"text": "half \ud83d, whole \U0001f600"}]
+    data = "\n".join(json.dumps(line) for line in lines) + "\n\n"
+    (tmp_path / "a.jsonl").write_text("\ufeff" + data, encoding="utf-8")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(data.encode()))
+    expected = ["one", "two\nthree", "half \ufffd, whole \U0001f600"]
+    assert texts(tmp_path / "a.jsonl") == texts(tmp_path / "b.jsonl.gz") == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"{", "not JSON"),
+        (b'{"text": "caf\xe9"}', "not JSON.*utf-8"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[1]", "expected a JSON object"),
+        (
+            b'{"content": "x", "n": 1}',
+            "no text under the key 'text'; texts of this line: content; name one with --text",
+        ),
+        (b'{"text": 1}', "no text under the key 'text'; it has no text"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: bytes, words: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "good"}\n' + line + b"\n")
+    with pytest.raises(DataError, match=rf"a\.jsonl:2: .*{words}"):
+        texts(tmp_path)
+
+
+def test_another_key(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"content": "x"}')
+    assert texts(tmp_path, key="content") == ["x"]
+
+
+@pytest.mark.parametrize("data", [gzip.compress(b"some text" * 100)[:-9], b"no gzip at all", b""])
+def test_a_broken_gz(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(data)
+    if not data:
+        assert texts(tmp_path) == []
+        return
+    with pytest.raises(DataError, match=r"a\.txt\.gz: not a whole gzip file"):
+        texts(tmp_path)
+
+
+def test_the_limit_keeps_the_last_document_whole(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "12345"}\n' * 9)
+    assert texts(tmp_path, limit=11) == ["12345"] * 3
+    assert texts(tmp_path, limit=1) == ["12345"]
+
+
+def test_documents_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MAX_DOCUMENT", 10)
+    monkeypatch.setattr(sources, "_LARGEST_LINE", 30)
+    (tmp_path / "a.txt").write_text("x" * 11)
+    with pytest.raises(DataError, match=r"a\.txt: more than .* split it"):
+        texts(tmp_path / "a.txt")
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "x" * 30}))
+    with pytest.raises(DataError, match=r"b\.jsonl:1: a line of more than"):
+        texts(tmp_path / "b.jsonl")
+
+
+def test_the_standard_library() -> None:
+    files = find_files([], True, TEXT_SUFFIXES, 0)
+    names = {file.label for file in files}
+    assert {"stdlib/argparse.py", "stdlib/json/decoder.py"} <= names
+    assert not any("site-packages" in name or "/test/" in name for name in names)
+    assert 5 < sum(file.size for file in files) / 2**20 < 40
