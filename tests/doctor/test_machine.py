@@ -1,0 +1,72 @@
+"""The checks of the machine: each one's verdict, and what it advises."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+import pytest
+
+from fugaku_gpt.doctor import machine
+from fugaku_gpt.doctor.machine import FAIL, OK, WARN
+
+
+def test_this_machine_can_train() -> None:
+    """The test environment is one in which training works, so no check may fail."""
+    checks = machine.check_machine()
+    assert [check for check in checks if check.status == FAIL] == []
+    by_name = {check.name: check for check in checks}
+    assert "all-reduce of 1 and 2 is 3" in by_name["two ranks"].seen
+    assert by_name["PyTorch"].seen and by_name["MPI library"].seen
+    assert all(check.mend for check in checks if check.status != OK)
+
+
+def test_missing_pieces_are_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    torch, mpi, launcher, ranks = (
+        check() for check in (machine.check_torch, machine.check_mpi, machine.check_launcher, machine.check_ranks)
+    )
+    assert (torch.status, torch.seen) == (FAIL, "ModuleNotFoundError: No module named 'torch'")
+    assert (mpi.status, launcher.status, ranks.status) == (FAIL, FAIL, FAIL)
+    assert "pip install mpich" in launcher.mend and "pip install torch" in torch.mend
+    assert machine.check_package("no-such-package", WARN, "pip install it").mend == "pip install it"
+
+
+def test_a_launcher_of_another_mpi_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It starts each rank alone: the classic sign that mpirun and the library do not belong together."""
+    foreign = tmp_path / "mpirun"
+    python = sys.executable
+    foreign.write_text(
+        '#!/bin/sh\nif [ "$1" = --version ]; then echo "mpirun (Open MPI) 4.1.8"; exit 0; fi\n'
+        f"echo sum 1 size 1\nexit 1 # would run {python}\n"
+    )
+    foreign.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
+    check = machine.check_ranks()
+    assert check.status == FAIL and "each rank is alone" in check.seen and "one family" in check.mend
+
+
+def test_limits() -> None:
+    assert machine.check_open_files(256).status == WARN
+    assert machine.check_open_files(65536).seen == "65536"
+    assert machine.check_open_files(resource.RLIM_INFINITY).status == OK
+    assert machine.check_memory(2**28).status == WARN
+    assert machine.check_shared_memory(Path("/no/such/place")).status == WARN
+    assert machine.cpu_share("max 100000") is None and machine.cpu_share("") is None
+    assert machine.cpu_share("150000 100000") == 1.5
+
+
+def test_controls_that_are_absent_are_normal() -> None:
+    assert machine.check_clock(None).status == OK and "not applied" in machine.check_clock(None).seen
+    assert machine.check_clock(2200).seen == "fixed to 2200 MHz"
+    assert machine.check_retention({}).status == OK
+    assert machine.check_retention({"retention_state": "0"}).seen == "0, as granted to this job"
+    assert machine.check_tcmalloc(None).status == WARN
+    assert machine.check_tcmalloc(Path("/usr/lib/libtcmalloc.so.4")).status == OK

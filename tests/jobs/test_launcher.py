@@ -1,0 +1,138 @@
+"""How ranks are started: the words, the variables, and real ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.launcher import (
+    MPICH,
+    OPEN_MPI,
+    Launcher,
+    exit_code_of,
+    find_launcher,
+    rank_from_environment,
+    recognise,
+    threads_per_rank,
+    train_command,
+)
+from fugaku_gpt.jobs.processes import Outcome, run_command
+
+HYDRA = "HYDRA build details:\n    Version:                                 5.0.2\n    Release Date: today\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (HYDRA, (MPICH, "5.0.2")),
+        ("mpirun (Open MPI) 4.1.8\n\nReport bugs to ...", (OPEN_MPI, "4.1.8")),
+        ("mpirun (Open MPI) 5.0.11\n", (OPEN_MPI, "5.0.11")),
+        ("some other program 1.0", None),
+        ("", None),
+    ],
+)
+def test_families_are_recognised_by_what_they_say(said: str, expected: object) -> None:
+    assert recognise(said) == expected
+
+
+def test_the_rank_is_read_from_the_launchers_variables_only() -> None:
+    assert rank_from_environment({"PMI_RANK": "3", "PMI_SIZE": "8"}) == (3, 8)
+    assert rank_from_environment({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "0"}) == (0, 2)
+    assert rank_from_environment({"PMIX_RANK": "1", "SLURM_NTASKS": "4"}) == (1, 4)
+    assert rank_from_environment({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None  # a batch script, not a rank
+    assert rank_from_environment({"PMI_RANK": "x", "PMI_SIZE": "8"}) is None
+    assert rank_from_environment({}) is None
+
+
+def test_the_command_is_a_pure_function_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    config = load_run_config(preset="tiny", overrides=["layout.dp=2", "layout.tp=2"])
+    command = train_command(Launcher(Path("/m/mpirun"), MPICH, "5"), config, Path("c.yaml"), Path("o"), 8, None)
+    assert command.environment == {}
+    assert command.argv == [
+        *("/m/mpirun", "-n", "4", "env", "OMP_NUM_THREADS=2", "MKL_NUM_THREADS=2"),
+        *(sys.executable, "-m", "fugaku_gpt", "train", "c.yaml", "--out", "o"),
+    ]
+    open_mpi = Launcher(Path("/m/mpirun"), OPEN_MPI, "4.1.8", {"OMPI_ALLOW_RUN_AS_ROOT": "1"})
+    command = train_command(open_mpi, config, Path("c.yaml"), Path("o"), 2, None)
+    assert command.argv[:9] == [
+        *("/m/mpirun", "-n", "4", "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"),
+        *("env", "OMP_NUM_THREADS=1"),
+    ]
+    assert command.environment == {"OMPI_ALLOW_RUN_AS_ROOT": "1"}
+
+
+def test_tcmalloc_is_preloaded_into_the_ranks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "/lib/other.so")
+    launcher = Launcher(Path("/m/mpirun"), MPICH, "5")
+    config = load_run_config(preset="tiny", overrides=["node.tcmalloc=true"])
+    command = train_command(launcher, config, Path("c"), Path("o"), 1, Path("/lib/libtcmalloc.so.4"))
+    assert "LD_PRELOAD=/lib/libtcmalloc.so.4:/lib/other.so" in command.argv
+    assert "LD_PRELOAD" not in command.environment
+    assert not any("PRELOAD" in word for word in train_command(launcher, config, Path("c"), Path("o"), 1, None).argv)
+    plain = load_run_config(preset="tiny")
+    words = train_command(launcher, plain, Path("c"), Path("o"), 1, Path("/lib/libtcmalloc.so.4")).argv
+    assert not any("PRELOAD" in word for word in words)
+
+
+def test_threads_are_an_equal_share_unless_given() -> None:
+    config = load_run_config(preset="tiny", overrides=["layout.dp=4"])
+    assert [threads_per_rank(config, cores) for cores in (2, 4, 48)] == [1, 1, 12]
+    config = load_run_config(preset="tiny", overrides=["layout.dp=4", "node.threads_per_rank=3"])
+    assert threads_per_rank(config, 2) == 3
+
+
+def test_more_than_one_node_is_refused() -> None:
+    config = load_run_config(preset="tiny", overrides=["layout.dp=4", "job.nodes=2"])
+    with pytest.raises(UsageError, match="job.nodes: 2: .*valid: 1"):
+        train_command(Launcher(Path("m"), MPICH, "5"), config, Path("c"), Path("o"), 2, None)
+
+
+def test_no_mpirun_is_an_error_that_says_how_to_mend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="no mpirun beside .*\n.*pip install mpich"):
+        find_launcher()
+    foreign = tmp_path / "mpirun"
+    foreign.write_text("#!/bin/sh\necho launcher of another kind\n")
+    foreign.chmod(0o755)
+    with pytest.raises(UsageError, match="neither MPICH nor Open MPI .*launcher of another kind"):
+        find_launcher()
+
+
+@pytest.mark.parametrize(("root", "allowed"), [(True, True), (False, False)])
+def test_open_mpi_is_told_that_root_may_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, root: bool, allowed: bool
+) -> None:
+    program = tmp_path / "mpirun"
+    program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.8'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" in find_launcher(root=root).environment) is allowed
+
+
+def test_the_exit_code_of_one_run() -> None:
+    assert exit_code_of(Outcome(3, None, False, 1.0, 0)) == 3
+    assert exit_code_of(Outcome(-9, 9, False, 1.0, 0)) == 137
+    assert exit_code_of(Outcome(15, None, False, 1.0, 0, stopped_by=2)) == 130
+    assert exit_code_of(Outcome(0, None, True, 1.0, 0)) == 1
+
+
+def test_real_ranks_get_their_variables_and_know_their_place() -> None:
+    program = (
+        "import os; from fugaku_gpt.jobs.launcher import rank_from_environment; "
+        "print('place', *rank_from_environment(), os.environ['LD_PRELOAD'], flush=True)"
+    )
+    launcher = find_launcher()
+    lines: List[str] = []
+    argv = [*launcher.start(3), "env", "LD_PRELOAD=libm.so.6", sys.executable, "-c", program]
+    outcome = run_command(argv, launcher.environment, timeout=60, on_line=lines.append)
+    assert outcome.ok and "LD_PRELOAD" not in os.environ
+    places = sorted(" ".join(lines).replace("place", "").split())
+    assert places == sorted("0 3 libm.so.6 1 3 libm.so.6 2 3 libm.so.6".split())

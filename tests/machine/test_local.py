@@ -1,0 +1,55 @@
+"""What this machine has, read and never set."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fugaku_gpt.machine import local
+
+
+def test_facts_are_plausible() -> None:
+    assert set(local.usable_cores()) == os.sched_getaffinity(0)
+    assert 2**26 < local.resident_bytes() + 2**26 < local.memory_limit()
+    assert 0 < local.node_used_bytes() < 2**50
+    assert local.out_of_memory_kills() >= 0
+    assert local.processor_name()
+    assert all(isinstance(flag, str) for flag in local.vector_flags())
+
+
+def test_power_knobs_are_read_from_what_pjm_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PJM_CUSTOM_RESOURCES", "freq=2200,eco_state=0,retention_state=0,odd")
+    assert local.job_resources() == {"freq": "2200", "eco_state": "0", "retention_state": "0"}
+    assert local.clock_mhz() == 2200
+    toggles = {toggle.name: toggle for toggle in local.read_back_toggles(False, 2200, 1)}
+    assert toggles["freq_mhz"].applied and not toggles["retention_state"].applied
+    assert toggles["retention_state"].seen == "0"
+
+
+def test_toggles_without_a_control_are_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PJM_CUSTOM_RESOURCES", raising=False)
+    monkeypatch.setattr(local, "clock_mhz", lambda: None)
+    toggles = local.read_back_toggles(True, 2200, 0)
+    assert [toggle.applied for toggle in toggles] == [False, False, False]
+    assert [toggle.seen for toggle in toggles] == ["libc", "clock not fixed", "no such control here"]
+    assert local.read_back_toggles(False, None, None) == []
+
+
+def test_a_preloaded_library_is_seen_in_the_process(tmp_path: object) -> None:
+    """Any shared object under the allocator's name will do: what counts is that it is mapped."""
+    folder = str(tmp_path)
+    source = next(path for path in _libraries() if "libz" in path or "libm" in path)
+    with open(source, "rb") as stream, open(os.path.join(folder, "libtcmalloc.so.4"), "wb") as copy:
+        copy.write(stream.read())
+    program = "from fugaku_gpt.machine import local; print(local.allocator_in_use())"
+    environment = {**os.environ, "LD_PRELOAD": os.path.join(folder, "libtcmalloc.so.4")}
+    said = subprocess.run([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, check=True).stdout
+    assert said.decode().strip() == "libtcmalloc.so.4"
+
+
+def _libraries() -> "list[str]":
+    with open("/proc/self/maps", encoding="utf-8") as stream:
+        return [line.split()[-1] for line in stream if ".so" in line]

@@ -1,0 +1,96 @@
+"""Run directories → rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.records.run import FAILED, OK, OUT_OF_MEMORY
+from fugaku_gpt.report.collect import collect_rows, find_runs, read_run
+from fugaku_gpt.report.notes_table import cells, notes_cell
+from fugaku_gpt.report.rows import Row, merge_repeats
+from fugaku_gpt.sweep.expand import expand_sweep
+from fugaku_gpt.sweep.run import run_sweep
+from tests.sweep.fake import FakeLaunch, Quiet, failing, leave_run
+
+TOGGLES = ["node.freq_mhz=2200", "node.tcmalloc=true", "node.retention_state=0", "layout.dp=2"]
+
+
+def tiny(*overrides: str) -> RunConfig:
+    return load_run_config(preset="tiny", overrides=overrides)
+
+
+def test_a_run_is_a_row_with_its_applied_toggles_only(tmp_path: Path) -> None:
+    leave_run(tmp_path / "run", tiny(*TOGGLES))
+    row = read_run(tmp_path / "run")
+    assert (row.size, row.torch, row.torch_build, row.git_commit) == ("1.1M", "2.13", "2.13.0+cpu", "0123abc")
+    assert row.tcmalloc and row.freq_mhz is None and row.retention_state is None
+    assert row.not_applied == ("2.2GHz", "retention_state=0")
+    assert cells(row)[0] == "1 (max-proc-per-node=2, LD_PRELOAD=libtcmalloc.so)"
+    assert cells(row)[7:9] == ["1028.0 MiB", "0.500"]
+    assert notes_cell(row) == "11-14, not applied: 2.2GHz, retention_state=0"
+    assert (row.first_validation_loss, row.last_validation_loss) == (8.0, 4.5)
+
+
+def test_a_run_killed_without_a_result_is_a_row(tmp_path: Path) -> None:
+    leave_run(tmp_path / "run", tiny(), status=None)
+    row = read_run(tmp_path / "run")
+    assert (row.status, row.iterations, row.seconds_per_iteration) == ("unfinished", 4, 0.5)
+    assert notes_cell(row) == "unfinished"
+
+
+def test_what_a_failed_run_measured_is_shown_with_its_failure(tmp_path: Path) -> None:
+    leave_run(tmp_path / "run", tiny(), OUT_OF_MEMORY, "MemoryError")
+    row = read_run(tmp_path / "run")
+    assert row.seconds_per_iteration == 0.5 and notes_cell(row) == "11-14, OOM"
+
+
+def test_repeats_are_one_row_of_medians(tmp_path: Path) -> None:
+    for name, pace in (("a", 0.4), ("b", 0.9), ("c", 0.5)):
+        leave_run(tmp_path / name, tiny(), pace=pace)
+    leave_run(tmp_path / "d", tiny(), FAILED, "exit code 1", pace=99)
+    leave_run(tmp_path / "other", tiny("layout.tp=2"))
+    rows, runs = collect_rows([tmp_path])
+    assert len(rows) == 2 and len(runs) == 5
+    assert rows[0].seconds_per_iteration == 0.5 and len(rows[0].runs) == 4
+    assert rows[0].remarks == ("n=3", "1 of 4 did not end well")
+    assert rows[1].tp == 2 and rows[1].remarks == ()
+
+
+def test_if_all_repeats_fail_the_row_says_so() -> None:
+    def row(status: str) -> Row:
+        return Row("1M", 8, 1, 1, 1, 1, 1, 8, status=status, reason="why")
+
+    assert merge_repeats([row(FAILED), row("timeout")]).status == "timeout"
+    assert merge_repeats([row(FAILED), row(OK)]).status == OK
+
+
+def test_a_sweep_is_in_its_order_with_refusals_and_attempts(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("preset: tiny\nrepeats: 2\nmatrix:\n  layout.tp: [4, 3, 1]\n", encoding="utf-8")
+    sweep, out = expand_sweep(file), tmp_path / "out"
+    run_sweep(sweep, out, FakeLaunch(dp1_tp1=failing), Quiet())
+    run_sweep(sweep, out, FakeLaunch(), Quiet(), retry_failed=True)
+    rows, runs = collect_rows([out])
+    assert [row.tp for row in rows] == [4, 3, 1] and len(runs) == 6
+    assert notes_cell(rows[1]).endswith("refused: layout.tp: 3: must divide model.heads 4; valid: 1, 2, 4 (and 1 more)")
+    assert cells(rows[1])[:7] == ["1 (max-proc-per-node=3)", "1.1M", "1", "3", "1", "4", "16"]
+    assert rows[2].remarks == ("n=2", "attempt 2")
+    again: List[Row] = collect_rows([out])[0]
+    assert again == rows
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such folder"):
+        collect_rows([tmp_path / "none"])
+    with pytest.raises(UsageError, match="holds no run directory"):
+        collect_rows([tmp_path])
+    leave_run(tmp_path / "run", tiny())
+    assert find_runs([tmp_path, tmp_path / "run"]) == [tmp_path / "run"]
+    (tmp_path / "run" / "sweep.json").write_text("{}")
+    with pytest.raises(UsageError, match="sweep.json: not a sweep entry"):
+        collect_rows([tmp_path])

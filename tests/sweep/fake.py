@@ -1,0 +1,100 @@
+"""A launcher that trains nothing: it leaves what a real run would, as its script says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+from fugaku_gpt.config import RunConfig, dump_run_config
+from fugaku_gpt.jobs.processes import Outcome
+from fugaku_gpt.records.run import FAILED, OK, MetricsWriter, Result, RunDirectory
+from fugaku_gpt.records.summary import summarise
+from fugaku_gpt.sweep.run import Ended
+
+ITERATIONS = 4
+
+
+def iteration(number: int, seconds: float = 0.5) -> Dict[str, Any]:
+    """One line of ``metrics.jsonl``."""
+    return {
+        "iteration": number,
+        "seconds": seconds,
+        "loss": 8.0 - number,
+        "rss_max_bytes": 2**28,
+        "node_used_bytes": 2**30 + number * 2**20,
+    }
+
+
+def outcome(exit_code: int = 0, **values: Any) -> Outcome:
+    """How a launcher ended."""
+    signal = -exit_code if exit_code < 0 else None
+    return Outcome(**{"exit_code": exit_code, "signal": signal, "timed_out": False, "seconds": 2.0, "oom_kills": 0, **values})
+
+
+def leave_run(directory: Path, config: RunConfig, status: Optional[str] = OK, reason: str = "", pace: float = 0.5) -> None:
+    """What the trainer leaves; without a status, no result, as after a kill."""
+    record = RunDirectory(directory)
+    record.create(dump_run_config(config))
+    toggles = [
+        {"name": "freq_mhz", "requested": config.node.freq_mhz, "applied": False, "seen": "clock not fixed"},
+        {"name": "tcmalloc", "requested": True, "applied": True, "seen": "libtcmalloc.so.4"},
+    ]
+    record.write_environment({"build": {"torch": "2.13.0+cpu"}, "git_commit": "0123abc", "toggles": toggles})
+    metrics = MetricsWriter(record.metrics_file)
+    for number in range(1, ITERATIONS + 1):
+        metrics.write("iteration", iteration(number, pace))
+    metrics.write("validation", {"iteration": 0, "loss": 8.0, "tokens": 10})
+    metrics.write("validation", {"iteration": ITERATIONS, "loss": 4.5, "tokens": 10})
+    metrics.close()
+    if status is not None:
+        summary = summarise(config, record.metrics("iteration"), record.metrics("validation"))
+        record.write_result(Result(status, reason, 1.7e9, 1.7e9 + 2, ITERATIONS, summary))
+
+
+class FakeLaunch:
+    """Ends runs as told by name: a function of (directory, config) → outcome; all others end well."""
+
+    def __init__(self, **ends: Callable[[Path, RunConfig], Outcome]) -> None:
+        self.ends = ends
+        self.started: List[str] = []
+        self.timeouts: List[Optional[float]] = []
+
+    def __call__(self, config: RunConfig, config_file: Path, out_dir: Path, **options: Any) -> Outcome:
+        self.started.append(out_dir.name)
+        self.timeouts.append(options["timeout"])
+        assert config_file.read_text(encoding="utf-8") == dump_run_config(config)
+        options["log"].write_text("log of " + out_dir.name + "\n", encoding="utf-8")
+        end = self.ends.get(out_dir.name.rpartition("-")[0].replace("-", "_"), well)
+        return end(out_dir, config)
+
+
+def well(directory: Path, config: RunConfig) -> Outcome:
+    """A run that ends well."""
+    leave_run(directory, config)
+    return outcome()
+
+
+def failing(directory: Path, config: RunConfig) -> Outcome:
+    """A run that says why it failed."""
+    leave_run(directory, config, FAILED, "rank 1: ValueError: no such thing")
+    return outcome(1)
+
+
+class Quiet:
+    """Remembers what was said."""
+
+    def __init__(self) -> None:
+        self.kept: List[str] = []
+
+    def started(self, run: Any, number: int, total: int, directory: RunDirectory) -> None:
+        """A run begins."""
+
+    def ended(self, run: Any, number: int, total: int, result: Result, kept: bool) -> None:
+        """A run is over."""
+        if kept:
+            self.kept.append(run.name)
+
+
+def statuses(ended: List[Ended]) -> Dict[str, str]:
+    """run → status."""
+    return {one.run.name: one.result.status for one in ended}

@@ -1,0 +1,167 @@
+"""A sweep survives failures, keeps what is done, runs what is missing, and mixes nothing up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fugaku_gpt.config import RunConfig
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.processes import Outcome, marked
+from fugaku_gpt.records.run import INTERRUPTED, RunDirectory
+from fugaku_gpt.records.sweep import read_sweep_entry
+from fugaku_gpt.sweep.expand import Sweep, expand_sweep
+from fugaku_gpt.sweep.lock import FILE, SweepLock
+from fugaku_gpt.sweep.run import run_sweep
+from tests.sweep.fake import FakeLaunch, Quiet, failing, leave_run, outcome, statuses, well
+
+TEXT = """
+preset: tiny
+matrix:
+  layout.tp: [1, 2, 3]
+  training.seed: [1]
+include:
+  - {label: last, layout.dp: 2, job.elapse: 0:01:00}
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    file = tmp_path / "s.yaml"
+    file.write_text(TEXT, encoding="utf-8")
+    return expand_sweep(file)
+
+
+def test_every_row_is_run_whatever_becomes_of_the_others(sweep: Sweep, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    launch = FakeLaunch(dp1_tp1_seed1=failing)
+    ended = run_sweep(sweep, out, launch, Quiet(), timeout=90)
+    assert statuses(ended) == {
+        "dp1-tp1-seed1-r1": "failed",
+        "dp1-tp2-seed1-r1": "ok",
+        "dp1-tp3-seed1-r1": "refused",
+        "last-r1": "ok",
+    }
+    assert launch.started == ["dp1-tp1-seed1-r1", "dp1-tp2-seed1-r1", "last-r1"]
+    assert launch.timeouts == [90, 90, 60]  # the run's own limit is the shorter one
+    assert [one.failed for one in ended] == [True, False, False, False]
+    refused = RunDirectory(out / "dp1-tp3-seed1-r1").result()
+    assert refused is not None and "layout.tp: 3: must divide model.heads 4" in refused.reason
+    entry = read_sweep_entry(out / "last-r1")
+    assert entry is not None and (entry.row, entry.order, entry.repeat) == ("last", 3, 1)
+
+
+def test_the_same_command_runs_only_what_is_missing(sweep: Sweep, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def stopped(directory: Path, config: RunConfig) -> Outcome:
+        leave_run(directory, config, None)
+        return outcome(15, stopped_by=signal.SIGINT)
+
+    first = run_sweep(sweep, out, FakeLaunch(dp1_tp1_seed1=failing, dp1_tp2_seed1=stopped), Quiet())
+    assert statuses(first) == {"dp1-tp1-seed1-r1": "failed", "dp1-tp2-seed1-r1": INTERRUPTED}  # and no further
+    second = FakeLaunch()
+    quiet = Quiet()
+    ended = run_sweep(sweep, out, second, quiet)
+    assert second.started == ["dp1-tp2-seed1-r1", "last-r1"] and quiet.kept == ["dp1-tp1-seed1-r1"]
+    assert set(statuses(ended).values()) == {"failed", "ok", "refused"}
+    assert (out / "attempts" / "dp1-tp2-seed1-r1" / "1" / "log.txt").exists()
+    third = FakeLaunch(dp1_tp1_seed1=failing)
+    run_sweep(sweep, out, third, Quiet(), retry_failed=True)
+    run_sweep(sweep, out, third, Quiet(), retry_failed=True)
+    assert third.started == ["dp1-tp1-seed1-r1"] * 2
+    assert sorted(os.listdir(out / "attempts" / "dp1-tp1-seed1-r1")) == ["1", "2"]
+
+
+def test_a_killed_run_without_result_is_run_again(sweep: Sweep, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run_sweep(sweep, out, FakeLaunch(), Quiet())
+    (out / "last-r1" / "result.json").unlink()
+    again = FakeLaunch()
+    run_sweep(sweep, out, again, Quiet())
+    assert again.started == ["last-r1"]
+
+
+def test_other_configurations_under_the_same_name_are_not_mixed(sweep: Sweep, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run_sweep(sweep, out, FakeLaunch(), Quiet())
+    changed = expand_sweep(tmp_path / "s.yaml", ["training.iterations=77"])
+    launch = FakeLaunch()
+    message = r"dp1-tp1-seed1-r1 .*\(training.iterations: 100 then, 77 now\); choose another --out"
+    with pytest.raises(UsageError, match=message):
+        run_sweep(changed, out, launch, Quiet())
+    assert launch.started == []
+
+
+def test_foreign_files_are_not_touched(sweep: Sweep, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "last-r1").mkdir(parents=True)
+    (out / "last-r1" / "thesis.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds files that are not a sweep's"):
+        run_sweep(sweep, out, FakeLaunch(), Quiet())
+    assert (out / "last-r1" / "thesis.txt").read_text() == "mine"
+
+
+def test_a_row_for_more_nodes_than_this_one_is_refused(tmp_path: Path) -> None:
+    def more_nodes(directory: Path, config: RunConfig) -> Outcome:
+        raise UsageError("job.nodes: 2: ranks are started on this machine only; valid: 1")
+
+    file = tmp_path / "s.yaml"
+    file.write_text("preset: tiny\ninclude: [{label: big, layout.dp: 2, job.nodes: 2}, {label: small}]", encoding="utf-8")
+    ended = run_sweep(expand_sweep(file), tmp_path / "out", FakeLaunch(big=more_nodes), Quiet())
+    assert statuses(ended) == {"big-r1": "refused", "small-r1": "ok"}
+    assert ended[0].failed  # it was to be run, and was not
+
+
+def test_two_sweeps_do_not_share_a_directory(sweep: Sweep, tmp_path: Path) -> None:
+    with SweepLock(tmp_path), pytest.raises(UsageError, match=f"already running there .process {os.getpid()}"):
+        run_sweep(sweep, tmp_path, FakeLaunch(), Quiet())
+    run_sweep(sweep, tmp_path, FakeLaunch(), Quiet())
+
+
+def test_a_killed_sweep_leaves_no_lock_and_its_ranks_are_ended(tmp_path: Path) -> None:
+    program = (
+        "import os, subprocess, sys, time; from pathlib import Path; from fugaku_gpt.sweep.lock import SweepLock\n"
+        "with SweepLock(Path(sys.argv[1])) as lock:\n"
+        "    environment = {**os.environ, 'FUGAKU_GPT_LAUNCH': lock.mark}\n"
+        "    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], env=environment, stdout=-3)\n"
+        "    print('up', flush=True); time.sleep(60)\n"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None and holder.stdout.readline() == b"up\n"
+    mark = json.loads((tmp_path / FILE).read_text())["mark"]
+    with pytest.raises(UsageError, match="already running"):
+        SweepLock(tmp_path).__enter__()
+    holder.kill()
+    holder.communicate()
+    assert len(marked(mark)) == 1
+    with SweepLock(tmp_path):
+        assert marked(mark) == []
+    assert uuid.UUID(mark)
+
+
+def test_progress_lines(capsys: pytest.CaptureFixture[str], sweep: Sweep, tmp_path: Path) -> None:
+    from fugaku_gpt.sweep.progress import PlainProgress, last_iteration
+
+    def slow(directory: Path, config: RunConfig) -> Outcome:
+        assert last_iteration(directory / "metrics.jsonl") is None
+        result: Any = well(directory, config)
+        with open(directory / "metrics.jsonl", "a") as stream:
+            stream.write('{"kind": "iterat')
+        newest = last_iteration(directory / "metrics.jsonl")
+        assert newest is not None and newest["iteration"] == 4
+        return outcome() if result.ok else result
+
+    with PlainProgress(sys.stderr) as progress:
+        run_sweep(sweep, tmp_path / "out", FakeLaunch(dp1_tp1_seed1=slow), progress)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "[1/4] dp1-tp1-seed1-r1: started"
+    assert lines[1] == "[1/4] dp1-tp1-seed1-r1: ok, 2.0 s, 0.5 s/it, loss 7.000 to 4.000, validation 8.000 to 4.500"
