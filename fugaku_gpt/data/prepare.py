@@ -80,9 +80,10 @@ def prepare(request: Request) -> Tuple[Dict[str, Any], bool]:
     present = _present(request, made_from)
     if present is not None:
         return present, True
-    with _folder_in_the_making(request.out) as folder:
+    place = Path(os.path.realpath(request.out))  # beside "." or a link, not in it
+    with _folder_in_the_making(place) as folder:
         manifest = _build(request, files, made_from, folder)
-        _move(folder, request.out)
+        _move(folder, place)
     return manifest, False
 
 

@@ -114,7 +114,7 @@ class _Stream:
             raise DataError(
                 f"{corpus.path}: its {split} split has {self.tokens} tokens in {self.documents} documents, "
                 f"less than one sample of model.seq_len + 1 = {seq_len + 1}; "
-                "use more text, a shorter sequence, or another data.split"
+                "a split never cuts a document: use more of them, a shorter sequence, or another data.split"
             )
         self._epochs: Dict[int, Tuple[Any, Any]] = {}
 

@@ -74,6 +74,14 @@ def find_files(sources: Sequence[Path], stdlib: bool, suffixes: Sequence[str], s
     Raises:
         DataError: a source does not exist or holds no such file.
     """
+    try:
+        return _in_order(_named(sources, stdlib, suffixes), seed)
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from None
+
+
+def _named(sources: Sequence[Path], stdlib: bool, suffixes: Sequence[str]) -> List[Tuple[str, Path]]:
+    """(label, path) of every file."""
     found: List[Tuple[str, Path]] = []
     for source in sources:
         base = source.resolve().name or "root"
@@ -92,6 +100,11 @@ def find_files(sources: Sequence[Path], stdlib: bool, suffixes: Sequence[str], s
     if stdlib:
         root = Path(sysconfig.get_paths()["stdlib"])
         found += [(f"stdlib/{path.relative_to(root).as_posix()}", path) for path in _walk_stdlib(root)]
+    return found
+
+
+def _in_order(found: Sequence[Tuple[str, Path]], seed: int) -> List[SourceFile]:
+    """The files, each once, shuffled by a hash of the seed and the label."""
     files: List[SourceFile] = []
     seen: Set[Path] = set()
     for label, path in sorted(found):
@@ -138,7 +151,11 @@ def read_documents(files: Sequence[SourceFile], text_key: str, limit: Optional[i
 def _walk(folder: Path, suffixes: Sequence[str]) -> Iterator[Path]:
     """Files below a folder with one of the suffixes, hidden ones left out."""
     endings = tuple(suffixes) + tuple(suffix + ".gz" for suffix in suffixes)
-    for here, folders, names in os.walk(folder):
+
+    def refuse(error: OSError) -> None:
+        raise error  # os.walk would pass over what it may not read
+
+    for here, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             if name.endswith(endings) and not name.startswith("."):

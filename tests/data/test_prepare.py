@@ -141,6 +141,17 @@ def test_an_empty_folder_is_filled(tmp_path: Path, texts: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["out", "texts"]
 
 
+def test_a_link_and_the_current_folder(tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("there")
+    monkeypatch.chdir(tmp_path / "here")
+    prepare(request(Path(), texts))
+    prepare(request(tmp_path / "link", texts))
+    assert content(tmp_path / "here") == content(tmp_path / "there")
+    assert sorted(os.listdir(tmp_path)) == ["here", "link", "texts", "there"]
+
+
 def test_bad_input_leaves_nothing(tmp_path: Path, texts: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(DataError, match="nothing to prepare: name files or folders, or --stdlib"):
