@@ -13,7 +13,7 @@ from fugaku_gpt.cli.report import print_table, write_tables
 from fugaku_gpt.config.values import BadValue, parse_duration
 from fugaku_gpt.errors import RunFailed
 from fugaku_gpt.jobs.launcher import find_launcher, launch
-from fugaku_gpt.records.run import OK, REFUSED
+from fugaku_gpt.records.run import INTERRUPTED, OK, REFUSED
 from fugaku_gpt.sweep.expand import Run, expand_sweep
 from fugaku_gpt.sweep.progress import LiveProgress, PlainProgress
 from fugaku_gpt.sweep.run import Ended, run_sweep
@@ -93,7 +93,7 @@ def _closing(ended: List[Ended], total: int, out: Path) -> str:
         counts[one.result.status] = counts.get(one.result.status, 0) + 1
     said = ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: item[0] != OK))
     lines = [f"{total} runs: {said}" + (f", {total - len(ended)} not started" if len(ended) < total else "")]
-    if len(ended) < total:
+    if ended[-1].result.status == INTERRUPTED:
         lines.append("stopped; the same command runs what is missing")
     lines.append(f"tables: {out / 'table.md'}, {out / 'table.csv'}, {out / 'table.json'}")
     return "\n".join(lines)

@@ -77,8 +77,9 @@ def test_a_signal_ends_the_command_and_is_reported(number: int) -> None:
     mark = uuid.uuid4().hex
     program = (
         "import sys; from fugaku_gpt.jobs.processes import run_command; "
-        f"o = run_command([sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)'], {{}}, mark={mark!r}, "
-        "on_line=lambda line: print('up', flush=True)); print('stopped by', o.stopped_by)"
+        "sleeper = [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)']; "
+        f"o = run_command(sleeper, {{}}, mark={mark!r}, on_line=lambda line: print('up', flush=True)); "
+        "print('stopped by', o.stopped_by)"
     )
     starter = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
     assert starter.stdout is not None

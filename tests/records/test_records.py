@@ -1,4 +1,4 @@
-"""The formats that runs leave behind: what is written is read back, and what a kill leaves half-written is read as far."""
+"""The formats that runs leave behind: what is written is read back, as far as a kill has let it be written."""
 
 from __future__ import annotations
 

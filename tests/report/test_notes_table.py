@@ -113,7 +113,7 @@ def test_the_notes_tflops_follow_from_their_seconds(name: str) -> None:
     )
     flops = notes_flops(model, int(line["global_batch"]), int(line["vocab"]), line["recompute"] == "True")
     seconds, nodes, said = float(line["sec_per_it"]), int(line["nodes"]), float(line["tflops"])
-    # both figures are rounded: the seconds to their last digit, the TFLOPs to two decimals (0.735 is 0.73 and 0.74 averaged)
+    # both are rounded: the seconds to their last digit, the TFLOPs to two decimals (0.735 is 0.73 and 0.74 averaged)
     digit = 10.0 ** -len(line["sec_per_it"].partition(".")[2])
     half = 0.005
     low = tflops_per_node(flops, seconds + digit / 2, nodes) - half

@@ -28,10 +28,14 @@ def iteration(number: int, seconds: float = 0.5) -> Dict[str, Any]:
 def outcome(exit_code: int = 0, **values: Any) -> Outcome:
     """How a launcher ended."""
     signal = -exit_code if exit_code < 0 else None
-    return Outcome(**{"exit_code": exit_code, "signal": signal, "timed_out": False, "seconds": 2.0, "oom_kills": 0, **values})
+    return Outcome(
+        **{"exit_code": exit_code, "signal": signal, "timed_out": False, "seconds": 2.0, "oom_kills": 0, **values}
+    )
 
 
-def leave_run(directory: Path, config: RunConfig, status: Optional[str] = OK, reason: str = "", pace: float = 0.5) -> None:
+def leave_run(
+    directory: Path, config: RunConfig, status: Optional[str] = OK, reason: str = "", pace: float = 0.5
+) -> None:
     """What the trainer leaves; without a status, no result, as after a kill."""
     record = RunDirectory(directory)
     record.create(dump_run_config(config))

@@ -39,7 +39,13 @@ Please see the FAQ page for debugging suggestions
         (None, "  File x\nMemoryError: 3 GiB\n", outcome(1), "oom", "MemoryError: 3 GiB"),
         ("failed", "RuntimeError: can't allocate memory: 8 GB\n", outcome(1), "oom", "can't allocate memory: 8 GB"),
         (None, "", outcome(0), "failed", "exit code 0, but no result was recorded"),
-        (None, "a\nnumpy.core.AxisError: axis 3\nend\n", outcome(1), "failed", "exit code 1: numpy.core.AxisError: axis 3"),
+        (
+            None,
+            "a\nnumpy.core.AxisError: axis 3\nend\n",
+            outcome(1),
+            "failed",
+            "exit code 1: numpy.core.AxisError: axis 3",
+        ),
     ],
 )
 def test_endings(tmp_path: Path, own: Optional[str], log: str, ended: Outcome, status: str, reason: str) -> None:

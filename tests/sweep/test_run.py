@@ -115,7 +115,9 @@ def test_a_row_for_more_nodes_than_this_one_is_refused(tmp_path: Path) -> None:
         raise UsageError("job.nodes: 2: ranks are started on this machine only; valid: 1")
 
     file = tmp_path / "s.yaml"
-    file.write_text("preset: tiny\ninclude: [{label: big, layout.dp: 2, job.nodes: 2}, {label: small}]", encoding="utf-8")
+    file.write_text(
+        "preset: tiny\ninclude: [{label: big, layout.dp: 2, job.nodes: 2}, {label: small}]", encoding="utf-8"
+    )
     ended = run_sweep(expand_sweep(file), tmp_path / "out", FakeLaunch(big=more_nodes), Quiet())
     assert statuses(ended) == {"big-r1": "refused", "small-r1": "ok"}
     assert ended[0].failed  # it was to be run, and was not

@@ -1,0 +1,176 @@
+"""``fugaku-gpt sweep`` as a person uses it, with the real trainer on a minuscule model."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, List
+
+import numpy as np
+import pytest
+
+from fugaku_gpt.cli.main import run
+from fugaku_gpt.data.indexed import IndexedWriter
+from fugaku_gpt.jobs.processes import marked
+from fugaku_gpt.records.run import RunDirectory
+
+SWEEP = """
+defaults:
+  model: {layers: 1, hidden: 16, heads: 4, seq_len: 16, vocab_size: 256, vocab_multiple: 8, name: mini}
+  data: {paths: [DATA], split: [80, 19, 1]}
+  training: {global_batch: 4, iterations: 4, lr: 1e-2, min_lr: 1e-3, eval_interval: 2, eval_batches: 1}
+  node.threads_per_rank: 1
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    prefix = tmp_path_factory.mktemp("data") / "bytes"
+    text = np.frombuffer(Path(os.__file__).read_bytes(), dtype=np.uint8).astype(np.uint16)
+    with IndexedWriter(prefix, np.dtype(np.uint16)) as writer:
+        for start in range(0, 20_000, 1000):
+            writer.add_document(text[start : start + 1000])
+    return prefix
+
+
+def write(tmp_path: Path, data: Path, rest: str) -> Path:
+    file = tmp_path / "mini.yaml"
+    file.write_text(SWEEP.replace("DATA", str(data)) + rest, encoding="utf-8")
+    return file
+
+
+def start(file: Path, out: Path, *options: str) -> "subprocess.Popen[bytes]":
+    argv = [sys.executable, "-m", "fugaku_gpt", "sweep", "run", str(file), "--out", str(out), *options]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def wait_for(done: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_sweep_from_start_to_table(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "matrix:\n  layout: {dp: [1, 2], tp: [2, 3]}\nexclude: [{layout.dp: 2, layout.tp: 3}]\n"
+    toggles = "include: [{label: toggles, node.freq_mhz: 2200, node.retention_state: 0}]\n"
+    file, out = write(tmp_path, data, rows + toggles), tmp_path / "out"
+    assert run(["sweep", "run", str(file), "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    assert "[2/4] dp1-tp3-r1: refused: " in said.err and "4 runs: 3 ok, 1 refused" in said.err
+    assert f"tables: {out}/table.md" in said.err
+    results = {path.name: RunDirectory(path).result() for path in out.iterdir() if path.name.endswith("-r1")}
+    losses = set()
+    for name in ("dp1-tp2-r1", "dp2-tp2-r1", "toggles-r1"):
+        result = results[name]
+        assert result is not None and result.status == "ok", (out / name / "log.txt").read_text()
+        losses.add(round(result.summary["last_validation_loss"], 4))
+        assert result.summary["last_validation_loss"] < result.summary["first_validation_loss"]
+    assert len(losses) == 1  # every layout draws the same curve
+    table = (out / "table.md").read_text()
+    assert table.startswith("### mini model, Sequence Length=16, PyTorch ")
+    assert "| 1 (max-proc-per-node=4) | mini | 2 | 2 | 1 | 1 | 4 | " in table
+    assert "not applied: 2.2GHz, retention_state=0 |" in table
+    assert "refused: layout.tp: 3: must divide model.heads 4; valid: 1, 2, 4" in table
+    before = {path: path.stat().st_mtime_ns for path in out.glob("*/result.json") if "tp3" not in str(path)}
+    assert run(["sweep", "run", str(file), "--out", str(out)]) == 0
+    assert "[1/4] dp1-tp2-r1: kept: ok" in capsys.readouterr().err
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in before.items())
+    assert (out / "table.md").read_text() == table  # byte-stable
+
+
+def test_a_missing_corpus_fails_and_is_tried_again(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = write(tmp_path, tmp_path / "corpus", ""), tmp_path / "out"
+    assert run(["sweep", "run", str(file), "--out", str(out)]) == 1
+    assert "refused" in capsys.readouterr().err and "corpus" in (out / "table.md").read_text()
+    for suffix in (".bin", ".idx"):
+        os.link(str(data) + suffix, str(tmp_path / "corpus") + suffix)
+    assert run(["sweep", "run", str(file), "--out", str(out)]) == 0
+
+
+def test_ctrl_c_records_the_run_and_leaves_no_rank(tmp_path: Path, data: Path) -> None:
+    rest = "matrix:\n  layout.dp: [2]\n  training.iterations: [1000000]\n"
+    file, out = write(tmp_path, data, rest), tmp_path / "out"
+    sweep = start(file, out)
+    metrics = out / "dp2-tp1-iterations1000000-r1" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0)
+    mark = json.loads((out / ".sweep.lock").read_text())["mark"]
+    assert len(marked(mark)) >= 3  # mpirun and two ranks
+    sweep.send_signal(signal.SIGINT)
+    said, _ = sweep.communicate(timeout=60)
+    assert sweep.returncode == 1 and b"the same command runs what is missing" in said and b"Traceback" not in said
+    assert marked(mark) == []
+    result = RunDirectory(metrics.parent).result()
+    assert result is not None and (result.status, result.reason) == ("interrupted", "stopped by SIGINT")
+    assert result.iterations > 0
+
+
+def test_a_killed_rank_and_a_time_limit_are_rows(tmp_path: Path, data: Path) -> None:
+    rest = "include:\n  - {label: killed, layout.dp: 2}\n  - {label: slow, layout.tp: 2}\n"
+    file, out = write(tmp_path, data, rest), tmp_path / "out"
+    sweep = start(file, out, "--set", "training.iterations=1000000", "--timeout", "8")
+    metrics = out / "killed-r1" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0)
+    environment = RunDirectory(metrics.parent).environment()
+    assert environment is not None
+    os.kill(environment["ranks"][1]["process"], signal.SIGKILL)
+    sweep.communicate(timeout=60)
+    assert sweep.returncode == 1
+    results: List[Any] = [RunDirectory(out / name).result() for name in ("killed-r1", "slow-r1")]
+    assert [result.status for result in results] == ["failed", "timeout"]
+    assert all(result.iterations > 0 for result in results)
+    assert "failed: " in (out / "table.md").read_text() and ", timeout |" in (out / "table.md").read_text()
+
+
+def test_expand_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("preset: tiny\nmatrix: {layout.tp: [2, 3]}\n", encoding="utf-8")
+
+    def expand(form: str) -> str:
+        assert run(["sweep", "expand", str(file), "--format", form]) == 0
+        return capsys.readouterr().out
+
+    rows = json.loads(expand("json"))
+    assert [(row["run"], row["status"]) for row in rows] == [("dp1-tp2-r1", "to run"), ("dp1-tp3-r1", "refused")]
+    assert rows[0]["ranks"] == 2 and "must divide model.heads 4" in rows[1]["reason"]
+    assert [row["run"] for row in csv.DictReader(io.StringIO(expand("csv")))] == ["dp1-tp2-r1", "dp1-tp3-r1"]
+    assert expand("md").startswith("| run | ranks |") and "dp1-tp3-r1" in expand("table")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["sweep", "run", "none.yaml", "--out", "o"],
+        ["sweep", "expand", "none.yaml"],
+        ["sweep", "run", "s.yaml"],
+        ["sweep", "run", "s.yaml", "--out", "o", "--timeout", "soon"],
+        ["sweep", "run", "s.yaml", "--out", "o", "--timeout", "0"],
+        ["sweep", "run", "s.yaml", "--out", "o", "--scheduler", "none"],
+        ["sweep", "run", "s.yaml", "--out", "s.yaml"],
+        ["sweep", "expand", "s.yaml", "--set", "a=b"],
+    ],
+)
+def test_mistakes_are_exit_code_2_and_write_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: List[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.yaml").write_text("preset: tiny\n", encoding="utf-8")
+    assert run(arguments) == 2
+    assert os.listdir(tmp_path) == ["s.yaml"]
+
+
+def test_the_login_node_wall() -> None:
+    program = (
+        "import sys; import fugaku_gpt.cli.sweep, fugaku_gpt.cli.report, fugaku_gpt.cli.doctor; "
+        "print([name for name in ('torch', 'mpi4py', 'rich') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True).stdout.strip() == b"[]"
