@@ -10,6 +10,8 @@ PIP_ARGS ?=
 VENV := .venv
 # MPI=system: the MPI on PATH instead of one from a wheel; an environment made so stays so until MPI=wheel
 MPI ?= $(if $(wildcard $(VENV)/.installed-system),system,wheel)
+OTHER_MPI := $(if $(filter system,$(MPI)),wheel,system)
+$(if $(filter wheel system,$(MPI)),,$(error MPI=$(MPI): valid are MPI=wheel and MPI=system))
 
 BIN  := $(VENV)/bin
 PIP  := -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
@@ -26,21 +28,31 @@ install: $(INSTALLED) ## .venv with the pinned PyTorch, an MPI and the command f
 $(INSTALLED): setup.cfg pyproject.toml $(PINS)
 	@echo "installing into $(VENV) with $(PYTHON): $$(grep -m1 ^torch $(PINS)), MPI: $(MPI)"
 ifeq ($(MPI),system)
-	@command -v mpicc >/dev/null && command -v mpirun >/dev/null || \
-	  { echo "make: MPI=system needs mpicc and mpirun on PATH (Debian: openmpi-bin libopenmpi-dev)" >&2; exit 2; }
+	@command -v mpirun >/dev/null || \
+	  { echo "make: MPI=system needs mpirun on PATH (Debian: apt-get install openmpi-bin)" >&2; exit 2; }
 endif
 	@env/make_venv.sh $(PYTHON) $(VENV)
+	@test ! -e $(VENV)/.installed-$(OTHER_MPI) || $(BIN)/python -m pip uninstall -qq --yes mpich mpi4py
 	@rm -f $(VENV)/.installed-*
 ifeq ($(MPI),system)
 	@grep -v '^mpich==' $(PINS) > $(VENV)/pins.txt
-	@$(BIN)/python -m pip uninstall --quiet --yes mpich mpi4py
-	@$(BIN)/python $(PIP) --no-binary mpi4py -r $(VENV)/pins.txt || $(FAILED)
 else
 	@cp $(PINS) $(VENV)/pins.txt
-	@$(BIN)/python $(PIP) -r $(VENV)/pins.txt || $(FAILED)
 endif
+	@$(BIN)/python $(PIP) -r $(VENV)/pins.txt || $(FAILED)
 	@$(BIN)/python $(PIP) --no-deps --editable . || $(FAILED)
+ifeq ($(MPI),system)
+	@$(BIN)/python env/two_ranks.py >/dev/null 2>&1 || $(BUILD_MPI4PY)
+endif
 	@touch $@
+
+# The wheel of mpi4py knows the usual MPI libraries in their usual places; for others it is compiled.
+define BUILD_MPI4PY
+{ echo "compiling mpi4py for the MPI on PATH"; command -v mpicc >/dev/null || \
+  { echo "make: MPI=system needs mpicc for the mpirun on PATH, a C compiler and Python's headers" >&2; exit 2; }; \
+  $(BIN)/python $(PIP) --force-reinstall --no-deps --no-binary mpi4py $$(grep '^mpi4py==' $(PINS)) || $(FAILED); \
+  $(BIN)/python env/two_ranks.py || { echo "make: two ranks of the mpirun on PATH do not meet" >&2; exit 2; }; }
+endef
 
 dev: $(DEV)
 $(DEV): $(INSTALLED) env/dev.txt

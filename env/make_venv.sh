@@ -10,7 +10,8 @@ wanted=$(version "$python") || {
     exit 2
 }
 # Half-made folders, and those of another Python than the one asked for, are made anew.
-works() { [ "$(version "$folder/bin/python")" = "$wanted" ] && "$folder/bin/python" -m pip --version >/dev/null 2>&1; }
+works() { [ -e "$folder/pyvenv.cfg" ] && [ "$(version "$folder/bin/python")" = "$wanted" ] && \
+    "$folder/bin/python" -m pip --version >/dev/null 2>&1; }
 works && exit 0
 rm -rf "$folder"
 if "$python" -m venv "$folder" >/dev/null 2>&1 && works; then exit 0; fi

@@ -1,0 +1,14 @@
+"""Do two ranks of the ``mpirun`` on PATH meet through mpi4py? Exit code 0 if so.
+
+An mpi4py that loads another MPI than the ``mpirun`` that starts it does not fail: each rank finds itself alone.
+"""
+
+import os
+import subprocess
+import sys
+
+from fugaku_gpt.jobs.launcher import find_launcher
+
+launcher = find_launcher()
+command = [*launcher.start(2), sys.executable, "-c", "from mpi4py import MPI; assert MPI.COMM_WORLD.size == 2"]
+sys.exit(subprocess.run(command, env={**os.environ, **launcher.environment}, check=False).returncode)
