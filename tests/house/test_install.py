@@ -1,0 +1,98 @@
+"""What setup.cfg promises to ship and to need, against the folders and the pins of each build."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILDS = sorted(path.name for path in (ROOT / "env").glob("torch-*.txt"))
+
+
+def setup_cfg() -> configparser.ConfigParser:
+    """The parsed setup.cfg."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read(str(ROOT / "setup.cfg"), encoding="utf-8")
+    return parser
+
+
+def package_names(requirements: str) -> List[str]:
+    """Names of packages in a list of requirements, as pip compares them."""
+    lines = [line.strip() for line in requirements.splitlines()]
+    names = [re.match(r"[A-Za-z0-9_.-]+", line) for line in lines if not line.startswith("#")]
+    return [re.sub(r"[-_.]+", "-", name[0]).lower() for name in names if name]
+
+
+def pins(name: str) -> Dict[str, str]:
+    """Package name to exact version, from a file of ``env/``; anything but ``name==version`` fails."""
+    lines = [
+        line for line in (ROOT / "env" / name).read_text(encoding="utf-8").splitlines() if not line.startswith("#")
+    ]
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9.]+", line) for line in lines), lines
+    return {package_names(line)[0]: line.partition("==")[2] for line in lines}
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_a_build_pins_all_that_the_package_needs(build: str) -> None:
+    config = setup_cfg()
+    needed = package_names(config["options"]["install_requires"])
+    for extra in ("train", "mpi", "data"):
+        needed += package_names(config["options.extras_require"][extra])
+    assert set(needed) <= set(pins(build)), build
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_a_build_is_named_after_its_pytorch(build: str) -> None:
+    assert build.startswith("torch-" + ".".join(pins(build)["torch"].split(".")[:2]) + ".")
+
+
+def test_the_tools_are_pinned_once() -> None:
+    tools = pins("dev.txt")
+    assert set(package_names(setup_cfg()["options.extras_require"]["dev"])) <= set(tools)
+    assert not set(tools) & set(pins("torch-2.13.txt"))
+
+
+def test_every_data_file_of_the_package_is_shipped() -> None:
+    shipped = set()
+    for package, patterns in setup_cfg()["options.package_data"].items():
+        for pattern in patterns.split():
+            shipped |= set((ROOT / package.replace(".", "/")).glob(pattern))
+    present = {
+        path for path in (ROOT / "fugaku_gpt").rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")
+    }
+    assert present == shipped
+
+
+def test_every_folder_with_python_is_a_package() -> None:
+    folders = {path.parent for path in (ROOT / "fugaku_gpt").rglob("*.py")}
+    assert not [folder for folder in folders if not (folder / "__init__.py").is_file()]
+
+
+def test_a_python_that_does_not_run_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["sh", str(ROOT / "env" / "make_venv.sh"), "no-such-python", str(tmp_path / "venv")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "no-such-python does not run" in done.stdout
+    assert not (tmp_path / "venv").exists()
+
+
+def test_python_m_runs_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fugaku_gpt", "--version"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.split()[0]) == (0, "fugaku-gpt,")

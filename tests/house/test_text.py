@@ -1,0 +1,149 @@
+"""House rules that are read off the text: of every file that git keeps, and of the syntax trees of its Python."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+from typing import Callable, Dict, Iterator, List, Tuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Written in pieces, so that this file does not break its own rules.
+UNWANTED: Dict[str, str] = {
+    "a path of one machine": r"/(work|root)" + r"/",
+    "a note to do something later": r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX)\b",
+    "a package index": r"https?" + r"://[^\s'\"]*(pypi|pythonhosted|download\.pytorch|anaconda)",
+}
+
+
+def kept_files() -> List[Path]:
+    """What git keeps, or would keep if asked to add all."""
+    try:
+        listing = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    paths = [ROOT / name for name in listing.stdout.decode().split("\0") if name]
+    return [path for path in paths if path.is_file()]
+
+
+@pytest.mark.parametrize("rule", UNWANTED)
+def test_no_file_holds(rule: str) -> None:
+    found = []
+    for path in kept_files():
+        content = path.read_bytes()
+        if b"\0" in content:
+            continue
+        for number, line in enumerate(content.decode("utf-8").splitlines(), 1):
+            if re.search(UNWANTED[rule], line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert not found, f"{rule}:\n" + "\n".join(found)
+
+
+def _is_name(node: ast.AST, *names: str) -> bool:
+    return isinstance(node, ast.Name) and node.id in names
+
+
+def _runs_text(node: ast.AST) -> bool:
+    """``eval(...)``, ``exec(...)``, ``os.system(...)``, ``os.popen(...)`` or ``shell=True``."""
+    if isinstance(node, ast.keyword):
+        return node.arg == "shell"
+    if not isinstance(node, ast.Call):
+        return False
+    called = node.func
+    shell = isinstance(called, ast.Attribute) and _is_name(called.value, "os") and called.attr in ("system", "popen")
+    return shell or _is_name(called, "eval", "exec")
+
+
+def _makes_any_object(node: ast.AST) -> bool:
+    """Readers that build whatever a file names: pickle, ``yaml.load``, ``allow_pickle=True``."""
+    if isinstance(node, ast.Import):
+        return any(alias.name.partition(".")[0] == "pickle" for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "pickle"
+    if isinstance(node, ast.keyword):
+        return node.arg == "allow_pickle" and not _is_false(node.value)
+    return isinstance(node, ast.Attribute) and _is_name(node.value, "yaml") and node.attr in ("load", "unsafe_load")
+
+
+def _is_false(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False
+
+
+def _names_mpi(node: ast.AST) -> bool:
+    if isinstance(node, ast.Import):
+        return any(alias.name.partition(".")[0] == "mpi4py" for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").partition(".")[0] == "mpi4py"
+    return isinstance(node, ast.Attribute) and _is_name(node.value, "MPI")
+
+
+def _asks_for_torch_version(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and _is_name(node.value, "torch") and node.attr in ("__version__", "version")
+
+
+# rule: where it holds, where it does not, and what breaks it
+RULES: Dict[str, Tuple[str, Tuple[str, ...], Callable[[ast.AST], bool]]] = {
+    "nothing is run from text": ("", (), _runs_text),
+    "a file is data, not objects": ("", (), _makes_any_object),
+    "only comm says MPI": ("fugaku_gpt/", ("fugaku_gpt/comm/",), _names_mpi),
+    # capabilities are probed by feature; a version is only ever reported
+    "only compat and the start-up report ask torch for its version": (
+        "fugaku_gpt/",
+        ("fugaku_gpt/compat.py", "fugaku_gpt/training/startup.py"),
+        _asks_for_torch_version,
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_python_keeps_the_rule(rule: str) -> None:
+    below, but, breaks = RULES[rule]
+    found = []
+    for path in kept_files():
+        name = path.relative_to(ROOT).as_posix()
+        if path.suffix != ".py" or not name.startswith(below) or name.startswith(but):
+            continue
+        text = path.read_text(encoding="utf-8")
+        lines = text.splitlines()
+        found += [f"{name}:{number}: {lines[number - 1].strip()}" for number in _broken_at(ast.parse(text), breaks)]
+    assert not found, f"{rule}:\n" + "\n".join(found)
+
+
+def _broken_at(tree: ast.AST, breaks: Callable[[ast.AST], bool]) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if breaks(node):
+            place = node.value if isinstance(node, ast.keyword) else node  # keywords carry no line in Python 3.8
+            yield place.lineno  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ("nothing is run from text", "run(command, shell=True)"),
+        ("nothing is run from text", "eval(text)"),
+        ("nothing is run from text", "os.system('ls')"),
+        ("a file is data, not objects", "import pickle"),
+        ("a file is data, not objects", "yaml.load(text)"),
+        ("a file is data, not objects", "np.load(path, allow_pickle=True)"),
+        ("only comm says MPI", "MPI.COMM_WORLD"),
+        ("only comm says MPI", "from mpi4py import MPI"),
+        ("only compat and the start-up report ask torch for its version", "torch.__version__ > '1.8'"),
+    ],
+)
+def test_the_rule_sees(rule: str, text: str) -> None:
+    assert list(_broken_at(ast.parse(text), RULES[rule][2])) == [1]
+
+
+def test_the_rules_let_ordinary_code_pass() -> None:
+    text = "model.eval()\nyaml.safe_load(text)\nnp.load(path, allow_pickle=False)\ncli.exec"
+    for _, _, breaks in RULES.values():
+        assert not list(_broken_at(ast.parse(text), breaks))

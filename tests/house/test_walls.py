@@ -1,0 +1,101 @@
+"""The two walls at run time: what a login node and a compute node import. Import contracts hold the same in the text."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from fugaku_gpt.cli.main import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# SystemExit, not ImportError: an `except ImportError` around an optional import must not hide it.
+WALL = """
+import sys
+
+class Wall:
+    def find_spec(self, name, path=None, target=None):
+        if any(name == part or name.startswith(part + ".") for part in {forbidden!r}):
+            raise SystemExit("imports " + name)
+
+sys.meta_path.insert(0, Wall())
+"""
+LOGIN_NODE = ["torch", "mpi4py", "tokenizers"]
+COMPUTE_NODE = [
+    "jinja2",
+    "matplotlib",
+    "rich",
+    "scipy",
+    "tokenizers",
+    "fugaku_gpt.data.prepare",
+    "fugaku_gpt.data.tokenizer",
+    "fugaku_gpt.report",
+    "fugaku_gpt.sweep",
+]
+
+
+def test_top_level_help_stays_behind_the_login_node_wall() -> None:
+    output = _python(LOGIN_NODE, _RUN.format(arguments=["--help"]))
+    assert "Train GPT models" in output
+    assert all(name in output for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_of_every_verb_stays_behind_the_login_node_wall(name: str) -> None:
+    output = _python(
+        LOGIN_NODE,
+        f"""
+import click
+from fugaku_gpt.cli.main import cli, run
+
+def verbs(command, words):
+    yield words
+    if isinstance(command, click.Group):
+        for name in sorted(command.commands):
+            yield from verbs(command.commands[name], words + [name])
+
+for words in verbs(cli.get_command(click.Context(cli), {name!r}), [{name!r}]):
+    assert run(words + ["--help"]) == 0, words
+""",
+    )
+    assert f"Usage: fugaku-gpt {name}" in output
+
+
+def test_a_sweep_is_expanded_behind_the_login_node_wall() -> None:
+    sweep_file = str(ROOT / "benchmarks" / "sweeps" / "demo.yaml")
+    assert _python(LOGIN_NODE, _RUN.format(arguments=["sweep", "expand", sweep_file]))
+
+
+def test_training_stays_behind_the_compute_node_wall() -> None:
+    _python(COMPUTE_NODE, "import fugaku_gpt.cli.train, fugaku_gpt.training.run")
+
+
+def test_the_package_itself_imports_nothing() -> None:
+    loaded = _python([], "import sys, fugaku_gpt; print([n for n in sys.modules if n.startswith('fugaku_gpt.')])")
+    assert loaded.strip() == "[]"
+
+
+def test_the_wall_of_this_test_stops_an_import() -> None:
+    with pytest.raises(AssertionError, match="imports (torch|mpi4py)"):
+        _python(LOGIN_NODE, "import fugaku_gpt.comm")
+
+
+_RUN = "from fugaku_gpt.cli.main import run; assert run({arguments!r}) == 0"
+
+
+def _python(forbidden: List[str], text: str) -> str:
+    """Output of a fresh interpreter in which the forbidden packages cannot be imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", WALL.format(forbidden=forbidden) + text],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
