@@ -134,7 +134,7 @@ class Communicator:
         """Wait for a collective to end.
 
         MPI libraries wait by spinning, which on a core that another rank needs costs that rank its turn: two ranks too
-        many made an iteration a hundred times slower. So ranks that share cores look now and then, and sleep in between.
+        many made an iteration a hundred times slower. So ranks that share cores look now and then and sleep in between.
         """
         if not self._shares_cores:
             request.Wait()

@@ -148,7 +148,7 @@ def _mpirun(ranks: int, words: List[str]) -> "subprocess.CompletedProcess[str]":
         env={**os.environ, **launcher.environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        universal_newlines=True,
+        text=True,
         timeout=300,
         check=False,
     )
