@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,20 @@ def test_progress_lines(capsys: pytest.CaptureFixture[str], sweep: Sweep, tmp_pa
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "[1/4] dp1-tp1-seed1-r1: started"
     assert lines[1] == "[1/4] dp1-tp1-seed1-r1: ok, 2.0 s, 0.5 s/it, loss 7.000 to 4.000, validation 8.000 to 4.500"
+
+
+def test_the_live_display_follows_the_run_and_leaves_its_lines(
+    capfd: pytest.CaptureFixture[str], sweep: Sweep, tmp_path: Path
+) -> None:
+    from fugaku_gpt.sweep.progress import LiveProgress
+
+    def slow(directory: Path, config: RunConfig) -> Outcome:
+        result = well(directory, config)
+        time.sleep(0.7)  # the display looks twice a second
+        return result
+
+    with LiveProgress() as progress:
+        run_sweep(sweep, tmp_path / "out", FakeLaunch(dp1_tp1_seed1=slow, dp1_tp2_seed1=failing), progress)
+    said = " ".join(capfd.readouterr().err.split())
+    assert "[1/4] dp1-tp1-seed1-r1: ok, 2.0 s, 0.5 s/it" in said
+    assert "[2/4] dp1-tp2-seed1-r1: failed: rank 1: ValueError: no such thing" in said
