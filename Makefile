@@ -62,11 +62,6 @@ $(DEV): $(INSTALLED) env/dev.txt
 demo: install ## train four layouts of a small GPT on the standard library's sources and print the table
 	@$(BIN)/fugaku-gpt data prepare --stdlib --vocab-size 2048 --limit-mib 12 --out runs/demo-data
 	@$(BIN)/fugaku-gpt sweep run benchmarks/sweeps/demo.yaml --out runs/demo --scheduler local
-	@for form in md csv json; do \
-	  $(BIN)/fugaku-gpt report table runs/demo --format $$form > runs/demo/.table.$$form && \
-	  mv runs/demo/.table.$$form runs/demo/table.$$form || exit 1; done
-	@$(BIN)/fugaku-gpt report table runs/demo
-	@echo "also in runs/demo/table.md, table.csv and table.json"
 
 test: lint unit ## lint and all tests, with real MPI ranks (1, 2, 4, 8)
 

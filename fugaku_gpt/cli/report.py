@@ -11,13 +11,11 @@ import click
 from fugaku_gpt.cli.output import format_option, render_rows
 from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.report.collect import collect_rows
-from fugaku_gpt.report.notes_table import NO_VALUE, cells, grouped, notes_tables
+from fugaku_gpt.report.notes_table import COLUMNS, NO_VALUE, cells, grouped, notes_tables
 from fugaku_gpt.report.rows import Row, raw_values
 
 Rows = Tuple[List[Row], List[Row]]  # one for each configuration, one for each run
-_TABLE_COLUMNS = (
-    "Nodes", "DP", "TP", "PP", "MBS", "GBS", "Mem MiB", "Sec/it", "TFLOPs", "PFLOPs", "Valid. loss", "Notes",
-)  # fmt: skip
+_TABLE_COLUMNS = (*COLUMNS[:-1], "Validation loss", COLUMNS[-1])
 
 
 @click.group()
@@ -68,12 +66,11 @@ def render_table(rows: Rows, form: str, si: bool = False) -> str:
 
 
 def _terminal_table(heading: str, rows: Sequence[Row], si: bool) -> str:
-    """The notes' columns, less what the heading says, and with the validation loss; the widest column comes last."""
+    """The notes' columns and the validation loss; the widest column comes last."""
     shown: List[Dict[str, Any]] = []
     for row in rows:
-        nodes, _, dp, tp, pp, mbs, gbs, memory, seconds, tflops, aggregate, notes = cells(row, si)
+        *measured, notes = cells(row, si)
         losses = (row.first_validation_loss, row.last_validation_loss)
         loss = " to ".join(f"{value:.3f}" for value in losses if value is not None) or NO_VALUE
-        line = (nodes, dp, tp, pp, mbs, gbs, memory.replace(" MiB", ""), seconds, tflops, aggregate, loss, notes)
-        shown.append(dict(zip(_TABLE_COLUMNS, line)))
+        shown.append(dict(zip(_TABLE_COLUMNS, (*measured, loss, notes))))
     return heading.lstrip("# ") + "\n" + render_rows(_TABLE_COLUMNS, shown, "table")
