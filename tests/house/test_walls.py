@@ -1,4 +1,4 @@
-"""The two walls at run time: what a login node and a compute node import. Import contracts hold the same in the text."""
+"""The two walls at run time: what login and compute nodes import. Import contracts hold the same in the text."""
 
 from __future__ import annotations
 
