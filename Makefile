@@ -66,7 +66,7 @@ demo: install ## train four layouts of a small GPT on the standard library's sou
 test: lint unit ## lint and all tests, with real MPI ranks (1, 2, 4, 8)
 
 unit: dev
-	@$(BIN)/python -m pytest tests
+	@$(BIN)/python -m pytest -q tests
 
 lint: dev ## ruff, mypy and the import contracts
 	@$(BIN)/ruff check .
@@ -77,7 +77,7 @@ lint: dev ## ruff, mypy and the import contracts
 soak: dev ## 200 short DP=2 x TP=2 runs with random delays: does any hang?
 	@for start in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do \
 	  echo "runs $$((10 * start - 9)) to $$((10 * start)) of 200" && \
-	  $(BIN)/python -m pytest tests/test_mpi.py -k random_delays || exit 1; done
+	  $(BIN)/python -m pytest -q tests/test_mpi.py -k random_delays || exit 1; done
 
 # Training and parity on older builds. They need Python 3.8; where there is none, that is said, loudly.
 OLD_TESTS := $(wildcard $(addprefix tests/,comm data layout model parallel training test_compat.py test_mpi.py))
@@ -91,7 +91,7 @@ old:
 	@python=$$(env/find_python.sh 3.8) || { \
 	  echo "=== SKIPPED: tests on PyTorch $(BUILD): no Python 3.8 on PATH or in pyenv ==="; exit 0; }; \
 	$(MAKE) --no-print-directory PYTHON=$$python $(OLD)/.installed-$(BUILD) && \
-	echo "=== tests on PyTorch $(BUILD) ===" && $(OLD)/bin/python -m pytest $(OLD_TESTS)
+	echo "=== tests on PyTorch $(BUILD) ===" && $(OLD)/bin/python -m pytest -q $(OLD_TESTS)
 
 $(OLD)/.installed-$(BUILD): setup.cfg pyproject.toml env/torch-$(BUILD).txt
 	@echo "installing PyTorch $(BUILD) into $(OLD) with $(PYTHON)"
