@@ -1,0 +1,46 @@
+"""The README's commands exist, with the verbs and options that they are shown with."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import List
+
+import click
+import pytest
+
+from fugaku_gpt.cli.main import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def shown_commands() -> List[str]:
+    """Every ``fugaku-gpt ...`` line of the README's code, less ``mpirun``'s words."""
+    lines = re.findall(r"^(?:    |\$ )(?:mpirun -n \d+ )?(fugaku-gpt .*)$", README, re.MULTILINE)
+    return [line.split("  #")[0] for line in lines]
+
+
+@pytest.mark.parametrize("line", shown_commands())
+def test_a_shown_command_is_understood(line: str) -> None:
+    command: click.Command = cli
+    context = click.Context(cli, info_name="fugaku-gpt")
+    words = shlex.split(line)[1:]
+    while isinstance(command, click.Group):
+        found = command.get_command(context, words[0])
+        assert found is not None, f"no such verb: {words[0]}"
+        command, words = found, words[1:]
+    command.make_context("shown", words)  # raises for an option that is not there
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"(?:`|    )make ([a-z][a-z0-9-]+)", README))))
+def test_a_shown_target_exists(target: str) -> None:
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE), target
+
+
+@pytest.mark.parametrize(
+    "path", re.findall(r"\]\(([^)#:]+)\)", README) + ["benchmarks/step.py", "benchmarks/sweeps/demo.yaml"]
+)
+def test_a_shown_file_exists(path: str) -> None:
+    assert (ROOT / path).exists()
