@@ -1,0 +1,78 @@
+"""Logits against Hugging Face's GPT-2 with the same weights."""
+
+from __future__ import annotations
+
+from typing import Dict
+
+import pytest
+import torch
+
+from fugaku_gpt.comm import Communicator
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.model import GPT, build_model
+from tests.support.text import ByteSamples
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: make dev")
+
+INNER = {"erf": "gelu", "tanh": "gelu_new"}
+
+
+def with_our_weights(model: GPT, gelu: str) -> torch.nn.Module:
+    """A GPT2LMHeadModel with the weights of ours; its Conv1D layers hold [inputs, outputs]."""
+    shape = model.config
+    settings = transformers.GPT2Config(
+        vocab_size=shape.vocab_size,
+        n_positions=shape.seq_len,
+        n_embd=shape.hidden,
+        n_layer=shape.layers,
+        n_head=shape.heads,
+        activation_function=INNER[gelu],
+        layer_norm_epsilon=shape.layernorm_eps,
+    )
+    theirs = transformers.GPT2LMHeadModel(settings).eval()
+    ours = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    state: Dict[str, torch.Tensor] = {
+        "transformer.wte.weight": ours["token_embedding.weight"][: shape.vocab_size],
+        "lm_head.weight": ours["token_embedding.weight"][: shape.vocab_size],
+        "transformer.wpe.weight": ours["position_embedding.weight"],
+        "transformer.ln_f.weight": ours["final_norm.weight"],
+        "transformer.ln_f.bias": ours["final_norm.bias"],
+    }
+    for layer in range(shape.layers):
+        here, there = f"blocks.{layer}", f"transformer.h.{layer}"
+        for norm, name in (("attention_norm", "ln_1"), ("mlp_norm", "ln_2")):
+            state[f"{there}.{name}.weight"] = ours[f"{here}.{norm}.weight"]
+            state[f"{there}.{name}.bias"] = ours[f"{here}.{norm}.bias"]
+        for linear, name in (
+            ("attention.qkv", "attn.c_attn"),
+            ("attention.out", "attn.c_proj"),
+            ("mlp.up", "mlp.c_fc"),
+            ("mlp.down", "mlp.c_proj"),
+        ):
+            weight = ours[f"{here}.{linear}.weight"]
+            state[f"{there}.{name}.weight"] = weight.reshape(-1, weight.shape[-1]).t()
+            state[f"{there}.{name}.bias"] = ours[f"{here}.{linear}.bias"].reshape(-1)
+    missing, unexpected = theirs.load_state_dict(state, strict=False)
+    assert not unexpected and all(name.endswith(("attn.bias", "attn.masked_bias")) for name in missing)
+    return theirs
+
+
+@pytest.mark.parametrize("seq_len", [64, 512])
+@pytest.mark.parametrize("gelu", ["tanh", "erf"])
+def test_logits_are_equal(gelu: str, seq_len: int) -> None:
+    settings = [
+        "model.layers=3",
+        "model.hidden=64",
+        "model.heads=4",
+        f"model.seq_len={seq_len}",
+        "model.vocab_size=257",
+    ]
+    model = build_model(
+        load_run_config(overrides=[*settings, f"model.gelu={gelu}", "model.init_std=0.2"]), Communicator.alone()
+    )
+    tokens = torch.from_numpy(ByteSamples(seq_len).batch(0, 2)[:, :-1])
+    with torch.no_grad():
+        ours = model.logits(tokens)[..., :257]
+        theirs = with_our_weights(model, gelu)(tokens).logits
+    assert float(ours.std()) > 0.5
+    assert float((ours - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())

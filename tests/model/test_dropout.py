@@ -1,0 +1,71 @@
+"""The dropout mask is a function of what is dropped."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fugaku_gpt.comm import Communicator
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.model.attention import CausalSelfAttention
+from fugaku_gpt.model.dropout import KeyedDropout, keep_mask
+
+
+@settings(deadline=None)
+@given(first=st.integers(0, 1000), count=st.integers(1, 500), skip=st.integers(0, 400), site=st.integers(0, 300))
+def test_a_slice_of_the_mask_is_the_mask_of_the_slice(first: int, count: int, skip: int, site: int) -> None:
+    whole = keep_mask(7, site, first, skip + count, 0.3)
+    assert np.array_equal(whole[skip:], keep_mask(7, site, first + skip, count, 0.3))
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 0.9])
+def test_the_share_dropped_is_the_probability(probability: float) -> None:
+    assert 1 - keep_mask(1, 2, 0, 400_000, probability).mean() == pytest.approx(probability, abs=4e-3)
+
+
+def test_the_mask_is_the_same_on_every_numpy_and_machine() -> None:
+    digest = hashlib.sha256(np.packbits(keep_mask(1234, 5, 12345, 4096, 0.1)).tobytes()).hexdigest()
+    assert digest == "fc1ff5a03ecb2154c37a36299385e1d50c6d9c77ad2704e32ad4fabd81fd102c"
+
+
+def test_other_seeds_and_sites_drop_other_elements() -> None:
+    masks = [keep_mask(seed, site, 0, 1000, 0.5) for seed, site in ((1, 1), (1, 2), (2, 1))]
+    for i in range(3):
+        assert 350 < int((masks[i] != masks[i - 1]).sum()) < 650
+
+
+def test_samples_of_a_batch_keep_their_masks_in_any_micro_batch() -> None:
+    dropout = KeyedDropout(0.4, seed=3, site=9)
+    x = torch.ones(6, 5, 8, dtype=torch.float64)
+    whole = dropout(x, 10)
+    parts = torch.cat([dropout(x[:2], 10), dropout(x[2:3], 12), dropout(x[3:], 13)])
+    assert torch.equal(whole, parts)
+    assert set(whole.reshape(-1).tolist()) == {0.0, 65536 / (65536 - round(0.4 * 65536))}
+
+
+def test_nothing_is_dropped_in_evaluation_or_at_probability_zero() -> None:
+    x = torch.ones(1, 4, 4)
+    dropout = KeyedDropout(0.5, seed=1, site=1)
+    assert not torch.equal(dropout(x, 0), x)
+    assert dropout.eval()(x, 0) is x
+    assert KeyedDropout(0.0, seed=1, site=1)(x, 0) is x
+
+
+def test_attention_drops_by_the_head_of_the_whole_model() -> None:
+    model = load_run_config(preset="tiny", overrides=["model.attention_dropout=0.3", "model.seq_len=10"]).model
+
+    def factors(rank: int, size: int) -> torch.Tensor:
+        tp = Communicator.alone()
+        tp.rank, tp.size = rank, size
+        layer = CausalSelfAttention(model, tp, torch.float32, seed=5, site=2)
+        drop = layer._drop(2, 10, 7, torch.zeros(1))
+        assert drop is not None
+        return drop.view(2, -1, 10, 10)
+
+    halves = torch.cat([factors(0, 2), factors(1, 2)], dim=1)
+    assert torch.equal(halves, factors(0, 1))
