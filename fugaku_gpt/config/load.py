@@ -100,7 +100,7 @@ def dump_run_config(config: RunConfig) -> str:
     elapse = config.job.elapse
     if elapse is not None and elapse == int(elapse):
         tree["job"]["elapse"] = format_duration(elapse)
-    return str(yaml.safe_dump(tree, sort_keys=False, width=120, allow_unicode=True))
+    return str(yaml.safe_dump(tree, sort_keys=False, width=120))
 
 
 def _fields_of(config: type) -> Iterable[Tuple[str, Any, Mapping[str, Any]]]:
@@ -147,14 +147,17 @@ def _coerce(value: Tree, kind: Any, metadata: Mapping[str, Any]) -> Any:
 
 
 def _unknown_key(key: str, value: Tree, at: str, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    if not near:  # the right name in the wrong section: training.dp, or dp alone
-        near = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
-    section = key.partition(".")[0]
+    section, _, leaf = key.partition(".")
+    siblings = [name for name in known if name.startswith(section + ".")]
+    # a slip within the right section; then in the section's name; then the right name in the wrong section, or in none
+    near = [
+        f"{section}.{name}" for name in difflib.get_close_matches(leaf, [s.partition(".")[2] for s in siblings], n=1)
+    ]
+    near = near or ([] if siblings else difflib.get_close_matches(key, known, n=1))
+    near = near or [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
     if near:
         hint = f"did you mean {near[0]}?"
     else:
-        siblings = [name for name in known if name.startswith(section + ".")]
         hint = "valid: " + ", ".join(siblings or sorted({name.partition(".")[0] + ".*" for name in known} | {"preset"}))
     return f"{at}: {key}: unknown key (value {plain(value)!r}); {hint}"
 

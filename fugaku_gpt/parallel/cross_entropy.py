@@ -83,10 +83,12 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
+        if ctx.gradients is None:
+            raise RuntimeError(
+                "the cross-entropy's backward pass was run twice: its gradients were handed on the first time"
+            )
         grad_hidden, grad_weight = ctx.gradients
-        ctx.gradients = None  # handed on once; the caller may then change them in place
-        if grad_hidden is None:
-            raise RuntimeError("the cross-entropy's backward pass was run twice, or without gradients asked for")
+        ctx.gradients = None  # the caller may change them in place
         if float(grad_loss) != 1.0:  # 1 when the sum itself is differentiated, as training does
             grad_hidden.mul_(grad_loss)
             grad_weight.mul_(grad_loss)

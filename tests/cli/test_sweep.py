@@ -117,13 +117,13 @@ def test_ctrl_c_records_the_run_and_leaves_no_rank(tmp_path: Path, data: Path) -
 def test_a_killed_rank_and_a_time_limit_are_rows(tmp_path: Path, data: Path) -> None:
     rest = "include:\n  - {label: killed, layout.dp: 2}\n  - {label: slow, layout.tp: 2}\n"
     file, out = write(tmp_path, data, rest), tmp_path / "out"
-    sweep = start(file, out, "--set", "training.iterations=1000000", "--timeout", "8")
+    sweep = start(file, out, "--set", "training.iterations=1000000", "--timeout", "20")
     metrics = out / "killed-r1" / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0)
     environment = RunDirectory(metrics.parent).environment()
     assert environment is not None
     os.kill(environment["ranks"][1]["process"], signal.SIGKILL)
-    sweep.communicate(timeout=60)
+    sweep.communicate(timeout=180)
     assert sweep.returncode == 1
     results: List[Any] = [RunDirectory(out / name).result() for name in ("killed-r1", "slow-r1")]
     assert [result.status for result in results] == ["failed", "timeout"]

@@ -1,0 +1,82 @@
+"""What a person writes is what is meant, whatever YAML 1.1 would make of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.config.values import format_duration, parse_duration
+from fugaku_gpt.errors import ConfigError
+
+
+def written(tmp_path: Path, text: str) -> Any:
+    file = tmp_path / "run.yaml"
+    file.write_text(text, encoding="utf-8")
+    return load_run_config(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1:00:00", 3600), ("01:00:00", 3600), ("24:00:00", 86400), ("3600", 3600), ("10:00", 600), ("1h30m", 5400),
+     ("90s", 90), ("'2:00:00'", 7200), ("1d", 86400), ("0:00:01", 1)],
+)  # fmt: skip
+def test_durations(tmp_path: Path, text: str, seconds: float) -> None:
+    assert (
+        written(tmp_path, f"job: {{elapse: {text}}}" if "'" in text else f"job:\n  elapse: {text}").job.elapse
+        == seconds
+    )
+
+
+@pytest.mark.parametrize("text", ["1:60:00", "1:00:60", "1-00:00:00", "soon", "-5", "0", "1:2:3:4", "nan", "inf"])
+def test_durations_that_mean_nothing(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"run.yaml:2: job.elapse: .*valid: seconds or H:MM:SS, above 0, or null"):
+        written(tmp_path, f"job:\n  elapse: {text}")
+
+
+@given(st.integers(0, 10**7))
+def test_a_duration_is_read_back_as_it_was_written(seconds: int) -> None:
+    assert parse_duration(format_duration(seconds)) == seconds
+
+
+@pytest.mark.parametrize(("text", "value"), [("2e-4", 2e-4), ("1E-3", 1e-3), (".5", 0.5), ("1", 1.0), ("'3e-4'", 3e-4)])
+def test_numbers(tmp_path: Path, text: str, value: float) -> None:
+    assert written(tmp_path, f"training: {{lr: {text}, min_lr: 0}}").training.lr == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("0777", 777), ("1_000", 1000), ("1e3", 1000), ("12", 12)])
+def test_whole_numbers(tmp_path: Path, text: str, value: int) -> None:
+    assert written(tmp_path, f"training:\n  iterations: {text}").training.iterations == value
+
+
+@pytest.mark.parametrize("text", ["1.5", "ten", "0x10", "true", "[1, 2]", "{a: 1}", "''", "0", "-3", "null"])
+def test_what_is_not_a_positive_whole_number(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="run.yaml"):
+        written(tmp_path, f"training:\n  iterations: {text}")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("yes", True), ("on", True), ("True", True), ("no", False), ("off", False), ("false", False)]
+)
+def test_truth(tmp_path: Path, text: str, value: bool) -> None:
+    assert written(tmp_path, f"node:\n  tcmalloc: {text}").node.tcmalloc is value
+
+
+@pytest.mark.parametrize("text", ["no", "1:00:00", "12", "2e-4", "'null'"])
+def test_a_text_stays_a_text(tmp_path: Path, text: str) -> None:
+    assert written(tmp_path, f"job:\n  name: {text}").job.name == text.strip("'")
+
+
+def test_null_leaves_an_optional_field_unset(tmp_path: Path) -> None:
+    config = written(tmp_path, "node: {freq_mhz: null, threads_per_rank: ~}\njob:\n  elapse:\n")
+    assert (config.node.freq_mhz, config.node.threads_per_rank, config.job.elapse) == (None, None, None)
+
+
+def test_lists_and_a_single_item() -> None:
+    config = load_run_config(overrides=["data.paths=[a, 'b c']", "data.weights=[1, 2.5e-1]", "data.split=[8, 1, 1]"])
+    assert config.data.paths == ("a", "b c") and config.data.weights == (1.0, 0.25)
+    assert load_run_config(overrides=["data.paths=one"]).data.paths == ("one",)

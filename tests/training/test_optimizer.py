@@ -1,0 +1,67 @@
+"""AdamW by each way that a build may have, against the algorithm written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fugaku_gpt.comm import Communicator
+from fugaku_gpt.layout.tensors import model_tensors
+from fugaku_gpt.model import build_model
+from fugaku_gpt.parallel.buffers import FlatBuffers
+from fugaku_gpt.training import optimizer as optimizers
+from fugaku_gpt.training.optimizer import BlockedAdamW, FusedAdamW, build_optimizer
+from tests.support.tiny import tiny_config
+
+CONFIG = tiny_config("training.dtype=float64", "training.weight_decay=0.1", "training.eps=1e-6")
+STEPS = 4
+
+
+def trained(build: Any) -> "tuple[FlatBuffers, np.ndarray[Any, Any]]":
+    """The flat parameters after some steps, and before."""
+    model = build_model(CONFIG, Communicator.alone())
+    buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(CONFIG.model, 1))
+    before = buffers.parameters.numpy().copy()
+    adamw = build(buffers, CONFIG.training)
+    for step in range(STEPS):
+        buffers.gradients.copy_(torch.from_numpy(gradient(step, len(before))))
+        adamw.step(0.01 / (step + 1))
+    return buffers, before
+
+
+def gradient(step: int, size: int) -> "np.ndarray[Any, Any]":
+    return np.random.RandomState(step).randn(size)
+
+
+@pytest.mark.parametrize("block", [64, 65536])
+@pytest.mark.parametrize("build", [BlockedAdamW, build_optimizer], ids=["blocked", "this build's own"])
+def test_each_way_equals_the_algorithm(build: Any, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizers, "BLOCK", block)
+    buffers, p = trained(build)
+    t = CONFIG.training
+    decay = np.zeros_like(p)
+    for placement in buffers.placements:
+        if not placement.spec.name.endswith("bias") and "norm" not in placement.spec.name:
+            decay[placement.start : placement.start + placement.size] = t.weight_decay
+    m, v = np.zeros_like(p), np.zeros_like(p)
+    for step in range(STEPS):
+        lr, g = 0.01 / (step + 1), gradient(step, len(p))
+        m, v = t.beta1 * m + (1 - t.beta1) * g, t.beta2 * v + (1 - t.beta2) * g * g
+        p = p - lr * decay * p
+        p = p - lr * (m / (1 - t.beta1 ** (step + 1))) / (np.sqrt(v / (1 - t.beta2 ** (step + 1))) + t.eps)
+    ours = buffers.parameters.numpy()
+    for placement in buffers.placements:
+        part = slice(placement.start, placement.start + placement.size)
+        assert np.abs(ours[part] - p[part]).max() <= 1e-12, placement.spec.name
+
+
+def test_the_fused_kernel_is_taken_where_the_probe_finds_one() -> None:
+    from fugaku_gpt import compat
+
+    model = build_model(CONFIG, Communicator.alone())
+    buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(CONFIG.model, 1))
+    has_one = compat.build_facts()["fused_adamw"]
+    assert isinstance(build_optimizer(buffers, CONFIG.training), FusedAdamW if has_one else BlockedAdamW)
