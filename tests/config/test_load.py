@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import List
 
@@ -64,7 +65,7 @@ def test_the_production_layout_is_accepted_but_for_its_pipeline() -> None:
         ("? [a]\n: 1", "a key must be a plain word"),
         ("model: {heads: 5}", "model.heads: 5: must divide model.hidden 128; valid: 1, 2, 4, 8"),
         ("layout: {tp: 3}", "layout.tp: 3: must divide model.heads 4; valid: 1, 2, 4"),
-        ("training: {global_batch: 7, micro_batch: 2}", "a multiple of training.micro_batch 2 * layout.dp 1 = 2; valid: 6 or 8"),
+        ("training: {global_batch: 7, micro_batch: 2}", "training.micro_batch 2 * layout.dp 1 = 2; valid: 6 or 8"),
         ("layout: {dp: 4}\nnode: {ranks_per_node: 3}", "node.ranks_per_node: 3: times job.nodes 1 must be layout.dp 4"),
         ("layout: {dp: 4}\njob: {nodes: 3}", "job.nodes: 3: must divide layout.dp 4"),
         ("model: {padded_vocab_size: 2000}", "model.padded_vocab_size: 2000: must be at least model.vocab_size 2048"),
@@ -146,10 +147,8 @@ def test_no_text_gives_anything_but_a_config_or_a_config_error(tmp_path: Path, t
     file = tmp_path / "any.yaml"
     file.write_text(text, encoding="utf-8", errors="replace")
     for arguments in ({"file": file}, {"overrides": [text]}):
-        try:
+        with contextlib.suppress(ConfigError):
             load_run_config(**arguments)
-        except ConfigError:
-            pass
 
 
 def test_every_key_has_a_meaning() -> None:

@@ -1,7 +1,8 @@
 """A GPT-2 in plain NumPy, float64, forward and hand-written backward: an independent judge of the PyTorch model.
 
-Written from the mathematics alone. Names of parameters and gradients are those of ``layout.tensors``. Symbols: b sequences,
-s tokens, h hidden, n heads, d = h / n, f MLP width, V rows of the embedding of which ``vocab`` take part in the softmax.
+Written from the mathematics alone. Names of parameters and gradients are those of ``layout.tensors``. Symbols: b
+sequences, s tokens, h hidden, n heads, d = h / n, f MLP width, V rows of the embedding of which ``vocab`` take part in
+the softmax.
 """
 
 from __future__ import annotations
