@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from fugaku_gpt.config.schema import ModelConfig
 
+# as records carry them beside the figures that they gave
+NOTES_FORMULA = "24 f B s l h^2 (1 + s/6h + V/16lh), f = 4 with recompute, else 3"
+EXACT_FORMULA = "6 B s (l (4 h^2 + 2 h ffn) + V h + 2 s l h)"
+
 
 def notes_flops(model: ModelConfig, global_batch: int, padded_vocab: int, recompute: bool = False) -> float:
     """FLOPs per iteration as the notes' tables count them: 24 f B s l h² (1 + s/6h + V/16lh), f = 4 with recompute,

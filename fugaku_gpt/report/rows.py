@@ -6,11 +6,10 @@ import statistics
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
+from fugaku_gpt.formulas.flops import EXACT_FORMULA, NOTES_FORMULA
 from fugaku_gpt.records.run import OK
 
 UNFINISHED = "unfinished"  # no result was recorded: still running, or killed together with its starter
-FORMULA_NOTES = "24 f B s l h^2 (1 + s/6h + V/16lh), f = 4 with recompute, else 3"
-FORMULA_EXACT = "72 B s l h^2 (1 + s/6h + V/12lh)"
 
 
 @dataclass(frozen=True)
@@ -139,8 +138,8 @@ def raw_values(row: Row) -> Dict[str, Any]:
         "tokens_per_second": row.tokens_per_second,
         "tflops_per_node_notes": row.tflops_notes,
         "tflops_per_node_exact": row.tflops_exact,
-        "formula_notes": FORMULA_NOTES,
-        "formula_exact": FORMULA_EXACT,
+        "formula_notes": NOTES_FORMULA,
+        "formula_exact": EXACT_FORMULA,
         "first_loss": row.first_loss,
         "last_loss": row.last_loss,
         "first_validation_loss": row.first_validation_loss,

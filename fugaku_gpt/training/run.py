@@ -15,7 +15,7 @@ from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, FugakuGptError, RunFailed, UsageError
 from fugaku_gpt.machine import local
-from fugaku_gpt.records.run import FAILED, OK, OUT_OF_MEMORY, MetricsWriter, Result, RunDirectory
+from fugaku_gpt.records.run import FAILED, INTERRUPTED, OK, OUT_OF_MEMORY, MetricsWriter, Result, RunDirectory
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.training.log import TrainingLog
 from fugaku_gpt.training.startup import collect_environment, describe_environment, prepare_process
@@ -136,12 +136,13 @@ def _together(world: Communicator, action: Callable[[], T]) -> T:
 
 def _end_badly(directory: Optional[RunDirectory], world: Communicator, started: float, error: BaseException) -> None:
     """Say what happened on this rank, record it, and end the other ranks, which may be waiting for this one."""
-    expected = isinstance(error, FugakuGptError)
+    interrupted = isinstance(error, KeyboardInterrupt)
+    expected = interrupted or isinstance(error, FugakuGptError)
     if not expected:
         traceback.print_exception(type(error), error, error.__traceback__)
-    reason = str(error) if expected else f"{type(error).__name__}: {error}"
+    reason = "interrupted" if interrupted else str(error) if expected else f"{type(error).__name__}: {error}"
     reason = f"rank {world.rank}: " + reason.splitlines()[0] if reason else f"rank {world.rank}: {type(error).__name__}"
-    status = OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
+    status = INTERRUPTED if interrupted else OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
     if (
         not isinstance(error, RunFailed) or world.rank == 0
     ):  # RunFailed is raised by all ranks alike: one voice is enough

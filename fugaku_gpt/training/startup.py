@@ -96,13 +96,12 @@ def describe_environment(environment: Dict[str, Any]) -> List[str]:
         )
     if len(ranks) > _RANKS_SHOWN:
         lines.append(f"... and {len(ranks) - _RANKS_SHOWN} more ranks (all in environment.json)")
-    wanted: Dict[str, int] = {}
-    for rank in ranks:
-        wanted[rank["host"]] = wanted.get(rank["host"], 0) + rank["threads"]
-    crowded = [host for host, threads in wanted.items() if threads > len(first["affinity"])]
-    if crowded:
-        host, cores = crowded[0], len(first["affinity"])
-        lines.append(f"note: {wanted[host]} threads share {cores} cores on {host}: times mean little here")
+    for host in sorted({rank["host"] for rank in ranks}):
+        threads = sum(rank["threads"] for rank in ranks if rank["host"] == host)
+        cores = len({core for rank in ranks if rank["host"] == host for core in rank["affinity"]})
+        if threads > cores:
+            lines.append(f"note: {threads} threads share {cores} cores on {host}: times mean little here")
+            break
     for toggle in environment["toggles"]:
         state = "applied" if toggle["applied"] else "NOT applied"
         lines.append(f"toggle {toggle['name']}={toggle['requested']}: {state} (seen: {toggle['seen']})")
