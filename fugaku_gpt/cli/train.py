@@ -13,9 +13,10 @@ import click
 from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config, preset_names
 from fugaku_gpt.errors import EXIT_USAGE, RunFailed, UsageError
 from fugaku_gpt.formulas.parameters import size_name
+from fugaku_gpt.jobs.ending import result_of
 from fugaku_gpt.jobs.launcher import exit_code_of, launch, rank_from_environment
 from fugaku_gpt.machine.local import usable_cores
-from fugaku_gpt.records.run import RunDirectory
+from fugaku_gpt.records.run import REFUSED, RunDirectory
 
 
 @click.command()
@@ -60,9 +61,13 @@ def train(
 def _start_ranks(config: RunConfig, out: Path) -> None:
     directory = RunDirectory(out)
     directory.create(dump_run_config(config))
-    outcome = launch(config, directory.config_file, out, timeout=config.job.elapse, on_line=click.echo)
-    if outcome.exit_code == EXIT_USAGE:
+    started, log = time.time(), directory.log_file
+    outcome = launch(config, directory.config_file, out, log=log, timeout=config.job.elapse, on_line=click.echo)
+    result = result_of(directory, config, outcome, log, started)
+    if result.status == REFUSED:
         directory.discard()
+    else:
+        directory.write_result(result)
     if outcome.timed_out:
         raise RunFailed(f"{out}: stopped at its time limit of {config.job.elapse:g} s; raise job.elapse")
     raise click.exceptions.Exit(exit_code_of(outcome))

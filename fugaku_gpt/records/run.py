@@ -71,6 +71,11 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def log_file(self) -> Path:
+        """What the ranks printed, where their starter kept it."""
+        return self.path / "log.txt"
+
+    @property
     def flight_dir(self) -> Path:
         """The ranks' flight recorders."""
         return self.path / "flight"
@@ -90,9 +95,10 @@ class RunDirectory:
             raise UsageError(f"{self.path}: cannot be written: {error.strerror}; choose another --out") from None
 
     def discard(self) -> None:
-        """Take back :meth:`create` for a run that was refused before it had begun."""
-        if self.config_file.exists():
-            self.config_file.unlink()
+        """Take back :meth:`create`, and the log, for a run that was refused before it had begun."""
+        for path in (self.config_file, self.log_file):
+            if path.exists():
+                path.unlink()
         if self.path.is_dir() and not any(self.path.iterdir()):
             self.path.rmdir()
 

@@ -17,15 +17,14 @@ import yaml
 
 from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config
 from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.jobs.ending import result_of
 from fugaku_gpt.jobs.processes import Outcome
 from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.records.run import INTERRUPTED, OK, REFUSED, Result, RunDirectory
 from fugaku_gpt.records.sweep import ATTEMPTS, SweepEntry, read_sweep_entry, write_sweep_entry
-from fugaku_gpt.sweep.ending import result_of
 from fugaku_gpt.sweep.expand import Run, Sweep
 from fugaku_gpt.sweep.lock import SweepLock
 
-LOG = "log.txt"
 Launch = Callable[..., Outcome]  # as fugaku_gpt.jobs.launcher.launch
 
 
@@ -102,7 +101,7 @@ def _run_one(
         result = Result(REFUSED, _first_line(run.refusal), started, started)
     else:
         directory.create(dump_run_config(run.config))
-        log = directory.path / LOG
+        log = directory.log_file
         limits = [limit for limit in (timeout, run.config.job.elapse) if limit is not None]
         try:
             outcome = launch(
@@ -132,7 +131,7 @@ def _to_keep(run: Run, directory: RunDirectory, retry_failed: bool) -> Optional[
 
 def _make_room(directory: Path, attempts: Path) -> None:
     """Move what an earlier attempt has left out of the way; what never started any rank is no attempt."""
-    if not (directory / LOG).exists():
+    if not RunDirectory(directory).log_file.exists():
         for name in ("result.json", "config.yaml"):
             if (directory / name).exists():
                 (directory / name).unlink()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import List
+from typing import List, Optional
 
 import pytest
 
@@ -139,6 +140,25 @@ def test_a_rank_that_is_killed_ends_the_run(corpus: Path, tmp_path: Path) -> Non
         os.kill(environment["ranks"][1]["process"], 9)
         process.stdout.read()
         assert process.wait(timeout=60) != 0
+    result = RunDirectory(out).result()
+    assert result is not None and result.status == "failed" and result.iterations > 0
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, "interrupted"), (None, "timeout")])
+def test_a_run_that_is_stopped_says_why(corpus: Path, tmp_path: Path, number: Optional[int], status: str) -> None:
+    out = tmp_path / "run"
+    words = arguments(corpus, out, "training.iterations=100000", "training.eval_interval=null", "job.elapse=15")
+    command = [sys.executable, "-m", "fugaku_gpt", *words, "--ranks", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if number is not None and line.startswith(b"iteration"):
+                process.send_signal(number)
+                break
+        output = process.stdout.read()
+        assert process.wait(timeout=60) == (130 if number is not None else 1)
+    result = RunDirectory(out).result()
+    assert result is not None and result.status == status and b"Traceback" not in output
 
 
 def _mpirun(ranks: int, words: List[str]) -> "subprocess.CompletedProcess[str]":

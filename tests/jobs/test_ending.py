@@ -8,9 +8,9 @@ from typing import Any, Optional
 import pytest
 
 from fugaku_gpt.config import load_run_config
+from fugaku_gpt.jobs.ending import log_tail, reason_of, result_of
 from fugaku_gpt.jobs.processes import Outcome
 from fugaku_gpt.records.run import RunDirectory
-from fugaku_gpt.sweep.ending import log_tail, reason_of, result_of
 from tests.sweep.fake import leave_run, outcome
 
 HYDRA = """

@@ -30,8 +30,8 @@ _LAUNCHER_NOISE = re.compile(
 def result_of(directory: RunDirectory, config: RunConfig, outcome: Outcome, log: Path, started: float) -> Result:
     """The result of a run that has just ended.
 
-    What the ranks recorded stands, unless the sweep knows better: that it ended them itself, that memory ran out, or
-    that they failed after they had recorded their success.
+    What the ranks recorded stands, unless who started them knows better: that it ended them itself, that memory ran
+    out, or that they failed after they had recorded their success.
     """
     own = directory.result()
     tail = log_tail(log)
