@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.flight import Flight, read_flight
 from fugaku_gpt.records.run import OK, REFUSED, RunDirectory
+from fugaku_gpt.records.text import spans
 
 
 @dataclass(frozen=True)
@@ -158,13 +159,7 @@ def call_words(position: Position) -> str:
 
 def rank_words(ranks: Sequence[int]) -> str:
     """``rank 3`` or ``ranks 0-2, 5``."""
-    spans: List[List[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+    text = spans(ranks)
     return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
 
 

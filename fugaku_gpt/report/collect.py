@@ -15,7 +15,7 @@ from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.records.sweep import ATTEMPTS, digest_of, read_sweep_entry
 from fugaku_gpt.report.notes_table import NO_VALUE, toggle_words
-from fugaku_gpt.report.rows import UNFINISHED, Row, merge_repeats
+from fugaku_gpt.report.rows import FIGURES, UNFINISHED, Row, merge_repeats
 
 _TOGGLES = ("freq_mhz", "tcmalloc", "retention_state")
 
@@ -97,18 +97,7 @@ def read_run(path: Path) -> Row:
     )
 
 
-_FIGURES = (
-    "node_used_bytes",
-    "rss_max_bytes",
-    "seconds_per_iteration",
-    "tokens_per_second",
-    "tflops_notes",
-    "tflops_exact",
-    "first_loss",
-    "last_loss",
-    "first_validation_loss",
-    "last_validation_loss",
-)
+_FIGURES = ("node_used_bytes", "rss_max_bytes", *FIGURES)
 
 
 def _of_config(config: RunConfig) -> Dict[str, Any]:

@@ -87,7 +87,7 @@ def merge_repeats(rows: Sequence[Row]) -> Row:
     if attempts > 1:
         remarks.append(f"attempt {attempts}")
     values: Dict[str, Any] = dict(vars(base))
-    for name in _MEDIANS:
+    for name in FIGURES:
         values[name] = _median(getattr(row, name) for row in good or [base])
     for name in ("node_used_bytes", "rss_max_bytes"):
         present = [v for v in (getattr(row, name) for row in good or [base]) if v is not None]
@@ -96,7 +96,7 @@ def merge_repeats(rows: Sequence[Row]) -> Row:
     return Row(**values)
 
 
-_MEDIANS = (
+FIGURES = (
     "seconds_per_iteration",
     "tokens_per_second",
     "tflops_notes",

@@ -19,6 +19,7 @@ from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, mpi_facts
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.machine import local
+from fugaku_gpt.records.text import spans
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
@@ -92,7 +93,7 @@ def describe_environment(environment: Dict[str, Any]) -> List[str]:
     ]
     for rank in ranks[:_RANKS_SHOWN]:
         lines.append(
-            f"rank {rank['rank']} on {rank['host']}: {rank['threads']} threads on cores {_spans(rank['affinity'])}"
+            f"rank {rank['rank']} on {rank['host']}: {rank['threads']} threads on cores {spans(rank['affinity'])}"
         )
     if len(ranks) > _RANKS_SHOWN:
         lines.append(f"... and {len(ranks) - _RANKS_SHOWN} more ranks (all in environment.json)")
@@ -131,14 +132,3 @@ def git_commit() -> str:
 
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
-
-
-def _spans(cores: List[int]) -> str:
-    """[0, 1, 2, 5] → ``0-2,5``."""
-    spans: List[List[int]] = []
-    for core in cores:
-        if spans and core == spans[-1][1] + 1:
-            spans[-1][1] = core
-        else:
-            spans.append([core, core])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)

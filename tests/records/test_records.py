@@ -15,6 +15,7 @@ from fugaku_gpt.records.flight import read_flight
 from fugaku_gpt.records.run import OK, MetricsWriter, Result, RunDirectory
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.records.sweep import SweepEntry, digest_of, read_sweep_entry, write_sweep_entry
+from fugaku_gpt.records.text import spans
 from tests.doctor.flights import write_flight
 from tests.sweep.fake import iteration
 
@@ -99,3 +100,7 @@ def test_sweep_entries_round_trip_and_other_versions_are_refused(tmp_path: Path)
     (tmp_path / "sweep.json").write_text((tmp_path / "sweep.json").read_text().replace('"version": 1', '"version": 2'))
     with pytest.raises(UsageError, match="version 2"):
         read_sweep_entry(tmp_path)
+
+
+def test_numbers_are_put_in_spans() -> None:
+    assert spans([]) == "" and spans([4]) == "4" and spans([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"

@@ -1,0 +1,16 @@
+"""How what is recorded is put in words."""
+
+from __future__ import annotations
+
+from typing import List, Sequence
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending whole numbers in short: [0, 1, 2, 5] → ``0-2, 5``."""
+    found: List[List[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
