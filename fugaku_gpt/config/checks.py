@@ -37,12 +37,13 @@ def _check_model(config: RunConfig, broken: Report) -> None:
     if model.heads % tp:
         broken("layout.tp", tp, f"must divide model.heads {model.heads}; valid: {_divisors(model.heads)}")
     if model.ffn_size % tp:
-        broken("layout.tp", tp, f"must divide model.ffn_hidden {model.ffn_size}")
+        valid = _divisors(model.ffn_size)
+        broken("layout.tp", tp, f"must divide model.ffn_hidden {model.ffn_size}; valid: {valid}")
     padded = config.padded_vocab
     if padded % tp:
-        valid = -(-padded // tp) * tp
+        above = -(-padded // tp) * tp
         broken(
-            "model.padded_vocab_size", padded, f"must be a multiple of layout.tp {tp}; valid: {valid}, or leave it out"
+            "model.padded_vocab_size", padded, f"must be a multiple of layout.tp {tp}; valid: {above}, or leave it out"
         )
     if padded < model.vocab_size:
         broken(
@@ -102,5 +103,9 @@ def _check_data(config: RunConfig, broken: Report) -> None:
         )
 
 
+_LARGEST_DIVISOR = 100_000  # of those that a message lists: a slip of many zeros should not take minutes to refuse
+
+
 def _divisors(number: int) -> str:
-    return ", ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)
+    divisors = [str(divisor) for divisor in range(1, min(number, _LARGEST_DIVISOR) + 1) if number % divisor == 0]
+    return ", ".join(divisors + (["..."] if number > _LARGEST_DIVISOR else []))

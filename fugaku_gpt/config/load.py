@@ -57,9 +57,10 @@ def build_run_config(layers: Iterable[Settings], preset: Optional[str] = None) -
         ConfigError: as :func:`load_run_config`.
     """
     merged: Dict[str, Tree] = {}
+    origins: Dict[str, str] = {}  # of what has no line of its own: an empty list
     for layer in layers:
         for key, value in layer.values.items():
-            merged[key] = value
+            merged[key], origins[key] = value, layer.origin
     named = merged.pop("preset", None)
     if preset is None and named is not None:
         if not isinstance(named, Scalar):
@@ -68,9 +69,10 @@ def build_run_config(layers: Iterable[Settings], preset: Optional[str] = None) -
     if preset is not None:
         at = where(named, "--preset") if isinstance(named, Scalar) and named.text == preset else "--preset"
         merged = {**preset_settings(preset, at).values, **merged}
-    config, problems = _construct(merged)
+    places = {key: where(value, origins.get(key, "")) for key, value in merged.items()}
+    config, problems = _construct(merged, places)
     if not problems:
-        problems = problems_of(config, lambda key: where(merged[key], "") if key in merged else "")
+        problems = problems_of(config, lambda key: places.get(key, ""))
     if problems:
         raise ConfigError("\n".join(problems))
     return config
@@ -112,13 +114,14 @@ def _fields_of(config: type) -> Iterable[Tuple[str, Any, Mapping[str, Any]]]:
             yield f"{section.name}.{leaf.name}", section_hints[leaf.name], leaf.metadata
 
 
-def _construct(merged: Mapping[str, Tree]) -> Tuple[RunConfig, List[str]]:
-    """The config of coerced values, and a line for every key or value that is not valid."""
+def _construct(merged: Mapping[str, Tree], places: Mapping[str, str]) -> Tuple[RunConfig, List[str]]:
+    """The config of coerced values, and a line for every key or value that is not valid; ``places`` says where each
+    was written."""
     known = {key: (kind, metadata) for key, kind, metadata in _fields_of(RunConfig)}
     problems: List[str] = []
     sections: Dict[str, Dict[str, Any]] = {}
     for key, value in merged.items():
-        at = where(value, key)
+        at = places[key]
         if key not in known:
             problems.append(_unknown_key(key, value, at, known))
             continue

@@ -73,13 +73,19 @@ def parse_override(text: str) -> Tuple[str, Tree]:
 
 def flatten(tree: Mapping[str, Tree], prefix: str = "") -> Iterator[Tuple[str, Tree]]:
     """(dotted key, value) of a tree; lists and scalars are values. ``{layout: {dp: 2}}`` and ``layout.dp: 2`` are
-    equal."""
+    equal.
+
+    Raises:
+        ConfigError: a key is written twice, once in each way.
+    """
+    seen = set()
     for key, value in tree.items():
         dotted = f"{prefix}.{key}" if prefix else key
-        if isinstance(value, dict):
-            yield from flatten(value, dotted)
-        else:
-            yield dotted, value
+        for name, leaf in flatten(value, dotted) if isinstance(value, dict) else [(dotted, value)]:
+            if name in seen:
+                raise ConfigError(f"{where(leaf, name)}: {name}: written twice")
+            seen.add(name)
+            yield name, leaf
 
 
 def where(value: Tree, fallback: str) -> str:
@@ -101,17 +107,36 @@ def plain(value: Tree) -> object:
 
 def _compose(text: str, origin: str) -> Tree:
     try:
+        _check_depth(text, origin)
         node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "not valid YAML"
         raise ConfigError(f"{origin}{line}: not valid YAML: {problem}") from None
-    except RecursionError:
-        raise ConfigError(f"{origin}: not valid YAML: nested too deeply") from None
+    except UnicodeEncodeError as error:  # bytes of the command line that Python could not decode
+        raise ConfigError(f"{ascii(origin)[1:-1]}: not UTF-8 text (character {error.start + 1})") from None
     if node is None:
         return Scalar("", False, origin)
     return _Converter(origin).convert(node, depth=0)
+
+
+def _check_depth(text: str, origin: str) -> None:
+    """Refuse what composing, which calls itself for each level, would overflow the C stack on.
+
+    Raises:
+        ConfigError: lists and mappings are nested more than ``MAX_DEPTH`` levels.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            mark = event.start_mark
+            line = f":{mark.line + 1}" if mark is not None and not origin.startswith("--set") else ""
+            raise ConfigError(f"{origin}{line}: more than {MAX_DEPTH} levels")
 
 
 class _Converter:

@@ -16,6 +16,8 @@ _LETTERS = re.compile(r"(?:(\d+)d)?\s*(?:(\d+)h)?\s*(?:(\d+)m)?\s*(?:(\d+(?:\.\d
 _TRUE = ("true", "yes", "on")
 _FALSE = ("false", "no", "off")
 NULLS = ("", "null", "~", "none")
+_LONGEST_NUMBER = 100  # characters; Python refuses to read numbers of thousands of digits
+_INT_LIMIT = 2**63  # what NumPy, torch and MPI count with
 
 
 class BadValue(ValueError):
@@ -27,13 +29,15 @@ def parse_int(text: str) -> int:
     value = parse_float(text)
     if not math.isfinite(value) or value != int(value):
         raise BadValue("expected a whole number")
+    if abs(value) >= _INT_LIMIT:
+        raise BadValue("past the largest whole number, 2^63 - 1")
     plain = text.replace("_", "")
     return int(plain) if re.fullmatch(r"[-+]?\d+", plain) else int(value)
 
 
 def parse_float(text: str) -> float:
     """A number, with or without point and exponent (``2e-4`` included)."""
-    if not _NUMBER.fullmatch(text):
+    if len(text) > _LONGEST_NUMBER or not _NUMBER.fullmatch(text):
         raise BadValue("expected a number, such as 0.1 or 2e-4")
     return float(text.replace("_", ""))
 
@@ -50,6 +54,8 @@ def parse_bool(text: str) -> bool:
 
 def parse_duration(text: str) -> float:
     """Seconds from ``3600``, ``H:MM:SS``, ``MM:SS`` or ``1h30m``."""
+    if len(text) > _LONGEST_NUMBER:
+        raise BadValue("expected seconds or H:MM:SS, such as 3600 or 1:00:00")
     clock = _CLOCK.fullmatch(text)
     if clock:
         hours, minutes, seconds = int(clock[1] or 0), int(clock[2]), float(clock[3])

@@ -200,11 +200,7 @@ def _settings(tree: Tree, section: str, file: str) -> Dict[str, Tree]:
         return {}
     if not isinstance(tree, dict):
         raise ConfigError(f"{where(tree, file)}: {section}: expected settings, such as layout.dp: 2")
-    settings: Dict[str, Tree] = {}
-    for key, value in flatten(tree):
-        if key in settings:
-            raise ConfigError(f"{where(value, file)}: {section}: {key}: written twice")
-        settings[key] = value
+    settings = dict(flatten(tree))
     _check_keys(settings)
     return settings
 

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fugaku_gpt.config import load_run_config
+from fugaku_gpt.config import load_run_config, valid_keys
 from fugaku_gpt.config.values import format_duration, parse_duration
 from fugaku_gpt.errors import ConfigError
+
+TEXTS = ("model.name", "job.name", "data.paths")  # any text is valid
 
 
 def written(tmp_path: Path, text: str) -> Any:
@@ -32,7 +34,11 @@ def test_durations(tmp_path: Path, text: str, seconds: float) -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["1:60:00", "1:00:60", "1-00:00:00", "soon", "-5", "0", "1:2:3:4", "nan", "inf"])
+@pytest.mark.parametrize(
+    "text",
+    ["1:60:00", "1:00:60", "1-00:00:00", "soon", "-5", "0", "1:2:3:4", "nan", "inf",
+     "9" * 400 + ":00:00", "9" * 5000 + ":00:00", "9" * 400 + "h", "''", "1:00 00"],
+)  # fmt: skip
 def test_durations_that_mean_nothing(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r"run.yaml:2: job.elapse: .*valid: seconds or H:MM:SS, above 0, or null"):
         written(tmp_path, f"job:\n  elapse: {text}")
@@ -53,7 +59,11 @@ def test_whole_numbers(tmp_path: Path, text: str, value: int) -> None:
     assert written(tmp_path, f"training:\n  iterations: {text}").training.iterations == value
 
 
-@pytest.mark.parametrize("text", ["1.5", "ten", "0x10", "true", "[1, 2]", "{a: 1}", "''", "0", "-3", "null"])
+@pytest.mark.parametrize(
+    "text",
+    ["1.5", "ten", "0x10", "true", "[1, 2]", "{a: 1}", "''", "0", "-3", "null",
+     "1e400", "1e19", "9223372036854775808", "nan", "0" * 5000 + "1"],
+)  # fmt: skip
 def test_what_is_not_a_positive_whole_number(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="run.yaml"):
         written(tmp_path, f"training:\n  iterations: {text}")
@@ -80,3 +90,32 @@ def test_lists_and_a_single_item() -> None:
     config = load_run_config(overrides=["data.paths=[a, 'b c']", "data.weights=[1, 2.5e-1]", "data.split=[8, 1, 1]"])
     assert config.data.paths == ("a", "b c") and config.data.weights == (1.0, 0.25)
     assert load_run_config(overrides=["data.paths=one"]).data.paths == ("one",)
+
+
+KEYS = [key for key in valid_keys() if key not in TEXTS]
+VALUES = st.text(max_size=30) | st.from_regex(r"[-+0-9_.:eEdhms ]{1,30}", fullmatch=True)
+
+
+@settings(max_examples=300, deadline=None)
+@given(key=st.sampled_from(KEYS), value=VALUES)
+def test_a_value_of_any_text_is_taken_or_refused_by_name(key: str, value: str) -> None:
+    try:
+        load_run_config(overrides=[f"{key}={value}"])
+    except ConfigError as error:
+        assert key in str(error) or "not valid YAML" in str(error) or "levels" in str(error)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_wrong_value_of_any_key_is_told_with_file_line_key_value_and_what_is_valid(tmp_path: Path, key: str) -> None:
+    section, _, leaf = key.partition(".")
+    with pytest.raises(ConfigError) as caught:
+        written(tmp_path, f"# a comment\n{section}:\n  {leaf}: certainly wrong\n")
+    assert str(caught.value).startswith(f"{tmp_path / 'run.yaml'}:3: {key}: 'certainly wrong': ")
+    assert "; valid: " in str(caught.value)
+
+
+@pytest.mark.parametrize("key", valid_keys())
+def test_the_nearest_name_of_any_misspelt_key_is_offered(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        written(tmp_path, f"{key}x: 1")
+    assert f"run.yaml:1: {key}x: unknown key (value '1'); did you mean {key}?" in str(caught.value)

@@ -1,0 +1,116 @@
+"""The rules between fields, and that each refusal names its place, its key, its value and what would be valid."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "model:\n  heads: 5",
+            "run.yaml:2: model.heads: 5: must divide model.hidden 128; valid: 1, 2, 4, 8, 16, 32, 64, 128",
+        ),
+        (
+            "layout:\n  tp: 3\nmodel.ffn_hidden: 3\nmodel.vocab_multiple: 1",
+            "run.yaml:2: layout.tp: 3: must divide model.heads 4; valid: 1, 2, 4",
+        ),
+        (
+            "layout.tp: 4\nmodel:\n  ffn_hidden: 6",
+            "run.yaml:1: layout.tp: 4: must divide model.ffn_hidden 6; valid: 1, 2, 3, 6",
+        ),
+        (
+            "layout.tp: 4\nmodel:\n  padded_vocab_size: 2050",
+            "run.yaml:3: model.padded_vocab_size: 2050: must be a multiple of layout.tp 4; "
+            "valid: 2052, or leave it out",
+        ),
+        (
+            "model.padded_vocab_size: 2047",
+            "run.yaml:1: model.padded_vocab_size: 2047: must be at least model.vocab_size 2048, or leave it out",
+        ),
+        ("layout.pp: 2", "run.yaml:1: layout.pp: 2: pipeline stages are not built yet; valid: 1"),
+        (
+            "layout.dp: 4\njob.nodes: 3",
+            "run.yaml:2: job.nodes: 3: must divide layout.dp 4 * layout.tp 1 * layout.pp 1 = 4 ranks; valid: 1, 2, 4",
+        ),
+        (
+            "layout.dp: 4\njob.nodes: 2\nnode.ranks_per_node: 4",
+            "run.yaml:3: node.ranks_per_node: 4: times job.nodes 2 must be "
+            "layout.dp 4 * layout.tp 1 * layout.pp 1 = 4 ranks; valid: 2",
+        ),
+        (
+            "layout.dp: 4\njob.nodes: 3\nnode.ranks_per_node: 1",
+            "run.yaml:3: node.ranks_per_node: 1: times job.nodes 3 must be "
+            "layout.dp 4 * layout.tp 1 * layout.pp 1 = 4 ranks; change the layout or job.nodes",
+        ),
+        (
+            "training:\n  micro_batch: 3\n  global_batch: 10",
+            "run.yaml:3: training.global_batch: 10: must be a multiple of "
+            "training.micro_batch 3 * layout.dp 1 = 3; valid: 9 or 12",
+        ),
+        (
+            "layout.dp: 2\ntraining:\n  micro_batch: 4\n  global_batch: 1",
+            "run.yaml:4: training.global_batch: 1: must be a multiple of "
+            "training.micro_batch 4 * layout.dp 2 = 8; valid: 8",
+        ),
+        ("training.min_lr: 1e-3", "run.yaml:1: training.min_lr: 0.001: must be at most training.lr 0.0006"),
+        (
+            "training:\n  decay_iterations: 5\n  warmup_iterations: 5",
+            "run.yaml:3: training.warmup_iterations: 5: must be below training.decay_iterations 5",
+        ),
+        (
+            "data:\n  paths: [a, b]\n  weights: [1]",
+            "run.yaml:3: data.weights: [1.0]: must have one weight for each of the 2 data.paths",
+        ),
+        (
+            "data:\n  split: [0, 1, 1]",
+            "run.yaml:2: data.split: [0.0, 1.0, 1.0]: must be three shares (train, valid, test), train above 0, "
+            "such as [969, 30, 1]",
+        ),
+    ],
+)
+def test_a_broken_rule_is_one_whole_line(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_run_config(file)
+    assert str(caught.value).replace(f"{tmp_path}/", "") == told
+
+
+def test_all_broken_rules_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_run_config(overrides=["model.heads=3", "training.micro_batch=3", "data.split=[1]", "training.min_lr=1"])
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 4
+    for line, told in zip(lines, ("model.heads: 3", "training.global_batch: 8", "training.min_lr: 1.0", "data.split:")):
+        assert told in line
+
+
+def test_a_default_that_breaks_a_rule_is_named_by_its_key() -> None:
+    with pytest.raises(ConfigError, match=r"^training\.global_batch: 8: must be a multiple of "):
+        load_run_config(overrides=["training.micro_batch=3"])
+
+
+def test_a_slip_of_many_zeros_is_refused_at_once() -> None:
+    start = time.perf_counter()
+    with pytest.raises(ConfigError, match="job.nodes: 7: must divide .* valid: 1, 2, 4, .*, ..."):
+        load_run_config(overrides=["layout.dp=1e15", "job.nodes=7", "training.global_batch=1e15"])
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["model.hidden=3072", "model.ffn_hidden=516", "layout.tp=4", "job.nodes=4", "node.ranks_per_node=2",
+     "training.global_batch=16", "training.min_lr=6e-4", "data.split=[1, 0, 0]", "model.padded_vocab_size=2048"],
+)  # fmt: skip
+def test_values_at_the_edge_of_a_rule_are_accepted(setting: str) -> None:
+    layout = ["layout.dp=4", "training.micro_batch=2"]
+    nodes = ["job.nodes=2"] if "ranks_per_node" in setting else []
+    assert load_run_config(overrides=[*layout, *nodes, setting]).micro_batches >= 1

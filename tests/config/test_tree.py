@@ -1,0 +1,87 @@
+"""YAML as it is written: places, quotes, and what must never bring the process down."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.config.tree import MAX_DEPTH, Scalar, flatten, parse_override, parse_yaml
+from fugaku_gpt.errors import ConfigError
+
+
+def test_scalars_keep_their_text_their_quotes_and_their_line() -> None:
+    tree = parse_yaml("a: 1:00:00\nb:\n  c: 'no'\n  d: [0777, \"1_000\"]\n", "x.yaml")
+    assert tree == {
+        "a": Scalar("1:00:00", False, "x.yaml:1"),
+        "b": {
+            "c": Scalar("no", True, "x.yaml:3"),
+            "d": [Scalar("0777", False, "x.yaml:4"), Scalar("1_000", True, "x.yaml:4")],
+        },
+    }
+
+
+def test_sections_and_dotted_keys_are_the_same_keys() -> None:
+    nested = dict(flatten(parse_yaml("model: {layers: 2}\nlayout:\n  dp: 3\n", "x")))
+    dotted = dict(flatten(parse_yaml("model.layers: 2\nlayout.dp: 3\n", "x")))
+    assert {key: str(value) for key, value in nested.items()} == {"model.layers": "2", "layout.dp": "3"}
+    assert nested.keys() == dotted.keys()
+
+
+@pytest.mark.parametrize(
+    "text", ["layout: {dp: 2}\nlayout.dp: 4", "layout.dp: 2\nlayout:\n  dp: 4", "layout.dp: 2\nlayout.dp: 4"]
+)
+def test_a_key_written_twice_in_either_way_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"run\.yaml:[23]: layout\.dp: written twice"):
+        load_run_config(tmp_path / "run.yaml")
+
+
+def test_a_tag_makes_no_object() -> None:
+    marker = "!!python/object/apply:os.system ['echo harm']"
+    with pytest.raises(ConfigError, match="training.lr"):
+        load_run_config(overrides=[f"training.lr={marker}"])
+
+
+DEEP = """
+import sys
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.errors import ConfigError
+try:
+    load_run_config(overrides=["data.paths=" + sys.argv[1] * 200000])
+except ConfigError as error:
+    print(str(error)[-200:])
+"""
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
+def test_text_nested_without_end_is_refused_and_does_not_end_the_process(opening: str) -> None:
+    program = DEEP if opening != "- " else DEEP.replace('"data.paths="', '"data.paths=\\n"')
+    done = subprocess.run([sys.executable, "-c", program, opening], stdout=subprocess.PIPE, check=False)
+    assert done.returncode == 0 and f"more than {MAX_DEPTH} levels" in done.stdout.decode()
+
+
+def test_levels_up_to_the_limit_are_read() -> None:
+    def nested(levels: int) -> str:
+        return "a=" + "[" * levels + "x" + "]" * levels
+
+    parse_override(nested(MAX_DEPTH))
+    with pytest.raises(ConfigError, match="levels"):
+        parse_override(nested(MAX_DEPTH + 1))
+
+
+def test_a_word_of_the_command_line_that_is_not_utf_8_is_refused() -> None:
+    word = b"job.name=\xe9t\xe9".decode("utf-8", "surrogateescape")  # as Python hands it over from a Latin-1 terminal
+    with pytest.raises(ConfigError, match="not UTF-8 text"):
+        load_run_config(overrides=[word])
+
+
+@pytest.mark.parametrize("text", ["data.split: []", "training.lr: []"])
+def test_an_empty_list_is_told_with_its_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_run_config(tmp_path / "run.yaml")
+    assert str(caught.value).startswith(f"{tmp_path}/run.yaml: {text}: ")
