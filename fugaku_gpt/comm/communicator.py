@@ -58,8 +58,8 @@ class Communicator:
         """Replace ``tensor`` by the sum, max or min over the group, equal on every rank."""
         if self._handle is None or self.size == 1:
             return
-        slot = self._enter("all_reduce_" + operation, tensor)
         flat = _flat(tensor)
+        slot = self._enter("all_reduce_" + operation, tensor)
         for start in range(0, flat.size, self._max_elements):
             part = flat[start : start + self._max_elements]
             self._wait(self._handle.Iallreduce(MPI.IN_PLACE, part, _OPERATIONS[operation]))
@@ -74,8 +74,9 @@ class Communicator:
                 f"all_gather of {tensor.numel()} elements from {self.size} ranks is past MPI's largest count"
             )
         gathered = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype)
+        flat = _flat(tensor)
         slot = self._enter("all_gather", tensor)
-        self._wait(self._handle.Iallgather(_flat(tensor), _flat(gathered)))
+        self._wait(self._handle.Iallgather(flat, _flat(gathered)))
         self._leave(slot)
         return gathered
 
@@ -83,8 +84,8 @@ class Communicator:
         """Replace ``tensor`` by the root's."""
         if self._handle is None or self.size == 1:
             return
-        slot = self._enter("broadcast", tensor)
         flat = _flat(tensor)
+        slot = self._enter("broadcast", tensor)
         for start in range(0, flat.size, self._max_elements):
             self._wait(self._handle.Ibcast(flat[start : start + self._max_elements], root))
         self._leave(slot)

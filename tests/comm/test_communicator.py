@@ -1,0 +1,82 @@
+"""Communicators as one process sees them, and what is left of a rank that was killed inside a real collective."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
+from fugaku_gpt.config import LayoutConfig
+from fugaku_gpt.jobs.launcher import find_launcher
+from fugaku_gpt.records.flight import flight_file, read_flight
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "tests" / "comm" / "killed_rank.py"
+
+
+def _line_of(words: str) -> int:
+    (number,) = [n for n, line in enumerate(PROGRAM.read_text(encoding="utf-8").splitlines(), 1) if words in line]
+    return number
+
+
+def test_a_rank_killed_inside_a_collective_has_left_its_open_call_and_the_caller_s_line(tmp_path: Path) -> None:
+    launcher = find_launcher()
+    start = time.monotonic()
+    done = subprocess.run(
+        [*launcher.start(2), sys.executable, "-m", "tests.comm.killed_rank", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, **launcher.environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0 and "AssertionError" not in done.stdout.decode()
+    assert time.monotonic() - start < 60, "mpirun has not noticed the killed rank"
+    killed, witness = (read_flight(flight_file(tmp_path, rank)) for rank in (0, 1))
+    assert (killed.rank, witness.rank, killed.ranks) == (0, 1, 2)
+    barrier, last = killed.calls  # and none of the refused calls
+    assert (barrier.operation, barrier.dtype, barrier.shape) == ("barrier", "-", ())
+    assert barrier.site == f"comm/killed_rank.py:{_line_of('world.barrier()')}" and barrier.left >= barrier.entered
+    assert (last.communicator, last.operation, last.dtype, last.shape) == (
+        "world",
+        "all_reduce_max",
+        "torch.float32",
+        (3, 2),
+    )
+    assert last.site == f"comm/killed_rank.py:{_line_of('waits for ever')}" and last.left == 0.0
+    assert [call.operation for call in witness.calls] == ["barrier"]
+
+
+def test_a_world_of_one_records_nothing(tmp_path: Path) -> None:
+    world = open_world(tmp_path)
+    assert (world.rank, world.size, world.name) == (0, 1, "world")
+    world.all_reduce(torch.ones(2))
+    world.barrier()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("operation", ["sum", "max", "min"])
+def test_alone_every_operation_gives_back_what_it_was_given(operation: str) -> None:
+    tensor = torch.arange(4.0)
+    Communicator.alone().all_reduce(tensor, operation)
+    assert tensor.tolist() == [0, 1, 2, 3]
+
+
+def test_a_gathered_tensor_alone_is_a_view_and_costs_no_copy() -> None:
+    tensor = torch.arange(4.0)
+    assert Communicator.alone().all_gather(tensor).data_ptr() == tensor.data_ptr()
+
+
+def test_the_grid_of_one_process_is_one_by_one() -> None:
+    grid = ProcessGrid.alone()
+    assert (grid.place.dp, grid.place.pp, grid.place.tp) == (0, 0, 0)
+    assert grid.world.size == grid.tp.size == grid.dp.size == 1
+    with pytest.raises(ValueError, match="a layout of 2 ranks was given 1 ranks"):
+        ProcessGrid(Communicator.alone(), LayoutConfig(dp=2))
