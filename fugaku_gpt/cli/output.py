@@ -26,7 +26,7 @@ def render_rows(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], form:
         writer.writerow(columns)
         writer.writerows(["" if row.get(name) is None else row[name] for name in columns] for row in rows)
         return buffer.getvalue()
-    cells = [["-" if row.get(name) is None else str(row[name]) for name in columns] for row in rows]
+    cells = [["-" if row.get(name) is None else _one_line(row[name]) for name in columns] for row in rows]
     if form == "md":
         lines = [
             list(columns),
@@ -37,3 +37,7 @@ def render_rows(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], form:
     widths = [max(len(line[index]) for line in [list(columns), *cells]) for index in range(len(columns))]
     lines = [list(columns), ["-" * width for width in widths], *cells]
     return "".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() + "\n" for line in lines)
+
+
+def _one_line(value: Any) -> str:
+    return " ".join(str(value).splitlines())
