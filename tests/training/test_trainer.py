@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import List
 
 import pytest
@@ -10,10 +9,8 @@ import torch
 
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.errors import RunFailed
-from fugaku_gpt.records.run import MetricsWriter, RunDirectory
-from fugaku_gpt.training.log import TrainingLog
 from fugaku_gpt.training.run import is_out_of_memory
-from fugaku_gpt.training.startup import collect_environment, describe_environment, prepare_process
+from fugaku_gpt.training.schedule import learning_rate
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
@@ -30,7 +27,7 @@ def losses(run: Trainer, steps: int) -> List[float]:
 
 
 def test_the_loss_falls_on_real_text() -> None:
-    run = trainer("training.lr=5e-3")
+    run = trainer("training.lr=5e-3", "training.micro_batch=8")
     before = run.validate()
     losses(run, 30)
     assert run.validate() < before - 1.0
@@ -82,28 +79,54 @@ def test_out_of_memory_is_told_from_other_failures() -> None:
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
 
 
-def test_the_start_up_block_says_what_is_running() -> None:
-    config = tiny_config("node.freq_mhz=2200")
-    environment = collect_environment(config, ProcessGrid.alone().world, prepare_process(1))
-    lines = "\n".join(describe_environment(environment))
-    assert f"torch {torch.__version__}" in lines and "1 threads on cores" in lines and "MPI " in lines
-    assert "toggle freq_mhz=2200: " in lines and environment["ranks"][0]["threads"] == 1
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_one_gradient_that_is_not_finite_changes_nothing_although_the_loss_is_finite(poison: float) -> None:
+    run = trainer("training.micro_batch=8")
+    run.step()
+    before, seen = run.buffers.parameters.clone(), (run.iteration, run.consumed_samples)
+    handle = run.model.final_norm.bias.register_hook(lambda gradient: gradient * poison)
+    with pytest.raises(RunFailed, match=r"iteration 2: loss [0-9.]+, gradient norm (nan|inf): not finite"):
+        run.step()
+    assert torch.equal(run.buffers.parameters, before) and (run.iteration, run.consumed_samples) == seen
+    handle.remove()
+    untouched = trainer("training.micro_batch=8")
+    untouched.step()
+    assert run.step() == untouched.step()  # nor have the optimiser's moments seen it
 
 
-def test_a_logged_iteration_is_a_line_and_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import sys
+@pytest.mark.parametrize("micro_batch", [2, 4])
+def test_every_micro_batch_gives_the_same_gradients(micro_batch: int) -> None:
+    settings = ("training.dtype=float64", "training.clip_grad=0")
+    one, many = trainer(*settings), trainer(*settings, f"training.micro_batch={micro_batch}")
+    one.step()
+    many.step()
+    scale = float(one.buffers.gradients.abs().max())
+    assert float((one.buffers.gradients - many.buffers.gradients).abs().max()) <= 1e-12 * scale
 
-    run = trainer("training.iterations=9")
-    directory = RunDirectory(tmp_path)
-    log = TrainingLog(run.config, MetricsWriter(directory.metrics_file), sys.stdout)
-    step = run.step()
-    log.iteration(1, step, 0.5, 3 * 2**20, 7 * 2**20)
-    (record,) = directory.metrics("iteration")
-    assert record["samples_per_second"] == 16 and record["tokens_per_second"] == 16 * 24
-    assert record["loss"] == step.loss and record["consumed_tokens"] == 8 * 24
-    assert record["tflops_exact"] > record["tflops_notes"] > 0
-    line = capsys.readouterr().out
-    assert line.startswith(
-        "iteration 1/9 | consumed samples: 8 | consumed tokens: 192 | elapsed time per iteration (s): 0.500"
-    )
-    assert f"lm loss: {step.loss:.6f}" in line and "rank RSS: 3 MiB | node used: 7 MiB |" in line
+
+def test_a_step_uses_the_schedule_s_rate_and_moves_the_parameters() -> None:
+    run = trainer("training.warmup_iterations=3", "training.iterations=5", "training.micro_batch=8")
+    rates = []
+    for _ in range(6):  # one more than the schedule is long
+        before = run.buffers.parameters.clone()
+        rates.append(run.step().lr)
+        assert not torch.equal(run.buffers.parameters, before)
+    assert rates == [learning_rate(run.config.training, iteration) for iteration in range(6)]
+
+
+def test_a_trainer_without_validation_samples_says_so() -> None:
+    config = tiny_config()
+    run = Trainer(config, ProcessGrid.alone(), ByteSamples(config.model.seq_len))
+    with pytest.raises(ValueError, match="without validation samples"):
+        run.validate()
+
+
+def test_padding_of_the_vocabulary_and_gaps_between_tensors_stay_zero() -> None:
+    run = trainer("training.micro_batch=8", "training.lr=1e-2")
+    losses(run, 5)
+    model = run.config.model
+    assert float(run.model.token_embedding.weight[model.vocab_size :].detach().abs().max()) == 0.0
+    used = torch.zeros_like(run.buffers.parameters, dtype=torch.bool)
+    for placement in run.buffers.placements:
+        used[placement.start : placement.start + placement.size] = True
+    assert float(run.buffers.parameters[~used].abs().sum()) == 0.0

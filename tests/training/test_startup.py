@@ -1,0 +1,100 @@
+"""The start-up block: what is really running, in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any, Dict
+
+import numpy as np
+import pytest
+import torch
+
+import fugaku_gpt
+from fugaku_gpt import compat
+from fugaku_gpt.comm import Communicator, mpi_facts
+from fugaku_gpt.machine import local
+from fugaku_gpt.records.text import spans
+from fugaku_gpt.training.startup import (
+    collect_environment,
+    describe_environment,
+    git_commit,
+    keep_freed_pages,
+    prepare_process,
+)
+from tests.support.tiny import tiny_config
+
+
+def environment(*overrides: str) -> Dict[str, Any]:
+    """What is running here, as rank 0 of a run would record it."""
+    return collect_environment(tiny_config(*overrides), Communicator.alone(), prepare_process(1))
+
+
+def test_preparing_a_process_says_what_took_effect() -> None:
+    process = prepare_process(1)
+    assert process["threads"] == torch.get_num_threads() == 1
+    assert process["allocator"] == local.allocator_in_use()
+    assert process["allocator_keeps_pages"] is keep_freed_pages()
+    if process["flush_denormals"]:
+        assert float((torch.tensor([1e-30]) * 1e-10)[0]) == 0.0
+
+
+def test_the_environment_is_read_back_and_fits_into_json() -> None:
+    facts = environment("node.freq_mhz=1", "node.retention_state=1")
+    assert json.loads(json.dumps(facts, allow_nan=False)) == facts
+    assert facts["python"] == platform.python_version() and facts["numpy"] == np.__version__
+    assert facts["build"] == compat.build_facts() and facts["mpi"] == mpi_facts()
+    assert facts["memory_limit_bytes"] > 2**28
+    (rank,) = facts["ranks"]
+    assert (rank["rank"], rank["process"], rank["threads"]) == (0, os.getpid(), 1)
+    assert rank["affinity"] == sorted(os.sched_getaffinity(0))
+    assert [(toggle["name"], toggle["applied"]) for toggle in facts["toggles"]] == [
+        ("freq_mhz", False),
+        ("retention_state", False),
+    ]
+
+
+def test_the_block_names_builds_threads_cores_mpi_and_toggles() -> None:
+    facts = environment("node.freq_mhz=1", "node.tcmalloc=true")
+    text = "\n".join(describe_environment(facts))
+    mpi, first = facts["mpi"], facts["ranks"][0]
+    for words in (
+        f"fugaku_gpt {fugaku_gpt.__version__} (",
+        f"torch {torch.__version__}: BLAS {facts['build']['blas']}",
+        f"kernels for {facts['build']['instruction_set']}",
+        f"processor {facts['processor']}",
+        f"MPI {mpi['library']}, standard {mpi['standard']}, threads: {mpi['thread_level']}, mpi4py {mpi['mpi4py']}",
+        f"rank 0 on {first['host']}: 1 threads on cores {spans(first['affinity'])}",
+        "denormals flushed ",
+        "toggle freq_mhz=1: NOT applied (seen: ",
+        "toggle tcmalloc=True: ",
+    ):
+        assert words in text, words
+
+
+def test_many_ranks_are_shown_as_a_few_and_a_count() -> None:
+    facts = environment()
+    facts["ranks"] = [{**facts["ranks"][0], "rank": rank, "host": f"node{rank}"} for rank in range(100)]
+    lines = describe_environment(facts)
+    assert sum(line.startswith("rank ") for line in lines) == 8
+    assert "... and 92 more ranks (all in environment.json)" in lines
+
+
+def test_ranks_that_share_cores_are_told_that_their_times_mean_little() -> None:
+    facts = environment()
+    alone = facts["ranks"][0]
+    facts["ranks"] = [{**alone, "rank": rank, "threads": 3, "affinity": [0, 1]} for rank in range(2)]
+    assert f"note: 6 threads share 2 cores on {alone['host']}: times mean little here" in describe_environment(facts)
+    facts["ranks"] = [{**alone, "rank": rank, "threads": 1, "affinity": [rank]} for rank in range(2)]
+    assert not any(line.startswith("note: ") for line in describe_environment(facts))
+
+
+def test_the_commit_is_that_of_the_checkout() -> None:
+    root = Path(fugaku_gpt.__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        pytest.skip("not a checkout")
+    head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], stdout=subprocess.PIPE, check=False)
+    assert head.stdout.decode().startswith(git_commit())
