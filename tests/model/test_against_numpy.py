@@ -21,8 +21,13 @@ CASES = {
     "padded vocabulary": ["model.vocab_size=250", "model.vocab_multiple=64"],
     "tanh and a narrow MLP": ["model.vocab_size=256", "model.gelu=tanh", "model.ffn_hidden=40"],
     "LayerNorm after the embedding": ["model.vocab_size=256", "model.embedding_layernorm=true", "model.layers=3"],
+    "all of these and one head": [
+        "model.vocab_size=200", "model.vocab_multiple=48", "model.gelu=tanh", "model.ffn_hidden=17", "model.heads=1",
+        "model.embedding_layernorm=true", "model.layernorm_eps=1e-3",
+    ],
+    "one layer of one token": ["model.vocab_size=256", "model.layers=1", "model.seq_len=1", "model.hidden=3"],
     "large weights": ["model.vocab_size=256", "model.init_std=0.5"],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["batched attention", "fused attention"])

@@ -10,7 +10,7 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.layout.tensors import model_tensors
 from fugaku_gpt.model import GPT, build_model
 from fugaku_gpt.parallel.buffers import ALIGNMENT_BYTES, FlatBuffers
-from fugaku_gpt.parallel.gradients import gradient_norm
+from fugaku_gpt.parallel.gradients import gradient_norm, sum_over_replicas
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
@@ -82,3 +82,46 @@ def test_the_norm_is_that_of_all_gradients(config: RunConfig, model: GPT) -> Non
     assert gradient_norm(buffers, ProcessGrid.alone()) == pytest.approx(float(judge), rel=1e-6)
     buffers.gradients[3] = float("inf")
     assert gradient_norm(buffers, ProcessGrid.alone()) == float("inf")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_tensor_starts_on_a_cache_line_and_gaps_hold_zeros(dtype: str) -> None:
+    config = tiny_config(f"training.dtype={dtype}", "model.hidden=20", "model.ffn_hidden=7")  # odd sizes: many gaps
+    model = build_model(config, Communicator.alone())
+    buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1))
+    step = ALIGNMENT_BYTES // buffers.parameters.element_size()
+    used = torch.zeros_like(buffers.parameters, dtype=torch.bool)
+    for placement in buffers.placements:
+        part = slice(placement.start, placement.start + placement.size)
+        assert placement.start % step == 0 and not bool(used[part].any())
+        used[part] = True
+    assert int(used.sum()) == sum(parameter.numel() for parameter in model.parameters())
+    assert not bool(used.all())
+    assert float(buffers.parameters[~used].abs().sum()) == float(buffers.gradients[~used].abs().sum()) == 0.0
+
+
+def test_changing_the_flat_parameters_changes_the_model_s_loss(config: RunConfig, model: GPT) -> None:
+    buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1))
+    tokens = torch.from_numpy(ByteSamples(24).batch(0, 1))
+    model.eval()
+    before = float(model(tokens[:, :-1], tokens[:, 1:]).detach())
+    buffers.parameters.mul_(1.5)
+    assert float(model(tokens[:, :-1], tokens[:, 1:]).detach()) != before
+
+
+def test_one_replica_sums_nothing(config: RunConfig, model: GPT) -> None:
+    gradients = torch.arange(10.0)
+    sum_over_replicas(gradients, Communicator.alone(), bucket_bytes=8)
+    assert torch.equal(gradients, torch.arange(10.0))
+
+
+def test_the_norm_of_over_a_million_equal_gradients_stays_within_the_tolerance_of_parity() -> None:
+    # equal terms are the worst case of a float32 sum: every addition rounds the same way (3e-6 was seen)
+    wide = tiny_config("training.dtype=float32", "model.hidden=128", "model.vocab_size=8192")
+    wide_model = build_model(wide, Communicator.alone())
+    buffers = FlatBuffers(dict(wide_model.named_parameters()), model_tensors(wide.model, 1))
+    for placement in buffers.placements:
+        buffers.gradients[placement.start : placement.start + placement.size] = 1e-3
+    count = sum(placement.size for placement in buffers.placements)
+    assert count > 10**6
+    assert gradient_norm(buffers, ProcessGrid.alone()) == pytest.approx(1e-3 * count**0.5, rel=1e-5)

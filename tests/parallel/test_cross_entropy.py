@@ -7,9 +7,11 @@ from typing import Tuple
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fugaku_gpt.comm import Communicator
-from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy
+from fugaku_gpt.parallel.cross_entropy import CHUNK_TOKENS, vocab_parallel_cross_entropy
 
 VOCABULARY, PADDED, HIDDEN, TOKENS = 50, 64, 12, 37
 
@@ -63,3 +65,62 @@ def test_a_second_backward_pass_is_refused() -> None:
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="twice"):
         loss.backward()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tokens=st.integers(1, 20), vocabulary=st.integers(1, 12), padding=st.integers(0, 5), chunk=st.integers(1, 25),
+    spread=st.sampled_from([0.01, 1.0, 30.0]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_any_shape_and_chunk_equal_full_logits(
+    tokens: int, vocabulary: int, padding: int, chunk: int, spread: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = (torch.randn(tokens, 3, generator=generator, dtype=torch.float64) * spread).requires_grad_()
+    weight = torch.randn(vocabulary + padding, 3, generator=generator, dtype=torch.float64).requires_grad_()
+    targets = torch.randint(0, vocabulary, (tokens,), generator=generator)
+    loss = vocab_parallel_cross_entropy(hidden, weight, targets, Communicator.alone(), vocabulary, chunk)
+    judge = F.cross_entropy(hidden.matmul(weight[:vocabulary].t()), targets, reduction="sum")
+    assert float(loss.detach()) == pytest.approx(float(judge.detach()), rel=1e-12, abs=1e-12)
+    ours_gradients = torch.autograd.grad(loss, (hidden, weight))
+    for mine, theirs in zip(ours_gradients, torch.autograd.grad(judge, (hidden, weight))):
+        assert float((mine - theirs).abs().max()) <= 1e-12 * max(1.0, spread)
+
+
+def test_the_default_chunk_is_crossed_without_a_seam() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(2 * CHUNK_TOKENS + 1, 4, generator=generator, dtype=torch.float64)
+    weight = torch.randn(9, 4, generator=generator, dtype=torch.float64)
+    targets = torch.randint(0, 9, (len(hidden),), generator=generator)
+    loss = vocab_parallel_cross_entropy(hidden, weight, targets, Communicator.alone(), 9)
+    judge = F.cross_entropy(hidden.matmul(weight.t()), targets, reduction="sum")
+    assert float(loss) == pytest.approx(float(judge), rel=1e-13)
+
+
+@pytest.mark.parametrize("frozen", ["hidden", "weight"])
+def test_an_input_that_needs_no_gradient_may_be_frozen(frozen: str) -> None:
+    hidden, weight, targets = inputs(torch.float64)
+    ours(hidden, weight, targets, 8).backward()
+    part_hidden, part_weight, _ = inputs(torch.float64)
+    (part_hidden if frozen == "hidden" else part_weight).requires_grad_(False)
+    ours(part_hidden, part_weight, targets, 8).backward()
+    whole, part = (weight, part_weight) if frozen == "hidden" else (hidden, part_hidden)
+    assert whole.grad is not None and part.grad is not None and torch.equal(whole.grad, part.grad)
+
+
+def test_inputs_are_left_as_they_were() -> None:
+    hidden, weight, targets = inputs(torch.float32)
+    before = hidden.detach().clone(), weight.detach().clone(), targets.clone()
+    ours(hidden, weight, targets, 8).backward()
+    assert all(torch.equal(now.detach(), then) for now, then in zip((hidden, weight, targets), before))
+
+
+def test_a_sum_over_many_tokens_does_not_round_in_float32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(20_000, 4, generator=generator)
+    weight = torch.randn(50, 4, generator=generator)
+    targets = torch.randint(0, 50, (20_000,), generator=generator)
+    loss = vocab_parallel_cross_entropy(hidden, weight, targets, Communicator.alone(), 50)
+    judge = F.cross_entropy(hidden.double().matmul(weight.double().t()), targets, reduction="sum")
+    assert loss.dtype == torch.float32
+    assert float(loss) == pytest.approx(float(judge), rel=2e-7)

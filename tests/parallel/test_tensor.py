@@ -1,0 +1,118 @@
+"""On one rank the layers that tensor parallelism cuts are plain layers; their hand-written gradients are right.
+
+What they do over several ranks is held equal to one rank by ``tests/mpi``.
+"""
+
+from __future__ import annotations
+
+from typing import List, Tuple
+
+import pytest
+import torch
+from torch import nn
+
+from fugaku_gpt.comm import Communicator
+from fugaku_gpt.parallel.tensor import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    _ColumnParallel,
+    _RowParallel,
+    _VocabParallelLookup,
+)
+
+ALONE = Communicator.alone("tp")
+INPUTS, OUTPUTS, ROWS = 6, 8, 11
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def fill(layer: nn.Module) -> None:
+    for seed, parameter in enumerate(layer.parameters()):
+        with torch.no_grad():
+            parameter.copy_(random(*parameter.shape, seed=seed + 1))
+
+
+def output_and_gradients(layer: nn.Module, x: torch.Tensor) -> List[torch.Tensor]:
+    """y, dy/dx and the gradients of all parameters, the latter as [rows, inputs] and [rows]."""
+    y = layer(x)
+    y.backward(random(*y.shape, seed=9).detach())
+    gradients = [parameter.grad for parameter in layer.parameters()]
+    assert all(gradient is not None for gradient in gradients)
+    return [y.detach(), *([x.grad] if x.grad is not None else []), *gradients]  # type: ignore[list-item]
+
+
+def linear_layers() -> List[Tuple[str, nn.Module]]:
+    return [
+        ("column-parallel", ColumnParallelLinear(INPUTS, OUTPUTS, ALONE, torch.float64)),
+        ("column-parallel in three sections", ColumnParallelLinear(INPUTS, OUTPUTS, ALONE, torch.float64, sections=3)),
+        ("row-parallel", RowParallelLinear(INPUTS, OUTPUTS, ALONE, torch.float64)),
+    ]
+
+
+@pytest.mark.parametrize(("name", "layer"), linear_layers(), ids=[name for name, _ in linear_layers()])
+@pytest.mark.parametrize("leading", [(5,), (2, 3)])
+def test_a_linear_layer_on_one_rank_is_nn_linear(name: str, layer: nn.Module, leading: Tuple[int, ...]) -> None:
+    layer.zero_grad()
+    fill(layer)
+    weight, bias = (parameter.detach() for parameter in layer.parameters())
+    judge = nn.Linear(INPUTS, bias.numel()).double()
+    with torch.no_grad():
+        judge.weight.copy_(weight.reshape(-1, INPUTS))
+        judge.bias.copy_(bias.reshape(-1))
+    theirs = output_and_gradients(judge, random(*leading, INPUTS))
+    for parameter in layer.parameters():
+        parameter.grad = None
+    ours = output_and_gradients(layer, random(*leading, INPUTS))
+    assert len(ours) == len(theirs) == 4
+    for mine, other in zip(ours, theirs):
+        assert torch.equal(mine.reshape(other.shape), other)
+
+
+def test_sections_are_query_key_and_value_one_after_the_other() -> None:
+    layer = ColumnParallelLinear(INPUTS, OUTPUTS, ALONE, torch.float64, sections=3)
+    fill(layer)
+    assert tuple(layer.weight.shape) == (3, OUTPUTS, INPUTS) and tuple(layer.bias.shape) == (3, OUTPUTS)
+    x = random(2, INPUTS)
+    parts = layer(x).view(2, 3, OUTPUTS)
+    for section in range(3):
+        expected = x.matmul(layer.weight[section].t()) + layer.bias[section]
+        assert torch.allclose(parts[:, section], expected, rtol=0, atol=1e-13)
+
+
+def test_an_embedding_on_one_rank_is_nn_embedding() -> None:
+    layer = VocabParallelEmbedding(ROWS, INPUTS, ALONE, torch.float64)
+    fill(layer)
+    judge = nn.Embedding(ROWS, INPUTS).double()
+    with torch.no_grad():
+        judge.weight.copy_(layer.weight)
+    tokens = torch.tensor([[0, 3, 3], [10, 0, 7]])  # repeated ids add up
+    for mine, other in zip(output_and_gradients(layer, tokens), output_and_gradients(judge, tokens)):
+        assert torch.equal(mine, other)
+    assert layer.first_row == 0
+
+
+@pytest.mark.parametrize("function", [_ColumnParallel, _RowParallel], ids=["column-parallel", "row-parallel"])
+def test_hand_written_gradients_of_a_cut_layer_equal_finite_differences(function: torch.autograd.Function) -> None:
+    x, weight, bias = random(2, 3, INPUTS), random(OUTPUTS, INPUTS, seed=1), random(OUTPUTS, seed=2)
+    assert torch.autograd.gradcheck(lambda *tensors: function.apply(*tensors, ALONE), (x, weight, bias))
+
+
+@pytest.mark.parametrize("first_row", [0, 4])
+def test_a_slice_of_an_embedding_gives_zeros_for_the_rows_of_other_ranks(first_row: int) -> None:
+    table, tokens = random(5, INPUTS), torch.tensor([[0, 4, 4], [8, 9, 3]])
+    found = _VocabParallelLookup.apply(tokens, table, first_row, ALONE)
+    found.sum().backward()
+    times = torch.zeros(5, dtype=torch.float64)
+    for i in range(2):
+        for j in range(3):
+            row = int(tokens[i, j]) - first_row
+            if 0 <= row < 5:
+                assert torch.equal(found[i, j], table[row])
+                times[row] += 1
+            else:
+                assert float(found[i, j].detach().abs().sum()) == 0.0
+    assert table.grad is not None and torch.equal(table.grad, times.unsqueeze(1).expand(5, INPUTS))
