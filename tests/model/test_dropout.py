@@ -17,7 +17,12 @@ from fugaku_gpt.model.dropout import KeyedDropout, keep_mask
 
 
 @settings(deadline=None)
-@given(first=st.integers(0, 1000), count=st.integers(1, 500), skip=st.integers(0, 400), site=st.integers(0, 300))
+@given(
+    first=st.integers(0, 1000) | st.integers(0, 2**66),
+    count=st.integers(1, 500),
+    skip=st.integers(0, 400),
+    site=st.integers(0, 300),
+)
 def test_a_slice_of_the_mask_is_the_mask_of_the_slice(first: int, count: int, skip: int, site: int) -> None:
     whole = keep_mask(7, site, first, skip + count, 0.3)
     assert np.array_equal(whole[skip:], keep_mask(7, site, first + skip, count, 0.3))
