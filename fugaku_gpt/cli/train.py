@@ -46,6 +46,8 @@ def train(
         overrides: List[str] = list(settings) + ([f"data.paths=[{json.dumps(data)}]"] if data is not None else [])
         config = load_run_config(run_file, preset, overrides)
         wanted = ranks if place is None else place[1]
+        if place is not None and ranks is not None and ranks != place[1]:
+            raise UsageError(f"--ranks {ranks}: mpirun has started {place[1]} ranks; leave --ranks out under mpirun")
         if (wanted or 1) != config.layout.ranks:
             raise UsageError(_wrong_ranks(config, wanted))
     except UsageError:
@@ -62,7 +64,11 @@ def _start_ranks(config: RunConfig, out: Path) -> None:
     directory = RunDirectory(out)
     directory.create(dump_run_config(config))
     started, log = time.time(), directory.log_file
-    outcome = launch(config, directory.config_file, out, log=log, timeout=config.job.elapse, on_line=click.echo)
+    try:
+        outcome = launch(config, directory.config_file, out, log=log, timeout=config.job.elapse, on_line=click.echo)
+    except UsageError:
+        directory.discard()
+        raise
     result = result_of(directory, config, outcome, log, started)
     if result.status == REFUSED:
         directory.discard()

@@ -21,6 +21,7 @@ def problems_of(config: RunConfig, locate: Locate) -> List[str]:
         problems.append(f"{at + ': ' if at else ''}{key}: {value}: {why}")
 
     _check_model(config, broken)
+    _check_dropout(config, broken)
     _check_layout(config, broken)
     _check_training(config, broken)
     _check_data(config, broken)
@@ -49,6 +50,12 @@ def _check_model(config: RunConfig, broken: Report) -> None:
         broken(
             "model.padded_vocab_size", padded, f"must be at least model.vocab_size {model.vocab_size}, or leave it out"
         )
+
+
+def _check_dropout(config: RunConfig, broken: Report) -> None:
+    for key, value in (("dropout", config.model.dropout), ("attention_dropout", config.model.attention_dropout)):
+        if value > 0 and round(value * 65536) in (0, 65536):  # masks are drawn in 16 bits
+            broken(f"model.{key}", value, "is 0 or 1 to 16 bits; valid: 0, or from 2e-5 to 0.9999")
 
 
 def _check_layout(config: RunConfig, broken: Report) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from pathlib import Path
 from typing import Any
 
 
 def write_text_atomically(path: Path, text: str) -> None:
     """Write a file through a temporary neighbour and a rename, so that no reader ever sees half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "w", encoding="utf-8", newline="\n") as stream:
             stream.write(text)

@@ -84,22 +84,24 @@ def _loop(trainer: Trainer, log: Optional[TrainingLog]) -> None:
     validated: Optional[float] = None
     if training.eval_interval is not None:
         validated = _validate(trainer, log, validated)
+    trainer.grid.world.barrier()
     since, last = time.perf_counter(), trainer.iteration
     while trainer.iteration < training.iterations:
         step: Step = trainer.step()
         iteration = trainer.iteration
         if iteration % training.log_interval == 0 or iteration == training.iterations:
-            seconds = (time.perf_counter() - since) / (iteration - last)
             memory = torch.tensor([local.resident_bytes(), local.node_used_bytes()], dtype=torch.float64)
-            trainer.grid.world.all_reduce(memory, "max")
+            trainer.grid.world.all_reduce(memory, "max")  # waits for the slowest rank, whose time is the iteration's
+            now = time.perf_counter()
             if log is not None:
-                log.iteration(iteration, step, seconds, int(memory[0]), int(memory[1]))
-            since, last = time.perf_counter(), iteration
+                log.iteration(iteration, step, (now - since) / (iteration - last), int(memory[0]), int(memory[1]))
+            since, last = now, iteration
         if training.eval_interval is not None and (
             iteration % training.eval_interval == 0 or iteration == training.iterations
         ):
             before = time.perf_counter()
             validated = _validate(trainer, log, validated)
+            trainer.grid.world.barrier()
             since += time.perf_counter() - before  # an iteration's time is without validation
 
 
@@ -136,6 +138,20 @@ def _together(world: Communicator, action: Callable[[], T]) -> T:
 
 def _end_badly(directory: Optional[RunDirectory], world: Communicator, started: float, error: BaseException) -> None:
     """Say what happened on this rank, record it, and end the other ranks, which may be waiting for this one."""
+    alike = isinstance(error, RunFailed)  # raised by all ranks at the same place: one voice is enough, and nobody waits
+    try:
+        if not alike or world.rank == 0:
+            _record(directory, world, started, error)
+    except BaseException:
+        world.abort(EXIT_RUN_FAILED)  # a full disk, a closed terminal: the others must be ended all the same
+        raise
+    if alike:
+        world.barrier()  # rank 0 has recorded it before anyone leaves
+    else:
+        world.abort(EXIT_RUN_FAILED)
+
+
+def _record(directory: Optional[RunDirectory], world: Communicator, started: float, error: BaseException) -> None:
     interrupted = isinstance(error, KeyboardInterrupt)
     expected = interrupted or isinstance(error, FugakuGptError)
     if not expected:
@@ -143,16 +159,9 @@ def _end_badly(directory: Optional[RunDirectory], world: Communicator, started: 
     reason = "interrupted" if interrupted else str(error) if expected else f"{type(error).__name__}: {error}"
     reason = f"rank {world.rank}: " + reason.splitlines()[0] if reason else f"rank {world.rank}: {type(error).__name__}"
     status = INTERRUPTED if interrupted else OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
-    if (
-        not isinstance(error, RunFailed) or world.rank == 0
-    ):  # RunFailed is raised by all ranks alike: one voice is enough
-        print(f"fugaku-gpt: {reason}", file=sys.stderr, flush=True)
-        if directory is not None:
-            directory.write_result(_result(directory, None, status, reason, started))
-    if isinstance(error, RunFailed):
-        world.barrier()  # rank 0 has recorded it before anyone leaves
-        return
-    world.abort(EXIT_RUN_FAILED)
+    print(f"fugaku-gpt: {reason}", file=sys.stderr, flush=True)
+    if directory is not None:
+        directory.write_result(_result(directory, None, status, reason, started))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

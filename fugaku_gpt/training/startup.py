@@ -21,7 +21,7 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.machine import local
 from fugaku_gpt.records.text import spans
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 
 
 def prepare_process(threads: int) -> Dict[str, Any]:
@@ -45,7 +45,8 @@ def keep_freed_pages() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, 2**30)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
+    # M_MMAP_MAX 0 rather than a high M_MMAP_THRESHOLD, whose largest value differs from one glibc to the next
+    return all([mallopt(_M_MMAP_MAX, 0), mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)])
 
 
 def collect_environment(config: RunConfig, world: Communicator, process: Dict[str, Any]) -> Dict[str, Any]:
@@ -58,6 +59,8 @@ def collect_environment(config: RunConfig, world: Communicator, process: Dict[st
         **process,
     }
     ranks = world.gather_json(rank_facts)
+    if ranks is None:  # what follows is the same on every rank: one looks, not ten thousand
+        return {}
     node = config.node
     return {
         "fugaku_gpt": fugaku_gpt.__version__,
@@ -71,7 +74,7 @@ def collect_environment(config: RunConfig, world: Communicator, process: Dict[st
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "memory_limit_bytes": local.memory_limit(),
         "toggles": [asdict(t) for t in local.read_back_toggles(node.tcmalloc, node.freq_mhz, node.retention_state)],
-        "ranks": ranks if ranks is not None else [],
+        "ranks": ranks,
     }
 
 

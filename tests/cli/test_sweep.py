@@ -119,7 +119,7 @@ def test_a_killed_rank_and_a_time_limit_are_rows(tmp_path: Path, data: Path) -> 
     file, out = write(tmp_path, data, rest), tmp_path / "out"
     sweep = start(file, out, "--set", "training.iterations=1000000", "--timeout", "20")
     metrics = out / "killed-r1" / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0)
+    wait_for(lambda: bool(RunDirectory(metrics.parent).metrics("iteration")))
     environment = RunDirectory(metrics.parent).environment()
     assert environment is not None
     os.kill(environment["ranks"][1]["process"], signal.SIGKILL)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import time
+from pathlib import Path
 from typing import Dict, List, Tuple
 
 import pytest
@@ -9,7 +12,12 @@ import torch
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import LayoutConfig
-from fugaku_gpt.training.trainer import Trainer
+from fugaku_gpt.model import attention
+from fugaku_gpt.parallel import cross_entropy
+from fugaku_gpt.records.run import MetricsWriter, RunDirectory
+from fugaku_gpt.training.log import TrainingLog
+from fugaku_gpt.training.run import _loop
+from fugaku_gpt.training.trainer import Step, Trainer
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
@@ -51,6 +59,7 @@ def largest_difference(ours: Dict[str, torch.Tensor], judge: Dict[str, torch.Ten
     assert set(ours) == set(judge)
     worst = 0.0
     for name, tensor in ours.items():
+        assert torch.isfinite(tensor).all() and torch.isfinite(judge[name]).all(), name
         scale = float(judge[name].abs().max())
         difference = float((tensor - judge[name]).abs().max())
         assert scale > 0 or difference == 0, name
@@ -83,6 +92,51 @@ def test_a_layout_trains_as_one_rank_does(world: Communicator, layout: Tuple[int
             f"loss {loss:.1e} norm {norm:.1e} gradients {gradient:.1e} validation {validation:.1e}"
         )
     assert max(loss, norm, gradient, validation) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("layout", [(1, 2), (2, 2), (1, 4)], ids=lambda layout: f"dp{layout[0]}-tp{layout[1]}")
+def test_long_sequences_and_ranks_of_padding_alone_train_as_one_rank_does(
+    world: Communicator, layout: Tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dp, tp = layout
+    if dp * tp != world.size:
+        pytest.skip("another number of ranks")
+    monkeypatch.setattr(attention, "FUSED_FROM_TOKENS", 1)  # the kernel of long sequences, where this PyTorch has it
+    monkeypatch.setattr(
+        cross_entropy.vocab_parallel_cross_entropy, "__defaults__", (5,)
+    )  # several chunks, the last short
+    settings = ["training.dtype=float64", "model.attention_dropout=0", "model.vocab_multiple=256"]
+    trainers = []
+    for grid in (ProcessGrid(world, LayoutConfig(dp=dp, tp=tp)), ProcessGrid.alone()):
+        config = tiny_config(*settings, f"layout.dp={grid.layout.dp}", f"layout.tp={grid.layout.tp}")
+        trainers.append(Trainer(config, grid, ByteSamples(config.model.seq_len)))
+    ours, judge = trainers
+    for _ in range(2):
+        assert abs(ours.step().loss / judge.step().loss - 1) <= 1e-12
+        gradients = [whole_tensors(t, t.buffers.gradients) for t in (ours, judge)]
+        assert largest_difference(gradients[0], gradients[1]) <= 1e-12
+
+
+def test_the_slowest_rank_s_time_is_the_iteration_s(world: Communicator, tmp_path: Path) -> None:
+    if world.size != 2:
+        pytest.skip("two ranks are enough")
+    delay = 0.05
+    config = tiny_config("layout.dp=2", "training.iterations=4")
+    trainer = Trainer(config, ProcessGrid(world, LayoutConfig(dp=2)), ByteSamples(config.model.seq_len))
+    plain_step = trainer.step
+
+    def slow_step() -> Step:
+        step = plain_step()
+        if world.rank == 1:
+            time.sleep(delay)  # after the last collective of the step, as a slow optimiser would
+        return step
+
+    trainer.step = slow_step  # type: ignore[method-assign]
+    directory = RunDirectory(tmp_path)
+    log = TrainingLog(config, MetricsWriter(directory.metrics_file), io.StringIO()) if world.rank == 0 else None
+    _loop(trainer, log)
+    if world.rank == 0:
+        assert [line["seconds"] >= delay for line in directory.metrics("iteration")] == [True] * 4
 
 
 def test_the_micro_batch_does_not_change_the_curve(world: Communicator) -> None:
