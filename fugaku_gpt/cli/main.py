@@ -61,7 +61,7 @@ def run(arguments: Optional[Sequence[str]] = None) -> int:
         for line in str(error).splitlines():
             click.echo(f"fugaku-gpt: {line}", err=True)
         return error.exit_code
-    except BrokenPipeError:  # `fugaku-gpt ... | head`: the reader has seen enough
+    except SystemExit:  # only click raises it here, for a broken pipe, as in `... | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
     return code if isinstance(code, int) else EXIT_OK
