@@ -280,12 +280,12 @@ def _move(folder: Path, out: Path) -> None:
             os.rename(out, old)
         os.rename(folder, out)
     except OSError as error:
-        if old.exists() and not out.exists():
-            os.rename(old, out)
         raise DataError(f"{out}: cannot be put in its place: {error.strerror}") from None
-    finally:
+    finally:  # whatever came between the two renames, an interrupt too
         if old.exists() and out.exists():
             shutil.rmtree(old, ignore_errors=True)
+        elif old.exists():
+            os.rename(old, out)
     if hasattr(os, "O_DIRECTORY"):
         directory = os.open(out.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:

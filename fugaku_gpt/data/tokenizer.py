@@ -20,10 +20,9 @@ _END_NAMES = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>", "<EOD>", "<eo
 SMALLEST_VOCABULARY = 257  # all bytes and the end of a document
 LARGEST_UINT16 = 65500  # Megatron's bound: below it, token ids are stored in two bytes
 _PIECE = 1 << 20  # characters
-# Byte-level pre-tokenizers always part a newline from text after it, so a cut there changes no token.
-_CUT = re.compile(r"\n(?=\S)")
-
-Ids = "np.ndarray[Any, np.dtype[np.int64]]"
+# Byte-level pre-tokenizers part a newline from text after it, and one that stands alone from text before it, so a cut
+# behind it changes no token. Of several newlines all but the last are one piece: a cut behind them would join the last.
+_CUT = re.compile(r"(?<=\S)\n(?=\S)")
 
 
 def train_tokenizer(texts: Iterable[bytes], vocab_size: int, path: Path) -> None:

@@ -67,6 +67,10 @@ def test_cuts_change_no_token(tokenizer: Path, text: str, size: int) -> None:
     assert [i for piece in pieces for i in library.encode(piece).ids] == library.encode(text).ids
 
 
+def test_a_cut_is_never_behind_several_newlines_which_are_a_piece_of_their_own() -> None:
+    assert list(cut("aa\n\nbb\ncc", 1)) == ["aa\n\nbb\n", "cc"]
+
+
 def test_a_tokenizer_that_cannot_be_used(tmp_path: Path, tokenizer: Path) -> None:
     with pytest.raises(DataError, match=r"no such file; --tokenizer takes"):
         Encoder(tmp_path / "gone.json")
