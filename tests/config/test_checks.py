@@ -35,6 +35,14 @@ from fugaku_gpt.errors import ConfigError
             "model.padded_vocab_size: 2047",
             "run.yaml:1: model.padded_vocab_size: 2047: must be at least model.vocab_size 2048, or leave it out",
         ),
+        (
+            "model.dropout: 1e-6",
+            "run.yaml:1: model.dropout: 1e-06: is 0 or 1 to 16 bits; valid: 0, or from 2e-5 to 0.9999",
+        ),
+        (
+            "model.attention_dropout: 0.999999",
+            "run.yaml:1: model.attention_dropout: 0.999999: is 0 or 1 to 16 bits; valid: 0, or from 2e-5 to 0.9999",
+        ),
         ("layout.pp: 2", "run.yaml:1: layout.pp: 2: pipeline stages are not built yet; valid: 1"),
         (
             "layout.dp: 4\njob.nodes: 3",
@@ -108,7 +116,8 @@ def test_a_slip_of_many_zeros_is_refused_at_once() -> None:
 @pytest.mark.parametrize(
     "setting",
     ["model.hidden=3072", "model.ffn_hidden=516", "layout.tp=4", "job.nodes=4", "node.ranks_per_node=2",
-     "training.global_batch=16", "training.min_lr=6e-4", "data.split=[1, 0, 0]", "model.padded_vocab_size=2048"],
+     "training.global_batch=16", "training.min_lr=6e-4", "data.split=[1, 0, 0]", "model.padded_vocab_size=2048",
+     "model.dropout=2e-5", "model.attention_dropout=0.9999", "model.dropout=0"],
 )  # fmt: skip
 def test_values_at_the_edge_of_a_rule_are_accepted(setting: str) -> None:
     layout = ["layout.dp=4", "training.micro_batch=2"]
