@@ -5,6 +5,8 @@ from __future__ import annotations
 EXIT_OK = 0
 EXIT_RUN_FAILED = 1
 EXIT_USAGE = 2
+EXIT_FINDINGS = 3  # a check has found what it looks for, at or above --fail-on
+EXIT_RESUME = 75  # a run has stopped before its end and can be resumed (EX_TEMPFAIL of sysexits.h)
 
 
 class FugakuGptError(Exception):

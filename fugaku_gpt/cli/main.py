@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-from typing import Dict, List, NoReturn, Optional, Sequence
+from typing import Dict, NoReturn, Optional, Sequence
 
 import click
 
 from fugaku_gpt import __version__
+from fugaku_gpt.cli.lazy import LazyGroup
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, FugakuGptError
 
 COMMANDS: Dict[str, str] = {
     "data": "fugaku_gpt.cli.data:data",
     "doctor": "fugaku_gpt.cli.doctor:doctor",
+    "job": "fugaku_gpt.cli.job:job",
     "report": "fugaku_gpt.cli.report:report",
+    "runs": "fugaku_gpt.cli.runs:runs",
+    "sim": "fugaku_gpt.cli.sim:sim",
     "sweep": "fugaku_gpt.cli.sweep:sweep",
     "train": "fugaku_gpt.cli.train:train",
 }
 
 
-class LazyGroup(click.Group):
-    """A group whose commands are named in ``COMMANDS`` and imported on first use."""
-
-    def list_commands(self, ctx: click.Context) -> List[str]:
-        return sorted(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> Optional[click.Command]:
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, name = COMMANDS[cmd_name].partition(":")
-        command = getattr(importlib.import_module(module), name)
-        assert isinstance(command, click.Command)
-        return command
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LazyGroup,
+    commands_at=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="fugaku-gpt")
 def cli() -> None:
-    """Train GPT models on CPU supercomputers over MPI, sweep configurations, and print the tables.
+    """Train GPT models on CPU supercomputers over MPI; write, check and follow jobs; sweep, and print the tables.
 
-    Exit codes: 0 ok, 1 a run failed, 2 usage or config error.
+    Exit codes: 0 ok, 1 a run failed, 2 usage or config error, 3 findings of a check.
     """
 
 

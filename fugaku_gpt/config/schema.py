@@ -143,23 +143,74 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """What each node runs, and its toggles. What this machine cannot apply is recorded as not applied."""
+    """What each node runs, and its toggles. What a machine cannot apply is recorded as not applied.
+
+    The six power knobs are those of the user guide, chapter PowerControlFunction; a job script for Fugaku always writes
+    them out, as their defaults have changed over the years.
+    """
 
     ranks_per_node: Optional[int] = option(None, "MPI processes per node; default: ranks / job.nodes", at_least=1)
     threads_per_rank: Optional[int] = option(None, "threads per process; default: usable cores / ranks", at_least=1)
     tcmalloc: bool = option(False, "preload tcmalloc into the ranks with LD_PRELOAD")
+    preload: Tuple[str, ...] = option((), "more libraries for LD_PRELOAD of the ranks, after tcmalloc; never exported")
     freq_mhz: Optional[int] = option(None, "core clock; default: as the machine is", unit="MHz", at_least=1)
+    eco_state: Optional[int] = option(
+        None, "power knob: 0 both floating-point pipes, 1 one pipe, 2 one pipe and less power", choices=(0, 1, 2)
+    )
     retention_state: Optional[int] = option(None, "idle-core sleep of A64FX; default: the machine's", choices=(0, 1))
+    throttling_state: Optional[int] = option(
+        None, "power knob: memory requests, 0 all to 9 a tenth", choices=tuple(range(10))
+    )
+    issue_state: Optional[int] = option(None, "power knob: 0 issues four instructions a cycle, 1 two", choices=(0, 1))
+    ex_pipe_state: Optional[int] = option(None, "power knob: 0 both integer pipes, 1 one", choices=(0, 1))
+    large_pages: Optional[str] = option(
+        None, "XOS_MMM_L_HPAGE_TYPE; default: the machine's", choices=("hugetlbfs", "none")
+    )
+    paging_policy: Optional[str] = option(
+        None, "XOS_MMM_L_PAGING_POLICY, bss:stack:heap, each demand or prepage; default: the machine's"
+    )
+    arena_lock: Optional[int] = option(
+        None, "XOS_MMM_L_ARENA_LOCK_TYPE: 0 for many threads that allocate, 1", choices=(0, 1)
+    )
+    open_files: Optional[int] = option(None, "limit of open files of each process; default: the machine's", at_least=64)
     flight_recorder: bool = option(True, "keep each rank's last MPI calls in the run directory")
 
 
 @dataclass(frozen=True)
 class JobConfig:
-    """The job around the run."""
+    """The job around the run, for a batch system or this machine."""
 
-    name: str = option("", "name of the run; default: made from model and layout")
-    nodes: int = option(1, "nodes", at_least=1)
+    name: str = option("", "name of the run and the job; default: made from model and layout")
+    scheduler: str = option("pjm", "who runs the job script", choices=("pjm", "slurm", "local"))
+    nodes: int = option(1, "nodes; default: the product of job.shape", at_least=1)
+    shape: str = option("", "torus shape in nodes, such as 24x24x24; default: as the scheduler likes")
+    allocation: str = option("", "how nodes are chosen; default: the group's", choices=("", "torus", "mesh", "noncont"))
+    strict: str = option(
+        "", "no turned axes (strict), nor shared I/O nodes (strict-io)", choices=("", "strict", "strict-io")
+    )
     elapse: Optional[float] = option(None, "time limit; default: none", unit="s", above=0, duration=True)
+    elapse_min: Optional[float] = option(
+        None, "with a range of time limits, its lower end: after it the job may be ended", unit="s", above=0,
+        duration=True,
+    )  # fmt: skip
+    group: str = option("", "group or account that pays")
+    resource_group: str = option("", "resource group (PJM) or partition (Slurm); default: the site's")
+    resource_unit: str = option("", "resource unit (PJM), such as rscunit_ft01; default: the site's")
+    node_memory: str = option("", "memory of each node, such as 28Gi; default: all")
+    rank_map: str = option("", "bychip or bynode, with an order of axes as in bychip:XYZ; default: the scheduler's")
+    rank_map_file: str = option("", "file of node coordinates, one line a rank")
+    statistics: str = option("job", "statistics file of the job: none, job, or a record for each node as well", choices=("none", "job", "nodes"))  # fmt: skip
+    volumes: Tuple[str, ...] = option((), "second-layer volumes that the job touches, such as /vol0004; as few as do")
+    local_tmp: str = option("", "node-local temporary space, such as 30Gi; default: none")
+    shared_tmp: str = option("", "temporary space shared by the job's nodes, such as 10Gi; default: none")
+    llio: Tuple[str, ...] = option((), "more settings of the layered storage, such as async-close=on")
+    transfer: Tuple[str, ...] = option((), "files made common to all nodes before the ranks start (llio_transfer)")
+    transfer_dirs: Tuple[str, ...] = option((), "folders made common to all nodes (dir_transfer)")
+    tarball: str = option("", "environment as a tar file, unpacked to node-local disk by one rank of each node")
+    environment: Tuple[str, ...] = option((), "variables for the ranks, each NAME=value")
+    profile: str = option("", "file that describes the PyTorch build, such as env/a64fx-torch-1.10.yaml")
+    bulk: str = option("", "sub-jobs of a bulk job, such as 0-9; each is the same script with another number")
+    chain: int = option(1, "jobs that follow each other, each resuming where the last has stopped", at_least=1)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What PJM says and understands: its scripts, options, resource groups, messages, states, codes and statistics."""

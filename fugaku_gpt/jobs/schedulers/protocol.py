@@ -1,0 +1,82 @@
+"""What a scheduler can do; one file beside this one for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Dict, List, Mapping, Optional, Protocol, Sequence
+
+from fugaku_gpt.records.job import JobStatus
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One script to hand in.
+
+    Attributes:
+        script: file in ``directory``.
+        directory: where the job starts: the run directory.
+        name: of the job, as the script has it.
+        after: id of the job that must have ended with "resume me" (``errors.EXIT_RESUME``) before this link of a chain
+            runs; None for a job of its own or the first link.
+        link: of the chain, from 1.
+        chain: links in all; 1 for a job of its own.
+    """
+
+    script: str
+    directory: Path
+    name: str
+    after: Optional[str] = None
+    link: int = 1
+    chain: int = 1
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """What a scheduler has measured of a finished job.
+
+    Attributes:
+        elapsed_seconds: of the job.
+        nodes: allocated.
+        energy_joules: of all its nodes, measured; None where not known or the job was too short to tell.
+        power_watts: average of all its nodes; None as above.
+        values: everything else that it says, key → text.
+    """
+
+    elapsed_seconds: Optional[float] = None
+    nodes: Optional[int] = None
+    energy_joules: Optional[float] = None
+    power_watts: Optional[float] = None
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+class Scheduler(Protocol):
+    """PJM, Slurm or this machine. Every method raises UsageError for a mistake of the user (no such command, refused
+    submission with the scheduler's words and advice), and nothing is passed through a shell."""
+
+    name: str
+
+    def command_of(self, submission: Submission) -> List[str]:
+        """The words that :meth:`submit` runs, for ``--dry-run`` and the record."""
+
+    def submit(self, submission: Submission) -> str:
+        """Hand in a script; returns the job's id."""
+
+    def poll(self, job_ids: Sequence[str]) -> Dict[str, JobStatus]:
+        """One query for all jobs, finished ones included. A job that the scheduler does not know has the state
+        ``lost``; all have ``unknown``, with the reason, where it does not answer."""
+
+    def cancel(self, job_ids: Sequence[str]) -> Dict[str, str]:
+        """Job id → "" where it was accepted, else why not."""
+
+    def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
+        """As :meth:`cancel`."""
+
+    def release(self, job_ids: Sequence[str]) -> Dict[str, str]:
+        """As :meth:`cancel`."""
+
+    def output_files(self, directory: Path, job_id: str) -> List[Path]:
+        """What the job has printed, the script's own output first; those that exist."""
+
+    def accounting(self, directory: Path, job_id: str) -> Optional[Accounting]:
+        """What was measured of a finished job; None where the scheduler keeps nothing."""
