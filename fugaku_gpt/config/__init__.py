@@ -3,6 +3,7 @@
 from fugaku_gpt.config.load import (
     Settings,
     build_run_config,
+    changed_settings,
     dump_run_config,
     load_run_config,
     preset_names,
@@ -28,6 +29,7 @@ __all__ = [
     "Settings",
     "TrainingConfig",
     "build_run_config",
+    "changed_settings",
     "dump_run_config",
     "load_run_config",
     "preset_names",

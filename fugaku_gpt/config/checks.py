@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Callable, List
 
 from fugaku_gpt.config.schema import RunConfig
@@ -25,6 +26,7 @@ def problems_of(config: RunConfig, locate: Locate) -> List[str]:
     _check_layout(config, broken)
     _check_training(config, broken)
     _check_data(config, broken)
+    _check_job(config, broken)
     return problems
 
 
@@ -108,6 +110,37 @@ def _check_data(config: RunConfig, broken: Report) -> None:
             list(data.split),
             "must be three shares (train, valid, test), train above 0, such as [969, 30, 1]",
         )
+
+
+def _check_job(config: RunConfig, broken: Report) -> None:
+    job = config.job
+    if "/" in job.name or job.name in (".", ".."):
+        broken("job.name", repr(job.name), "is used as the name of a folder; valid: a name without /")
+    if job.shape:
+        sides = job.shape.split("x")
+        product = math.prod(int(side) for side in sides)
+        if product != job.nodes:
+            broken("job.nodes", job.nodes, f"must be the product of job.shape {job.shape}; valid: {product}")
+        if job.strict and len(sides) != 3:
+            broken("job.strict", job.strict, f"needs a shape of three sides; job.shape is {job.shape}")
+    elif job.strict:
+        broken("job.strict", job.strict, "needs a shape of three sides, such as job.shape=4x6x8")
+    if job.strict and job.allocation != "torus":
+        broken("job.strict", job.strict, "needs job.allocation=torus")
+    if job.elapse_min is not None and (job.elapse is None or job.elapse_min >= job.elapse):
+        broken("job.elapse_min", f"{job.elapse_min:g}", "must be below job.elapse, the upper end of the range")
+    if job.bulk:
+        first, last = (int(end) for end in job.bulk.split("-"))
+        if first > last:
+            broken("job.bulk", job.bulk, f"must go from the lower to the higher number; valid: {last}-{first}")
+        if job.chain > 1:
+            broken("job.chain", job.chain, "a bulk job is not chained; valid: 1, or leave job.bulk out")
+    if ":" in job.rank_map and job.shape:
+        axes = len(job.rank_map.partition(":")[2])
+        if axes != len(job.shape.split("x")):
+            broken("job.rank_map", job.rank_map, f"names {axes} axes; job.shape {job.shape} has another number")
+    if job.tarball and job.scheduler == "pjm" and not job.local_tmp:
+        broken("job.tarball", job.tarball, "is unpacked to node-local disk, which needs job.local_tmp, such as 30Gi")
 
 
 _LARGEST_DIVISOR = 100_000  # of those that a message lists: a slip of many zeros should not take minutes to refuse

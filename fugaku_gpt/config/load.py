@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import asdict, dataclass, fields
+import math
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, get_type_hints
 
@@ -71,6 +72,8 @@ def build_run_config(layers: Iterable[Settings], preset: Optional[str] = None) -
         merged = {**preset_settings(preset, at).values, **merged}
     places = {key: where(value, origins.get(key, "")) for key, value in merged.items()}
     config, problems = _construct(merged, places)
+    if config.job.shape and "job.nodes" not in merged:
+        config = replace(config, job=replace(config.job, nodes=math.prod(int(n) for n in config.job.shape.split("x"))))
     if not problems:
         problems = problems_of(config, lambda key: places.get(key, ""))
     if problems:
@@ -94,15 +97,34 @@ def valid_keys() -> List[str]:
 
 def dump_run_config(config: RunConfig) -> str:
     """The run as YAML with every field written out; :func:`load_run_config` reads it back equal."""
-    tree = asdict(config)
+    return str(yaml.safe_dump(_tree_of(config), sort_keys=False, width=120))
+
+
+def changed_settings(config: RunConfig) -> Dict[str, Any]:
+    """The settings that differ from their defaults, dotted key → value (durations as H:MM:SS), in the schema's order.
+
+    A run is known by these: a field that is added to the schema later changes nothing about older runs.
+    """
+    now, usual = _tree_of(config), _tree_of(RunConfig())
+    return {
+        f"{section}.{key}": value
+        for section, values in now.items()
+        for key, value in values.items()
+        if value != usual[section][key]
+    }
+
+
+def _tree_of(config: RunConfig) -> Dict[str, Dict[str, Any]]:
+    tree: Dict[str, Dict[str, Any]] = asdict(config)
     for section in tree.values():
         for key, value in section.items():
             if isinstance(value, tuple):
                 section[key] = list(value)
-    elapse = config.job.elapse
-    if elapse is not None and elapse == int(elapse):
-        tree["job"]["elapse"] = format_duration(elapse)
-    return str(yaml.safe_dump(tree, sort_keys=False, width=120))
+    for key in ("elapse", "elapse_min"):
+        seconds = tree["job"][key]
+        if seconds is not None and seconds == int(seconds):
+            tree["job"][key] = format_duration(seconds)
+    return tree
 
 
 def _fields_of(config: type) -> Iterable[Tuple[str, Any, Mapping[str, Any]]]:

@@ -11,6 +11,14 @@ from typing import Any, Optional, Sequence, Tuple
 
 DTYPES = ("float32", "float64")
 
+# Texts that reach job scripts. Quoting makes any text harmless there; these are refused where they cannot be meant.
+_WORD = (r"[A-Za-z0-9_][A-Za-z0-9._-]*", "letters, digits and . _ -")
+_SIZE = (r"[0-9]+(Ki|Mi|Gi|Ti)", "a size with its unit, such as 28Gi")
+_PATH = (r"[^\x00-\x1f\x7f\ud800-\udfff]+", "a path without control characters")
+_LIBRARY = (r"[^\s:\x00-\x1f\x7f\ud800-\udfff]+", "a path without spaces and colons, as in LD_PRELOAD")
+_VARIABLE = (r"[A-Za-z_][A-Za-z0-9_]*=[^\x00-\x1f\x7f\ud800-\udfff]*", "NAME=value on one line")
+_AXES = "XY|YX|XYZ|XZY|YXZ|YZX|ZXY|ZYX"
+
 
 def option(
     default: Any,
@@ -22,9 +30,15 @@ def option(
     below: Optional[float] = None,
     choices: Optional[Sequence[Any]] = None,
     duration: bool = False,
+    form: Optional[Tuple[str, str]] = None,
 ) -> Any:
-    """A dataclass field with its meaning, unit and limits; ``duration`` marks seconds that may be written as
-    H:MM:SS."""
+    """A dataclass field with its meaning, unit and limits.
+
+    Args:
+        duration: seconds that may be written as H:MM:SS.
+        form: what a text, or each of a list of texts, must look like: a regular expression, and the same in words. The
+            empty text is always allowed: it means "not set".
+    """
     metadata = {
         "meaning": meaning,
         "unit": unit,
@@ -33,6 +47,7 @@ def option(
         "below": below,
         "choices": tuple(choices) if choices is not None else None,
         "duration": duration,
+        "form": form,
     }
     return field(default=default, metadata=metadata)
 
@@ -152,7 +167,9 @@ class NodeConfig:
     ranks_per_node: Optional[int] = option(None, "MPI processes per node; default: ranks / job.nodes", at_least=1)
     threads_per_rank: Optional[int] = option(None, "threads per process; default: usable cores / ranks", at_least=1)
     tcmalloc: bool = option(False, "preload tcmalloc into the ranks with LD_PRELOAD")
-    preload: Tuple[str, ...] = option((), "more libraries for LD_PRELOAD of the ranks, after tcmalloc; never exported")
+    preload: Tuple[str, ...] = option(
+        (), "more libraries for LD_PRELOAD of the ranks, after tcmalloc; never exported", form=_LIBRARY
+    )
     freq_mhz: Optional[int] = option(None, "core clock; default: as the machine is", unit="MHz", at_least=1)
     eco_state: Optional[int] = option(
         None, "power knob: 0 both floating-point pipes, 1 one pipe, 2 one pipe and less power", choices=(0, 1, 2)
@@ -167,7 +184,9 @@ class NodeConfig:
         None, "XOS_MMM_L_HPAGE_TYPE; default: the machine's", choices=("hugetlbfs", "none")
     )
     paging_policy: Optional[str] = option(
-        None, "XOS_MMM_L_PAGING_POLICY, bss:stack:heap, each demand or prepage; default: the machine's"
+        None,
+        "XOS_MMM_L_PAGING_POLICY, bss:stack:heap, each demand or prepage; default: the machine's",
+        form=(r"(demand|prepage)(:(demand|prepage)){2}", "such as demand:demand:prepage"),
     )
     arena_lock: Optional[int] = option(
         None, "XOS_MMM_L_ARENA_LOCK_TYPE: 0 for many threads that allocate, 1", choices=(0, 1)
@@ -183,33 +202,59 @@ class JobConfig:
     name: str = option("", "name of the run and the job; default: made from model and layout")
     scheduler: str = option("pjm", "who runs the job script", choices=("pjm", "slurm", "local"))
     nodes: int = option(1, "nodes; default: the product of job.shape", at_least=1)
-    shape: str = option("", "torus shape in nodes, such as 24x24x24; default: as the scheduler likes")
+    shape: str = option(
+        "",
+        "torus shape in nodes, such as 24x24x24; default: as the scheduler likes",
+        form=(r"[1-9][0-9]*(x[1-9][0-9]*){0,2}", "such as 12, 4x6 or 24x24x24"),
+    )
     allocation: str = option("", "how nodes are chosen; default: the group's", choices=("", "torus", "mesh", "noncont"))
     strict: str = option(
         "", "no turned axes (strict), nor shared I/O nodes (strict-io)", choices=("", "strict", "strict-io")
     )
     elapse: Optional[float] = option(None, "time limit; default: none", unit="s", above=0, duration=True)
     elapse_min: Optional[float] = option(
-        None, "with a range of time limits, its lower end: after it the job may be ended", unit="s", above=0,
-        duration=True,
-    )  # fmt: skip
-    group: str = option("", "group or account that pays")
-    resource_group: str = option("", "resource group (PJM) or partition (Slurm); default: the site's")
-    resource_unit: str = option("", "resource unit (PJM), such as rscunit_ft01; default: the site's")
-    node_memory: str = option("", "memory of each node, such as 28Gi; default: all")
-    rank_map: str = option("", "bychip or bynode, with an order of axes as in bychip:XYZ; default: the scheduler's")
-    rank_map_file: str = option("", "file of node coordinates, one line a rank")
-    statistics: str = option("job", "statistics file of the job: none, job, or a record for each node as well", choices=("none", "job", "nodes"))  # fmt: skip
-    volumes: Tuple[str, ...] = option((), "second-layer volumes that the job touches, such as /vol0004; as few as do")
-    local_tmp: str = option("", "node-local temporary space, such as 30Gi; default: none")
-    shared_tmp: str = option("", "temporary space shared by the job's nodes, such as 10Gi; default: none")
-    llio: Tuple[str, ...] = option((), "more settings of the layered storage, such as async-close=on")
-    transfer: Tuple[str, ...] = option((), "files made common to all nodes before the ranks start (llio_transfer)")
-    transfer_dirs: Tuple[str, ...] = option((), "folders made common to all nodes (dir_transfer)")
-    tarball: str = option("", "environment as a tar file, unpacked to node-local disk by one rank of each node")
-    environment: Tuple[str, ...] = option((), "variables for the ranks, each NAME=value")
-    profile: str = option("", "file that describes the PyTorch build, such as env/a64fx-torch-1.10.yaml")
-    bulk: str = option("", "sub-jobs of a bulk job, such as 0-9; each is the same script with another number")
+        None, "lower end of a range of time limits: after it the job may be ended", unit="s", above=0, duration=True
+    )
+    group: str = option("", "group or account that pays", form=_WORD)
+    resource_group: str = option("", "resource group (PJM) or partition (Slurm); default: the site's", form=_WORD)
+    resource_unit: str = option("", "resource unit (PJM), such as rscunit_ft01; default: the site's", form=_WORD)
+    node_memory: str = option("", "memory of each node, such as 28Gi; default: all", form=_SIZE)
+    rank_map: str = option(
+        "",
+        "bychip or bynode, with an order of axes as in bychip:XYZ; default: the scheduler's",
+        form=(rf"(bychip|bynode)(:({_AXES}))?", "such as bychip, bynode or bychip:XYZ"),
+    )
+    rank_map_file: str = option("", "file of node coordinates, one line a rank", form=_PATH)
+    statistics: str = option(
+        "job", "statistics file: none, of the job, or with a record for each node", choices=("none", "job", "nodes")
+    )
+    volumes: Tuple[str, ...] = option(
+        (),
+        "second-layer volumes that the job touches, such as /vol0004; as few as do",
+        form=(r"/[A-Za-z0-9._/-]+", "an absolute path of letters, digits and . _ - /"),
+    )
+    local_tmp: str = option("", "node-local temporary space, such as 30Gi; default: none", form=_SIZE)
+    shared_tmp: str = option("", "temporary space shared by the job's nodes, such as 10Gi; default: none", form=_SIZE)
+    llio: Tuple[str, ...] = option(
+        (),
+        "more settings of the layered storage, such as async-close=on",
+        form=(r"[a-z-]+=[A-Za-z0-9._%/-]+", "such as async-close=on"),
+    )
+    transfer: Tuple[str, ...] = option(
+        (), "files made common to all nodes before the ranks start (llio_transfer)", form=_PATH
+    )
+    transfer_dirs: Tuple[str, ...] = option((), "folders made common to all nodes (dir_transfer)", form=_PATH)
+    tarball: str = option(
+        "", "environment as a tar file, unpacked to node-local disk by one rank of each node", form=_PATH
+    )
+    environment: Tuple[str, ...] = option((), "variables for the ranks, each NAME=value", form=_VARIABLE)
+    profile: str = option("", "file that describes the PyTorch build, such as env/a64fx-torch-1.10.yaml", form=_PATH)
+    template: str = option("", "file of a job script template, such as one that overrides blocks", form=_PATH)
+    bulk: str = option(
+        "",
+        "sub-jobs of a bulk job, such as 0-9; each is the same script with another number",
+        form=(r"[0-9]{1,6}-[0-9]{1,6}", "such as 0-9"),
+    )
     chain: int = option(1, "jobs that follow each other, each resuming where the last has stopped", at_least=1)
 
 

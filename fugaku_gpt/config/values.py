@@ -110,6 +110,8 @@ def type_words(kind: Any, metadata: Mapping[str, Any]) -> str:
         for key, word in (("at_least", "at least"), ("above", "above"), ("below", "below"))
         if metadata.get(key) is not None
     ]
+    if metadata.get("form"):
+        words += ": " + metadata["form"][1]
     if limits:
         words += ", " + " and ".join(limits)
     return words + (", or null" if is_optional(kind) else "")
@@ -138,6 +140,9 @@ def coerce_scalar(text: str, quoted: bool, kind: Any, metadata: Mapping[str, Any
 
 def _check_limits(value: Any, metadata: Mapping[str, Any]) -> None:
     choices: Tuple[Any, ...] = metadata.get("choices") or ()
+    form = metadata.get("form")
+    if form is not None and value and not re.fullmatch(form[0], value):
+        raise BadValue("not of the form of this field")
     if choices and value not in choices:
         raise BadValue("not one of the choices")
     if isinstance(value, float) and not math.isfinite(value):

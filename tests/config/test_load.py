@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fugaku_gpt.config import dump_run_config, load_run_config, preset_names, valid_keys
+from fugaku_gpt.config import changed_settings, dump_run_config, load_run_config, preset_names, valid_keys
 from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.formulas.parameters import size_name
 
@@ -153,3 +153,50 @@ def test_no_text_gives_anything_but_a_config_or_a_config_error(tmp_path: Path, t
 
 def test_every_key_has_a_meaning() -> None:
     assert len(valid_keys()) > 40 and "training.global_batch" in valid_keys()
+
+
+WIDE = ["layout.dp=24", "training.global_batch=24"]
+
+
+def test_only_settings_that_differ_from_their_defaults_are_changed() -> None:
+    words = [*WIDE, "job.shape=2x3x4", "job.elapse=90:00", "job.volumes=[/vol0004]", "node.tcmalloc=no"]
+    assert changed_settings(load_run_config(overrides=words)) == {
+        "layout.dp": 24,
+        "training.global_batch": 24,
+        "job.nodes": 24,
+        "job.shape": "2x3x4",
+        "job.elapse": "1:30:00",
+        "job.volumes": ["/vol0004"],
+    }
+    assert changed_settings(load_run_config()) == {}
+
+
+def test_the_nodes_follow_from_a_shape_and_must_agree_with_it() -> None:
+    assert load_run_config(overrides=[*WIDE, "job.shape=2x3x4"]).job.nodes == 24
+    with pytest.raises(ConfigError, match="job.nodes: 12: must be the product of job.shape 2x3x4; valid: 24"):
+        load_run_config(overrides=[*WIDE, "job.shape=2x3x4", "job.nodes=12"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["job.strict=strict"], "needs a shape of three sides, such as"),
+        (["job.strict=strict", "job.shape=24", "job.allocation=torus"], "job.shape is 24"),
+        (["job.strict=strict-io", "job.shape=2x3x4"], "needs job.allocation=torus"),
+        (["job.elapse_min=1:00:00"], "must be below job.elapse"),
+        (["job.elapse_min=1:00:00", "job.elapse=1:00:00"], "must be below job.elapse"),
+        (["job.bulk=9-0"], "valid: 0-9"),
+        (["job.bulk=0-9", "job.chain=2"], "a bulk job is not chained"),
+        (["job.shape=4x6", "job.rank_map=bychip:XYZ"], "names 3 axes"),
+        (["job.tarball=env.tar"], "needs job.local_tmp"),
+        (["job.name=a/b"], "a name without /"),
+    ],
+)
+def test_a_job_that_cannot_be_meant_is_refused(overrides: List[str], told: str) -> None:
+    assert told in errors_of_overrides([*WIDE, *overrides])
+
+
+def errors_of_overrides(overrides: List[str]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_run_config(overrides=overrides)
+    return str(caught.value)

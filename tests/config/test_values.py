@@ -14,6 +14,7 @@ from fugaku_gpt.config.values import format_duration, parse_duration
 from fugaku_gpt.errors import ConfigError
 
 TEXTS = ("model.name", "job.name", "data.paths")  # any text is valid
+PATHS = ("job.rank_map_file", "job.transfer", "job.transfer_dirs", "job.tarball", "job.profile", "job.template")
 
 
 def written(tmp_path: Path, text: str) -> Any:
@@ -105,13 +106,20 @@ def test_a_value_of_any_text_is_taken_or_refused_by_name(key: str, value: str) -
         assert key in str(error) or "not valid YAML" in str(error) or "levels" in str(error)
 
 
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", [key for key in KEYS if key not in PATHS])
 def test_a_wrong_value_of_any_key_is_told_with_file_line_key_value_and_what_is_valid(tmp_path: Path, key: str) -> None:
     section, _, leaf = key.partition(".")
     with pytest.raises(ConfigError) as caught:
         written(tmp_path, f"# a comment\n{section}:\n  {leaf}: certainly wrong\n")
     assert str(caught.value).startswith(f"{tmp_path / 'run.yaml'}:3: {key}: 'certainly wrong': ")
     assert "; valid: " in str(caught.value)
+
+
+@pytest.mark.parametrize("key", PATHS)
+@pytest.mark.parametrize("value", ["a\\nb", "\\0", "tab\\there", "\\x7f"])
+def test_a_path_of_more_than_one_line_is_refused(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match="a path without control characters"):
+        load_run_config(overrides=[f'{key}=["{value}"]' if "transfer" in key else f'{key}="{value}"'])
 
 
 @pytest.mark.parametrize("key", valid_keys())
