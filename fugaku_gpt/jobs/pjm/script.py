@@ -33,8 +33,10 @@ class Problem:
     """A line that pjsub would refuse, ignore or misread, found while reading; the lint rules give it its name.
 
     Attributes:
-        kind: ``unbalanced-quotes``, ``stray-word``, ``missing-argument``, ``line-too-long`` or ``too-many-options``.
-        text: the word or line in question.
+        kind: ``unbalanced-quotes``, ``stray-word``, ``missing-argument``, ``line-too-long``, ``too-many-options``,
+            ``unexpected-argument`` (of a flag), ``empty-item`` (of a list), ``wrong-separator`` (of a rank map),
+            ``command-substitution`` (a word that ``pjsub`` cuts at its blanks) or ``byte-order-mark``.
+        text: the word, words or line in question.
     """
 
     line: int
@@ -54,7 +56,9 @@ class PjmScript:
         disabled: line numbers that look like directives and are comments (``# PJM``, `` #PJM``, ``##PJM``).
         problems: see :class:`Problem`.
         options: canonical option name (``name``, ``group``, ``resources``, ...) → the value in force after merging
-            repeats: a mapping key → value for list options, text or True for others.
+            repeats: a mapping key → value for list options (with canonical keys), a tuple of texts for options that
+            add up (the K computer's staging), text or True for others. Variables of ``--vset`` are put in here, not in
+            ``directives``.
         marks: canonical name → line on which the value in force was written; list options as ``resources.elapse``.
     """
 

@@ -1,0 +1,328 @@
+"""The values of ``pjsub`` options: text in, data out. Every reader raises ValueError with the reason, and nothing else.
+
+The forms are those of the Command Reference (J2UL-2549, pjsub). A reader takes what ``pjsub`` is known to take and, in
+doubt, more: to refuse a script that would have run is worse than to let the real ``pjsub`` refuse it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Callable, Dict, List, Optional, Tuple
+
+UNLIMITED = "unlimited"
+ALLOCATIONS = ("torus", "mesh", "noncont")
+STRICT = ("strict", "strict-io")
+SHARED_IO = ("io-exclusive", "no-io-exclusive")
+AXES = {2: ("XY", "YX"), 3: ("XYZ", "XZY", "YXZ", "YZX", "ZXY", "ZYX")}
+NAME_BYTES = 63
+DELETIONS = ("one", "after", "all")
+BULK_LIMIT = 999_999
+_LONGEST = 1000  # characters of a value that is read as more than text
+_DIGITS = 15  # of a number; no node count, size or time needs more
+
+_CLOCK = re.compile(r"(?:(?:(\d+):)?(\d+):)?(\d+)")
+_LETTERS = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+)\s*(?:([KMGTPE])(i?)B?)?", re.IGNORECASE)
+_PLACEHOLDER = re.compile(r"\$[\w{(]|`|\{\{|\}\}|@\w+@|%\(\w+\)|<[^<>]*>|\[[^\[\]]*\]")
+_VNODE = re.compile(r"(\d+)(?:\((.*)\))?")
+_CONDITION = re.compile(r"(ec|pc|sn)\s*(==|!=|<=|>=|<|>)\s*(-?\d+(?:,-?\d+)*)")
+_PATH_METACHARACTER = re.compile(r"%([%jJbsn])")
+_POWERS = {"K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+
+
+@dataclass(frozen=True)
+class Elapse:
+    """``elapse=``, in seconds.
+
+    Attributes:
+        minimum: what the job is sure to get; None where unlimited.
+        maximum: where it ends at the latest; the minimum where no range was given, None where open or unlimited.
+        ranged: whether it is a range (``min-`` or ``min-max``). ``1-00:00:00``, a day to Slurm, is the range from one
+            second to none: the minimum is then above the maximum.
+    """
+
+    minimum: Optional[int]
+    maximum: Optional[int]
+    ranged: bool = False
+
+
+@dataclass(frozen=True)
+class NodeShape:
+    """``node=``.
+
+    Attributes:
+        dims: nodes along one to three axes.
+        allocation: ``torus``, ``mesh``, ``noncont`` or empty (the group's default).
+        strict: ``strict``, ``strict-io`` or empty.
+        io: ``io-exclusive``, ``no-io-exclusive`` or empty.
+    """
+
+    dims: Tuple[int, ...]
+    allocation: str = ""
+    strict: str = ""
+    io: str = ""
+
+    @property
+    def count(self) -> int:
+        """Nodes in all."""
+        count = 1
+        for size in self.dims:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True)
+class StepParameters:
+    """``--sparam`` of a step job.
+
+    Attributes:
+        job_id, job_name: the step job that this one joins, by id or by name; at most one is meant to be given.
+        number: of this step; None where not given.
+        depends: the whole text after ``sd=``; empty where not given.
+        condition: on an earlier step's end under which steps are cancelled, such as ``ec!=0``; ``NONE`` for none.
+        deletion: which are cancelled: ``one`` (this step), ``after`` (it and those that depend on it) or ``all``.
+        steps: step numbers that the condition looks at; empty for the step before.
+    """
+
+    job_id: Optional[int] = None
+    job_name: Optional[str] = None
+    number: Optional[int] = None
+    depends: str = ""
+    condition: str = ""
+    deletion: str = ""
+    steps: Tuple[int, ...] = ()
+
+
+def has_placeholder(text: str) -> bool:
+    """Whether a value holds something that a shell or a template is to replace; ``pjsub`` itself replaces nothing."""
+    return bool(_PLACEHOLDER.search(text[:_LONGEST]))
+
+
+def _reject(text: str, expected: str) -> ValueError:
+    shown = text if len(text) <= 60 else text[:57] + "..."
+    if has_placeholder(text):
+        return ValueError(f"{shown!r} holds a placeholder, which pjsub does not replace; expected {expected}")
+    return ValueError(f"{shown!r} is not {expected}")
+
+
+def _check_length(text: str, expected: str) -> str:
+    if len(text) > _LONGEST:
+        raise _reject(text, expected)
+    return text.strip()
+
+
+def _number(digits: str, whole: str, expected: str) -> int:
+    if not (digits.isascii() and digits.isdigit()) or len(digits.lstrip("0")) > _DIGITS:
+        raise _reject(whole, expected)
+    return int(digits)
+
+
+def parse_count(text: str) -> int:
+    """A whole number, 0 or more."""
+    expected = "a whole number"
+    return _number(_check_length(text, expected), text, expected)
+
+
+def parse_flags(text: str, allowed: str) -> Tuple[str, ...]:
+    """A comma list of single letters, such as ``b,e,s`` of ``-m``."""
+    expected = "a list of " + ", ".join(allowed)
+    flags = tuple(item.strip() for item in _check_length(text, expected).split(","))
+    if not all(len(flag) == 1 and flag in allowed for flag in flags):
+        raise _reject(text, expected)
+    return flags
+
+
+def parse_elapse(text: str) -> Elapse:
+    """``[[H:]M:]S``, ``1h30m0s`` or ``unlimited``; ranges ``min-`` and ``min-max`` of these."""
+    expected = "a time such as 1:00:00 (hours, minutes, seconds), or a range of two"
+    first, dash, last = _check_length(text, expected).partition("-")
+    minimum = _seconds(first, text, expected)
+    if not dash:
+        return Elapse(minimum, minimum)
+    if minimum is None:
+        raise ValueError("a range cannot start at unlimited")
+    return Elapse(minimum, _seconds(last, text, expected) if last else None, ranged=True)
+
+
+def _seconds(text: str, whole: str, expected: str) -> Optional[int]:
+    if text.lower() == UNLIMITED:
+        return None
+    found = _CLOCK.fullmatch(text) or (_LETTERS.fullmatch(text) if text else None)
+    if not found or not text.isascii():
+        raise _reject(whole, expected)
+    hours, minutes, seconds = (_number(part or "0", whole, expected) for part in found.groups())
+    return (hours * 60 + minutes) * 60 + seconds
+
+
+def format_elapse(seconds: int) -> str:
+    """``H:MM:SS``."""
+    return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+
+def parse_node(text: str) -> NodeShape:
+    """``12``, ``4x4``, ``8x8x8`` and suffixes in any order, such as ``8x8x8:torus:strict-io``."""
+    expected = "a number of nodes or a shape such as 4x6x16:torus:strict"
+    shape, *suffixes = _check_length(text, expected).split(":")
+    dims = parse_shape(shape)
+    chosen: Dict[str, str] = {}
+    for suffix in suffixes:
+        for kind, choices in (("allocation", ALLOCATIONS), ("strict", STRICT), ("io", SHARED_IO)):
+            if suffix in choices:
+                if chosen.get(kind, suffix) != suffix:
+                    raise ValueError(f"{chosen[kind]} and {suffix} exclude each other")
+                chosen[kind] = suffix
+                break
+        else:
+            raise ValueError(
+                f"unknown suffix :{suffix[:40]}; known are " + ", ".join((*ALLOCATIONS, *STRICT, *SHARED_IO))
+            )
+    return NodeShape(dims, chosen.get("allocation", ""), chosen.get("strict", ""), chosen.get("io", ""))
+
+
+def parse_shape(text: str) -> Tuple[int, ...]:
+    """``N``, ``NxN`` or ``NxNxN``."""
+    expected = "a shape of one to three axes such as 4x6x16"
+    dims = tuple(_number(part.strip(), text, expected) for part in _check_length(text, expected).split("x"))
+    if len(dims) > 3 or 0 in dims:
+        raise _reject(text, expected)
+    return dims
+
+
+def parse_size(text: str, bare: int = 2**20) -> int:
+    """Bytes. ``Ki`` to ``Ei`` are powers of 1024, ``K`` to ``E`` of 1000; a number alone counts ``bare`` (MiB)."""
+    expected = "a size such as 28Gi"
+    found = _SIZE.fullmatch(_check_length(text, expected))
+    if not found:
+        raise _reject(text, expected)
+    digits, unit, binary = found.groups()
+    number = _number(digits, text, expected)
+    if unit is None:
+        return number * bare
+    return number * int((1024 if binary else 1000) ** _POWERS[unit.upper()])
+
+
+def parse_limit(text: str, reader: Callable[[str], int] = parse_size) -> Optional[int]:
+    """As ``reader``; ``unlimited`` is None."""
+    return None if text.strip().lower() == UNLIMITED else reader(text)
+
+
+def parse_switch(text: str) -> bool:
+    """``on`` or ``off``."""
+    if text.strip() not in ("on", "off"):
+        raise _reject(text, "on or off")
+    return text.strip() == "on"
+
+
+def parse_vnode(text: str) -> Dict[str, str]:
+    """``2`` or ``2(core=4;mem=1Gi)``: ``count`` and what is asked of each."""
+    expected = "a number of virtual nodes such as 2(core=4;mem=1Gi)"
+    found = _VNODE.fullmatch(_check_length(text, expected))
+    if not found:
+        raise _reject(text, expected)
+    values = {"count": str(_number(found[1], text, expected))}
+    for item in filter(None, re.split("[;,]", found[2] or "")):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise _reject(text, expected)
+        values[key.strip()] = value.strip()
+    return values
+
+
+def parse_volumes(text: str) -> Tuple[str, ...]:
+    """``/vol0004:/vol0003``: mount points of ``PJM_LLIO_GFSCACHE``."""
+    volumes = tuple(_check_length(text, "a list of volumes").split(":"))
+    for volume in volumes:
+        if not re.fullmatch(r"/\S+", volume):
+            raise _reject(volume, "a volume such as /vol0004; several are joined by colons")
+    return volumes
+
+
+def parse_bulk(text: str) -> Tuple[int, int]:
+    """``a-b``, the first and last bulk number."""
+    expected = f"a range of bulk numbers such as 0-9 (0 to {BULK_LIMIT})"
+    first, dash, last = _check_length(text, expected).partition("-")
+    if not dash:
+        raise _reject(text, expected)
+    numbers = _number(first.strip(), text, expected), _number(last.strip(), text, expected)
+    if not numbers[0] <= numbers[1] <= BULK_LIMIT:
+        raise _reject(text, expected)
+    return numbers
+
+
+def parse_step(text: str) -> StepParameters:
+    """``jid=12,sn=2,sd=ec!=0:after:1``; ``jnam=`` names the step job, and every part may be missing."""
+    parts: List[str] = []
+    for piece in _check_length(text, "step parameters").split(","):
+        if parts and re.fullmatch(r"\s*-?\d+(:.*)?", piece):  # a list of values inside sd
+            parts[-1] += "," + piece.strip()
+        else:
+            parts.append(piece.strip())
+    values: Dict[str, str] = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not equals or key not in ("jid", "jnam", "sn", "sd"):
+            raise ValueError(f"unknown part {part[:60]!r} of --sparam; a step job has jid= or jnam=, sn= and sd=")
+        values[key] = value
+    job_id = parse_count(values["jid"]) if "jid" in values else None
+    number = parse_count(values["sn"]) if "sn" in values else None
+    condition, deletion, steps = _depends(values["sd"]) if "sd" in values else ("", "", ())
+    return StepParameters(job_id, values.get("jnam"), number, values.get("sd", ""), condition, deletion, steps)
+
+
+def _depends(text: str) -> Tuple[str, str, Tuple[int, ...]]:
+    form, *rest = text.split(":")
+    if form.upper() != "NONE" and not _CONDITION.fullmatch(form):
+        raise _reject(form, "a condition such as ec!=0 or pc==11, or NONE")
+    deletion = rest[0] if rest else ""
+    if deletion and deletion not in DELETIONS:
+        raise _reject(deletion, "one of " + ", ".join(DELETIONS))
+    return form, deletion, tuple(parse_count(step) for step in rest[1:])
+
+
+def parse_condition(text: str) -> Optional[Tuple[str, str, Tuple[int, ...]]]:
+    """``ec!=0`` → (``ec``, ``!=``, (0,)); ``NONE`` → None."""
+    if text.upper() == "NONE":
+        return None
+    found = _CONDITION.fullmatch(_check_length(text, "a condition"))
+    if not found or any(len(value) > _DIGITS for value in found[3].split(",")):
+        raise _reject(text, "a condition such as ec!=0 or pc==11, or NONE")
+    return found[1], found[2], tuple(int(value) for value in found[3].split(","))
+
+
+def parse_axes(text: str, dims: Optional[int] = None) -> str:
+    """An order of axes such as ``YXZ``; with ``dims``, of so many."""
+    known = AXES.get(dims, ()) if dims is not None else (*AXES[2], *AXES[3])
+    if text not in known:
+        raise _reject(text, "one of " + ", ".join(known) if known else "valid: one axis has no order")
+    return text
+
+
+def parse_name(text: str) -> str:
+    """A job name: an ASCII letter, then letters, digits, ``.``, ``_`` and ``-`` (Fugaku's set), 63 bytes at most."""
+    if len(text.encode("utf-8", "surrogateescape")) > NAME_BYTES:
+        raise ValueError(f"a job name has {NAME_BYTES} bytes at most")
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]*", text):
+        raise _reject(text, "a job name: a letter, then letters, digits, '.', '_' and '-'")
+    return text
+
+
+def expand_path(
+    path: str,
+    job_id: str,
+    name: str = "",
+    sub_job_id: Optional[str] = None,
+    bulk: Optional[int] = None,
+    step: Optional[int] = None,
+) -> str:
+    """An output path with ``%j`` job id, ``%J`` sub-job id, ``%b`` bulk number, ``%s`` step number, ``%n`` job name and
+    ``%%`` put in; what the job has not got becomes empty, and other ``%`` stay."""
+    values = {
+        "j": job_id,
+        "J": sub_job_id if sub_job_id is not None else job_id,
+        "b": "" if bulk is None else str(bulk),
+        "s": "" if step is None else str(step),
+        "n": name,
+        "%": "%",
+    }
+    return _PATH_METACHARACTER.sub(lambda found: values[found[1]], path)
