@@ -2,9 +2,13 @@
 
 ``job.jsonl`` is append-only, one JSON object per line, told apart by ``kind``; ``time`` is seconds since the epoch:
 
-* ``submitted``: scheduler, job_id, script (name in the run directory), command (words), link (of a chain, from 1);
+* ``intent``: scheduler, tag (unique; handed in with the job as its comment), link (of a chain, from 1), chain, bulk:
+  written before the scheduler is called, so that a job is found again by its tag where the caller was killed;
+* ``submitted``: scheduler, job_id, tag, script (name in the run directory), command (words), link, chain, bulk;
+* ``refused``: tag, reason: the scheduler has not taken it; ``abandoned``: the same, found out afterwards;
 * ``status``: job_id and the fields of :class:`JobStatus`, written when they have changed;
-* ``cancelled``, ``held``, ``released``: job_id.
+* ``cancelled``, ``held``, ``released``: job_id;
+* ``attempt``: number, from 1: what earlier jobs have left is now in ``attempts/<number>/``.
 
 ``exit/<sub-job id>.json`` is written by the job script itself, through a rename, when its command has ended or it was
 told to stop. A script that was killed leaves none.
@@ -13,11 +17,13 @@ told to stop. A script that was killed leaves none.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.records.files import append_line
 
 VERSION = 1
 JOB_FILE = "job.jsonl"
@@ -92,11 +98,71 @@ class JobEvent:
     values: Dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class SubmittedJob:
+    """One job of a run directory.
+
+    Attributes:
+        job_id: as the scheduler gave it; of a bulk job, the whole's.
+        tag: that the job carries as its comment; empty where it has none.
+        link: of the chain, from 1.
+        chain: links in all.
+        bulk: sub-jobs, such as ``0-9``; empty for a job of its own.
+        time: of the submission, seconds since the epoch.
+    """
+
+    scheduler: str
+    job_id: str
+    tag: str
+    link: int
+    chain: int
+    bulk: str
+    time: float
+
+
+@dataclass(frozen=True)
+class Intent:
+    """A submission of which no end is recorded: its caller was killed, or is at it now."""
+
+    scheduler: str
+    tag: str
+    link: int
+    chain: int
+    bulk: str
+    time: float
+
+
+@dataclass(frozen=True)
+class JobHistory:
+    """What ``job.jsonl`` says of the present attempt.
+
+    Attributes:
+        jobs: handed in, in the order of their links.
+        open: submissions of which no end is recorded.
+        statuses: job id → the last recorded status.
+        cancelled: ids of jobs whose end was asked for.
+        attempts: earlier ones, kept in ``attempts/``.
+        refused: reason of the newest refusal after which nothing was handed in; empty where there is none.
+    """
+
+    jobs: Tuple[SubmittedJob, ...] = ()
+    open: Tuple[Intent, ...] = ()
+    statuses: Dict[str, JobStatus] = field(default_factory=dict)
+    cancelled: Tuple[str, ...] = ()
+    attempts: int = 0
+    refused: str = ""
+
+
 def append_event(directory: Path, kind: str, time: float, **values: Any) -> None:
-    """Add a line; one write call, so that several writers do not mix."""
-    line = json.dumps({"kind": kind, "time": time, **values}, allow_nan=False) + "\n"
-    with open(directory / JOB_FILE, "ab", buffering=0) as stream:
-        stream.write(line.encode("utf-8"))
+    """Add a line; one write call, so that several writers do not mix. After a line that a full disk or a kill has cut
+    short, it begins a line of its own."""
+    line = (json.dumps({"kind": kind, "time": time, **values}, allow_nan=False) + "\n").encode("utf-8")
+    with open(directory / JOB_FILE, "ab+", buffering=0) as stream:
+        if stream.seek(0, os.SEEK_END) > 0:
+            stream.seek(-1, os.SEEK_END)
+            if stream.read(1) != b"\n":
+                line = b"\n" + line
+        stream.write(line)
 
 
 def append_status(directory: Path, time: float, status: JobStatus) -> None:
@@ -127,6 +193,94 @@ def read_events(directory: Path) -> List[JobEvent]:
     return events
 
 
+def read_history(directory: Path) -> JobHistory:
+    """The present attempt: the events after the last ``attempt``.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    return history_of(read_events(directory))
+
+
+def history_of(events: Iterable[JobEvent]) -> JobHistory:
+    """As :func:`read_history`. An event that lacks a field, as another program may have written it, is left out."""
+    jobs: Dict[str, SubmittedJob] = {}
+    intents: Dict[str, Intent] = {}
+    statuses: Dict[str, JobStatus] = {}
+    cancelled: List[str] = []
+    attempts, refused = 0, ""
+    for event in events:
+        values = event.values
+        try:
+            if event.kind == "attempt":
+                jobs, intents, statuses, cancelled, refused = {}, {}, {}, [], ""
+                attempts = int(values["number"])
+            elif event.kind == "intent":
+                found = _part(Intent, values, event.time)
+                intents[found.tag] = found
+            elif event.kind == "submitted":
+                job = _part(SubmittedJob, {"tag": "", "link": 1, "chain": 1, "bulk": "", **values}, event.time)
+                jobs[job.job_id], refused = job, ""
+                intents.pop(job.tag, None)
+            elif event.kind in ("refused", "abandoned"):
+                intents.pop(str(values["tag"]), None)
+                refused = str(values["reason"])
+            elif event.kind == "status":
+                known = {name: values[name] for name in JobStatus.__dataclass_fields__ if name in values}
+                statuses[str(values["job_id"])] = JobStatus(**known)
+            elif event.kind == "cancelled":
+                cancelled.append(str(values["job_id"]))
+        except (KeyError, TypeError, ValueError):
+            continue
+    ordered = tuple(sorted(jobs.values(), key=lambda job: job.link))
+    return JobHistory(ordered, tuple(intents.values()), statuses, tuple(cancelled), attempts, refused)
+
+
+def aggregate(job_id: str, statuses: Iterable[JobStatus]) -> JobStatus:
+    """The state of a bulk job from those of its sub-jobs: it is over when all are, and as bad as the worst of them.
+
+    Exit code, signal and PJM code are the first that are not 0; ``raw`` counts the sub-jobs by their states.
+    """
+    parts = list(statuses)
+    if not parts:
+        return JobStatus(job_id, LOST, reason="the scheduler names none of its sub-jobs")
+    states = [part.state for part in parts]
+    waiting = (QUEUED, HELD, SUSPENDED)
+    if RUNNING in states or (any(s in OVER for s in states) and any(s in waiting for s in states)):
+        state = RUNNING
+    else:
+        worst = (UNKNOWN, *waiting, LOST, REJECTED, CANCELLED, ENDED)
+        state = next(candidate for candidate in worst if candidate in states)
+    counts: Dict[str, int] = {}
+    for part in parts:
+        counts[part.raw or part.state] = counts.get(part.raw or part.state, 0) + 1
+    reasons = {part.reason: None for part in parts if part.reason}
+    return JobStatus(
+        job_id,
+        state,
+        raw=next(iter(counts)) if len(parts) == 1 else " ".join(f"{raw}:{count}" for raw, count in counts.items()),
+        exit_code=_worst_number(part.exit_code for part in parts),
+        signal=_worst_number(part.signal for part in parts),
+        code=_worst_number(part.code for part in parts),
+        reason="; ".join(reasons),
+        group=next((part.group for part in parts if part.group), ""),
+    )
+
+
+def bulk_numbers(text: str) -> List[int]:
+    """Numbers of a bulk job's sub-jobs: ``0-9`` → 0 to 9; empty for a job of its own.
+
+    Raises:
+        UsageError: the text is not of this form.
+    """
+    if not text:
+        return []
+    first, dash, last = text.partition("-")
+    if not (first.isdigit() and (last.isdigit() if dash else True)) or (dash and int(last) < int(first)):
+        raise UsageError(f"{text!r}: not the numbers of a bulk job; valid: two numbers such as 0-9")
+    return list(range(int(first), int(last or first) + 1))
+
+
 def exit_records(directory: Path) -> Dict[str, ExitRecord]:
     """Sub-job id → how its script ended.
 
@@ -144,3 +298,13 @@ def exit_records(directory: Path) -> Dict[str, ExitRecord]:
             raise UsageError(f"{path}: version {known['version']}; this program reads version {VERSION}")
         found[str(known["sub_job"])] = ExitRecord(**known)
     return found
+
+
+def _part(kind: Any, values: Dict[str, Any], time: float) -> Any:
+    known = {name: values[name] for name in kind.__dataclass_fields__ if name != "time"}
+    return kind(**known, time=time)
+
+
+def _worst_number(numbers: Iterable[Optional[int]]) -> Optional[int]:
+    known = [number for number in numbers if number is not None]
+    return next((number for number in known if number != 0), 0) if known else None

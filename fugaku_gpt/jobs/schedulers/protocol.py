@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Protocol, Sequence
 
+from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.job import JobStatus
 
 
@@ -21,6 +22,9 @@ class Submission:
             runs; None for a job of its own or the first link.
         link: of the chain, from 1.
         chain: links in all; 1 for a job of its own.
+        elapse: time limit in seconds, for a scheduler that does not read it in the script; None for none.
+        bulk: sub-jobs, such as ``0-9``; empty for a job of its own.
+        tag: free text by which the job is found again (:meth:`Scheduler.find`); empty for none.
     """
 
     script: str
@@ -29,6 +33,17 @@ class Submission:
     after: Optional[str] = None
     link: int = 1
     chain: int = 1
+    elapse: Optional[float] = None
+    bulk: str = ""
+    tag: str = ""
+
+
+class Refused(UsageError):
+    """The scheduler has not taken the job: there is none."""
+
+
+class Uncertain(UsageError):
+    """The scheduler may have taken the job: it did not answer, or its answer names no job."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +75,24 @@ class Scheduler(Protocol):
         """The words that :meth:`submit` runs, for ``--dry-run`` and the record."""
 
     def submit(self, submission: Submission) -> str:
-        """Hand in a script; returns the job's id."""
+        """Hand in a script; returns the job's id.
+
+        Raises:
+            Refused: there is no job.
+            Uncertain: there may be one, under ``submission.tag``.
+        """
+
+    def find(self, tags: Sequence[str]) -> Dict[str, str]:
+        """Tag → id of the job that carries it, for those that the scheduler knows; one query for all.
+
+        Raises:
+            UsageError: the scheduler does not answer.
+        """
 
     def poll(self, job_ids: Sequence[str]) -> Dict[str, JobStatus]:
         """One query for all jobs, finished ones included. A job that the scheduler does not know has the state
-        ``lost``; all have ``unknown``, with the reason, where it does not answer."""
+        ``lost``; all have ``unknown``, with the reason, where it does not answer. The sub-jobs of a bulk job are there
+        under their own ids as well."""
 
     def cancel(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """Job id → "" where it was accepted, else why not."""

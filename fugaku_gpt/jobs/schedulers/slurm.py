@@ -1,0 +1,341 @@
+"""Slurm: ``sbatch``, ``squeue``, ``sacct`` or ``scontrol``, ``scancel``.
+
+A chain: each link depends on the one before it with ``afternotok``, the nearest that Slurm has to "it ended with exit
+code 75": the link starts when the one before it has failed, ran into its time limit or lost its node, and is removed
+(``--kill-on-invalid-dep``) when that one has ended well. Whether a failed link asked to be resumed, the next link's
+script finds out itself: it reads the exit record of the job in ``SLURM_JOB_DEPENDENCY``, and ends at once with exit
+code 0, which removes the links after it, unless that record says 75.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.schedulers.commands import NoAnswer, Run, run_words
+from fugaku_gpt.jobs.schedulers.protocol import Accounting, Refused, Submission, Uncertain
+from fugaku_gpt.records.job import (
+    CANCELLED,
+    ENDED,
+    HELD,
+    LOST,
+    QUEUED,
+    RUNNING,
+    SUSPENDED,
+    UNKNOWN,
+    JobStatus,
+    aggregate,
+)
+
+RETRY_SECONDS = (2.0, 4.0, 8.0)
+_STATES = {
+    "PENDING": QUEUED,
+    "REQUEUED": QUEUED,
+    "REQUEUE_FED": QUEUED,
+    "REQUEUE_HOLD": HELD,
+    "SPECIAL_EXIT": HELD,
+    "RESV_DEL_HOLD": HELD,
+    "CONFIGURING": RUNNING,
+    "RUNNING": RUNNING,
+    "COMPLETING": RUNNING,
+    "SIGNALING": RUNNING,
+    "STAGE_OUT": RUNNING,
+    "STOPPED": SUSPENDED,
+    "SUSPENDED": SUSPENDED,
+    "RESIZING": RUNNING,
+    "COMPLETED": ENDED,
+    "FAILED": ENDED,
+    "TIMEOUT": ENDED,
+    "OUT_OF_MEMORY": ENDED,
+    "NODE_FAIL": ENDED,
+    "BOOT_FAIL": ENDED,
+    "LAUNCH_FAILED": ENDED,
+    "PREEMPTED": ENDED,
+    "DEADLINE": ENDED,
+    "REVOKED": ENDED,
+    "CANCELLED": CANCELLED,
+}
+_HELD_REASONS = ("JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue")
+_ROW = re.compile(r"^(?P<id>\d+(?:_\d+)?)\|(?P<state>\w+)\|(?P<group>[^|]*)\|(?P<reason>.*)$")
+_SACCT_ROW = re.compile(r"^(?P<id>\d+(?:_\d+)?)\|(?P<state>\w+)[^|]*\|(?P<exit>\d+:\d+)\|(?P<group>[^|]*)$")
+_SHOWN = re.compile(
+    r"^JobId=(?P<job>\d+) (?:ArrayJobId=(?P<array>\d+) ArrayTaskId=(?P<task>\S+) )?.*?\bJobState=(?P<state>\w+) "
+    r"Reason=(?P<reason>.*?) Dependency=.*?\bExitCode=(?P<exit>\d+:\d+) .*?\bPartition=(?P<group>\S+)"
+)
+_SACCT_FIELDS = ("JobID", "ElapsedRaw", "AllocNodes", "ConsumedEnergyRaw", "MaxRSS", "AveCPUFreq", "ReqCPUFreq")
+_NOT_REACHED = re.compile(r"Unable to contact slurm controller|Slurm controller not responding|temporarily unavailable")
+_TIMED_OUT = re.compile(r"timed out", re.IGNORECASE)
+_ADVICE = (
+    (re.compile("invalid partition", re.I), "job.resource_group names the partition; `sinfo -s` lists yours"),
+    (re.compile("invalid account", re.I), "job.group names the account; `sacctmgr show associations user=$USER` lists"),
+    (
+        re.compile("node count|node configuration|Requested node", re.I),
+        "job.nodes, job.node_memory or the ranks per node are more than the partition has; see `sinfo`",
+    ),
+    (re.compile("time limit", re.I), "job.elapse is above the partition's limit; see `sinfo`"),
+    (re.compile("submit limit|policy", re.I), "a limit of yours is reached: wait for jobs to end, or submit fewer"),
+)
+
+
+class SlurmScheduler:
+    """See :class:`fugaku_gpt.jobs.schedulers.protocol.Scheduler`.
+
+    Args:
+        run: runs one command; see :func:`fugaku_gpt.jobs.schedulers.commands.run_words`.
+        sleep: waits between tries.
+    """
+
+    name = "slurm"
+
+    def __init__(self, run: Run = run_words, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._run = run
+        self._sleep = sleep
+
+    def command_of(self, submission: Submission) -> List[str]:
+        """See the protocol; run in the submission's directory."""
+        words = ["sbatch", "--parsable"]
+        if submission.tag:
+            words.append(f"--comment={submission.tag}")
+        if submission.after is not None:
+            words += [f"--dependency=afternotok:{submission.after}", "--kill-on-invalid-dep=yes"]
+        return [*words, submission.script]
+
+    def submit(self, submission: Submission) -> str:
+        """See the protocol. Where the controller is not reached, it is tried again after 2, 4 and 8 seconds."""
+        for wait in (*RETRY_SECONDS, None):
+            try:
+                answer = self._run(self.command_of(submission), cwd=submission.directory)
+            except NoAnswer as error:
+                raise Uncertain(str(error)) from None
+            if answer.code == 0:
+                found = re.search(r"^(\d+)(;\S+)?\s*$", answer.out, re.MULTILINE)
+                if found is None:
+                    raise Uncertain(f"sbatch: its answer names no job: {answer.said[:200]!r}")
+                return found[1]
+            if _TIMED_OUT.search(answer.said):
+                raise Uncertain(f"sbatch: {answer.said}")
+            if wait is None or not _NOT_REACHED.search(answer.said):
+                break
+            self._sleep(wait)
+        advice = [advice for pattern, advice in _ADVICE if pattern.search(answer.said)]
+        raise Refused("\n".join([answer.said or f"sbatch: exit code {answer.code}", *advice]))
+
+    def find(self, tags: Sequence[str]) -> Dict[str, str]:
+        """See the protocol: ``squeue``, then ``sacct`` where there is accounting."""
+        wanted = set(tags)
+        answer = self._run(["squeue", "--noheader", "--states=all", "--format=%F|%k", f"--user={os.getuid()}"])
+        if answer.code != 0:
+            raise UsageError(f"squeue: {answer.said}")
+        rows = [line.partition("|") for line in answer.out.splitlines()]
+        found = {tag.strip(): job for job, _, tag in rows if tag.strip() in wanted}
+        if wanted - set(found):
+            kept = self._run(["sacct", "-n", "-P", "-X", "--starttime=now-7days", "--format=JobID,Comment"])
+            rows = [line.partition("|") for line in kept.out.splitlines()] if kept.code == 0 else []
+            for job, _, tag in rows:
+                if tag.strip() in wanted:
+                    found.setdefault(tag.strip(), job.partition("_")[0])
+        return found
+
+    def poll(self, job_ids: Sequence[str]) -> Dict[str, JobStatus]:
+        """See the protocol: ``squeue`` for all; those that are over or not there, by ``sacct`` or ``scontrol``."""
+        if not job_ids:
+            return {}
+        listed = ",".join(sorted({_whole(job_id) for job_id in job_ids}, key=int))
+        words = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={listed}", "--format=%i|%T|%P|%r"]
+        try:
+            answer = self._run(words)
+        except NoAnswer as error:
+            return _all_unknown(job_ids, str(error))
+        if answer.code != 0 and "Invalid job id" not in answer.said:  # a single id that it does not know is an error
+            return _all_unknown(job_ids, f"squeue: {answer.said}")
+        seen = {status.job_id: status for status in _rows(answer.out)}
+        unclear = {job for job, status in seen.items() if status.state in (ENDED, CANCELLED)}
+        unclear |= {job_id for job_id in job_ids if not _parts(seen, job_id)}
+        trouble = ""
+        if unclear:
+            ended, trouble = self._ended(sorted({_whole(job) for job in unclear}, key=int))
+            for job, status in ended.items():
+                # sacct lags behind: where squeue knows the state, only the exit code is new
+                seen[job] = _merged(seen[job], status) if job in seen else status
+        return {**seen, **{job_id: _one(seen, job_id, trouble) for job_id in job_ids}}
+
+    def cancel(self, job_ids: Sequence[str]) -> Dict[str, str]:
+        """See the protocol."""
+        if not job_ids:
+            return {}
+        answer = self._run(["scancel", "--verbose", *job_ids])
+        failed = dict(re.findall(r"Kill job error on job id (\S+): (.+)", answer.err))
+        if answer.code != 0 and not failed:
+            return dict.fromkeys(job_ids, answer.said)
+        return {job_id: failed.get(job_id, "") for job_id in job_ids}
+
+    def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
+        """See the protocol. One call for each: of several, ``scontrol`` does not say which has failed."""
+        return {job_id: self._told(["scontrol", "hold", job_id]) for job_id in job_ids}
+
+    def release(self, job_ids: Sequence[str]) -> Dict[str, str]:
+        """See the protocol."""
+        return {job_id: self._told(["scontrol", "release", job_id]) for job_id in job_ids}
+
+    def output_files(self, directory: Path, job_id: str) -> List[Path]:
+        """See the protocol: Slurm's default names, and PJM's, which our templates use."""
+        patterns = (f"slurm-{job_id}.out", f"slurm-{job_id}_*.out", f"*.{job_id}.out", f"*.{job_id}.err")
+        return _existing(directory, (*patterns, f"output.{job_id}/*/*/std*"))
+
+    def accounting(self, directory: Path, job_id: str) -> Optional[Accounting]:
+        """See the protocol: ``sacct``, or time and nodes from ``scontrol`` while it still knows the job."""
+        answer = self._run(["sacct", "-n", "-P", "-j", job_id, f"--format={','.join(_SACCT_FIELDS)}"])
+        if answer.code == 0 and answer.out.strip():
+            return _accounting(answer.out, job_id)
+        shown = self._run(["scontrol", "-o", "show", "job", job_id])
+        if shown.code != 0:
+            return None
+        times = [_seconds(text) for text in re.findall(r"\bRunTime=(\S+)", shown.out)]
+        nodes = [int(text) for text in re.findall(r"\bNumNodes=(\d+)", shown.out)]
+        if not times or not nodes:
+            return None
+        return Accounting(elapsed_seconds=float(max(times)), nodes=max(nodes), values={"source": "scontrol"})
+
+    def _told(self, words: Sequence[str]) -> str:
+        answer = self._run(words)
+        return "" if answer.code == 0 else answer.said.splitlines()[0] if answer.said else f"exit code {answer.code}"
+
+    def _ended(self, jobs: Sequence[str]) -> Tuple[Dict[str, JobStatus], str]:
+        """What is kept of finished jobs, and why the answer may not be whole (empty where it is)."""
+        try:
+            answer = self._run(
+                ["sacct", "-n", "-P", "-X", "-j", ",".join(jobs), "-o", "JobID,State,ExitCode,Partition"]
+            )
+            if answer.code == 0:
+                found = {}
+                for line in answer.out.splitlines():
+                    row = _SACCT_ROW.match(line.strip())
+                    if row:
+                        found[row["id"]] = _status(row["id"], row["state"], row["group"], "", row["exit"])
+                return found, ""
+            trouble = "" if "accounting storage is disabled" in answer.said else f"sacct: {answer.said}"
+        except NoAnswer as error:
+            trouble = str(error)
+        except UsageError:  # no sacct on this machine: no accounting
+            trouble = ""
+        try:
+            one = jobs[0] if len(jobs) == 1 else None  # scontrol takes one id, or shows all
+            shown = self._run(["scontrol", "-o", "show", "job", *([one] if one else [])])
+        except NoAnswer as error:
+            return {}, str(error)
+        if shown.code != 0 and "Invalid job id" not in shown.said:
+            return {}, f"scontrol: {shown.said}"
+        return _shown(shown.out, set(jobs)), trouble
+
+
+def _rows(text: str) -> Iterable[JobStatus]:
+    for line in text.splitlines():
+        row = _ROW.match(line.strip())
+        if row:
+            yield _status(row["id"], row["state"], row["group"], row["reason"])
+
+
+def _shown(text: str, wanted: Iterable[str]) -> Dict[str, JobStatus]:
+    """The jobs of ``scontrol -o show job``; of an array, the tasks that have begun."""
+    found = {}
+    for line in text.splitlines():
+        row = _SHOWN.match(line)
+        if row is None or (row["array"] or row["job"]) not in wanted:
+            continue
+        if row["array"] and not row["task"].isdigit():  # "1-2%1": tasks that wait
+            continue
+        job_id = f"{row['array']}_{row['task']}" if row["array"] else row["job"]
+        found[job_id] = _status(job_id, row["state"], row["group"], row["reason"], row["exit"])
+    return found
+
+
+def _status(job_id: str, word: str, group: str, reason: str, exit_text: str = "") -> JobStatus:
+    state = _STATES.get(word, UNKNOWN)
+    if state == QUEUED and reason in _HELD_REASONS:
+        state = HELD
+    code, number = None, None
+    if state in (ENDED, CANCELLED) and exit_text:
+        code, number = (int(part) for part in exit_text.split(":"))
+    elif word == "COMPLETED":
+        code = 0
+    told = "" if reason in ("None", "(null)") else reason
+    return JobStatus(job_id, state, word, code, number or None, None, told, group)
+
+
+def _merged(seen: JobStatus, kept: JobStatus) -> JobStatus:
+    code = kept.exit_code if kept.exit_code is not None else seen.exit_code
+    return JobStatus(seen.job_id, seen.state, seen.raw, code, kept.signal, None, seen.reason, seen.group)
+
+
+def _one(seen: Dict[str, JobStatus], job_id: str, trouble: str) -> JobStatus:
+    if job_id in seen:
+        return seen[job_id]
+    parts = _parts(seen, job_id)
+    if parts:
+        return aggregate(job_id, parts)
+    if trouble:
+        return JobStatus(job_id, UNKNOWN, reason=trouble)
+    return JobStatus(job_id, LOST, reason="Slurm does not know it any more")
+
+
+def _parts(seen: Dict[str, JobStatus], job_id: str) -> List[JobStatus]:
+    if job_id in seen:
+        return [seen[job_id]]
+    return [status for job, status in seen.items() if job.startswith(f"{job_id}_")]
+
+
+def _whole(job_id: str) -> str:
+    """The array of a task; the id itself elsewhere.
+
+    Raises:
+        UsageError: not a job id of Slurm.
+    """
+    found = re.fullmatch(r"(\d+)(?:_\d+)?", job_id)
+    if found is None:
+        raise UsageError(f"{job_id!r}: not a job id of Slurm; valid: 123 or 123_4")
+    return found[1]
+
+
+def _all_unknown(job_ids: Sequence[str], reason: str) -> Dict[str, JobStatus]:
+    return {job_id: JobStatus(job_id, UNKNOWN, reason=reason) for job_id in job_ids}
+
+
+def _existing(directory: Path, patterns: Iterable[str]) -> List[Path]:
+    found: Dict[Path, None] = {}
+    for pattern in patterns:
+        found.update((path, None) for path in sorted(directory.glob(pattern)))
+    return list(found)
+
+
+def _accounting(text: str, job_id: str) -> Accounting:
+    """The job's own line, and what only the lines of its steps say: energy where the whole has none, the most
+    memory."""
+    lines = [dict(zip(_SACCT_FIELDS, line.split("|"))) for line in text.splitlines() if line.strip()]
+    whole = next((line for line in lines if line["JobID"] == job_id), lines[0])
+    steps = [line for line in lines if "." in line["JobID"]]
+    energies = [float(line["ConsumedEnergyRaw"]) for line in (whole, *steps) if _number(line["ConsumedEnergyRaw"])]
+    energy = max(energies, default=0.0) or None
+    elapsed = float(whole["ElapsedRaw"]) if _number(whole["ElapsedRaw"]) else None
+    values = {name: value for line in (*steps, whole) for name, value in line.items() if value and name != "JobID"}
+    return Accounting(
+        elapsed_seconds=elapsed,
+        nodes=int(whole["AllocNodes"]) if whole.get("AllocNodes", "").isdigit() else None,
+        energy_joules=energy,
+        power_watts=energy / elapsed if energy and elapsed else None,
+        values={**values, "source": "sacct"},
+    )
+
+
+def _number(text: str) -> bool:
+    return re.fullmatch(r"\d+(\.\d+)?", text) is not None
+
+
+def _seconds(text: str) -> int:
+    """``1-02:03:04`` → seconds."""
+    days, _, clock = text.rpartition("-")
+    hours, minutes, seconds = (int(part) for part in clock.split(":"))
+    return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
