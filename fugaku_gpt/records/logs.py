@@ -1,0 +1,281 @@
+"""The iteration lines of training logs: ours, Megatron-DeepSpeed's and Megatron-LM's, read back as data.
+
+All three have the form ``iteration 2/ 95367 | consumed samples: 2048 | elapsed time per iteration (s): 36.10 | ... |``
+(Megatron-LM counts milliseconds). Logs come with a prefix on each line (``[default7]:`` of torchrun, `` 0: `` of srun, a
+time), with colours, with lines that another rank's output has torn apart, and with several lines glued together. Reading
+is total: what cannot be understood is left out and counted, and nothing that is not in the log is filled in.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+
+from fugaku_gpt.errors import UsageError
+
+OURS = "fugaku_gpt"
+MEGATRON = "megatron"
+
+_LONGEST_LINE = 64 * 1024  # characters of a line that are looked at
+_PATIENCE = 40  # lines after which the rest of a torn line is no longer waited for
+_MOST_ARGUMENTS = 5000
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-_])")
+_RANK = re.compile(r"\[(?:default|rank|local_rank)[ _]?\d{1,7}\]:?|^\s{0,8}\d{1,7}:(?=\s)", re.IGNORECASE)
+_EMBEDDED_RANK = re.compile(r"(?=\[default\d{1,7}\]:)")
+_PREFIX = re.compile(
+    r"\s*(?:(?:\[[^\]|]{1,80}\]:?|\d{1,7}:(?=\s)|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,12}|(?:INFO|DEBUG|WARNING)\b:?)\s*)*"
+)
+_NUMBER = r"[-+]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][-+]?\d{1,4})?"
+_HEADER = re.compile(r"\biteration\s+(\d{1,15})\s*/\s*(\d{1,15})\s*\|")
+_FIRST_NUMBER = re.compile(rf"\s*({_NUMBER})(?![\w.])")
+_EXACT = re.compile(rf"\(exact\s+({_NUMBER})\)")
+_OUR_VALIDATION = re.compile(
+    rf"\bvalidation at iteration\s+(\d{{1,15}})\s*\|\s*lm loss:\s*({_NUMBER}|nan|inf)\s*\|\s*tokens:\s*(\d{{1,18}})\s*\|"
+)
+_MEGATRON_VALIDATION = re.compile(
+    rf"\bvalidation loss at iteration\s+(\d{{1,15}})\b[^|]{{0,80}}\|\s*lm loss value:\s*({_NUMBER}|nan|inf)\s*\|"
+)
+_BLOCK_BEGINS = re.compile(r"^-{4,} (?:\w+ )?arguments -{4,}$")
+_BLOCK_ENDS = re.compile(r"^-{4,} end of (?:\w+ )?arguments -{4,}$")
+_ARGUMENT = re.compile(r"([A-Za-z_]\w{0,100}) ?\.{2,} ?(.{0,500})")
+_WORLD = re.compile(
+    r"using world size: (\d{1,9}),? data-parallel-size: (\d{1,9}),? tensor-model-parallel[- ]size: (\d{1,9}),?"
+    r" pipeline-model-parallel[- ]size: (\d{1,9})"
+)
+_PADDED = re.compile(r"padded vocab \(size: (\d{1,12})\) with \d{1,12} dummy tokens \(new size: (\d{1,12})\)")
+
+# name in the log → (key of the record, unit of the log in units of the record)
+_FIELDS: Mapping[str, Tuple[str, float]] = {
+    "consumed samples": ("consumed_samples", 0),
+    "consumed tokens": ("consumed_tokens", 0),
+    "elapsed time per iteration (s)": ("seconds", 1.0),
+    "elapsed time per iteration (ms)": ("seconds", 1e-3),
+    "learning rate": ("lr", 1.0),
+    "global batch size": ("global_batch", 0),
+    "lm loss": ("loss", 1.0),
+    "loss scale": ("loss_scale", 1.0),
+    "grad norm": ("grad_norm", 1.0),
+    "num zeros": ("zeros", 1.0),
+    "params norm": ("params_norm", 1.0),
+    "actual seqlen": ("actual_seq_len", 0),
+    "number of skipped iterations": ("skipped_iterations", 0),
+    "number of nan iterations": ("nan_iterations", 0),
+    "samples per second": ("samples_per_second", 1.0),
+    "tokens per second": ("tokens_per_second", 1.0),
+    "tflops": ("tflops_logged", 1.0),
+    "throughput per gpu (tflop/s/gpu)": ("tflops_logged", 1.0),
+    "rank rss": ("rss_max_bytes", 2.0**20),
+    "node used": ("node_used_bytes", 2.0**20),
+}
+_COUNTS = frozenset(name for name, (_, unit) in _FIELDS.items() if unit == 0)
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a log says.
+
+    Attributes:
+        trainer: ``OURS``, ``MEGATRON``, or empty where the log has no iteration line.
+        iterations: as the lines of ``metrics.jsonl`` (see :mod:`fugaku_gpt.records.run`), ascending; of an iteration
+            that was done twice, the last. What a line does not say is absent. ``tflops_logged`` is what another
+            trainer claims, of one rank.
+        validations: likewise.
+        arguments: names and values of Megatron's block of arguments, as text.
+        total: iterations that the run was to do.
+        torn: iteration lines of which neither time nor loss could be read.
+    """
+
+    trainer: str = ""
+    iterations: Tuple[Dict[str, Any], ...] = ()
+    validations: Tuple[Dict[str, Any], ...] = ()
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    total: Optional[int] = None
+    torn: int = 0
+
+
+def read_log_files(paths: Iterable[Path]) -> Log:
+    """One log of several files, earlier files first.
+
+    Raises:
+        UsageError: a file cannot be read.
+    """
+    reader = LogReader()
+    for path in paths:
+        try:
+            with open(path, encoding="utf-8", errors="replace") as stream:
+                for line in stream:
+                    reader.add(line)
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+        reader.end_of_file()
+    return reader.log()
+
+
+def read_log(text: str) -> Log:
+    """The log of a text; never raises."""
+    reader = LogReader()
+    for line in text.split("\n"):
+        reader.add(line)
+    reader.end_of_file()
+    return reader.log()
+
+
+@dataclass
+class _Open:
+    """An iteration line that may go on in a later line of its rank."""
+
+    iteration: int
+    values: Dict[str, Any]
+    tail: str  # after the last bar
+    left: int = _PATIENCE
+
+
+class LogReader:
+    """Takes a log line by line."""
+
+    def __init__(self) -> None:
+        self._iterations: Dict[int, Dict[str, Any]] = {}
+        self._validations: Dict[int, Dict[str, Any]] = {}
+        self._arguments: Dict[str, str] = {}
+        self._in_block = False
+        self._ours = 0
+        self._total: Optional[int] = None
+        self._torn = 0
+        self._open: Dict[str, _Open] = {}  # rank prefix → its last iteration line
+
+    def add(self, line: str) -> None:
+        """One more line, with or without its newline."""
+        for piece in _EMBEDDED_RANK.split(_ANSI.sub("", line[:_LONGEST_LINE]).rstrip("\r\n")):
+            self._piece(piece)
+
+    def end_of_file(self) -> None:
+        """No line of the next file goes on with one of this."""
+        for rank in list(self._open):
+            self._close(rank)
+        self._in_block = False
+
+    def log(self) -> Log:
+        """What has been read; call :meth:`end_of_file` first."""
+        trainer = "" if not self._iterations else OURS if self._ours else MEGATRON
+        return Log(
+            trainer,
+            tuple(self._iterations[number] for number in sorted(self._iterations)),
+            tuple(self._validations[number] for number in sorted(self._validations)),
+            dict(self._arguments),
+            self._total,
+            self._torn,
+        )
+
+    def _piece(self, text: str) -> None:
+        """A line, or the part of a glued line that one rank has printed."""
+        marked = _RANK.search(text[:200])
+        rank = marked[0].strip().rstrip(":").lower() if marked else ""
+        headers = list(_HEADER.finditer(text))
+        self._wait(rank, text[: headers[0].start()] if headers else text)
+        for header, following in zip(headers, [*headers[1:], None]):
+            self._close(rank)
+            end = following.start() if following is not None else len(text)
+            *fields, tail = text[header.end() : end].split("|")
+            opened = _Open(int(header[1]), {"iteration": int(header[1])}, tail)
+            self._take(opened.values, fields)
+            if following is not None or opened.tail.strip():
+                self._take(opened.values, [opened.tail])  # a last field without its bar; a torn one is read again
+            self._total = int(header[2])
+            self._open[rank] = opened
+        self._validation(text)
+        if not headers:
+            self._argument(text)
+
+    def _wait(self, rank: str, text: str) -> None:
+        """The rest of a torn line, if this is it."""
+        opened = self._open.get(rank)
+        for other in list(self._open):
+            self._open[other].left -= 1
+            if self._open[other].left < 0:
+                self._close(other)
+        if opened is None or opened.left < 0 or "|" not in text:
+            return
+        rest = text[_PREFIX.match(text).end() :]  # type: ignore[union-attr]  # matches the empty text
+        joined = [(opened.tail + gap + rest).split("|") for gap in ("", " ")]  # torn amid a word, or between words
+        fields = max(joined, key=lambda words: len(self._known(words[:-1])))
+        if self._known(fields[:1]) or (not opened.tail.strip() and self._known(rest.split("|")[:1])):
+            self._take(opened.values, fields[:-1])
+            opened.tail = fields[-1]
+
+    def _known(self, fields: List[str]) -> Dict[str, Any]:
+        values: Dict[str, Any] = {}
+        self._take(values, fields)
+        values.pop("", None)
+        return values
+
+    def _take(self, values: Dict[str, Any], fields: Iterable[str]) -> None:
+        for text in fields:
+            name, colon, value = text.partition(":")
+            name = " ".join(name.lower().split())
+            if not colon or name not in _FIELDS:
+                continue
+            key, unit = _FIELDS[name]
+            exact = _EXACT.search(value) if key == "tflops_logged" else None
+            number = _FIRST_NUMBER.match(value)
+            if exact is not None and number is not None:
+                values["tflops_notes"], values["tflops_exact"] = _finite(number[1]), _finite(exact[1])
+                continue
+            read = _finite(number[1]) if number is not None else None
+            if read is None and value.strip().lower() not in ("nan", "inf", "-inf"):
+                continue
+            if name in _COUNTS:
+                values[key] = int(read) if read is not None and read == int(read) else None
+            else:
+                values[key] = read * unit if read is not None else None
+
+    def _close(self, rank: str) -> None:
+        opened = self._open.pop(rank, None)
+        if opened is None:
+            return
+        values = opened.values
+        if values.get("seconds") is not None and values["seconds"] <= 0:
+            del values["seconds"]
+        if values.get("seconds") is None and "loss" not in values:
+            self._torn += 1
+            return
+        self._ours += "tflops_exact" in values
+        self._iterations[opened.iteration] = values
+
+    def _validation(self, text: str) -> None:
+        for found in _OUR_VALIDATION.finditer(text):
+            number = int(found[1])
+            self._validations[number] = {"iteration": number, "loss": _finite(found[2]), "tokens": int(found[3])}
+        for found in _MEGATRON_VALIDATION.finditer(text):
+            self._validations[int(found[1])] = {"iteration": int(found[1]), "loss": _finite(found[2])}
+
+    def _argument(self, text: str) -> None:
+        bare = text[_PREFIX.match(text).end() :].strip()  # type: ignore[union-attr]  # matches the empty text
+        if _BLOCK_BEGINS.match(bare):
+            self._in_block = True
+            return
+        if _BLOCK_ENDS.match(bare):
+            self._in_block = False
+            return
+        found = _ARGUMENT.fullmatch(bare) if self._in_block else None
+        if found and (found[1] in self._arguments or len(self._arguments) < _MOST_ARGUMENTS):
+            self._arguments[found[1]] = found[2].strip()
+        world = _WORLD.search(text)
+        if world:
+            names = (
+                "world_size", "data_parallel_size", "tensor_model_parallel_size", "pipeline_model_parallel_size",
+            )  # fmt: skip
+            for name, value in zip(names, world.groups()):
+                self._arguments.setdefault(name, value)
+        padded = _PADDED.search(text)
+        if padded:
+            self._arguments.setdefault("vocab_size", padded[1])
+            self._arguments["padded_vocab_size"] = padded[2]
+
+
+def _finite(text: str) -> Optional[float]:
+    value = float(text)
+    return value if math.isfinite(value) else None
