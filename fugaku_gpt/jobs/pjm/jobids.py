@@ -1,0 +1,75 @@
+"""Job ids of PJM: ``238``, a bulk job's ``239[1]``, a step job's ``240_0``, and ranges of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import List, Optional
+
+ID_PATTERN = r"\d{1,15}(?:_\d{1,7}|\[\d{1,7}\])?"
+LONGEST_RANGE = 1_000_000  # bulk numbers are 0 to 999999
+_ONE = re.compile(r"(\d{1,15})(?:_(\d{1,7})|\[(\d{1,7})\])?", re.ASCII)
+_RANGE = re.compile(r"(\d{1,15})(?:-(\d{1,15})|_(\d{1,7})-(\d{1,7})|\[(\d{1,7})-(\d{1,7})\])", re.ASCII)
+
+
+@dataclass(frozen=True)
+class JobId:
+    """A job or sub-job.
+
+    Attributes:
+        number: of the job.
+        bulk: number of a bulk job's sub-job, else None.
+        step: number of a step job's sub-job, else None.
+    """
+
+    number: int
+    bulk: Optional[int] = None
+    step: Optional[int] = None
+
+    def __str__(self) -> str:
+        if self.bulk is not None:
+            return f"{self.number}[{self.bulk}]"
+        return f"{self.number}" if self.step is None else f"{self.number}_{self.step}"
+
+    @property
+    def parent(self) -> JobId:
+        """The whole job that a sub-job belongs to; a whole job's own id."""
+        return JobId(self.number)
+
+
+def parse_job_id(text: str) -> JobId:
+    """One id.
+
+    Raises:
+        ValueError: it is not of PJM's forms.
+    """
+    found = _ONE.fullmatch(text.strip())
+    if not found:
+        raise ValueError(f"{text[:60]!r} is not a job id such as 238, 239[1] or 240_0")
+    number, step, bulk = found.groups()
+    return JobId(int(number), None if bulk is None else int(bulk), None if step is None else int(step))
+
+
+def expand_job_ids(text: str) -> List[JobId]:
+    """An id or a range: ``239[1-5]``, ``240_0-4`` or ``238-240``.
+
+    Raises:
+        ValueError: it is neither, or a range of more than ``LONGEST_RANGE`` ids.
+    """
+    found = _RANGE.fullmatch(text.strip())
+    if not found:
+        return [parse_job_id(text)]
+    number = int(found[1])
+    first, last = next(
+        (int(low), int(high))
+        for low, high in ((found[1], found[2]), (found[3], found[4]), (found[5], found[6]))
+        if high is not None
+    )
+    if last < first or last - first >= LONGEST_RANGE:
+        raise ValueError(f"{text[:60]!r}: a range goes from the lower to the higher, over {LONGEST_RANGE} ids at most")
+    numbers = range(first, last + 1)
+    if found[2] is not None:
+        return [JobId(each) for each in numbers]
+    if found[4] is not None:
+        return [JobId(number, step=each) for each in numbers]
+    return [JobId(number, bulk=each) for each in numbers]
