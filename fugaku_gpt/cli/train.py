@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import uuid
 from pathlib import Path
 from typing import List, Optional, Tuple
 
@@ -61,11 +62,13 @@ def train(
 
 
 def _start_ranks(config: RunConfig, out: Path) -> None:
-    directory = RunDirectory(out)
-    directory.create(dump_run_config(config))
+    directory, mark = RunDirectory(out), uuid.uuid4().hex
+    directory.create(dump_run_config(config), mark)
     started, log = time.time(), directory.log_file
     try:
-        outcome = launch(config, directory.config_file, out, log=log, timeout=config.job.elapse, on_line=click.echo)
+        outcome = launch(
+            config, directory.config_file, out, log=log, timeout=config.job.elapse, on_line=click.echo, mark=mark
+        )
     except UsageError:
         directory.discard()
         raise

@@ -23,8 +23,9 @@ import psutil
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine.local import out_of_memory_kills
+from fugaku_gpt.records.claim import HOLDER_VARIABLE
 
-MARK = "FUGAKU_GPT_LAUNCH"
+MARK = HOLDER_VARIABLE
 GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 _FORWARDED = (signals.SIGINT, signals.SIGTERM, signals.SIGHUP)

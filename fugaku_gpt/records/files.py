@@ -1,28 +1,124 @@
-"""Files that are either whole or not there."""
+"""Files that are either whole or not there, and lines that are whole or left out.
+
+Nothing here needs a lock: a rename, a hard link and one appending write are what every file system of a cluster gives.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import time
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, List
+
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_LEFTOVER_SECONDS = 3600.0  # a temporary file this old has lost its writer
 
 
 def write_text_atomically(path: Path, text: str) -> None:
     """Write a file through a temporary neighbour and a rename, so that no reader ever sees half of it."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary = _temporary(path)
     try:
-        with open(temporary, "w", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
+        _write(temporary, text)
         os.replace(temporary, path)
     except BaseException:
-        temporary.unlink() if temporary.exists() else None
+        _remove(temporary)
         raise
 
 
 def write_json_atomically(path: Path, value: Any) -> None:
     """JSON with sorted-by-writer keys, indented, through :func:`write_text_atomically`."""
-    write_text_atomically(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    write_text_atomically(path, _json(value))
+
+
+def create_text_atomically(path: Path, text: str) -> bool:
+    """As :func:`write_text_atomically`, but the first writer wins: False, and nothing changed, where the file exists.
+
+    Where the file system has no hard links, the first writer still wins, but a reader may find the file empty for a
+    moment, or for good if the writer is killed in that moment.
+    """
+    temporary = _temporary(path)
+    try:
+        _write(temporary, text)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            # over NFS the answer to a link that was made can be lost, and the second try then finds it there
+            return os.stat(temporary).st_nlink == 2
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return _create_in_place(path, text)
+        return True
+    finally:
+        _remove(temporary)
+
+
+def create_json_atomically(path: Path, value: Any) -> bool:
+    """JSON through :func:`create_text_atomically`."""
+    return create_text_atomically(path, _json(value))
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add one line to a file that several processes may append to. What a kill has cut short stays a line of its own.
+
+    Raises:
+        OSError: the line could not be written whole.
+    """
+    content = line.encode("utf-8") + b"\n"
+    with open(path, "ab+", buffering=0) as stream:
+        if not _ends_a_line(stream):
+            content = b"\n" + content
+        written = stream.write(content)
+        if written != len(content):  # a full disk takes what it has room for
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def leftovers(directory: Path) -> List[Path]:
+    """Temporary files in a directory whose writer was killed before its rename."""
+    found = []
+    for path in directory.glob(".*.tmp"):
+        with contextlib.suppress(OSError):  # renamed meanwhile
+            if time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS:
+                found.append(path)
+    return found
+
+
+def _create_in_place(path: Path, text: str) -> bool:
+    try:
+        with open(path, "xb", buffering=0) as stream:
+            stream.write(text.encode("utf-8"))
+        return True
+    except FileExistsError:
+        return False
+
+
+def _ends_a_line(stream: Any) -> bool:
+    end = stream.seek(0, os.SEEK_END)
+    if end == 0:
+        return True
+    stream.seek(end - 1)
+    return bool(stream.read(1) == b"\n")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+
+
+def _write(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8", newline="\n") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()

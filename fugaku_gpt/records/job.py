@@ -17,7 +17,6 @@ told to stop. A script that was killed leaves none.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Tuple
@@ -156,13 +155,7 @@ class JobHistory:
 def append_event(directory: Path, kind: str, time: float, **values: Any) -> None:
     """Add a line; one write call, so that several writers do not mix. After a line that a full disk or a kill has cut
     short, it begins a line of its own."""
-    line = (json.dumps({"kind": kind, "time": time, **values}, allow_nan=False) + "\n").encode("utf-8")
-    with open(directory / JOB_FILE, "ab+", buffering=0) as stream:
-        if stream.seek(0, os.SEEK_END) > 0:
-            stream.seek(-1, os.SEEK_END)
-            if stream.read(1) != b"\n":
-                line = b"\n" + line
-        stream.write(line)
+    append_line(directory / JOB_FILE, json.dumps({"kind": kind, "time": time, **values}, allow_nan=False))
 
 
 def append_status(directory: Path, time: float, status: JobStatus) -> None:

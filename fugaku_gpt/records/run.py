@@ -8,21 +8,30 @@
   (largest rank), node_used_bytes;
 * ``validation``: iteration, loss, tokens.
 
+Where a writer was killed in the middle of a line and another went on, a line of kind ``cut`` stands after the piece,
+and readers leave both out.
+
 ``result.json`` is written once, when the run has ended, whatever its end; a run directory without it is a run that is
-still going or was killed.
+still going or was killed. ``.claim.<number>`` says who writes here (see :mod:`fugaku_gpt.records.claim`).
 """
 
 from __future__ import annotations
 
 import json
+import os
+import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Set
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.records.files import write_json_atomically, write_text_atomically
+from fugaku_gpt.records.claim import AlreadyClaimed, release, take, this_process
+from fugaku_gpt.records.files import create_json_atomically, write_json_atomically, write_text_atomically
 
 VERSION = 1
+CLAIM = ".claim"
+CUT = "cut"
+_LONGEST_LINE = 64 * 1024  # bytes
 
 OK = "ok"
 FAILED = "failed"
@@ -54,11 +63,21 @@ class Result:
     version: int = VERSION
 
 
+@dataclass(frozen=True)
+class _Made:
+    """What :meth:`RunDirectory.create` has made, and what was there before it."""
+
+    holder: str
+    folder: bool
+    there_before: Set[Path]
+
+
 class RunDirectory:
     """One run's folder; reading never fails on what a killed run left half-written."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
+        self._made: Optional[_Made] = None
 
     @property
     def config_file(self) -> Path:
@@ -80,35 +99,68 @@ class RunDirectory:
         """The ranks' flight recorders."""
         return self.path / "flight"
 
-    def create(self, config_yaml: str) -> None:
-        """Make the folder and write the configuration.
+    def create(self, config_yaml: str, holder: Optional[str] = None) -> None:
+        """Make the folder, claim it, and write the configuration; of several that do so at once, one succeeds.
+
+        A folder that was prepared for a job, or left by a run that was killed before its first line, can be used.
+
+        Args:
+            holder: names processes that belong together: who starts ranks creates the directory, and so does rank 0.
 
         Raises:
-            UsageError: the folder already holds a finished or started run, or cannot be made.
+            UsageError: the folder already holds a finished or started run, another process is about to write there, or
+                it cannot be made.
         """
-        if self.metrics_file.exists() or (self.path / "result.json").exists():
-            raise UsageError(f"{self.path}: already holds a run; choose another --out, or remove it")
+        self._refuse_a_run()
+        holder = holder if holder is not None else uuid.uuid4().hex
         try:
+            made = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
+            there = {path for path in (self.config_file, self.log_file) if path.exists()}
+            take(self.path, CLAIM, this_process(holder))
+            self._made = _Made(holder, made, there)
+            self._refuse_a_run()  # by one that had the claim until now
             write_text_atomically(self.config_file, config_yaml)
+        except AlreadyClaimed as taken:
+            raise UsageError(
+                f"{self.path}: {taken} is starting a run there; choose another --out, or, if that process is gone, "
+                f"remove {taken.file}"
+            ) from None
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be written: {error.strerror}; choose another --out") from None
 
     def discard(self) -> None:
-        """Take back :meth:`create`, and the log, for a run that was refused before it had begun."""
+        """Take back what this object's :meth:`create` has made, and the log, for a run that was refused before it had
+        begun. What was there before stays, and so does everything once somebody else has the folder."""
+        made, self._made = self._made, None
+        if made is None or not release(self.path, CLAIM, made.holder):
+            return
         for path in (self.config_file, self.log_file):
-            if path.exists():
+            if path not in made.there_before and path.exists():
                 path.unlink()
-        if self.path.is_dir() and not any(self.path.iterdir()):
+        if made.folder and not any(self.path.iterdir()):
             self.path.rmdir()
+
+    def _refuse_a_run(self) -> None:
+        if self.metrics_file.exists() or (self.path / "result.json").exists():
+            raise UsageError(f"{self.path}: already holds a run; choose another --out, or remove it")
 
     def write_environment(self, environment: Dict[str, Any]) -> None:
         """What is really running: builds, threads, affinity, MPI, toggles."""
         write_json_atomically(self.path / "environment.json", {"version": VERSION, **environment})
 
-    def write_result(self, result: Result) -> None:
-        """How the run ended."""
-        write_json_atomically(self.path / "result.json", asdict(result))
+    def write_result(self, result: Result, *, replace: bool = True) -> bool:
+        """How the run ended. Returns whether it was written.
+
+        Args:
+            replace: False for ranks: the first failure is the cause, and what other ranks say afterwards follows from
+                it. Who has started them replaces, since it knows what the ranks have said and how they ended.
+        """
+        path = self.path / "result.json"
+        if replace:
+            write_json_atomically(path, asdict(result))
+            return True
+        return create_json_atomically(path, asdict(result))
 
     def environment(self) -> Optional[Dict[str, Any]]:
         """What :meth:`write_environment` wrote, or None."""
@@ -129,24 +181,36 @@ class RunDirectory:
         return [line for line in self._metric_lines() if line.get("kind") == kind]
 
     def _metric_lines(self) -> Iterator[Dict[str, Any]]:
-        if not self.metrics_file.exists():
+        try:
+            stream = open(self.metrics_file, encoding="utf-8", errors="replace")  # noqa: SIM115  # closed just below
+        except FileNotFoundError:
             return
-        with open(self.metrics_file, encoding="utf-8") as stream:
+        except OSError as error:
+            raise UsageError(f"{self.metrics_file}: cannot be read: {error.strerror}") from None
+        damaged = ""
+        with stream:
             for text in stream:
-                try:
-                    line = json.loads(text)
-                except ValueError:
-                    if text.endswith("\n"):  # only the last line can be cut short: this one is damaged
-                        raise UsageError(f"{self.metrics_file}: not JSON lines: {text.strip()[:60]!r}") from None
-                    return
-                yield line
+                line = _object(text)
+                if damaged and (line is None or line.get("kind") != CUT):
+                    raise UsageError(f"{self.metrics_file}: not JSON lines: {damaged.strip()[:60]!r}")
+                damaged = ""
+                if line is not None and line.get("kind") != CUT:
+                    yield line
+                elif line is None:  # the last line may be half-written, any other is followed by the word on it
+                    damaged = text
 
     def _read_json(self, name: str) -> Optional[Dict[str, Any]]:
         path = self.path / name
-        if not path.exists():
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+        if not text:  # its writer was killed on a file system without hard links
             return None
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = json.loads(text)
         except ValueError:
             raise UsageError(f"{path}: not JSON; remove it to have the run counted as not finished") from None
         if not isinstance(values, dict):
@@ -158,7 +222,10 @@ class MetricsWriter:
     """Appends JSON lines, each flushed whole, so that a kill costs at most the line being written."""
 
     def __init__(self, path: Path) -> None:
+        mended = _mend(path)
         self._stream = open(path, "a", encoding="utf-8", newline="\n")  # noqa: SIM115  # open for the whole run
+        self._stream.write(mended)
+        self._stream.flush()
 
     def write(self, kind: str, values: Dict[str, Any]) -> None:
         """One line. A number that JSON cannot hold (nan, inf) is written as null."""
@@ -171,3 +238,25 @@ class MetricsWriter:
     def close(self) -> None:
         """No more lines."""
         self._stream.close()
+
+
+def _object(text: str) -> Optional[Dict[str, Any]]:
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def _mend(path: Path) -> str:
+    """What has to be written before the next line: nothing, an end of line, or that the last line was cut short."""
+    try:
+        with open(path, "rb") as stream:
+            end = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, end - _LONGEST_LINE))
+            tail = stream.read()
+    except FileNotFoundError:
+        return ""
+    last = tail.rstrip(b"\n").rpartition(b"\n")[2]
+    mended = "" if not tail or tail.endswith(b"\n") else "\n"
+    return mended if not last or _object(last.decode("utf-8", "replace")) else f'{mended}{{"kind": "{CUT}"}}\n'

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Optional
 
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.config import RunConfig, changed_settings, load_run_config
+from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.records.files import write_json_atomically
 
-VERSION = 1
+VERSION = 2
+FIRST_VERSION = 1  # its digests were of the configuration with every field written out
 FILE = "sweep.json"
 ATTEMPTS = "attempts"  # folder of a sweep's directory: earlier attempts of its runs, attempts/<run>/<number>
 
@@ -26,7 +28,8 @@ class SweepEntry:
         row: name of the configuration, equal for all repeats.
         order: of the row in the sweep, from 0.
         repeat: from 1.
-        digest: of the resolved configuration.
+        digest: of the resolved configuration (:func:`digest_of_config`).
+        variant: the row's toggles as tables name them, such as ``2.2GHz, LD_PRELOAD=libtcmalloc.so``.
     """
 
     sweep: str
@@ -35,6 +38,7 @@ class SweepEntry:
     order: int
     repeat: int
     digest: str
+    variant: str = ""
     version: int = VERSION
 
 
@@ -50,13 +54,15 @@ def read_sweep_entry(directory: Path) -> Optional[SweepEntry]:
         UsageError: the file is not of this format.
     """
     path = directory / FILE
-    if not path.exists():
-        return None
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8", errors="replace"))
         entry = SweepEntry(**values)
+    except FileNotFoundError:
+        return None
     except (ValueError, TypeError, OSError):
         raise UsageError(f"{path}: not a sweep entry; remove this run's folder to have it run again") from None
+    if entry.version == FIRST_VERSION:
+        return _upgraded(directory, entry)
     if entry.version != VERSION:
         raise UsageError(f"{path}: version {entry.version} of this format; this program reads version {VERSION}")
     return entry
@@ -65,3 +71,18 @@ def read_sweep_entry(directory: Path) -> Optional[SweepEntry]:
 def digest_of(text: str) -> str:
     """A short fingerprint of a configuration's text."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
+
+
+def digest_of_config(config: RunConfig) -> str:
+    """The identity of a configuration: of the settings that differ from their defaults, in any order. A field that the
+    schema gets later changes no digest of older runs."""
+    return digest_of(json.dumps(changed_settings(config), sort_keys=True))
+
+
+def _upgraded(directory: Path, entry: SweepEntry) -> SweepEntry:
+    """An entry of the first version with the digest that its configuration has now."""
+    try:
+        digest = digest_of_config(load_run_config(directory / "config.yaml"))
+    except ConfigError:  # a refused row: its settings make no configuration
+        digest = entry.digest
+    return replace(entry, digest=digest, version=VERSION)

@@ -100,7 +100,7 @@ def _run_one(
         write_text_atomically(directory.config_file, text)
         result = Result(REFUSED, _first_line(run.refusal), started, started)
     else:
-        directory.create(dump_run_config(run.config))
+        directory.create(dump_run_config(run.config), mark)
         log = directory.log_file
         limits = [limit for limit in (timeout, run.config.job.elapse) if limit is not None]
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import traceback
@@ -15,6 +16,7 @@ from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, FugakuGptError, RunFailed, UsageError
 from fugaku_gpt.machine import local
+from fugaku_gpt.records.claim import HOLDER_VARIABLE
 from fugaku_gpt.records.run import FAILED, INTERRUPTED, OK, OUT_OF_MEMORY, MetricsWriter, Result, RunDirectory
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.training.log import TrainingLog
@@ -52,7 +54,7 @@ def train(config: RunConfig, out: Path, threads: int) -> int:
                 log.say(line)
         _loop(Trainer(config, ProcessGrid(world, config.layout), train_samples, valid_samples), log)
         if world.rank == 0:
-            directory.write_result(_result(directory, config, OK, "", started))
+            directory.write_result(_result(directory, config, OK, "", started), replace=False)
         return EXIT_OK
     except BaseException as error:
         if isinstance(error, UsageError) and directory is None:
@@ -74,7 +76,8 @@ def _check_ranks(config: RunConfig, world: Communicator) -> None:
 def _create_directory(config: RunConfig, out: Path, world: Communicator) -> RunDirectory:
     """The run directory that rank 0 names, made by rank 0."""
     directory = RunDirectory(Path(world.broadcast_json(str(out))))
-    _together(world, lambda: directory.create(dump_run_config(config)) if world.rank == 0 else None)
+    holder = os.environ.get(HOLDER_VARIABLE)  # who has started the ranks may have claimed it for them
+    _together(world, lambda: directory.create(dump_run_config(config), holder) if world.rank == 0 else None)
     return directory
 
 
@@ -161,7 +164,7 @@ def _record(directory: Optional[RunDirectory], world: Communicator, started: flo
     status = INTERRUPTED if interrupted else OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
     print(f"fugaku-gpt: {reason}", file=sys.stderr, flush=True)
     if directory is not None:
-        directory.write_result(_result(directory, None, status, reason, started))
+        directory.write_result(_result(directory, None, status, reason, started), replace=False)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

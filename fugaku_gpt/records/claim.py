@@ -1,0 +1,134 @@
+"""Who writes a folder: one holder at a time, without any lock of the file system.
+
+A claim is a file ``<stem>.<number>`` that is made once and never changed; the highest number counts. Who finds a claim
+whose holder is dead makes the next number, and the file system lets only one succeed. So there is no moment at which
+a dead holder's claim is taken away from a living one, which removing and making anew would have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Mapping, Optional, Tuple
+
+from fugaku_gpt.records.files import create_json_atomically
+
+HOLDER_VARIABLE = "FUGAKU_GPT_LAUNCH"  # carries the holder from who starts ranks to the ranks
+_JOB_VARIABLES = ("PJM_SUBJOBID", "PJM_JOBID", "SLURM_JOB_ID")
+_BIRTH_SECONDS = 1.0  # two processes of one number are further apart
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One process, or the processes that were started together.
+
+    Attributes:
+        name: equal for processes that belong together, such as ranks and who started them.
+        host: where it runs.
+        process: its number there.
+        born: when the process began, seconds since the epoch.
+        job: id of its batch job; empty outside of one.
+    """
+
+    name: str
+    host: str
+    process: int
+    born: float
+    job: str = ""
+
+
+class AlreadyClaimed(Exception):
+    """Another holder, alive as far as can be told, has the folder."""
+
+    def __init__(self, file: Path, holder: Optional[Holder]) -> None:
+        self.file, self.holder = file, holder
+        who = f"process {holder.process} on {holder.host}" if holder is not None else "an unknown process"
+        super().__init__(who)
+
+
+def this_process(name: str, environment: Optional[Mapping[str, str]] = None) -> Holder:
+    """The present process as a holder."""
+    import psutil  # here: readers of run directories do without it
+
+    variables = os.environ if environment is None else environment
+    job = next((variables[key] for key in _JOB_VARIABLES if variables.get(key)), "")
+    return Holder(name, socket.gethostname(), os.getpid(), psutil.Process().create_time(), job)
+
+
+def take(folder: Path, stem: str, holder: Holder) -> Path:
+    """Claim a folder; returns the claim's file.
+
+    Raises:
+        AlreadyClaimed: somebody else has it.
+        OSError: the folder cannot be written.
+    """
+    while True:
+        number, current = newest(folder, stem)
+        if number and current == holder:
+            return folder / f"{stem}.{number}"
+        if number and not _may_follow(current, holder):
+            raise AlreadyClaimed(folder / f"{stem}.{number}", current)
+        path = folder / f"{stem}.{number + 1}"
+        if create_json_atomically(path, {**asdict(holder), "time": time.time()}):
+            return path
+
+
+def release(folder: Path, stem: str, name: str) -> bool:
+    """Take back a holder's claim, and older ones, lowest number first, so that the highest counts to the last. Returns
+    False, and does nothing, where it is not (or no longer) this holder's."""
+    number, current = newest(folder, stem)
+    if current is None or current.name != name:
+        return False
+    for each in range(1, number + 1):
+        with contextlib.suppress(FileNotFoundError):
+            (folder / f"{stem}.{each}").unlink()
+    return True
+
+
+def newest(folder: Path, stem: str) -> Tuple[int, Optional[Holder]]:
+    """(highest number, its holder). (0, None) where there is no claim; None where it cannot be read, or not yet."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return 0, None
+    numbers = [name[len(stem) + 1 :] for name in names if name.startswith(stem + ".")]
+    number = max((int(text) for text in numbers if text.isdigit()), default=0)
+    if number == 0:
+        return 0, None
+    try:
+        values = json.loads((folder / f"{stem}.{number}").read_text(encoding="utf-8"))
+        return number, Holder(**{name: values[name] for name in Holder.__dataclass_fields__})
+    except FileNotFoundError:  # released since the folder was listed
+        return newest(folder, stem)
+    except (OSError, ValueError, KeyError, TypeError):
+        return number, None
+
+
+def _may_follow(current: Optional[Holder], holder: Holder) -> bool:
+    """Whether a claim may be made after the present one: it belongs together with it, or its holder is dead."""
+    if current is None:
+        return False
+    if current.name == holder.name:
+        return True
+    if current.host == holder.host:
+        return current.process == holder.process or not _alive(current)
+    # a batch system that starts a job again has ended it before, wherever that was
+    return current.job != "" and current.job == holder.job
+
+
+def _alive(holder: Holder) -> bool:
+    import psutil
+
+    try:
+        process = psutil.Process(holder.process)
+        zombie = process.status() == psutil.STATUS_ZOMBIE
+        return not zombie and abs(process.create_time() - holder.born) < _BIRTH_SECONDS
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:  # another user's: alive
+        return True

@@ -1,0 +1,124 @@
+"""Files are whole or not there; the first writer wins where it must; lines survive kills and other writers."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import multiprocessing
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fugaku_gpt.records.files import (
+    append_line,
+    create_json_atomically,
+    create_text_atomically,
+    leftovers,
+    write_json_atomically,
+    write_text_atomically,
+)
+
+
+def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json_atomically(path, {"é": 1})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"é": 1}
+    with pytest.raises(ValueError):
+        write_json_atomically(path, {"x": math.nan})
+    with pytest.raises(UnicodeEncodeError):
+        write_text_atomically(path, "\ud800")
+    assert json.loads(path.read_text(encoding="utf-8")) == {"é": 1}
+    assert [child.name for child in tmp_path.iterdir()] == ["a.json"]
+
+
+def _without_links(*_: Any, **__: Any) -> None:
+    raise OSError(errno.EOPNOTSUPP, "no hard links here")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_the_first_of_two_writers_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    if not links:
+        monkeypatch.setattr(os, "link", _without_links)
+    path = tmp_path / "a.json"
+    assert create_json_atomically(path, {"who": 1})
+    assert not create_text_atomically(path, "who: 2")
+    assert json.loads(path.read_text()) == {"who": 1}
+    assert [child.name for child in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_other_troubles_of_a_file_system_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(OSError, match="full"):
+        create_text_atomically(tmp_path / "a", "text")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _race(path: Path, number: int, barrier: Any, won: Any) -> None:
+    barrier.wait()
+    if create_text_atomically(path, str(number)):
+        won.put(number)
+
+
+def test_of_many_processes_exactly_one_creates_the_file(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    for attempt in range(10):
+        barrier, won = context.Barrier(4), context.Queue()
+        path = tmp_path / str(attempt)
+        processes = [context.Process(target=_race, args=(path, number, barrier, won)) for number in range(4)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        assert path.read_text() == str(won.get(timeout=10)) and won.empty()
+
+
+def test_a_line_after_one_that_was_cut_short_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    append_line(path, "first")
+    with open(path, "ab") as stream:
+        stream.write(b"sec")
+    append_line(path, "third")
+    append_line(path, "fourth")
+    assert path.read_text() == "first\nsec\nthird\nfourth\n"
+
+
+def _append(path: Path, number: int) -> None:
+    for line in range(200):
+        append_line(path, f"{number} {line} " + "x" * 300)
+
+
+def test_lines_of_several_writers_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_append, args=(path, number)) for number in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    lines = [line.split() for line in path.read_text().splitlines() if line]
+    assert all(len(words) == 3 and words[2] == "x" * 300 for words in lines)
+    for number in range(3):
+        assert [words[1] for words in lines if words[0] == str(number)] == [str(line) for line in range(200)]
+
+
+def test_a_short_write_is_an_error_and_costs_no_later_line(tmp_path: Path) -> None:
+    limited = Path("/dev/full")
+    if limited.exists():
+        with pytest.raises(OSError):
+            append_line(limited, "a line")
+
+
+def test_leftovers_are_old_temporary_files_only(tmp_path: Path) -> None:
+    for name in (".a.json.0123.tmp", ".b.json.4567.tmp", "mine.tmp", ".hidden"):
+        (tmp_path / name).write_text("")
+    old = time.time() - 7200
+    for name in (".a.json.0123.tmp", "mine.tmp", ".hidden"):
+        os.utime(tmp_path / name, (old, old))
+    assert leftovers(tmp_path) == [tmp_path / ".a.json.0123.tmp"]

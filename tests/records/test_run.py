@@ -1,0 +1,206 @@
+"""A run directory: claimed by one, written whole, read as far as a kill has let it be written."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.records.claim import HOLDER_VARIABLE, Holder, newest, this_process
+from fugaku_gpt.records.run import CLAIM, FAILED, OK, MetricsWriter, Result, RunDirectory
+
+
+def test_a_round_trip(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "deep" / "run")
+    directory.create("a: 1\n")
+    assert directory.result() is None and directory.environment() is None and directory.metrics("iteration") == []
+    result = Result(OK, "", 1.0, 2.0, 3, {"seconds_per_iteration": 0.5})
+    assert directory.write_result(result)
+    directory.write_environment({"build": {}})
+    assert directory.result() == result and directory.environment() == {"version": 1, "build": {}}
+    with pytest.raises(UsageError, match="already holds a run"):
+        directory.create("a: 1\n")
+
+
+def test_a_line_cut_short_by_a_kill_is_left_out_also_when_another_goes_on(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    writer = MetricsWriter(directory.metrics_file)
+    writer.write("iteration", {"iteration": 1, "loss": math.nan, "lr": math.inf})
+    writer.write("validation", {"loss": 2.0})
+    writer.close()
+    with open(directory.metrics_file, "a") as stream:
+        stream.write('{"kind": "iteration", "itera')
+    first = {"kind": "iteration", "iteration": 1, "loss": None, "lr": None}
+    assert directory.metrics("iteration") == [first]
+    for number in (2, 3):  # the second time the file ends well
+        writer = MetricsWriter(directory.metrics_file)
+        writer.write("iteration", {"iteration": number})
+        writer.close()
+    assert [line["iteration"] for line in directory.metrics("iteration")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_whole_last_line_is_kept_whether_or_not_it_has_its_end(tmp_path: Path, end: str) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.metrics_file.write_text('{"kind": "iteration", "iteration": 1}' + end)
+    MetricsWriter(directory.metrics_file).write("iteration", {"iteration": 2})
+    assert [line["iteration"] for line in directory.metrics("iteration")] == [1, 2]
+
+
+@pytest.mark.parametrize("piece", ['{"kind": "iter', "[1]", "\x00\xff"])
+def test_a_damaged_line_is_not_taken_for_one_that_was_cut_short(tmp_path: Path, piece: str) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.metrics_file.write_bytes(piece.encode("latin-1") + b'\n{"kind": "iteration"}\n')
+    with pytest.raises(UsageError, match="not JSON lines"):
+        directory.metrics("iteration")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"version": 99, "status": "ok"}', '{"version": 1, "status": "fine"}'])
+def test_a_damaged_result_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(UsageError, match="result.json"):
+        RunDirectory(tmp_path).result()
+
+
+def test_the_first_failure_stands_and_who_started_the_ranks_may_say_better(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    cause = Result(FAILED, "rank 3: ValueError: no such thing", 1.0, 2.0)
+    assert directory.write_result(cause, replace=False)
+    assert not directory.write_result(Result(FAILED, "rank 0: connection lost", 1.0, 2.1), replace=False)
+    assert directory.result() == cause
+    assert directory.write_result(Result("oom", "killed by the kernel", 1.0, 2.2))
+    result = directory.result()
+    assert result is not None and result.status == "oom"
+
+
+CREATE = """
+import sys
+from pathlib import Path
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.records.run import RunDirectory
+try:
+    RunDirectory(Path(sys.argv[1])).create("a: 1\\n", sys.argv[2] or None)
+    print("created", flush=True)
+except UsageError as error:
+    print(error, flush=True)
+sys.stdin.readline()
+"""
+
+
+class Starter:
+    """Another process that creates the run directory and then waits for its end."""
+
+    def __init__(self, out: Path, holder: str = "") -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CREATE, str(out), holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.said = self.process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def test_a_folder_claimed_by_a_living_process_is_refused_and_a_dead_ones_is_not(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    other = Starter(out)
+    assert other.said == "created"
+    with pytest.raises(UsageError, match=rf"process {other.process.pid} on .* is starting a run there.*remove {out}"):
+        RunDirectory(out).create("a: 2\n")
+    assert (out / "config.yaml").read_text() == "a: 1\n"
+    other.kill()
+    RunDirectory(out).create("a: 2\n")
+    assert newest(out, CLAIM)[0] == 2
+
+
+def test_a_starter_and_its_rank_share_a_claim(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    starter = Starter(out, "mark")
+    rank = Starter(out, "mark")
+    stranger = Starter(out, "other")
+    assert (starter.said, rank.said) == ("created", "created") and "is starting a run there" in stranger.said
+    starter.kill()  # its rank lives: the claim is its own now
+    assert "is starting a run there" in Starter(out, "other").said
+    rank.kill()
+    assert Starter(out, "other").said == "created"
+
+
+def test_a_job_that_its_batch_system_starts_again_elsewhere_goes_on(tmp_path: Path) -> None:
+    variables = {"SLURM_JOB_ID": "17", HOLDER_VARIABLE: "x"}
+    elsewhere = Holder("a", "node1", 4711, 1.0, this_process("a", variables).job)
+    (tmp_path / f"{CLAIM}.1").write_text(json.dumps(elsewhere.__dict__))
+    with pytest.raises(UsageError, match="process 4711 on node1 is starting a run"):
+        RunDirectory(tmp_path).create("a: 1\n")
+    program = "import sys; from pathlib import Path; from fugaku_gpt.records.run import RunDirectory\n"
+    program += "RunDirectory(Path(sys.argv[1])).create('a: 1')"
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], env={**os.environ, **variables}, check=False)
+    assert done.returncode == 0 and (tmp_path / "config.yaml").exists()
+
+
+def test_an_unreadable_claim_is_a_claim(tmp_path: Path) -> None:
+    (tmp_path / f"{CLAIM}.7").write_text("")
+    with pytest.raises(UsageError, match="an unknown process is starting a run there; .*remove .*claim.7"):
+        RunDirectory(tmp_path).create("a: 1\n")
+
+
+def _create(out: Path, barrier: Any, told: Any) -> None:
+    barrier.wait()
+    try:
+        RunDirectory(out).create("a: 1\n")
+        told.put("created")
+    except UsageError as error:
+        told.put(str(error))
+    barrier.wait()  # alive until all have asked
+
+
+def test_of_several_at_once_one_gets_the_folder(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    for attempt in range(10):
+        out = tmp_path / str(attempt)
+        if attempt % 2:  # as prepared for a job, and with the claim of a process that is gone
+            out.mkdir()
+            (out / "job.sh").write_text("#!/bin/sh\n")
+            gone = Holder("x", this_process("x").host, 2**22 + 1, 1.0)
+            (out / f"{CLAIM}.1").write_text(json.dumps(gone.__dict__))
+        barrier, told = context.Barrier(4), context.Queue()
+        processes = [context.Process(target=_create, args=(out, barrier, told)) for _ in range(4)]
+        for process in processes:
+            process.start()
+        answers = sorted(told.get(timeout=30) for _ in processes)
+        for process in processes:
+            process.join()
+        assert answers.count("created") == 1 and all(
+            "is starting a run" in text for text in answers if text != "created"
+        )
+
+
+def test_discard_takes_back_its_own_files_only(tmp_path: Path) -> None:
+    fresh = RunDirectory(tmp_path / "fresh")
+    fresh.create("a: 1\n")
+    fresh.log_file.write_text("refused")
+    fresh.discard()
+    assert not fresh.path.exists()
+    prepared = RunDirectory(tmp_path / "prepared")
+    prepared.path.mkdir()
+    for name in ("config.yaml", "job.sh"):
+        (prepared.path / name).write_text("a: 1\n")
+    prepared.create("a: 1\n")
+    prepared.discard()
+    prepared.discard()
+    assert sorted(os.listdir(prepared.path)) == ["config.yaml", "job.sh"]
+    lost = RunDirectory(tmp_path / "lost")
+    with pytest.raises(UsageError):
+        other = Starter(lost.path)
+        lost.create("a: 2\n")
+    lost.discard()
+    assert (lost.path / "config.yaml").read_text() == "a: 1\n"
+    other.kill()
