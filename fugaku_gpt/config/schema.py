@@ -10,6 +10,7 @@ from dataclasses import Field, dataclass, field
 from typing import Any, Optional, Sequence, Tuple
 
 DTYPES = ("float32", "float64")
+SCHEDULERS = ("pjm", "slurm", "local")
 
 # Texts that reach job scripts. Quoting makes any text harmless there; these are refused where they cannot be meant.
 _WORD = (r"[A-Za-z0-9_][A-Za-z0-9._-]*", "letters, digits and . _ -")
@@ -200,7 +201,7 @@ class JobConfig:
     """The job around the run, for a batch system or this machine."""
 
     name: str = option("", "name of the run and the job; default: made from model and layout")
-    scheduler: str = option("pjm", "who runs the job script", choices=("pjm", "slurm", "local"))
+    scheduler: str = option("pjm", "who runs the job script", choices=SCHEDULERS)
     nodes: int = option(1, "nodes; default: the product of job.shape", at_least=1)
     shape: str = option(
         "",

@@ -1,0 +1,309 @@
+"""From a run and a profile to the text of its job script: a pure function, tested by exact text.
+
+The templates are in ``jobscripts/``. They get only plain values that are worked out here; what a scheduler has no words
+for comes back as notes, which stand in the script as comments too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+from fugaku_gpt.config import RunConfig, changed_settings
+from fugaku_gpt.config.load import Settings, build_run_config
+from fugaku_gpt.config.tree import flatten, parse_yaml
+from fugaku_gpt.config.values import format_duration
+from fugaku_gpt.errors import EXIT_RESUME, ConfigError
+from fugaku_gpt.formulas.parameters import size_name
+from fugaku_gpt.jobs.profile import Profile, load_profile, this_python
+from fugaku_gpt.machine import fugaku
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}")
+_UNSAFE_IN_DIRECTIVE = re.compile(r"[\x00-\x1f\x7f\"\\$`]")
+_SETTINGS = "Made by `fugaku-gpt job render` from these settings; all others are at their defaults."
+_LAUNCHER = {"pjm": "mpiexec", "slurm": "srun", "local": ""}
+
+
+@dataclass(frozen=True)
+class JobScript:
+    """A rendered script.
+
+    Attributes:
+        notes: what the script cannot say to its scheduler, and what was chosen for the user; one line each.
+    """
+
+    text: str
+    notes: Tuple[str, ...]
+
+
+def render_job(config: RunConfig, profile: Profile, template: Optional[str] = None) -> JobScript:
+    """The job script of a run, for the scheduler that ``config.job.scheduler`` names.
+
+    Args:
+        template: text of a template of the user's; it may extend ``pjm.sh.j2``, ``slurm.sh.j2`` or ``local.sh.j2`` and
+            override blocks. Default: the scheduler's own.
+
+    Raises:
+        ConfigError: the run cannot be said to the scheduler (name), or the template is not valid.
+    """
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    import jobscripts
+
+    environment = ImmutableSandboxedEnvironment(
+        loader=jinja2.FileSystemLoader(str(Path(jobscripts.__file__).parent)),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # shell text: every value goes through `sh` or `directive`
+    )
+    environment.filters["sh"] = lambda value: shlex.quote(str(value))
+    environment.filters["directive"] = _directive
+    scheduler = config.job.scheduler
+    context, notes = _context(config, profile)
+    try:
+        if template is None:
+            parsed = environment.get_template(f"{scheduler}.sh.j2")
+        else:
+            parsed = environment.from_string(template)
+        text = parsed.render(**context, notes=notes)
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(f"{config.job.template or error.name}:{error.lineno}: {error.message}") from None
+    except jinja2.TemplateError as error:  # the sandbox's SecurityError is one
+        raise ConfigError(f"{config.job.template or scheduler}: cannot be rendered: {error}") from None
+    return JobScript(re.sub(r"\n{3,}", "\n\n", text), tuple(notes))
+
+
+def render_from_files(config: RunConfig) -> JobScript:
+    """As :func:`render_job`, with the profile and the template that ``job.profile`` and ``job.template`` name.
+
+    Raises:
+        ConfigError: as :func:`render_job`, or a file is not valid or cannot be read.
+    """
+    profile = load_profile(Path(config.job.profile)) if config.job.profile else this_python()
+    template = None
+    if config.job.template:
+        try:
+            template = Path(config.job.template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"job.template: {config.job.template}: cannot be read: {error}") from None
+    return render_job(config, profile, template)
+
+
+def job_name(config: RunConfig) -> str:
+    """The name of the job: ``job.name``, or one made from model and layout.
+
+    Raises:
+        ConfigError: ``job.name`` is not a name that schedulers take (PJM: a letter first, 63 characters).
+    """
+    layout = config.layout
+    name = config.job.name or f"gpt-{size_name(config.model)}-dp{layout.dp}-tp{layout.tp}-pp{layout.pp}"
+    if not _NAME.fullmatch(name):
+        valid = "a letter, then letters, digits and . _ -, 63 characters in all"
+        raise ConfigError(f"job.name: {name!r}: is not a name that a batch system takes; valid: {valid}")
+    return name
+
+
+def settings_of(text: str) -> Optional[RunConfig]:
+    """The run that a script was made from, by the settings that it carries; None where it carries none.
+
+    Raises:
+        ConfigError: the settings are there and are not valid.
+    """
+    lines = text.splitlines()
+    try:
+        start = lines.index(f"# {_SETTINGS}") + 1
+    except ValueError:
+        return None
+    written = []
+    for line in lines[start:]:
+        if not line.startswith("#   "):
+            break
+        written.append(line[4:])
+    tree = dict(flatten(parse_yaml("\n".join(written), "settings of the script")))
+    return build_run_config([Settings("settings of the script", tree)])
+
+
+def _context(config: RunConfig, profile: Profile) -> Tuple[Dict[str, Any], List[str]]:
+    job, node = config.job, config.node
+    notes: List[str] = []
+    threads = node.threads_per_rank
+    if threads is None and (job.scheduler == "pjm" or profile.cores is not None):
+        threads = max(1, (profile.cores or fugaku.CORES) // config.ranks_per_node)
+    context: Dict[str, Any] = {
+        **{key: getattr(job, key) for key in _PLAIN},
+        "settings": {key: json.dumps(value) for key, value in changed_settings(config).items()},
+        "name": job_name(config),
+        "ranks": config.layout.ranks,
+        "ranks_per_node": config.ranks_per_node,
+        "threads": threads,
+        "own_ranks": job.scheduler == "local",
+        "elapse": _clock(job.elapse),
+        "elapse_min": _clock(job.elapse_min),
+        "rank_map": job.rank_map,
+        "open_files": node.open_files,
+        "exit_resume": EXIT_RESUME,
+        "launcher": profile.launcher or _LAUNCHER[job.scheduler],
+        "launcher_options": profile.launcher_options,
+        "modules": profile.modules,
+        "path": profile.path,
+        "library_path": profile.library_path,
+        "python": profile.python,
+        "python_in_tarball": bool(job.tarball) and "/" in profile.python and not profile.python.startswith("/"),
+        "preload": ([profile.tcmalloc] if node.tcmalloc else []) + list(node.preload),
+        "variables": _variables(config, profile, threads),
+    }
+    if job.scheduler == "pjm":
+        context.update(_for_pjm(config, notes))
+    elif job.scheduler == "slurm":
+        context.update(_for_slurm(config, notes))
+    else:
+        context.update(_for_this_machine(config, notes))
+    if not profile.name and job.scheduler != "local":
+        notes.append(f"no job.profile: the ranks use {profile.python}, which must be there on the nodes")
+    return context, notes
+
+
+_PLAIN = (
+    "scheduler", "nodes", "group", "resource_group", "resource_unit", "node_memory", "rank_map_file", "statistics",
+    "volumes", "local_tmp", "shared_tmp", "llio", "transfer", "transfer_dirs", "tarball", "bulk", "chain",
+)  # fmt: skip
+
+
+def _variables(config: RunConfig, profile: Profile, threads: Optional[int]) -> Dict[str, str]:
+    """What is exported for the ranks, in order; later ones stand over earlier ones."""
+    node, variables = config.node, {}
+    if threads is not None:
+        variables["OMP_NUM_THREADS"] = str(threads)
+        if config.job.scheduler == "pjm":
+            variables["PARALLEL"] = str(threads)  # Fujitsu's OpenMP takes the smaller of the two
+    if config.job.scheduler == "pjm":
+        variables["PLE_MPI_STD_EMPTYFILE"] = "off"
+        if fugaku.power_knobs(node, config.job.nodes)["retention_state"] == 1:
+            variables["OMP_WAIT_POLICY"] = "active"  # cores that wait must not fall asleep: waking takes 3 ms
+    for name, value in (
+        ("XOS_MMM_L_HPAGE_TYPE", node.large_pages),
+        ("XOS_MMM_L_PAGING_POLICY", node.paging_policy),
+        ("XOS_MMM_L_ARENA_LOCK_TYPE", node.arena_lock),
+    ):
+        if value is not None:
+            variables[name] = str(value)
+    for setting in (*profile.environment, *config.job.environment):
+        name, _, text = setting.partition("=")
+        if name == "LD_PRELOAD":
+            raise ConfigError("job.environment: LD_PRELOAD would reach every process of the job; use node.preload")
+        variables[name] = text
+    return variables
+
+
+def _for_pjm(config: RunConfig, notes: List[str]) -> Dict[str, Any]:
+    job, node = config.job, config.node
+    knobs = fugaku.power_knobs(node, job.nodes)
+    if node.freq_mhz is None and node.eco_state is None:
+        notes.append(f"freq and eco_state are not set: Fugaku's default of 2025-04 is written out, {knobs['freq']} MHz")
+    if not job.elapse:
+        notes.append("no job.elapse: the resource group's default holds, which is one minute on Fugaku")
+    if not job.group:
+        notes.append("no job.group: Fugaku asks for one, here or as `pjsub -g`")
+    suffixes = [job.allocation, job.strict]
+    elapse = _clock(job.elapse)
+    return {
+        "knobs": knobs,
+        "node": ":".join([job.shape or str(job.nodes), *(suffix for suffix in suffixes if suffix)]),
+        "elapse": f"{_clock(job.elapse_min)}-{elapse}" if job.elapse_min is not None else elapse,
+        "rank_map": job.rank_map.replace("bynode:", "bynode="),
+        "unpacked": '"$PJM_LOCALTMP"',
+        "sub_number": '"${PJM_BULKNUM:-0}"',
+    }
+
+
+def _for_slurm(config: RunConfig, notes: List[str]) -> Dict[str, Any]:
+    job, node = config.job, config.node
+    for key in ("eco_state", "retention_state", "throttling_state", "issue_state", "ex_pipe_state"):
+        if getattr(node, key) is not None:
+            notes.append(f"node.{key}={getattr(node, key)}: Slurm has no equivalent; not applied")
+    for key in ("shape", "allocation", "strict", "resource_unit", "shared_tmp", "rank_map_file"):
+        if getattr(job, key):
+            notes.append(f"job.{key}={getattr(job, key)}: Slurm has no equivalent; not applied")
+    for key in ("volumes", "llio", "transfer", "transfer_dirs"):
+        if getattr(job, key):
+            notes.append(f"job.{key}: Slurm has no layered storage; files are read where they are")
+    if job.statistics == "nodes":
+        notes.append("job.statistics=nodes: Slurm keeps its own accounting; see sacct")
+    _note_large_pages(config, notes)
+    words = []
+    if node.freq_mhz is not None:
+        words.append(f"--cpu-freq={node.freq_mhz * 1000}")
+        notes.append("node.freq_mhz: --cpu-freq works only where the site allows it; the run says what it saw")
+    placement = {"bychip": "block", "bynode": "cyclic"}.get(job.rank_map.partition(":")[0])
+    if placement:
+        words.append(f"--distribution={placement}")
+    if ":" in job.rank_map:
+        notes.append(f"job.rank_map={job.rank_map}: Slurm has no order of axes; {placement} is used")
+    return {
+        "srun_words": words,
+        "node_memory": _slurm_size(job.node_memory),
+        "local_tmp": _slurm_size(job.local_tmp),
+        "unpacked": '"$local_tmp"',
+        "sub_number": '"${SLURM_ARRAY_TASK_ID:-0}"',
+    }
+
+
+def _for_this_machine(config: RunConfig, notes: List[str]) -> Dict[str, Any]:
+    job, node = config.job, config.node
+    if job.nodes != 1:
+        raise ConfigError(f"job.nodes: {job.nodes}: the local scheduler has this one machine; valid: 1")
+    for section, keys, values in (("node", _power_fields(), node), ("job", _NOT_LOCAL, job)):
+        for key in keys:
+            value = getattr(values, key)
+            if value not in (None, "", ()):
+                said = "" if isinstance(value, tuple) else f"={value}"
+                notes.append(f"{section}.{key}{said}: not applied on this machine")
+    _note_large_pages(config, notes)
+    return {"unpacked": '"$local_tmp"', "sub_number": '"${FUGAKU_GPT_SUB_NUMBER:-0}"'}
+
+
+_NOT_LOCAL = (
+    "allocation", "strict", "elapse_min", "group", "resource_group", "resource_unit", "node_memory", "rank_map",
+    "rank_map_file", "volumes", "local_tmp", "shared_tmp", "llio", "transfer", "transfer_dirs",
+)  # fmt: skip
+
+
+def _power_fields() -> Tuple[str, ...]:
+    """The fields of ``node`` that only a batch system can apply: the power knobs."""
+    return tuple("freq_mhz" if knob == "freq" else knob for knob in fugaku.KNOBS)
+
+
+def _note_large_pages(config: RunConfig, notes: List[str]) -> None:
+    for key in ("large_pages", "paging_policy", "arena_lock"):
+        if getattr(config.node, key) is not None:
+            notes.append(f"node.{key}={getattr(config.node, key)}: only Fujitsu's large-page library reads it")
+
+
+def _clock(seconds: Optional[float]) -> str:
+    return format_duration(seconds) if seconds is not None else ""
+
+
+def _slurm_size(size: str) -> str:
+    """28Gi as 28G: Slurm's units are binary."""
+    return size[:-1] if size else ""
+
+
+def _directive(value: object) -> str:
+    """A value for a scheduler's line, in double quotes; nothing is expanded there, and the line must stay one line.
+
+    Raises:
+        ConfigError: the text has a character that the scheduler or a shell could read as more than text.
+    """
+    text = str(value)
+    if _UNSAFE_IN_DIRECTIVE.search(text) or not text.isascii():
+        raise ConfigError(
+            f"{text!r} cannot stand in a scheduler's line; leave out quotes, \\, $, ` and what is not ASCII"
+        )
+    return f'"{text}"'

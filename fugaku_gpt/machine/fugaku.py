@@ -1,0 +1,41 @@
+"""Fugaku's nodes: facts that job scripts and checks need.
+
+Sources: user guide 1.52, chapter PowerControlFunction; the help desk's monthly briefings of 2025-04 and 2025-09.
+"""
+
+from __future__ import annotations
+
+from typing import Dict
+
+from fugaku_gpt.config.schema import NodeConfig
+
+CORES = 48  # compute cores of a node, in four core-memory groups of 12
+GROUP_CORES = 12
+RETENTION_LIMIT = 9216  # nodes; above, retention_state is fixed at 0
+KNOBS = ("freq", "eco_state", "retention_state", "throttling_state", "issue_state", "ex_pipe_state")
+
+
+def power_knobs(node: NodeConfig, nodes: int) -> Dict[str, int]:
+    """All six power knobs of a job, for ``-L``: those that are set, and for the others what Fugaku takes since April
+    2025.
+
+    Clock and eco state go together: the legal pairs are 2000 MHz with 0 (both pipes) or 2 (one pipe), and 2200 MHz with
+    2. Where one of them is set the other follows; where neither is, the default is 2200 MHz with 2.
+
+    Args:
+        nodes: of the job.
+    """
+    freq, eco = node.freq_mhz, node.eco_state
+    if freq is None:
+        freq = 2000 if eco in (0, 1) else 2200
+    if eco is None:
+        eco = 0 if freq == 2000 else 2
+    retention = node.retention_state if node.retention_state is not None else int(nodes <= RETENTION_LIMIT)
+    return {
+        "freq": freq,
+        "eco_state": eco,
+        "retention_state": retention,
+        "throttling_state": node.throttling_state or 0,
+        "issue_state": node.issue_state or 0,
+        "ex_pipe_state": node.ex_pipe_state or 0,
+    }

@@ -1,0 +1,66 @@
+#!/bin/bash
+# A job for this machine: `fugaku-gpt job submit` runs it, or `bash job.sh` in its folder.
+#
+# Made by `fugaku-gpt job render` from these settings; all others are at their defaults.
+#   layout.dp: 2
+#   training.micro_batch: 4
+#   training.global_batch: 16
+#   training.lr: 0.002
+#   training.min_lr: 0.0002
+#   training.warmup_iterations: 30
+#   node.tcmalloc: true
+#   job.scheduler: "local"
+
+# shellcheck disable=SC2016,SC2329  # quoted values stay as they are; the traps call the functions
+set -u
+
+job_id=${FUGAKU_GPT_JOB:-local-$$}
+sub_job=${FUGAKU_GPT_SUB_JOB:-$job_id}
+started=$(date +%s)
+told=''   # the signal that told this job to stop
+child=''  # the process that is waited for
+
+# What became of this job by its own account, in exit/: written when it is told to stop, and again when it ends.
+write_exit_record() {
+  mkdir -p exit &&
+    printf '{"version": 1, "job_id": "%s", "sub_job": "%s", "exit_code": %d, "signal": "%s", "started": %d, "ended": %d, "host": "%s"}\n' \
+      "$job_id" "$sub_job" "$1" "$told" "$started" "$(date +%s)" "${HOSTNAME:-unknown}" > "exit/.$sub_job.tmp" &&
+    mv -f "exit/.$sub_job.tmp" "exit/$sub_job.json"
+}
+
+told_to_stop() {
+  told=$1
+  write_exit_record "$2"
+  if [[ -z $child ]]; then exit "$2"; fi
+  kill -s TERM "$child" 2> /dev/null || true
+}
+
+# In the background, so that a signal is heard at once and not only when the command has ended.
+run() {
+  local code
+  "$@" &
+  child=$!
+  wait "$child"
+  while kill -0 "$child" 2> /dev/null; do # a signal has cut the wait short
+    wait "$child"
+  done
+  wait "$child"
+  code=$?
+  child=''
+  return "$code"
+}
+
+trap 'write_exit_record "$?"' EXIT
+trap 'told_to_stop INT 130' INT
+trap 'told_to_stop USR1 138' USR1
+trap 'told_to_stop TERM 143' TERM
+trap 'told_to_stop XCPU 152' XCPU
+
+# `train --ranks` finds this machine's mpirun, and what is to be preloaded into the ranks
+python=/opt/torch/bin/python3
+out=.
+train=("$python" -m fugaku_gpt train config.yaml --out "$out" --ranks 2)
+
+run "${train[@]}"
+code=$?
+exit "$code"

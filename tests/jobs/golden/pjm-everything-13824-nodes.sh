@@ -1,0 +1,134 @@
+#!/bin/bash
+#PJM -N "gpt-13B-dp9216-tp6-pp1"
+#PJM -g "hp190122"
+#PJM -L "rscunit=rscunit_ft01"
+#PJM -L "rscgrp=large"
+#PJM -L "node=24x24x24:torus:strict-io"
+#PJM -L "elapse=24:00:00"
+#PJM -L "node-mem=28Gi"
+#PJM -L "freq=2000"
+#PJM -L "eco_state=0"
+#PJM -L "retention_state=0"
+#PJM -L "throttling_state=0"
+#PJM -L "issue_state=0"
+#PJM -L "ex_pipe_state=0"
+#PJM -L "proc-openfd=65536"
+#PJM --mpi "proc=55296"
+#PJM --mpi "max-proc-per-node=4"
+#PJM --mpi "rank-map-bychip:XYZ"
+#PJM --llio "localtmp-size=40Gi"
+#PJM --llio "sharedtmp-size=20Gi"
+#PJM --llio "async-close=on"
+#PJM -x "PJM_LLIO_GFSCACHE=/vol0004:/vol0005"
+#PJM -S
+#
+# Made by `fugaku-gpt job render` from these settings; all others are at their defaults.
+#   model.name: "13B"
+#   model.layers: 40
+#   model.hidden: 5184
+#   model.heads: 36
+#   model.seq_len: 2048
+#   model.vocab_size: 50257
+#   layout.dp: 9216
+#   layout.tp: 6
+#   training.global_batch: 9216
+#   training.lr: 0.0001
+#   training.min_lr: 1e-05
+#   node.tcmalloc: true
+#   node.preload: ["/vol0004/lib/libmy.so"]
+#   node.freq_mhz: 2000
+#   node.eco_state: 0
+#   node.retention_state: 0
+#   node.throttling_state: 0
+#   node.issue_state: 0
+#   node.ex_pipe_state: 0
+#   node.open_files: 65536
+#   job.nodes: 13824
+#   job.shape: "24x24x24"
+#   job.allocation: "torus"
+#   job.strict: "strict-io"
+#   job.elapse: "24:00:00"
+#   job.group: "hp190122"
+#   job.resource_group: "large"
+#   job.resource_unit: "rscunit_ft01"
+#   job.node_memory: "28Gi"
+#   job.rank_map: "bychip:XYZ"
+#   job.statistics: "nodes"
+#   job.volumes: ["/vol0004", "/vol0005"]
+#   job.local_tmp: "40Gi"
+#   job.shared_tmp: "20Gi"
+#   job.llio: ["async-close=on"]
+#   job.transfer: ["/vol0004/lib/libmy.so"]
+#   job.transfer_dirs: ["/vol0004/lib"]
+#   job.tarball: "/vol0004/torch.tar"
+#   job.environment: ["TOFU_6D=xya"]
+
+# shellcheck disable=SC2016,SC2329  # quoted values stay as they are; the traps call the functions
+set -u
+
+job_id=${PJM_JOBID:-unknown}
+sub_job=${PJM_SUBJOBID:-$job_id}
+started=$(date +%s)
+told=''   # the signal that told this job to stop
+child=''  # the process that is waited for
+
+# What became of this job by its own account, in exit/: written when it is told to stop, and again when it ends.
+write_exit_record() {
+  mkdir -p exit &&
+    printf '{"version": 1, "job_id": "%s", "sub_job": "%s", "exit_code": %d, "signal": "%s", "started": %d, "ended": %d, "host": "%s"}\n' \
+      "$job_id" "$sub_job" "$1" "$told" "$started" "$(date +%s)" "${HOSTNAME:-unknown}" > "exit/.$sub_job.tmp" &&
+    mv -f "exit/.$sub_job.tmp" "exit/$sub_job.json"
+}
+
+told_to_stop() {
+  told=$1
+  write_exit_record "$2"
+  if [[ -z $child ]]; then exit "$2"; fi
+  kill -s TERM "$child" 2> /dev/null || true
+}
+
+# In the background, so that a signal is heard at once and not only when the command has ended.
+run() {
+  local code
+  "$@" &
+  child=$!
+  wait "$child"
+  while kill -0 "$child" 2> /dev/null; do # a signal has cut the wait short
+    wait "$child"
+  done
+  wait "$child"
+  code=$?
+  child=''
+  return "$code"
+}
+
+trap 'write_exit_record "$?"' EXIT
+trap 'told_to_stop INT 130' INT
+trap 'told_to_stop USR1 138' USR1
+trap 'told_to_stop TERM 143' TERM
+trap 'told_to_stop XCPU 152' XCPU
+
+module load lang/tcsds-1.2.38
+export OMP_NUM_THREADS=12
+export PARALLEL=12
+export PLE_MPI_STD_EMPTYFILE=off
+export TOFU_6D=xya
+ulimit -n 65536 || echo "the limit of open files stays at $(ulimit -n)" >&2
+
+# read from now on from the first layer, by all nodes at once
+run llio_transfer /vol0004/lib/libmy.so || exit
+run /home/system/tool/dir_transfer /vol0004/lib || exit
+run llio_transfer /vol0004/torch.tar || exit
+# one rank of each node unpacks the environment to the node's own disk
+run mpiexec bash -c \
+  'if [[ ${PLE_RANK_ON_NODE:-0} == 0 ]]; then tar -xf "$1" -C "$PJM_LOCALTMP"; fi' unpack /vol0004/torch.tar || exit
+launch=(mpiexec -n 55296
+  -stdout-proc './output.%j/%m/%/1000r/stdout' -stderr-proc './output.%j/%m/%/1000r/stderr')
+python="$PJM_LOCALTMP"/torch-1.10/bin/python3
+out=.
+train=("$python" -m fugaku_gpt train config.yaml --set node.threads_per_rank=12 --out "$out")
+preload=(env LD_PRELOAD=libtcmalloc.so:/vol0004/lib/libmy.so"${LD_PRELOAD:+:$LD_PRELOAD}")
+
+run "${launch[@]}" "${preload[@]}" "${train[@]}"
+code=$?
+exit "$code"

@@ -1,0 +1,95 @@
+#!/bin/bash
+#PJM -N "gpt-124M-dp4-tp1-pp1"
+#PJM -g "hp190122"
+#PJM -L "rscgrp=small"
+#PJM -L "node=1"
+#PJM -L "elapse=1:00:00"
+#PJM -L "freq=2200"
+#PJM -L "eco_state=2"
+#PJM -L "retention_state=1"
+#PJM -L "throttling_state=0"
+#PJM -L "issue_state=0"
+#PJM -L "ex_pipe_state=0"
+#PJM -L "proc-openfd=8192"
+#PJM --mpi "proc=4"
+#PJM --mpi "max-proc-per-node=4"
+#PJM -x "PJM_LLIO_GFSCACHE=/vol0004"
+#PJM -s
+#
+# Made by `fugaku-gpt job render` from these settings; all others are at their defaults.
+#   model.name: "124M"
+#   model.layers: 12
+#   model.hidden: 768
+#   model.heads: 12
+#   model.seq_len: 1024
+#   model.vocab_size: 50257
+#   layout.dp: 4
+#   training.global_batch: 1024
+#   node.ranks_per_node: 4
+#   node.open_files: 8192
+#   job.elapse: "1:00:00"
+#   job.group: "hp190122"
+#   job.resource_group: "small"
+#   job.volumes: ["/vol0004"]
+# Note: freq and eco_state are not set: Fugaku's default of 2025-04 is written out, 2200 MHz
+
+# shellcheck disable=SC2016,SC2329  # quoted values stay as they are; the traps call the functions
+set -u
+
+job_id=${PJM_JOBID:-unknown}
+sub_job=${PJM_SUBJOBID:-$job_id}
+started=$(date +%s)
+told=''   # the signal that told this job to stop
+child=''  # the process that is waited for
+
+# What became of this job by its own account, in exit/: written when it is told to stop, and again when it ends.
+write_exit_record() {
+  mkdir -p exit &&
+    printf '{"version": 1, "job_id": "%s", "sub_job": "%s", "exit_code": %d, "signal": "%s", "started": %d, "ended": %d, "host": "%s"}\n' \
+      "$job_id" "$sub_job" "$1" "$told" "$started" "$(date +%s)" "${HOSTNAME:-unknown}" > "exit/.$sub_job.tmp" &&
+    mv -f "exit/.$sub_job.tmp" "exit/$sub_job.json"
+}
+
+told_to_stop() {
+  told=$1
+  write_exit_record "$2"
+  if [[ -z $child ]]; then exit "$2"; fi
+  kill -s TERM "$child" 2> /dev/null || true
+}
+
+# In the background, so that a signal is heard at once and not only when the command has ended.
+run() {
+  local code
+  "$@" &
+  child=$!
+  wait "$child"
+  while kill -0 "$child" 2> /dev/null; do # a signal has cut the wait short
+    wait "$child"
+  done
+  wait "$child"
+  code=$?
+  child=''
+  return "$code"
+}
+
+trap 'write_exit_record "$?"' EXIT
+trap 'told_to_stop INT 130' INT
+trap 'told_to_stop USR1 138' USR1
+trap 'told_to_stop TERM 143' TERM
+trap 'told_to_stop XCPU 152' XCPU
+
+export OMP_NUM_THREADS=12
+export PARALLEL=12
+export PLE_MPI_STD_EMPTYFILE=off
+export OMP_WAIT_POLICY=active
+ulimit -n 8192 || echo "the limit of open files stays at $(ulimit -n)" >&2
+
+launch=(mpiexec -n 4
+  -stdout-proc './output.%j/%m/%/1000r/stdout' -stderr-proc './output.%j/%m/%/1000r/stderr')
+python=/home/apps/torch-1.10/bin/python3
+out=.
+train=("$python" -m fugaku_gpt train config.yaml --set node.threads_per_rank=12 --out "$out")
+
+run "${launch[@]}" "${train[@]}"
+code=$?
+exit "$code"

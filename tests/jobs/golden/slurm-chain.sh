@@ -1,0 +1,85 @@
+#!/bin/bash
+#SBATCH --job-name="gpt-124M-dp4-tp1-pp1"
+#SBATCH --nodes=1
+#SBATCH --ntasks=4
+#SBATCH --ntasks-per-node=4
+#SBATCH --time=0:30:00
+#SBATCH --output=slurm-%j.out
+#SBATCH --export=NONE
+#SBATCH --signal=B:TERM@60
+#SBATCH --no-requeue
+#
+# Made by `fugaku-gpt job render` from these settings; all others are at their defaults.
+#   model.name: "124M"
+#   model.layers: 12
+#   model.hidden: 768
+#   model.heads: 12
+#   model.seq_len: 1024
+#   model.vocab_size: 50257
+#   layout.dp: 4
+#   training.global_batch: 1024
+#   node.ranks_per_node: 4
+#   job.scheduler: "slurm"
+#   job.elapse: "0:30:00"
+#   job.chain: 3
+
+# shellcheck disable=SC2016,SC2329  # quoted values stay as they are; the traps call the functions
+set -u
+
+job_id=${SLURM_JOB_ID:-unknown}
+sub_job=$job_id
+started=$(date +%s)
+told=''   # the signal that told this job to stop
+child=''  # the process that is waited for
+
+# What became of this job by its own account, in exit/: written when it is told to stop, and again when it ends.
+write_exit_record() {
+  mkdir -p exit &&
+    printf '{"version": 1, "job_id": "%s", "sub_job": "%s", "exit_code": %d, "signal": "%s", "started": %d, "ended": %d, "host": "%s"}\n' \
+      "$job_id" "$sub_job" "$1" "$told" "$started" "$(date +%s)" "${HOSTNAME:-unknown}" > "exit/.$sub_job.tmp" &&
+    mv -f "exit/.$sub_job.tmp" "exit/$sub_job.json"
+}
+
+told_to_stop() {
+  told=$1
+  write_exit_record "$2"
+  if [[ -z $child ]]; then exit "$2"; fi
+  kill -s TERM "$child" 2> /dev/null || true
+}
+
+# In the background, so that a signal is heard at once and not only when the command has ended.
+run() {
+  local code
+  "$@" &
+  child=$!
+  wait "$child"
+  while kill -0 "$child" 2> /dev/null; do # a signal has cut the wait short
+    wait "$child"
+  done
+  wait "$child"
+  code=$?
+  child=''
+  return "$code"
+}
+
+trap 'write_exit_record "$?"' EXIT
+trap 'told_to_stop INT 130' INT
+trap 'told_to_stop USR1 138' USR1
+trap 'told_to_stop TERM 143' TERM
+trap 'told_to_stop XCPU 152' XCPU
+
+# A link of a chain goes on only where the link before it has stopped to be resumed (exit code 75).
+after=${FUGAKU_GPT_AFTER:-}
+if [[ -n $after ]] && ! grep -q '"exit_code": 75,' "exit/$after.json"; then
+  echo "job $after did not stop to be resumed: there is nothing for this link to do"
+  exit 0
+fi
+
+launch=(srun --export=ALL --kill-on-bad-exit=1)
+python=/opt/torch/bin/python3
+out=.
+train=("$python" -m fugaku_gpt train config.yaml --out "$out")
+
+run "${launch[@]}" "${train[@]}"
+code=$?
+exit "$code"

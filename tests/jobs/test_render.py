@@ -1,0 +1,298 @@
+"""Job scripts: their exact text, what bash and shellcheck say of them, and the way back to the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.errors import ConfigError
+from fugaku_gpt.jobs.pjm.lexer import read_script
+from fugaku_gpt.jobs.pjm.options import parse_elapse, parse_node
+from fugaku_gpt.jobs.profile import Profile, load_profile
+from fugaku_gpt.jobs.render import job_name, render_from_files, render_job, settings_of
+from fugaku_gpt.machine.fugaku import power_knobs
+from fugaku_gpt.records.job import exit_records
+from tests.jobs.cases import CASES, GOLDEN, PLAIN, config_of, rendered
+
+PJM = sorted(name for name in CASES if name.startswith("pjm-"))
+SHELLCHECK = Path(sys.executable).parent / "shellcheck"
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_the_text_is_the_one_that_is_kept(case: str) -> None:
+    assert rendered(case).text == (GOLDEN / f"{case}.sh").read_text(encoding="utf-8")
+
+
+def test_every_kept_text_has_its_case() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.sh")} == set(CASES)
+
+
+def test_shellcheck_has_nothing_to_say() -> None:
+    files = sorted(str(path) for path in GOLDEN.glob("*.sh"))
+    done = subprocess.run([str(SHELLCHECK), *files], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    assert done.returncode == 0, done.stdout.decode()
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_a_script_gives_its_run_back(case: str) -> None:
+    assert settings_of(rendered(case).text) == config_of(case)
+
+
+@pytest.mark.parametrize("case", PJM)
+def test_the_directives_alone_say_what_the_settings_say(case: str) -> None:
+    config, script = config_of(case), read_script(rendered(case).text)
+    job, node = config.job, config.node
+    assert not script.problems and not script.late and all(directive.known for directive in script.directives)
+    shape = parse_node(str(script.resources["node"]))
+    sides = 1
+    for side in shape.dims:
+        sides *= side
+    assert sides == job.nodes and (not job.shape or "x".join(map(str, shape.dims)) == job.shape)
+    assert (shape.allocation or "", shape.strict or "") == (job.allocation, job.strict)
+    elapse = parse_elapse(str(script.resources["elapse"]))
+    assert elapse.maximum == job.elapse and elapse.minimum == job.elapse_min
+    assert script.options["group"] == job.group and script.resources["rscgrp"] == job.resource_group
+    assert script.resources.get("rscunit", "") == job.resource_unit
+    assert script.resources.get("node-mem", "") == job.node_memory
+    assert {knob: script.resources[knob] for knob in power_knobs(node, job.nodes)} == {
+        knob: str(value) for knob, value in power_knobs(node, job.nodes).items()
+    }
+    assert script.mpi["proc"] == str(config.layout.ranks)
+    assert script.mpi["max-proc-per-node"] == str(config.ranks_per_node)
+    mapped = [f"{key}:{value}" if value else key for key, value in script.mpi.items() if key.startswith("rank-map-b")]
+    assert mapped == ([f"rank-map-{job.rank_map}"] if job.rank_map else [])
+    llio = {f"{key}={value}" for key, value in script.llio.items()}
+    wanted = {*job.llio, f"localtmp-size={job.local_tmp}", f"sharedtmp-size={job.shared_tmp}"}
+    assert llio == {setting for setting in wanted if not setting.endswith("=")}
+    assert script.options["environment"] == {"PJM_LLIO_GFSCACHE": ":".join(job.volumes)}
+    assert script.options["name"] == job_name(config)
+    assert (script.options.get("sparam") or "") == job.bulk and ("bulk" in script.options) == bool(job.bulk)
+    assert ("step" in script.options) == (job.chain > 1)
+    stats = "nodes" if "stats_nodes" in script.options else "job" if "stats" in script.options else "none"
+    assert stats == job.statistics
+
+
+def test_all_six_power_knobs_are_always_written_out() -> None:
+    for case in PJM:
+        text = rendered(case).text
+        for knob in ("freq", "eco_state", "retention_state", "throttling_state", "issue_state", "ex_pipe_state"):
+            assert text.count(f'#PJM -L "{knob}=') == 1, (case, knob)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "nodes", "freq", "eco", "retention"),
+    [
+        ([], 1, 2200, 2, 1),
+        (["node.freq_mhz=2000"], 1, 2000, 0, 1),
+        (["node.freq_mhz=2200"], 1, 2200, 2, 1),
+        (["node.eco_state=0"], 1, 2000, 0, 1),
+        (["node.eco_state=2"], 9216, 2200, 2, 1),
+        (["node.retention_state=1"], 9217, 2200, 2, 1),
+        ([], 9217, 2200, 2, 0),
+    ],
+)
+def test_knobs_that_are_not_set_become_a_legal_whole(
+    overrides: List[str], nodes: int, freq: int, eco: int, retention: int
+) -> None:
+    knobs = power_knobs(load_run_config(overrides=overrides).node, nodes)
+    assert (knobs["freq"], knobs["eco_state"], knobs["retention_state"]) == (freq, eco, retention)
+
+
+def test_nothing_is_preloaded_into_the_job_itself() -> None:
+    for case in CASES:
+        for line in rendered(case).text.splitlines():
+            assert "LD_PRELOAD" not in line or line.startswith("preload=(env LD_PRELOAD=")
+    with pytest.raises(ConfigError, match="use node.preload"):
+        render_job(load_run_config(overrides=["job.environment=[LD_PRELOAD=x.so]"]), PLAIN)
+
+
+def test_what_slurm_has_no_words_for_is_told_and_stands_in_the_script() -> None:
+    script = rendered("slurm-everything-13824-nodes")
+    for key in ("eco_state", "shape", "allocation", "strict", "volumes", "shared_tmp", "transfer_dirs", "statistics"):
+        assert any(f".{key}" in note for note in script.notes), key
+    assert all(f"# Note: {note}\n" in script.text for note in script.notes)
+
+
+@pytest.mark.parametrize("scheduler", ["pjm", "slurm", "local"])
+@pytest.mark.parametrize("name", ["a b", "$(x)", "1st", "ü", "x" * 64, 'a"b', "a\nb", "-x"])
+def test_a_name_that_no_batch_system_takes_is_refused(name: str, scheduler: str) -> None:
+    config = load_run_config(overrides=[f"job.scheduler={scheduler}"])
+    with pytest.raises(ConfigError, match="a letter, then letters, digits"):
+        render_job(replace(config, job=replace(config.job, name=name)), PLAIN)
+
+
+@pytest.mark.parametrize("text", ['a"b', "a\nb", "a$b", "a`b", "a\\b", "ä"])
+def test_what_a_directive_cannot_hold_is_refused(text: str) -> None:
+    config = load_run_config(overrides=["job.group=x"])
+    with pytest.raises(ConfigError, match="cannot stand in a scheduler's line"):
+        render_job(replace(config, job=replace(config.job, group=text)), PLAIN)
+
+
+# -- what bash makes of it ---------------------------------------------------------------------------------------------
+
+
+def dump_program(folder: Path, name: str) -> Path:
+    """A program that says how it was called: its words, then its variables, as JSON in ``called-<name>.json``."""
+    path = folder / name
+    path.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        f"json.dump([sys.argv[1:], dict(os.environ)], open({str(folder / f'called-{name}.json')!r}, 'w'))\n"
+        "sys.exit(int(os.environ.get('EXIT_WITH', '0')))\n",
+        encoding="utf-8",
+    )
+    path.chmod(0o755)
+    return path
+
+
+def run_script(folder: Path, text: str, variables: Dict[str, str]) -> int:
+    """Run a script in a folder whose programs come first on PATH."""
+    (folder / "job.sh").write_text(text, encoding="utf-8")
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder), **variables}
+    return subprocess.run(["bash", "job.sh"], cwd=str(folder), env=environment, check=False, timeout=60).returncode
+
+
+LINE = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), max_size=40)
+
+
+@settings(max_examples=30, deadline=None)
+@given(value=LINE, path=LINE.filter(bool))
+def test_any_text_reaches_the_ranks_as_it_is_and_nothing_of_it_is_executed(
+    value: str, path: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("job")
+    python = dump_program(folder, "python3")
+    config = load_run_config(overrides=["job.group=g", "job.elapse=60"])
+    job = replace(config.job, environment=(f"SAID={value}",), transfer=(path,))
+    dump_program(folder, "mpiexec"), dump_program(folder, "llio_transfer")
+    script = render_job(replace(config, job=job), Profile(name="x", python=str(python)))
+    assert run_script(folder, script.text, {"PJM_JOBID": "7", "PJM_SUBJOBID": "7"}) == 0
+    words, variables = json.loads((folder / "called-mpiexec.json").read_text())
+    assert variables["SAID"] == value
+    assert words[-7:] == [str(python), "-m", "fugaku_gpt", "train", "config.yaml", *words[-2:]][-7:]
+    assert json.loads((folder / "called-llio_transfer.json").read_text())[0] == [path]
+    assert settings_of(script.text) == replace(config, job=job)
+
+
+def test_preloaded_libraries_come_before_those_that_are_there_already(tmp_path: Path) -> None:
+    dump_program(tmp_path, "srun")
+    assert run_script(tmp_path, rendered("slurm-two-nodes").text, {"SLURM_JOB_ID": "7"}) == 0
+    words, variables = json.loads((tmp_path / "called-srun.json").read_text())
+    assert "LD_PRELOAD" not in variables and "env" in words and "LD_PRELOAD=libtcmalloc.so" in words
+
+
+@pytest.mark.parametrize("code", [0, 1, 75])
+def test_a_script_ends_with_the_code_of_its_ranks_and_records_it(tmp_path: Path, code: int) -> None:
+    dump_program(tmp_path, "mpiexec")
+    variables = {"PJM_JOBID": "239", "PJM_SUBJOBID": "239[1]", "EXIT_WITH": str(code)}
+    assert run_script(tmp_path, rendered("pjm-one-node").text, variables) == code
+    record = exit_records(tmp_path)["239[1]"]
+    assert (record.job_id, record.exit_code, record.signal) == ("239", code, "") and record.started <= record.ended
+
+
+@pytest.mark.parametrize(("signal", "name"), [("TERM", "TERM"), ("XCPU", "XCPU"), ("USR1", "USR1")])
+def test_a_script_that_is_told_to_stop_tells_its_ranks_and_records_it(tmp_path: Path, signal: str, name: str) -> None:
+    launcher = tmp_path / "mpiexec"
+    launcher.write_text("#!/bin/bash\ntrap 'echo told; exit 75' TERM\ntouch up\nsleep 60 & wait\n", encoding="utf-8")
+    launcher.chmod(0o755)
+    (tmp_path / "job.sh").write_text(rendered("pjm-one-node").text, encoding="utf-8")
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PJM_JOBID": "7"}
+    process = subprocess.Popen(["bash", "job.sh"], cwd=str(tmp_path), env=environment)
+    while not (tmp_path / "up").exists():
+        assert process.poll() is None
+    subprocess.run(["kill", f"-{signal}", str(process.pid)], check=True)
+    assert process.wait(timeout=60) == 75
+    record = exit_records(tmp_path)["7"]
+    assert (record.exit_code, record.signal) == (75, name)
+
+
+def test_a_script_that_is_killed_after_it_was_told_has_left_its_record(tmp_path: Path) -> None:
+    launcher = tmp_path / "mpiexec"
+    launcher.write_text("#!/bin/bash\ntrap '' TERM\ntouch up\nsleep 30\n", encoding="utf-8")
+    launcher.chmod(0o755)
+    (tmp_path / "job.sh").write_text(rendered("pjm-one-node").text, encoding="utf-8")
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PJM_JOBID": "7"}
+    process = subprocess.Popen(["bash", "job.sh"], cwd=str(tmp_path), env=environment, start_new_session=True)
+    while not (tmp_path / "up").exists():
+        assert process.poll() is None
+    process.terminate()
+    while not (tmp_path / "exit" / "7.json").exists():
+        assert process.poll() is None
+    os.killpg(process.pid, 9)
+    process.wait(timeout=60)
+    record = exit_records(tmp_path)["7"]
+    assert (record.exit_code, record.signal) == (143, "TERM")
+
+
+@pytest.mark.parametrize(("before", "started"), [(75, True), (0, False), (1, False), (None, False)])
+def test_a_link_of_a_chain_goes_on_only_where_the_one_before_stopped_to_be_resumed(
+    tmp_path: Path, before: int, started: bool
+) -> None:
+    dump_program(tmp_path, "mpiexec")
+    text = rendered("pjm-chain").text
+    if before is not None:
+        run_script(tmp_path, text, {"PJM_JOBID": "5", "PJM_SUBJOBID": "5_0", "EXIT_WITH": str(before)})
+        (tmp_path / "called-mpiexec.json").unlink()
+    variables = {"PJM_JOBID": "5", "PJM_SUBJOBID": "5_1", "FUGAKU_GPT_AFTER": "5_0"}
+    run_script(tmp_path, text, variables)
+    assert (tmp_path / "called-mpiexec.json").exists() == started
+
+
+# -- templates and profiles of the user's --------------------------------------------------------------------------------
+
+
+def test_a_template_of_the_users_overrides_a_block(tmp_path: Path) -> None:
+    template = '{% extends "pjm.sh.j2" %}\n{% block before %}\necho {{ name | sh }}\n{% endblock %}\n'
+    (tmp_path / "own.j2").write_text(template, encoding="utf-8")
+    config = load_run_config(overrides=["job.name=mine", f"job.template={tmp_path / 'own.j2'}"])
+    lines = render_from_files(config).text.splitlines()
+    assert lines.index("echo mine") < next(n for n, line in enumerate(lines) if line.startswith("launch=("))
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{{ no_such_value }}", "'no_such_value' is undefined"),
+        ("{% block x %}", "own.j2:1: "),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ('{% extends "no.j2" %}', "no.j2"),
+    ],
+)
+def test_a_template_that_is_wrong_is_told_with_its_file(tmp_path: Path, template: str, told: str) -> None:
+    (tmp_path / "own.j2").write_text(template, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        render_from_files(load_run_config(overrides=[f"job.template={tmp_path / 'own.j2'}"]))
+    assert told in str(caught.value) and "own.j2" in str(caught.value)
+
+
+def test_a_profile_is_read_and_a_slip_in_it_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "build.yaml"
+    file.write_text(
+        "name: b\npython: /opt/python3\nmodules: [a, b c]\nenvironment: [X=1]\ncores: 48\n", encoding="utf-8"
+    )
+    assert load_profile(file) == Profile("b", "/opt/python3", modules=("a", "b c"), environment=("X=1",), cores=48)
+    file.write_text("name: b\npyton: x\ncores: many\nenvironment: [1X=2]\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_profile(file)
+    assert f"{file}:2: pyton: unknown key of a profile; did you mean python?" in str(caught.value)
+    assert f"{file}:3: cores: 'many'" in str(caught.value) and f"{file}:4: environment" in str(caught.value)
+
+
+def test_settings_that_were_edited_to_nonsense_are_told() -> None:
+    text = (
+        rendered("pjm-one-node")
+        .text.replace("#   job.nodes", "#   job.nods")
+        .replace("layout.dp: 4", "layout.dp: four")
+    )
+    with pytest.raises(ConfigError, match="layout.dp"):
+        settings_of(text)
+    assert settings_of("#!/bin/bash\necho\n") is None
