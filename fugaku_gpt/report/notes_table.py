@@ -7,7 +7,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.formulas.flops import aggregate_petaflops
 from fugaku_gpt.records.run import FAILED, INTERRUPTED, OK, OUT_OF_MEMORY, REFUSED, TIMEOUT
-from fugaku_gpt.report.rows import UNFINISHED, Row
+from fugaku_gpt.report.rows import UNFINISHED, UNSAID, Row
 
 COLUMNS = (
     "Nodes", "Size", "DP", "TP", "PP", "MBS", "GBS", "Mem", "Sec/it", "TFLOPs", "Est. Aggr. PetaFLOPs", "Notes",
@@ -15,7 +15,7 @@ COLUMNS = (
 NO_VALUE = "-"
 _ALIGNMENT = "| ----: | ---: | -: | -: | -: | --: | --: | --: | -----: | -----: | -------------------: | ----: |"
 _REASON_LENGTH = 80
-_STATUS = {
+STATUS_WORDS = {
     OUT_OF_MEMORY: "OOM",
     TIMEOUT: "timeout",
     REFUSED: "refused",
@@ -51,7 +51,8 @@ def grouped(rows: Sequence[Row]) -> List[Tuple[str, List[Row]]]:
 
 def cells(row: Row, si: bool = False) -> List[str]:
     """The cells of one row, in the order of ``COLUMNS``."""
-    aggregate = aggregate_petaflops(row.tflops_notes, row.nodes, si) if row.tflops_notes is not None else None
+    known = row.tflops_notes is not None and row.nodes is not None
+    aggregate = aggregate_petaflops(row.tflops_notes or 0.0, row.nodes or 0, si) if known else None
     memory = row.node_used_bytes
     return [
         nodes_cell(row),
@@ -78,7 +79,8 @@ def nodes_cell(row: Row) -> str:
         toggles.append(toggle_words("tcmalloc", True))
     if row.retention_state is not None:
         toggles.append(f'"{toggle_words("retention_state", row.retention_state)}"')
-    return f"{row.nodes} ({', '.join(toggles)})" if toggles else str(row.nodes)
+    toggles += [f'"{toggle_words(name, value)}"' for name, value in row.knobs]
+    return f"{_whole(row.nodes)} ({', '.join(toggles)})" if toggles else _whole(row.nodes)
 
 
 def toggle_words(name: str, value: object) -> str:
@@ -100,9 +102,10 @@ def seconds_cell(seconds: Optional[float]) -> str:
 def notes_cell(row: Row) -> str:
     """Date, job, remarks, how it failed, and what was asked for and not applied."""
     parts = [row.date, row.job_id, *row.remarks]
-    if row.status != OK:
-        word = _STATUS[row.status]
-        parts.append(f"{word}: {short_reason(row.reason)}" if row.status in (REFUSED, FAILED) and row.reason else word)
+    if row.status not in (OK, UNSAID):
+        word = STATUS_WORDS.get(row.status, row.status)
+        told = row.reason and (row.status in (REFUSED, FAILED) or row.status not in STATUS_WORDS)
+        parts.append(f"{word}: {short_reason(row.reason)}" if told else word)
     if row.not_applied:
         parts.append("not applied: " + ", ".join(row.not_applied))
     return ", ".join(part for part in parts if part)

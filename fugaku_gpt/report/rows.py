@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.formulas.flops import EXACT_FORMULA, NOTES_FORMULA
+from fugaku_gpt.records.accounting import ENERGY_FORMULA
+from fugaku_gpt.records.logs import OURS
 from fugaku_gpt.records.run import OK
 
 UNFINISHED = "unfinished"  # no result was recorded: still running, or killed together with its starter
+UNSAID = ""  # a kept table that does not say how a run ended
 
 
 @dataclass(frozen=True)
@@ -20,18 +23,24 @@ class Row:
         size: of the model as tables write it, such as 124M.
         torch: major.minor of the PyTorch build; empty where unknown.
         freq_mhz, tcmalloc, retention_state: toggles that were really applied; None, False, None: the machine's default.
+        knobs: further power knobs that were really applied, (name, value).
         not_applied: toggles that were asked for and were not applied, as tables write them.
         node_used_bytes: used memory of one node, all ranks and the system.
         tflops_notes, tflops_exact: TFLOP/s of one node by the two formulas.
-        status: one of ``records.run.STATUSES``, or ``UNFINISHED``.
+        status: one of ``records.run.STATUSES``, ``UNFINISHED``, a job's state, or ``UNSAID``.
         date: MM-DD in UTC.
         remarks: further notes, such as ``n=3``.
         runs: directories that the figures come from.
+        trainer: other than ours, that the figures come from.
+        energy_joules: of the run's jobs, all nodes, start-up included; measured, or else the scheduler's ideal value.
+        watts_per_node: average over the run's jobs.
+        joules_per_iteration, joules_per_token: average power times time per iteration.
+        energy_words: measured or ideal, or why there is none.
     """
 
     size: str
     seq_len: Optional[int]
-    nodes: int
+    nodes: Optional[int]
     dp: Optional[int]
     tp: Optional[int]
     pp: Optional[int]
@@ -45,6 +54,7 @@ class Row:
     freq_mhz: Optional[int] = None
     tcmalloc: bool = False
     retention_state: Optional[int] = None
+    knobs: Tuple[Tuple[str, int], ...] = ()
     not_applied: Tuple[str, ...] = ()
     node_used_bytes: Optional[float] = None
     rss_max_bytes: Optional[float] = None
@@ -69,6 +79,12 @@ class Row:
     order: int = 0
     digest: str = ""
     runs: Tuple[str, ...] = ()
+    trainer: str = ""
+    energy_joules: Optional[float] = None
+    watts_per_node: Optional[float] = None
+    joules_per_iteration: Optional[float] = None
+    joules_per_token: Optional[float] = None
+    energy_words: str = ""
 
 
 def merge_repeats(rows: Sequence[Row]) -> Row:
@@ -89,11 +105,21 @@ def merge_repeats(rows: Sequence[Row]) -> Row:
     values: Dict[str, Any] = dict(vars(base))
     for name in FIGURES:
         values[name] = _median(getattr(row, name) for row in good or [base])
+    _follow_seconds(values, base)
     for name in ("node_used_bytes", "rss_max_bytes"):
         present = [v for v in (getattr(row, name) for row in good or [base]) if v is not None]
         values[name] = max(present, default=None)
     values.update(remarks=tuple(remarks), attempts=attempts, runs=tuple(run for row in rows for run in row.runs))
     return Row(**values)
+
+
+def _follow_seconds(values: Dict[str, Any], base: Row) -> None:
+    """Speeds from the median time: medians of their own would not follow from it where the number of runs is even."""
+    if base.seconds_per_iteration and values["seconds_per_iteration"]:
+        slower = values["seconds_per_iteration"] / base.seconds_per_iteration
+        for name in ("tokens_per_second", "tflops_notes", "tflops_exact"):
+            speed = getattr(base, name)
+            values[name] = speed / slower if speed is not None else None
 
 
 FIGURES = (
@@ -105,6 +131,10 @@ FIGURES = (
     "last_loss",
     "first_validation_loss",
     "last_validation_loss",
+    "energy_joules",
+    "watts_per_node",
+    "joules_per_iteration",
+    "joules_per_token",
 )
 
 
@@ -128,6 +158,7 @@ def raw_values(row: Row) -> Dict[str, Any]:
         "freq_mhz_applied": row.freq_mhz,
         "tcmalloc_applied": row.tcmalloc,
         "retention_state_applied": row.retention_state,
+        "knobs_applied": "; ".join(f"{name}={value}" for name, value in row.knobs),
         "not_applied": "; ".join(row.not_applied),
         "status": row.status,
         "reason": row.reason,
@@ -144,6 +175,13 @@ def raw_values(row: Row) -> Dict[str, Any]:
         "last_loss": row.last_loss,
         "first_validation_loss": row.first_validation_loss,
         "last_validation_loss": row.last_validation_loss,
+        "energy_joules_all_nodes": row.energy_joules,
+        "watts_per_node": row.watts_per_node,
+        "joules_per_iteration": row.joules_per_iteration,
+        "joules_per_token": row.joules_per_token,
+        "energy": row.energy_words,
+        "formula_energy": ENERGY_FORMULA,
+        "trainer": row.trainer or OURS,
         "git_commit": row.git_commit,
         "date": row.date,
         "job_id": row.job_id,

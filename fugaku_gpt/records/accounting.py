@@ -1,0 +1,129 @@
+"""``accounting.json`` of a run directory: what schedulers have measured of the run's jobs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional, Tuple
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.records.files import write_json_atomically
+
+VERSION = 1
+FILE = "accounting.json"
+
+SAMPLING_SECONDS = 60.0  # of PJM's power counters: below this, energy and power say nothing
+ENERGY_FORMULA = "average power of all nodes over the run's jobs, start-up included, times seconds per iteration"
+TOO_SHORT = "too short to tell"
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One power knob: what was asked for, granted and really used, as the scheduler writes it; None where it is
+    silent."""
+
+    require: Optional[str] = None
+    alloc: Optional[str] = None
+    use: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class JobAccount:
+    """What was measured of one job, all its nodes together.
+
+    Attributes:
+        scheduler: pjm, slurm or local.
+        job_id: sub-job id of bulk and step jobs.
+        elapsed_seconds: from start to end.
+        nodes: allocated.
+        energy_joules, power_watts: measured; None where not known.
+        energy_joules_ideal, power_watts_ideal: the scheduler's normalised estimate, without assistant cores and optics.
+        knobs: name (freq, eco_state, ...) → :class:`Knob`.
+        capped: when power was capped; empty where it was not.
+        max_memory_bytes: largest use of a node.
+        exit_code, signal, code: of the job script, and the PJM code.
+        reason: the scheduler's own words.
+        source: file or command that the figures are from.
+        values: everything as it was said, key → text.
+    """
+
+    scheduler: str
+    job_id: str
+    elapsed_seconds: Optional[float] = None
+    nodes: Optional[int] = None
+    energy_joules: Optional[float] = None
+    energy_joules_ideal: Optional[float] = None
+    power_watts: Optional[float] = None
+    power_watts_ideal: Optional[float] = None
+    knobs: Mapping[str, Knob] = field(default_factory=dict)
+    capped: str = ""
+    max_memory_bytes: Optional[float] = None
+    exit_code: Optional[int] = None
+    signal: Optional[int] = None
+    code: Optional[int] = None
+    reason: str = ""
+    source: str = ""
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Energy:
+    """What a run's jobs have drawn together.
+
+    Attributes:
+        joules: all nodes, from start to end; None where not known, or where the jobs were too short to tell.
+        watts: average of all nodes.
+        words: ``measured``, ``ideal``, or why there is none; empty where nobody has measured.
+    """
+
+    joules: Optional[float] = None
+    watts: Optional[float] = None
+    nodes: Optional[int] = None
+    words: str = ""
+
+
+def write_accounting(directory: Path, jobs: Tuple[JobAccount, ...]) -> None:
+    """Put the accounts of a run's jobs into its directory, whole or not at all."""
+    write_json_atomically(directory / FILE, {"version": VERSION, "jobs": [asdict(job) for job in jobs]})
+
+
+def read_accounting(directory: Path) -> Tuple[JobAccount, ...]:
+    """The accounts of a run's jobs; empty where none were collected.
+
+    Raises:
+        UsageError: the file is not of this format.
+    """
+    path = directory / FILE
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values["version"] != VERSION:
+            raise UsageError(f"{path}: version {values['version']} of this format; this program reads {VERSION}")
+        return tuple(_account(job) for job in values["jobs"])
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UsageError(f"{path}: not an accounting file; remove it and run `job collect` again") from None
+
+
+def energy_of(jobs: Tuple[JobAccount, ...]) -> Energy:
+    """The energy of all jobs of a run. What was measured goes before what was estimated, and never are both added."""
+    told = [job for job in jobs if job.energy_joules is not None or job.energy_joules_ideal is not None]
+    long = [job for job in told if job.elapsed_seconds is not None and job.elapsed_seconds >= SAMPLING_SECONDS]
+    if not long:
+        short = any(job.elapsed_seconds is not None and job.elapsed_seconds < SAMPLING_SECONDS for job in jobs)
+        return Energy(words=TOO_SHORT if short else "")
+    measured = all(job.energy_joules is not None for job in long)
+    joules = sum((job.energy_joules if measured else job.energy_joules_ideal) or 0.0 for job in long)
+    if not measured and any(job.energy_joules_ideal is None for job in long):
+        return Energy(words="some jobs measured, others estimated")
+    seconds = sum(job.elapsed_seconds or 0.0 for job in long)
+    nodes = {job.nodes for job in long}
+    same = nodes.pop() if len(nodes) == 1 else None
+    return Energy(joules, joules / seconds, same, "measured" if measured else "ideal")
+
+
+def _account(values: Dict[str, Any]) -> JobAccount:
+    known = {name: values[name] for name in JobAccount.__dataclass_fields__ if name in values}
+    known["knobs"] = {str(name): Knob(**knob) for name, knob in known.get("knobs", {}).items()}
+    return JobAccount(**known)

@@ -1,0 +1,146 @@
+"""What a cell of a hand-kept table says: a number with its unit and footnote marks, and the interval that rounding leaves.
+
+``36.1`` stands for every value from 36.05 to 36.15. All checks of kept tables reckon with such intervals, so that a row
+is named only where no values behind its printed figures can fit.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Optional, Tuple
+
+_NONE = ("", "-", "--", "---", "–", "—", "−", "n/a", "na", "?", "tbd", "none")
+_FAILED = re.compile(
+    r"(?:x|✗|✘|❌|oom|out of memory|fail(?:ed|ure)?|hang|hung|stuck|timeout|timed out|killed|lost|refused|rejected|error)\b.*"
+    r"|[✗✘❌x]",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(
+    r"(?P<about>[~≈])?\s*(?P<number>[+-]?(?:\d{1,3}(?:,\d{3}){1,5}|\d{1,18})(?:\.\d{1,12})?|\.\d{1,12})(?P<exponent>[eE][-+]?\d{1,2})?"
+    r"\s*(?P<unit>[A-Za-z%µ][A-Za-z%µ/. -]{0,15})?\s*(?P<marks>[\^†‡*]*)"
+)
+_MARKS = re.compile(r"</?(?:sup|b|i|em|strong)>|\\(?=[\^*_~])|[`]|\*\*", re.IGNORECASE)
+
+NUMBER = "number"
+NONE = "none"  # a dash, or nothing
+FAILED = "failed"  # x, OOM and their like
+OTHER = "other"  # a text
+
+_BYTES = {
+    "b": 1.0,
+    "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40,
+    "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
+    "ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40,
+    "k": 2.0**10, "m": 2.0**20, "g": 2.0**30, "t": 2.0**40,
+}  # fmt: skip
+_SECONDS = {
+    "s": 1.0, "s/it": 1.0, "sec": 1.0, "secs": 1.0, "sec/it": 1.0, "seconds": 1.0, "s/iter": 1.0,
+    "ms": 1e-3, "msec": 1e-3, "ms/it": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60.0, "m": 60.0, "h": 3600.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Interval:
+    """All values from ``low`` to ``high``."""
+
+    low: float
+    high: float
+
+    def meets(self, other: "Interval") -> bool:
+        """Whether some value is in both; a billionth is forgiven, as decimal figures are no binary ones."""
+        slack = 1e-9 * max(abs(self.low), abs(self.high), abs(other.low), abs(other.high))
+        return self.low <= other.high + slack and other.low <= self.high + slack
+
+    def times(self, factor: float) -> "Interval":
+        """Each value times a positive factor."""
+        return Interval(self.low * factor, self.high * factor)
+
+    def over(self, other: "Interval") -> "Interval":
+        """Each value over each of another interval of positive values."""
+        return Interval(self.low / other.high, self.high / other.low if other.low > 0 else float("inf"))
+
+    @property
+    def middle(self) -> float:
+        """Half way."""
+        return (self.low + self.high) / 2
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one cell says.
+
+    Attributes:
+        kind: ``NUMBER``, ``NONE``, ``FAILED`` or ``OTHER``.
+        text: as written, without footnote marks.
+        value: the number; 0 where there is none.
+        decimals: printed after the point.
+        unit: as written; empty where there is none.
+        marks: footnote marks: ``^`` estimated, ``^^`` stuck after the first iteration, ``†`` see comment.
+    """
+
+    kind: str
+    text: str
+    value: float = 0.0
+    decimals: int = 0
+    unit: str = ""
+    marks: str = ""
+    interval: Interval = Interval(0.0, 0.0)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether there is a number."""
+        return self.kind == NUMBER
+
+    @property
+    def whole(self) -> Optional[int]:
+        """A number without unit and without a point, else None."""
+        plain = self.kind == NUMBER and not self.unit and self.decimals == 0 and self.value == int(self.value)
+        return int(self.value) if plain and self.value > 0 else None
+
+
+def read_figure(text: str) -> Figure:
+    """The figure of one cell; every text is one."""
+    bare = _MARKS.sub("", text).strip()
+    plain = bare.rstrip("^†‡* ")
+    if plain.lower() in _NONE:
+        return Figure(NONE, plain, marks=bare[len(plain) :].strip())
+    found = _NUMBER.fullmatch(bare)
+    if found is None:
+        return Figure(FAILED if _FAILED.fullmatch(plain) else OTHER, plain)
+    digits = found["number"].replace(",", "") + (found["exponent"] or "")
+    value = float(digits)
+    decimals = len(found["number"].partition(".")[2])
+    exponent = int(found["exponent"][1:]) if found["exponent"] else 0
+    half = 0.5 * 10.0 ** (exponent - decimals)
+    if found["about"]:
+        half = max(half, 0.1 * abs(value))
+    interval = Interval(max(0.0, value - half) if value >= 0 else value - half, value + half)
+    return Figure(NUMBER, plain, value, decimals, (found["unit"] or "").strip(), found["marks"], interval)
+
+
+def bytes_of(figure: Figure) -> Optional[Interval]:
+    """The bytes of a memory size; None where the unit is none of memory."""
+    unit = _BYTES.get(figure.unit.lower())
+    return figure.interval.times(unit) if figure.is_number and unit is not None else None
+
+
+def seconds_of(figure: Figure) -> Optional[Interval]:
+    """The seconds of a time, in seconds where no unit is written; None where the unit is none of time."""
+    unit = _SECONDS.get(figure.unit.lower(), 1.0 if not figure.unit else None)
+    return figure.interval.times(unit) if figure.is_number and unit is not None else None
+
+
+def nearest_whole(interval: Interval, preferred: Tuple[int, ...]) -> Optional[int]:
+    """A whole number of the interval: the first of ``preferred``, a power of two, or the only one; else None."""
+    for value in preferred:
+        if interval.meets(Interval(value, value)):
+            return value
+    power = 1
+    while power <= interval.high:
+        if power >= interval.low:
+            return power
+        power *= 2
+    rounded = round(interval.middle) if interval.high < 2**53 else 0
+    alone = interval.high - interval.low < 1 and rounded > 0 and interval.meets(Interval(rounded, rounded))
+    return rounded if alone else None

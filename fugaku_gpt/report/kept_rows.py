@@ -1,0 +1,169 @@
+"""Rows of hand-kept tables as :class:`Row`: what ``notes_tables`` has written is read back, and writes the same bytes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from fugaku_gpt.formulas.flops import aggregate_petaflops
+from fugaku_gpt.records.run import FAILED, REFUSED
+from fugaku_gpt.report.figures import Interval, bytes_of, read_figure, seconds_of
+from fugaku_gpt.report.kept import KeptRow, KeptTable
+from fugaku_gpt.report.notes_table import NO_VALUE, STATUS_WORDS, notes_cell
+from fugaku_gpt.report.rows import UNSAID, Row
+
+KNOBS = ("eco_state", "throttling_state", "issue_state", "ex_pipe_state")
+
+_NODES = re.compile(r"(\d{1,9})\s*(?:\((.*)\))?\s*[\^†‡*]*")
+_CLOCK = re.compile(r"(\d{1,4}(?:\.\d{1,6})?)\s*([kKmMgGtT]?)Hz", re.IGNORECASE)
+_RANKS = re.compile(r"(?:max-proc-per-node|procs?-per-node|ppn|mppn)\s*=\s*(\d{1,4})", re.IGNORECASE)
+_KNOB = re.compile(r"(\w+_state)\s*=\s*(\d{1,2})")
+_DATE = re.compile(r"\d\d-\d\d")
+_JOB = re.compile(r"\d{3,12}(?:_\d{1,6}|\[\d{1,6}\])?")
+
+
+@dataclass(frozen=True)
+class NodesCell:
+    """A Nodes cell, taken apart.
+
+    Attributes:
+        nodes: None where the cell begins with no number.
+        ranks_per_node: None where it is not said: 1.
+        clock: (number, letter before Hz) as written; empty where no clock is.
+        others: toggles of other names.
+    """
+
+    nodes: Optional[int] = None
+    ranks_per_node: Optional[int] = None
+    clock: Tuple[str, ...] = ()
+    tcmalloc: bool = False
+    states: Tuple[Tuple[str, int], ...] = ()
+    others: Tuple[str, ...] = ()
+
+    @property
+    def freq_mhz(self) -> Optional[int]:
+        """The clock; None where none is written, or not in GHz or MHz."""
+        if not self.clock:
+            return None
+        factor = {"g": 1000.0, "m": 1.0}.get(self.clock[1].lower())
+        return round(float(self.clock[0]) * factor) if factor is not None else None
+
+
+def read_nodes_cell(text: str) -> NodesCell:
+    """A Nodes cell, taken apart; every text is one."""
+    found = _NODES.fullmatch(text.strip())
+    if found is None:
+        return NodesCell()
+    ranks: Optional[int] = None
+    clock: Tuple[str, ...] = ()
+    tcmalloc, states, others = False, [], []
+    for part in (found[2] or "").split(","):
+        word = part.strip().strip("\"'`“”").strip()
+        is_clock, is_ranks, is_knob = _CLOCK.fullmatch(word), _RANKS.fullmatch(word), _KNOB.fullmatch(word)
+        if is_clock:
+            clock = (is_clock[1], is_clock[2])
+        elif is_ranks:
+            ranks = int(is_ranks[1])
+        elif is_knob:
+            states.append((is_knob[1], int(is_knob[2])))
+        elif "tcmalloc" in word.lower():
+            tcmalloc = True
+        elif word:
+            others.append(word)
+    return NodesCell(int(found[1]), ranks, clock, tcmalloc, tuple(states), tuple(others))
+
+
+def rows_of(tables: Sequence[KeptTable]) -> List[Row]:
+    """One row for each line of the tables, in order; what a table does not say is None."""
+    return [row_of(table, row) for table in tables for row in table.rows]
+
+
+def row_of(table: KeptTable, kept: KeptRow) -> Row:
+    """One line as a row."""
+    nodes, heading = read_nodes_cell(kept.cell("nodes")), table.heading
+    states = dict(nodes.states)
+    memory, seconds = bytes_of(read_figure(kept.cell("mem"))), seconds_of(read_figure(kept.cell("seconds")))
+    row = Row(
+        size=kept.cell("size") or heading.size or NO_VALUE,
+        seq_len=_whole(kept, "seq_len") or heading.seq_len,
+        nodes=nodes.nodes,
+        dp=_whole(kept, "dp"),
+        tp=_whole(kept, "tp"),
+        pp=_whole(kept, "pp"),
+        micro_batch=_whole(kept, "mbs") or heading.micro_batch,
+        global_batch=_whole(kept, "gbs") or heading.global_batch,
+        ranks_per_node=nodes.ranks_per_node or heading.ranks_per_node or 1,
+        recompute=bool(heading.recompute),
+        torch=heading.torch,
+        freq_mhz=nodes.freq_mhz,
+        tcmalloc=nodes.tcmalloc,
+        retention_state=states.pop("retention_state", None),
+        knobs=tuple(states.items()),
+        node_used_bytes=memory.middle if memory is not None else None,
+        seconds_per_iteration=seconds.middle if seconds is not None else None,
+        tflops_notes=_tflops(kept, nodes.nodes),
+        status=UNSAID,
+    )
+    return _with_notes(row, kept.cell("notes"))
+
+
+def _tflops(kept: KeptRow, nodes: Optional[int]) -> Optional[float]:
+    """The TFLOPs as printed, or with the further digits that the aggregate of many nodes gives them."""
+    printed, aggregate = read_figure(kept.cell("tflops")), read_figure(kept.cell("aggregate"))
+    if not printed.is_number:
+        return None
+    if not aggregate.is_number or nodes is None:
+        return printed.value
+
+    def gives(value: float) -> bool:
+        petaflops = aggregate_petaflops(value, nodes)
+        return (
+            f"{value:.{printed.decimals}f}" == printed.text
+            and f"{petaflops:.{aggregate.decimals}f}" == aggregate.text
+        )
+
+    finer = aggregate.interval.times(1024.0 / nodes)
+    both = Interval(max(printed.interval.low, finer.low), min(printed.interval.high, finer.high))
+    return next((value for value in (printed.value, finer.middle, both.middle) if gives(value)), printed.value)
+
+
+def _whole(kept: KeptRow, column: str) -> Optional[int]:
+    return read_figure(kept.cell(column)).whole
+
+
+def _with_notes(row: Row, text: str) -> Row:
+    """A row with what its Notes say: date, job, remarks, how it failed, what was not applied."""
+    if text in ("", NO_VALUE):
+        return row
+    body, _, missing = text.rpartition("not applied: ")
+    if body and not body.endswith(", ") or not missing or "not applied: " not in text:
+        body, missing = text, ""
+    parts = [part for part in body.rstrip(" ,").split(", ") if part]
+    date = parts.pop(0) if parts and _DATE.fullmatch(parts[0]) else ""
+    job = parts.pop(0) if parts and _JOB.fullmatch(parts[0]) else ""
+    remarks, status, reason = _status(parts)
+    read = replace(
+        row,
+        date=date,
+        job_id=job,
+        remarks=remarks,
+        status=status,
+        reason=reason,
+        not_applied=tuple(missing.split(", ")) if missing else (),
+    )
+    return read if notes_cell(read) == text else replace(row, remarks=(text,))
+
+
+def _status(parts: List[str]) -> Tuple[Tuple[str, ...], str, str]:
+    words: Dict[str, str] = {word: status for status, word in STATUS_WORDS.items()}
+    for number, part in enumerate(parts):
+        word, colon, reason = part.partition(": ")
+        status = words.get(word)
+        if status is None:
+            continue
+        if status in (REFUSED, FAILED) and colon:
+            return tuple(parts[:number]), status, ", ".join([reason, *parts[number + 1 :]])
+        if not colon and number == len(parts) - 1:
+            return tuple(parts[:number]), status, ""
+    return tuple(parts), UNSAID, ""

@@ -1,0 +1,65 @@
+"""The models and machines that kept tables are about: facts, with their sources.
+
+Shapes are those of the presets and of other runs in the notes that carry the same name. Peaks: A64FX has 48 compute
+cores with two 512-bit pipes each, 6.144 TFLOP/s in FP32 at 2.0 GHz, half of it with eco_state 1 or 2, and 32 GiB for
+each node; the GPUs' figures are the vendors' for dense FP16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Dict, Mapping, Optional, Tuple
+
+from fugaku_gpt.config import ModelConfig, load_run_config, preset_names
+from fugaku_gpt.formulas.parameters import size_name
+
+_OTHER_SHAPES: Tuple[Tuple[str, int, int, int], ...] = (  # name, layers, hidden, heads
+    ("1.3B", 24, 2048, 16),
+    ("13B", 40, 5120, 40),
+    ("30B", 48, 7176, 78),
+)
+_VOCABULARY = 50257
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What one unit (a node, or a GPU) can do.
+
+    Attributes:
+        peak_tflops: in the precision of the tables; None where not known.
+        clock_ghz: that the peak is of; None where it does not depend on a knob.
+        memory_bytes: of the unit; None where not known.
+        words: for messages.
+    """
+
+    words: str
+    peak_tflops: Optional[float] = None
+    clock_ghz: Optional[float] = None
+    memory_bytes: Optional[float] = None
+
+
+MACHINES: Mapping[str, Machine] = {
+    "a64fx": Machine("A64FX, FP32", 6.144, 2.0, 32 * 2.0**30),
+    "v100": Machine("V100, FP16", 125.0, None, 32 * 2.0**30),
+    "a100": Machine("A100, FP16", 312.0, None, 80 * 2.0**30),
+    "h100": Machine("H100, FP16", 989.5, None, 80 * 2.0**30),
+    "other": Machine("any machine"),
+}
+
+
+@lru_cache(maxsize=None)
+def _shapes() -> Dict[str, Tuple[ModelConfig, ...]]:
+    found: Dict[str, Tuple[ModelConfig, ...]] = {}
+    for name in preset_names():
+        model = load_run_config(preset=name).model
+        found[size_name(model)] = (*found.get(size_name(model), ()), model)
+    for size, layers, hidden, heads in _OTHER_SHAPES:
+        other = ModelConfig(layers=layers, hidden=hidden, heads=heads, vocab_size=_VOCABULARY)
+        found[size] = (*found.get(size, ()), other)
+    return found
+
+
+def shapes_of(size: str) -> Tuple[ModelConfig, ...]:
+    """The models that tables mean by a size such as 13B; empty for a size that is not known."""
+    return _shapes().get(size, ())
