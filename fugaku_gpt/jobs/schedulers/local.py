@@ -1,0 +1,204 @@
+"""This machine as a scheduler: a queue of job scripts, run one after the other by a process of its own.
+
+The queue (``local_queue.py``) is started when a job can run and leaves when none can. A job whose queue was killed is
+lost; its processes carry its mark and are ended by :meth:`LocalScheduler.cancel` or by the next queue.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.processes import GRACE_SECONDS, MARK, end_marked, marked
+from fugaku_gpt.jobs.schedulers.local_store import LocalJob, LocalStore, alive, queue_file, read_file, split_id
+from fugaku_gpt.jobs.schedulers.protocol import Accounting, Refused, Submission
+from fugaku_gpt.records.job import CANCELLED, HELD, LOST, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus, aggregate
+
+GROUP = "this machine"
+_START_SECONDS = 60.0
+
+
+class LocalScheduler:
+    """See :class:`fugaku_gpt.jobs.schedulers.protocol.Scheduler`.
+
+    Args:
+        root: folder of the queue; default: in the user's home.
+    """
+
+    name = "local"
+
+    def __init__(self, root: Optional[Path] = None) -> None:
+        self.store = LocalStore(root if root is not None else default_root())
+        self._host = socket.gethostname()
+
+    def command_of(self, submission: Submission) -> List[str]:
+        """See the protocol: what the queue will run."""
+        return ["bash", submission.script]
+
+    def submit(self, submission: Submission) -> str:
+        """See the protocol."""
+        if not (submission.directory / submission.script).is_file():
+            raise Refused(f"{submission.directory / submission.script}: no such job script")
+        if submission.after is not None:
+            self._job(submission.after)
+        try:
+            job = self.store.add(submission, self._host)
+        except OSError as error:
+            raise Refused(f"{self.store.root}: cannot be written: {error.strerror}") from None
+        self._serve()
+        return job.job_id
+
+    def find(self, tags: Sequence[str]) -> Dict[str, str]:
+        """See the protocol."""
+        return {job.tag: job.job_id for job in self.store.jobs() if job.tag and job.tag in tags}
+
+    def poll(self, job_ids: Sequence[str]) -> Dict[str, JobStatus]:
+        """See the protocol. Starts the queue again where it was killed while jobs were waiting."""
+        found: Dict[str, JobStatus] = {}
+        waiting = False
+        for job_id in job_ids:
+            number, sub = split_id(job_id)
+            job = self.store.job(number)
+            if job is None:
+                found[job_id] = JobStatus(job_id, LOST, reason=f"not in {self.store.root}")
+                continue
+            parts = [self._status(job, part) for part in job.subs]
+            found.update((part.job_id, part) for part in parts)
+            if sub is None:
+                found[job_id] = parts[0] if job.subs == [""] else aggregate(job_id, parts)
+            elif job_id not in found:
+                found[job_id] = JobStatus(job_id, LOST, reason=f"{job.job_id} has the sub-jobs {job.bulk}")
+            waiting = waiting or any(part.state == QUEUED for part in parts)
+        if waiting and not self._served():
+            self._serve()
+        return found
+
+    def cancel(self, job_ids: Sequence[str]) -> Dict[str, str]:
+        """See the protocol. Ends what a lost job has left running, too."""
+        told = {}
+        for job_id in job_ids:
+            job = self._job(job_id)
+            state = self.poll([job.job_id])[job.job_id].state
+            told[job_id] = "is over" if state in OVER and state != LOST else self._elsewhere(job)
+            if told[job_id]:
+                continue
+            self.store.want(job, "cancel")
+            if state == LOST:
+                end_marked(job.mark, GRACE_SECONDS)
+        return told
+
+    def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
+        """See the protocol; only what waits can be held."""
+        return {job_id: self._turn(job_id, QUEUED, True) for job_id in job_ids}
+
+    def release(self, job_ids: Sequence[str]) -> Dict[str, str]:
+        """See the protocol."""
+        told = {job_id: self._turn(job_id, HELD, False) for job_id in job_ids}
+        if not all(told.values()):
+            self._serve()
+        return told
+
+    def output_files(self, directory: Path, job_id: str) -> List[Path]:
+        """See the protocol."""
+        return sorted(directory.glob(f"{glob.escape(job_id)}.out")) + sorted(
+            directory.glob(f"{glob.escape(job_id)}[[]*[]].out")
+        )
+
+    def accounting(self, directory: Path, job_id: str) -> Optional[Accounting]:
+        """See the protocol: the time that it ran."""
+        number, sub = split_id(job_id)
+        job = self.store.job(number)
+        if job is None:
+            return None
+        states = [self.store.state(job, part) for part in ([sub] if sub is not None else job.subs)]
+        seconds = [state["ended"] - state["started"] for state in states if state and state["state"] in OVER]
+        return Accounting(elapsed_seconds=sum(seconds), nodes=1, values={"host": job.host}) if seconds else None
+
+    def _status(self, job: LocalJob, sub: str) -> JobStatus:
+        job_id = job.sub_id(sub)
+        state = self.store.state(job, sub)
+        if state is None:
+            if self.store.wanted(job, "cancel"):
+                return JobStatus(job_id, CANCELLED, "CANCELLED", group=GROUP)
+            if self.store.wanted(job, "hold"):
+                return JobStatus(job_id, HELD, "PENDING", reason="held", group=GROUP)
+            reason = f"after {job.after}" if job.after is not None and self._blocked(job) else ""
+            return JobStatus(job_id, QUEUED, "PENDING", reason=reason, group=GROUP)
+        if state["state"] == RUNNING:
+            if job.host != self._host:
+                return JobStatus(job_id, UNKNOWN, "RUNNING", reason=f"runs on {job.host}: ask there", group=GROUP)
+            if alive(state):
+                return JobStatus(job_id, RUNNING, "RUNNING", group=GROUP)
+            left = len(marked(job.mark))
+            reason = "the queue that ran it was killed"
+            if left:
+                reason += f"; {left} of its processes still run: `fugaku-gpt job cancel` ends them"
+            return JobStatus(job_id, LOST, "RUNNING", reason=reason, group=GROUP)
+        return JobStatus(
+            job_id,
+            state["state"],
+            state["raw"],
+            exit_code=state.get("exit_code"),
+            signal=state.get("signal"),
+            reason=state.get("reason", ""),
+            group=GROUP,
+        )
+
+    def _blocked(self, job: LocalJob) -> bool:
+        return job.after is not None and self.poll([job.after])[job.after].state not in OVER
+
+    def _turn(self, job_id: str, state: str, hold: bool) -> str:
+        job = self._job(job_id)
+        present = self.poll([job.job_id])[job.job_id].state
+        if present != state:
+            return f"is {present}"
+        told = self._elsewhere(job)
+        if not told:
+            self.store.want(job, "hold", hold)
+        return told
+
+    def _elsewhere(self, job: LocalJob) -> str:
+        return "" if job.host == self._host else f"runs on {job.host}: ask there"
+
+    def _job(self, job_id: str) -> LocalJob:
+        job = self.store.job(split_id(job_id)[0])
+        if job is None:
+            raise UsageError(f"{job_id}: there is no such job in {self.store.root}")
+        return job
+
+    def _served(self) -> bool:
+        queue = read_file(self.store.root / queue_file(self._host))
+        return queue is not None and alive(queue)
+
+    def _serve(self) -> None:
+        """Have a queue at work; it leaves at once where there is one already."""
+        words = [sys.executable, "-m", "fugaku_gpt.jobs.schedulers.local_queue", str(self.store.root)]
+        environment = {name: value for name, value in os.environ.items() if name != MARK}
+        with open(self.store.root / "queue.log", "ab") as log:
+            try:
+                done = subprocess.run(
+                    words,
+                    cwd="/",
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    timeout=_START_SECONDS,
+                    check=False,
+                    start_new_session=True,
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise UsageError(f"the queue of this machine cannot be started: {error}") from None
+        if done.returncode != 0:
+            raise UsageError(f"the queue of this machine cannot be started; see {self.store.root / 'queue.log'}")
+
+
+def default_root() -> Path:
+    """The folder of this user's queue."""
+    return Path.home() / ".local" / "state" / "fugaku-gpt" / "local"

@@ -1,0 +1,197 @@
+"""The queue of this machine: a process in the background that runs waiting jobs, oldest first, one at a time.
+
+There is one for each user and machine, by a lock that the kernel takes back when its holder dies. It leaves when no job
+can run. SIGTERM makes it end its job and leave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any, Dict, List, Optional, Tuple
+
+from fugaku_gpt.jobs.processes import GRACE_SECONDS, MARK, end_marked, marked
+from fugaku_gpt.jobs.schedulers.local_store import LocalJob, LocalStore, alive, may_run, myself, queue_file
+from fugaku_gpt.machine.local import out_of_memory_kills
+from fugaku_gpt.records.files import write_json_atomically
+from fugaku_gpt.records.job import CANCELLED, ENDED, LOST, RUNNING
+
+_POLL_SECONDS = 0.1
+
+
+class Queue:
+    """Runs the jobs of a store until none can run.
+
+    Args:
+        grace: seconds between SIGTERM and SIGKILL for a job at its time limit or one that is cancelled.
+    """
+
+    def __init__(self, store: LocalStore, host: str, grace: float = GRACE_SECONDS) -> None:
+        self._store = store
+        self._host = host
+        self._grace = grace
+        self.stopped = False  # by a signal
+
+    def serve(self) -> None:
+        """Run what can be run."""
+        self._end_orphans()
+        while not self.stopped:
+            found = self.next()
+            if found is None:
+                return
+            self._run(*found)
+
+    def next(self) -> Optional[Tuple[LocalJob, str]]:
+        """The oldest sub-job that may run; those that never will are ended on the way."""
+        for job in self._mine():
+            waiting = [sub for sub in job.subs if self._store.state(job, sub) is None]
+            if not waiting or self._store.wanted(job, "cancel"):
+                continue
+            ready, never = may_run(self._store, job)
+            if ready:
+                return job, waiting[0]
+            if never:
+                now = time.time()
+                for sub in waiting:
+                    self._end(job, sub, CANCELLED, "CANCELLED", now, reason=never)
+        return None
+
+    def _run(self, job: LocalJob, sub: str) -> None:
+        started, kills = time.time(), out_of_memory_kills()
+        self._store.write_state(job, sub, {"state": RUNNING, "started": started, **myself()})
+        job_id = job.sub_id(sub)
+        environment = {
+            **job.environment,
+            MARK: job.mark,
+            "FUGAKU_GPT_JOB": job.job_id,
+            "FUGAKU_GPT_SUB_JOB": job_id,
+            **({"FUGAKU_GPT_SUB_NUMBER": sub} if sub else {}),
+            **({"FUGAKU_GPT_AFTER": job.after} if job.after is not None else {}),
+        }
+        try:
+            with open(job.output(sub), "ab") as sink:
+                process = subprocess.Popen(
+                    ["bash", job.script],
+                    cwd=job.directory,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=sink,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self._end(job, sub, ENDED, "FAILED", started, exit_code=127, reason=f"not started: {error}")
+            return
+        told = self._follow(job, process, started)
+        code = process.returncode
+        ending: Dict[str, Any] = {"exit_code": code} if code >= 0 else {"exit_code": 128 - code, "signal": -code}
+        if told == "cancel":
+            self._end(job, sub, CANCELLED, "CANCELLED", started, **ending)
+        elif told == "elapse":
+            reason = f"its time limit of {job.elapse:g} s was reached"
+            self._end(job, sub, ENDED, "TIMEOUT", started, reason=reason, **ending)
+        elif told == "stop":
+            self._end(job, sub, ENDED, "STOPPED", started, reason="the queue of this machine was stopped", **ending)
+        elif code != 0 and out_of_memory_kills() > kills:
+            reason = "the kernel has killed processes for memory"
+            self._end(job, sub, ENDED, "OUT_OF_MEMORY", started, reason=reason, **ending)
+        else:
+            self._end(job, sub, ENDED, "COMPLETED" if code == 0 else "FAILED", started, **ending)
+
+    def _follow(self, job: LocalJob, process: "subprocess.Popen[bytes]", started: float) -> str:
+        """Wait for the script's end; returns what has ended it: ``elapse``, ``cancel``, ``stop``, or "" for itself."""
+        told = ""
+        begun = time.monotonic()
+        while process.poll() is None and not told:
+            if job.elapse is not None and time.monotonic() - begun > job.elapse:
+                told = "elapse"
+            elif self._store.wanted(job, "cancel"):
+                told = "cancel"
+            elif self.stopped:
+                told = "stop"
+            else:
+                time.sleep(_POLL_SECONDS)
+        if told:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)  # as batch systems do: not the script alone
+            deadline = time.monotonic() + self._grace
+            while (process.poll() is None or marked(job.mark)) and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+            end_marked(job.mark, 0.0, process)
+        else:
+            end_marked(job.mark, min(self._grace, 2.0), process)  # what the script has left in the background
+        process.wait()
+        return told
+
+    def _end_orphans(self) -> None:
+        """Jobs of a queue that was killed: nothing of them may run beside the next job."""
+        for job in self._mine():
+            for sub in job.subs:
+                state = self._store.state(job, sub)
+                if state is not None and state["state"] == RUNNING and not alive(state):
+                    end_marked(job.mark, self._grace)
+                    reason = "the queue that ran it was killed"
+                    self._end(job, sub, LOST, "RUNNING", state["started"], reason=reason)
+
+    def _end(self, job: LocalJob, sub: str, state: str, raw: str, started: float, **values: Any) -> None:
+        ending = {"state": state, "raw": raw, "started": started, "ended": time.time(), **values}
+        self._store.write_state(job, sub, ending)
+
+    def _mine(self) -> List[LocalJob]:
+        return [job for job in self._store.jobs() if job.host == self._host]
+
+
+def main(root: Path) -> int:
+    """Become the queue in the background, or leave at once where there is one. Returns in the process that was started;
+    the queue itself never returns."""
+    host = socket.gethostname()
+    store = LocalStore(root)
+    queue = Queue(store, host)
+    lock = _locked(root, host)
+    if lock is None:
+        return 0
+    if os.fork() > 0:
+        return 0
+    os.setsid()
+    try:
+
+        def stop(_number: int, _frame: Optional[FrameType]) -> None:
+            queue.stopped = True
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        while lock is not None:
+            write_json_atomically(root / queue_file(host), myself())
+            queue.serve()
+            os.close(lock)
+            # a job that came after the last look and before the lock was free has found this queue at work
+            lock = _locked(root, host) if not queue.stopped and queue.next() is not None else None
+        os._exit(0)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _locked(root: Path, host: str) -> Optional[int]:
+    """The lock of this machine's queue, or None where another process has it."""
+    handle = os.open(root / f"queue-{host}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

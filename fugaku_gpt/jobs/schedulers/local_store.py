@@ -1,0 +1,206 @@
+"""The folders of this machine's jobs, and what can be read off them.
+
+Jobs are folders of the user's state directory, so that ids are known whoever asks and from wherever::
+
+    ~/.local/state/fugaku-gpt/local/<number>/
+      job.json             what is to be run, written once
+      state.json           how far it is, by the queue; state-<n>.json for each sub-job of a bulk job
+      hold, cancel         empty files: what the user wants
+
+Each file has one writer, and is whole or not there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+import psutil
+
+from fugaku_gpt.errors import EXIT_RESUME, UsageError
+from fugaku_gpt.jobs.schedulers.protocol import Submission
+from fugaku_gpt.records.files import write_json_atomically
+from fugaku_gpt.records.job import ENDED, RUNNING, bulk_numbers
+
+# what a job's processes inherit from who has submitted it; anything else would depend on who has started the queue
+INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_ALL", "TMPDIR", "HOME", "USER", "LOGNAME", "SHELL")
+_ID = re.compile(r"local-(?P<number>\d+)(?:\[(?P<sub>\d+)\])?")
+
+
+@dataclass(frozen=True)
+class LocalJob:
+    """One folder of the queue: see :class:`fugaku_gpt.jobs.schedulers.protocol.Submission` for what has its name there.
+
+    Attributes:
+        host: on which it runs; a home directory may be shared by several.
+        mark: by which its processes are found.
+        environment: of its processes.
+        submitted: seconds since the epoch.
+    """
+
+    number: int
+    script: str
+    directory: str
+    after: Optional[str]
+    elapse: Optional[float]
+    bulk: str
+    tag: str
+    host: str
+    mark: str
+    environment: Dict[str, str]
+    submitted: float
+
+    @property
+    def job_id(self) -> str:
+        """Such as ``local-7``."""
+        return f"local-{self.number}"
+
+    @property
+    def subs(self) -> List[str]:
+        """Numbers of the sub-jobs; one empty text for a job of its own."""
+        return [str(number) for number in bulk_numbers(self.bulk)] or [""]
+
+    def sub_id(self, sub: str) -> str:
+        """``local-7``, or ``local-7[3]``."""
+        return f"{self.job_id}[{sub}]" if sub else self.job_id
+
+    def output(self, sub: str) -> Path:
+        """What the script prints."""
+        return Path(self.directory) / f"{self.sub_id(sub)}.out"
+
+
+class LocalStore:
+    """The folders of the jobs."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def add(self, submission: Submission, host: str) -> LocalJob:
+        """A new job, with the next free number."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        number = max((int(path.name) for path in self.root.iterdir() if path.name.isdigit()), default=0) + 1
+        while True:
+            try:
+                (self.root / str(number)).mkdir()
+                break
+            except FileExistsError:  # another one was faster
+                number += 1
+        job = LocalJob(
+            number=number,
+            script=submission.script,
+            directory=str(submission.directory.resolve()),
+            after=submission.after,
+            elapse=submission.elapse,
+            bulk=submission.bulk,
+            tag=submission.tag,
+            host=host,
+            mark=uuid.uuid4().hex,
+            environment={name: os.environ[name] for name in INHERITED if name in os.environ},
+            submitted=time.time(),
+        )
+        write_json_atomically(self.root / str(number) / "job.json", asdict(job))
+        return job
+
+    def job(self, number: int) -> Optional[LocalJob]:
+        """A job; None where there is none, or it is being made."""
+        values = read_file(self.root / str(number) / "job.json")
+        try:
+            return LocalJob(**values) if values is not None else None
+        except TypeError:
+            raise UsageError(f"{self.root / str(number)}: not a job of this version; move this folder away") from None
+
+    def jobs(self) -> List[LocalJob]:
+        """All jobs, oldest first."""
+        numbers = sorted(int(path.name) for path in self.root.glob("*") if path.name.isdigit())
+        return [job for job in map(self.job, numbers) if job is not None]
+
+    def state(self, job: LocalJob, sub: str) -> Optional[Dict[str, Any]]:
+        """What the queue has written of a sub-job; None before it has begun."""
+        return read_file(self._state_file(job, sub))
+
+    def write_state(self, job: LocalJob, sub: str, values: Dict[str, Any]) -> None:
+        """By the queue only."""
+        write_json_atomically(self._state_file(job, sub), values)
+
+    def wanted(self, job: LocalJob, what: str) -> bool:
+        """Whether the user wants it to be ``hold`` or ``cancel``."""
+        return (self.root / str(job.number) / what).exists()
+
+    def want(self, job: LocalJob, what: str, yes: bool = True) -> None:
+        """See :meth:`wanted`."""
+        path = self.root / str(job.number) / what
+        if yes:
+            path.touch()
+        elif path.exists():
+            path.unlink()
+
+    def _state_file(self, job: LocalJob, sub: str) -> Path:
+        return self.root / str(job.number) / (f"state-{sub}.json" if sub else "state.json")
+
+
+def queue_file(host: str) -> str:
+    """Name of the file that says which process is the queue of a machine."""
+    return f"queue-{host}.json"
+
+
+def myself() -> Dict[str, Any]:
+    """This process, for :func:`alive`."""
+    return {"pid": os.getpid(), "created": psutil.Process().create_time()}
+
+
+def alive(process: Dict[str, Any]) -> bool:
+    """Whether the process of :func:`myself` is there: its number, and not taken by another one since."""
+    try:
+        found = psutil.Process(int(process["pid"]))
+        return abs(found.create_time() - float(process["created"])) < 1.0 and found.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, KeyError, TypeError, ValueError):
+        return False
+
+
+def may_run(store: LocalStore, job: LocalJob) -> Tuple[bool, str]:
+    """Whether a waiting job may run now, and if it never will: why not."""
+    if store.wanted(job, "hold"):
+        return False, ""
+    if job.after is None:
+        return True, ""
+    before = store.job(split_id(job.after)[0])
+    if before is None:
+        return False, f"{job.after}, which it was to follow, is not there"
+    state = store.state(before, before.subs[0])
+    if state is None:
+        return False, f"after {job.after}, which was cancelled" if store.wanted(before, "cancel") else ""
+    if state["state"] == RUNNING and alive(state):
+        return False, ""
+    if state["state"] == ENDED and state.get("exit_code") == EXIT_RESUME:
+        return True, ""
+    return False, f"after {job.after}, which did not ask to be resumed"
+
+
+def split_id(job_id: str) -> Tuple[int, Optional[str]]:
+    """Number and sub-job.
+
+    Raises:
+        UsageError: not an id of this scheduler.
+    """
+    found = _ID.fullmatch(job_id)
+    if found is None:
+        raise UsageError(f"{job_id!r}: not a job of this machine; valid: local-7 or local-7[3]")
+    return int(found["number"]), found["sub"]
+
+
+def read_file(path: Path) -> Optional[Dict[str, Any]]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{path}: not a JSON object")
+    return values
