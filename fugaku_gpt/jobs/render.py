@@ -138,7 +138,7 @@ def _context(config: RunConfig, profile: Profile) -> Tuple[Dict[str, Any], List[
         threads = max(1, (profile.cores or fugaku.CORES) // config.ranks_per_node)
     context: Dict[str, Any] = {
         **{key: getattr(job, key) for key in _PLAIN},
-        "settings": {key: json.dumps(value) for key, value in changed_settings(config).items()},
+        "settings": {key: _on_one_line(value) for key, value in changed_settings(config).items()},
         "name": job_name(config),
         "ranks": config.layout.ranks,
         "ranks_per_node": config.ranks_per_node,
@@ -284,6 +284,12 @@ def _note_large_pages(config: RunConfig, notes: List[str]) -> None:
     for key in ("large_pages", "paging_policy", "arena_lock"):
         if getattr(config.node, key) is not None:
             notes.append(f"node.{key}={getattr(config.node, key)}: only Fujitsu's large-page library reads it")
+
+
+def _on_one_line(value: object) -> str:
+    """A value as JSON that is YAML too, in printable ASCII (JSON's pairs of surrogates are not YAML)."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(one if " " <= one <= "~" else f"\\U{ord(one):08x}" for one in text)
 
 
 def _clock(seconds: Optional[float]) -> str:

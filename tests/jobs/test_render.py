@@ -54,13 +54,11 @@ def test_the_directives_alone_say_what_the_settings_say(case: str) -> None:
     job, node = config.job, config.node
     assert not script.problems and not script.late and all(directive.known for directive in script.directives)
     shape = parse_node(str(script.resources["node"]))
-    sides = 1
-    for side in shape.dims:
-        sides *= side
-    assert sides == job.nodes and (not job.shape or "x".join(map(str, shape.dims)) == job.shape)
+    assert shape.count == job.nodes and (not job.shape or "x".join(map(str, shape.dims)) == job.shape)
     assert (shape.allocation or "", shape.strict or "") == (job.allocation, job.strict)
     elapse = parse_elapse(str(script.resources["elapse"]))
-    assert elapse.maximum == job.elapse and elapse.minimum == job.elapse_min
+    assert (elapse.maximum, elapse.ranged) == (job.elapse, job.elapse_min is not None)
+    assert elapse.minimum == (job.elapse_min or job.elapse)
     assert script.options["group"] == job.group and script.resources["rscgrp"] == job.resource_group
     assert script.resources.get("rscunit", "") == job.resource_unit
     assert script.resources.get("node-mem", "") == job.node_memory
@@ -164,7 +162,7 @@ def run_script(folder: Path, text: str, variables: Dict[str, str]) -> int:
 LINE = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), max_size=40)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(value=LINE, path=LINE.filter(bool))
 def test_any_text_reaches_the_ranks_as_it_is_and_nothing_of_it_is_executed(
     value: str, path: str, tmp_path_factory: pytest.TempPathFactory
@@ -178,7 +176,7 @@ def test_any_text_reaches_the_ranks_as_it_is_and_nothing_of_it_is_executed(
     assert run_script(folder, script.text, {"PJM_JOBID": "7", "PJM_SUBJOBID": "7"}) == 0
     words, variables = json.loads((folder / "called-mpiexec.json").read_text())
     assert variables["SAID"] == value
-    assert words[-7:] == [str(python), "-m", "fugaku_gpt", "train", "config.yaml", *words[-2:]][-7:]
+    assert words[words.index(str(python)) + 1 :][:4] == ["-m", "fugaku_gpt", "train", "config.yaml"]
     assert json.loads((folder / "called-llio_transfer.json").read_text())[0] == [path]
     assert settings_of(script.text) == replace(config, job=job)
 
@@ -247,7 +245,7 @@ def test_a_link_of_a_chain_goes_on_only_where_the_one_before_stopped_to_be_resum
     assert (tmp_path / "called-mpiexec.json").exists() == started
 
 
-# -- templates and profiles of the user's --------------------------------------------------------------------------------
+# -- templates and profiles of the user's ------------------------------------------------------------------------------
 
 
 def test_a_template_of_the_users_overrides_a_block(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@
 #   training.warmup_iterations: 30
 #   job.scheduler: "local"
 #   job.transfer: ["a b/$(x)'y.so"]
-#   job.environment: ["SAID=it's $(date) `id` \"so\" ; rm -rf ~ & \u00c4\u00d6\u96ea"]
+#   job.environment: ["SAID=it's $(date) `id` \"so\" ; rm -rf ~ & \U000000c4\U000000d6\U000096ea"]
 # Note: job.transfer: not applied on this machine
 
 # shellcheck disable=SC2016,SC2329  # quoted values stay as they are; the traps call the functions

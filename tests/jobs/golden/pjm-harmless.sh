@@ -30,7 +30,7 @@
 #   job.resource_group: "small"
 #   job.volumes: ["/vol0004"]
 #   job.transfer: ["a b/$(x)'y.so"]
-#   job.environment: ["SAID=it's $(date) `id` \"so\" ; rm -rf ~ & \u00c4\u00d6\u96ea"]
+#   job.environment: ["SAID=it's $(date) `id` \"so\" ; rm -rf ~ & \U000000c4\U000000d6\U000096ea"]
 # Note: freq and eco_state are not set: Fugaku's default of 2025-04 is written out, 2200 MHz
 
 # shellcheck disable=SC2016,SC2329  # quoted values stay as they are; the traps call the functions
