@@ -1,0 +1,122 @@
+"""Filter expressions mean what they say, and their mistakes are told with their place."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fugaku_gpt.errors import ConfigError
+from fugaku_gpt.sweep.expression import MAX_DEPTH, parse_expression
+
+ROW: Dict[str, Any] = {
+    "layout.dp": 4,
+    "layout.tp": 2,
+    "node.tcmalloc": True,
+    "node.freq_mhz": None,
+    "training.dtype": "float32",
+    "training.lr": 2e-4,
+    "job.elapse": 5400.0,
+    "job.volumes": ("/vol0004", "/vol0005"),
+}
+
+
+def holds(text: str) -> bool:
+    return parse_expression(text, "s.yaml:3: where", ROW).holds(ROW.__getitem__, "row dp4")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("layout.dp * layout.tp <= 8 and not node.tcmalloc", False),
+        ("layout.dp * layout.tp <= 8 or node.freq_mhz < 3", True),  # the second is never asked
+        ("not node.tcmalloc or layout.dp == 4 and layout.tp == 2", True),
+        ("not (node.tcmalloc or layout.dp == 4)", False),
+        ("1 + 2 * 3 == 7 and (1 + 2) * 3 == 9 and 7 - 2 - 1 == 4 and 8 / 4 / 2 == 1", True),
+        ("-layout.dp == -4 and - -2 == +2 and 7 % 4 == 3 and 1/2 == 0.5", True),
+        ("1 <= layout.tp < layout.dp < 5", True),
+        ("1 <= layout.tp > layout.dp", False),
+        ("layout.tp in (1, 2, 4) and layout.tp not in [3] and layout.tp not in ()", True),
+        ("layout.tp in (2,)", True),
+        ("'/vol0004' in job.volumes and '/vol' not in job.volumes", True),
+        ("training.dtype == \"float32\" and '32' in training.dtype and 'a' < 'b'", True),
+        ("node.freq_mhz == null and training.lr != null and null == none", True),
+        ("node.freq_mhz != 2200", True),
+        ("job.elapse == 1:30:00 and job.elapse > 5:00 and training.lr == 2e-4", True),
+        ("node.tcmalloc == true and not false", True),
+        ("1_000 == 1e3", True),
+        ("  node.tcmalloc ", True),
+    ],
+)
+def test_it_means_what_it_says(text: str, expected: bool) -> None:
+    assert holds(text) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("layuot.dp == 1", r"^s.yaml:3: where: 'layuot.dp == 1', character 1: unknown name layuot.dp; did you mean"),
+        ("layout.dp == 1 and tp > 1", "character 20: unknown name tp; did you mean layout.tp"),
+        ("training.dtype == float32", "character 19: unknown name float32; a text stands in quotes"),
+        ("layout.dp = 1", "character 11: '=' means nothing here; equal is =="),
+        ("layout.dp == 1 && node.tcmalloc", "character 16: '&' means nothing here; write and"),
+        ("training.dtype == 'float32", "character 19: .*the text has no end"),
+        ("layout.dp == ", "character 14: the expression ends where a value is expected"),
+        ("", "the expression ends"),
+        ("(layout.dp == 1", "character 1: '\\(' has no '\\)'"),
+        ("layout.dp == 1)", "character 15: '\\)' is not expected here"),
+        ("layout.dp 1", "character 11: '1' is not expected"),
+        ("()", "is a list, neither true nor false"),
+        ("layout.dp not 1", "not stands before what it negates"),
+        ("layout.dp", "is the number 4, neither true nor false .in row dp4"),
+        ("layout.dp and true", "and is of true and false, not of the number 4"),
+        ("not layout.dp", "not is of true and false"),
+        ("node.freq_mhz < 2200", r"null \(not set\) and the number 2200 have no order .in row dp4"),
+        ("node.tcmalloc + 1 == 2", r"\+ is of numbers, not of true"),
+        ("-training.dtype == 1", "a sign is of numbers, not of the text 'float32'"),
+        ("training.dtype == 32", "the text 'float32' and the number 32 are never equal"),
+        ("layout.dp / (layout.tp - 2) == 1", "character 11: division by 0"),
+        ("layout.dp % 0 == 1", "division by 0"),
+        ("layout.dp in 4", "in stands before a list or a text, not before the number 4"),
+        ("layout.dp in job.elapse", "not before the number 5400"),
+        ("9" * 101 + " == 1", "expected a number"),
+        ("job.elapse < 1:75:00", "minutes and seconds below 60"),
+        ("1e300 * 1e300 == 1", "the number is too large"),
+        ("1e400 == 1", "character 1: 1e400: the number is too large"),
+        ("(" * 60 + "true" + ")" * 60, f"more than {MAX_DEPTH} levels"),
+        ("not " * 60 + "true", "levels"),
+        ("1 == " + "-" * 60 + "1", "levels"),
+        ("true and " * 300 + "true", "an expression of 2704 characters; at most 2000"),
+        ("__import__('os')", "unknown name __import__"),
+        ("layout.dp.__class__ == 1", "unknown name layout.dp.__class__"),
+        ("lambda: 1", "':' means nothing here"),
+        ("a\x00b", "unknown name a|means nothing"),
+        ("é == 1", "'é' means nothing here"),
+    ],
+)
+def test_mistakes_are_told_with_their_place(text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        holds(text)
+
+
+@given(st.text(max_size=60) | st.text("()[]+-*/%<>=!., 0123456789'andortilyu_e", max_size=60))
+def test_any_text_is_an_expression_or_a_named_mistake(text: str) -> None:
+    try:
+        assert holds(text) in (True, False)
+    except ConfigError as error:
+        assert str(error).startswith("s.yaml:3: where: ")
+
+
+_NUMBERS = st.integers(0, 50)
+
+
+@given(_NUMBERS, _NUMBERS, _NUMBERS, st.sampled_from(["+", "-", "*"]), st.sampled_from(["+", "-", "*"]))
+def test_arithmetic_binds_as_in_mathematics(a: int, b: int, c: int, one: str, two: str) -> None:
+    apply = {"+": lambda x, y: x + y, "-": lambda x, y: x - y, "*": lambda x, y: x * y}
+    if two == "*" and one != "*":
+        expected = apply[one](a, b * c)
+    else:
+        expected = apply[two](apply[one](a, b), c)
+    assert holds(f"{a} {one} {b} {two} {c} == {expected}")
