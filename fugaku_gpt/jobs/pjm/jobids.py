@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import List, Optional
 
-ID_PATTERN = r"\d{1,15}(?:_\d{1,7}|\[\d{1,7}\])?"
+ID_PATTERN = r"[0-9]{1,15}(?:_[0-9]{1,7}|\[[0-9]{1,7}\])?"
 LONGEST_RANGE = 1_000_000  # bulk numbers are 0 to 999999
 _ONE = re.compile(r"(\d{1,15})(?:_(\d{1,7})|\[(\d{1,7})\])?", re.ASCII)
 _RANGE = re.compile(r"(\d{1,15})(?:-(\d{1,15})|_(\d{1,7})-(\d{1,7})|\[(\d{1,7})-(\d{1,7})\])", re.ASCII)

@@ -1,0 +1,142 @@
+"""What PJM's error numbers mean, whose matter each is, and what to do.
+
+Sources: Command Reference J2UL-2549 (messages of pjsub, pjdel, pjstat, pjwait), Fugaku user guide ("PJM 0079 ERROR
+REASON list"). 00xx are pjsub's, 01xx those of commands that change jobs, 02xx pjstat's, 06xx pjwait's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Tuple
+
+USER = "user"  # the script or the command is to be changed
+SITE = "site"  # a right, a budget or a setting of the site is missing
+RETRY = "retry"  # the same again, later
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """An error number.
+
+    Attributes:
+        meaning: what it says.
+        matter: ``user``, ``site`` or ``retry``.
+        advice: how to mend it.
+    """
+
+    meaning: str
+    matter: str
+    advice: str
+
+
+_LATER = "hand it in again after about ten minutes; if it stays, tell the support desk"
+_LIMITS = "see the group's limits with: pjacl --rg GROUP"
+
+MEANINGS: Dict[str, Meaning] = {
+    "0001": Meaning("unknown option, or an option without its argument", USER, "check the options with job lint"),
+    "0002": Meaning("options that exclude each other", USER, "check the options with job lint"),
+    "0003": Meaning("an argument that is not valid", USER, "check the options with job lint"),
+    "0004": Meaning("an argument that is not valid", USER, "check the options with job lint"),
+    "0008": Meaning("a quote that is never closed", USER, "close the quotes of the line"),
+    "0009": Meaning("an argument that is not valid", USER, "check the options with job lint"),
+    "0012": Meaning("the step job to join is over", USER, "hand the step in as a new step job"),
+    "0018": Meaning("no step job of that name", USER, "check jnam= of --sparam"),
+    "0020": Meaning("a file cannot be opened", USER, "check that the script is there and can be read"),
+    "0021": Meaning("a path is too long", USER, "at most 4096 characters"),
+    "0022": Meaning("the script is not a script", USER, "check the file"),
+    "0023": Meaning("several scripts where one is allowed", USER, "hand them in one by one"),
+    "0025": Meaning("a line is too long", USER, "at most 4096 characters; use several #PJM lines"),
+    "0026": Meaning("the working directory cannot be used", USER, "change to a directory that the job can reach"),
+    "0027": Meaning("the working directory cannot be used", USER, "change to a directory that the job can reach"),
+    "0028": Meaning("the working directory cannot be used", USER, "change to a directory that the job can reach"),
+    "0041": Meaning("no such group", USER, "check -g; your groups are told by: id"),
+    "0045": Meaning("a path is not on the global file system", USER, "put output files on a data area"),
+    "0046": Meaning("a value outside its range", USER, _LIMITS),
+    "0047": Meaning("a value is not a multiple of what it must be", USER, "round it"),
+    "0048": Meaning("the size of a temporary area is not valid", USER, "check localtmp-size and sharedtmp-size"),
+    "0049": Meaning("temporary areas exceed what a node has", USER, "localtmp and sharedtmp: about 87 GiB together"),
+    "0050": Meaning("no layered storage here", USER, "drop --llio"),
+    "0054": Meaning("below the lower limit of the resource group", USER, _LIMITS),
+    "0056": Meaning("a start time in the past", USER, "check --at"),
+    "0057": Meaning("above the upper limit of the resource group", USER, _LIMITS),
+    "0058": Meaning("no such resource group or unit", USER, "check rscgrp= and rscunit=; see them with: pjstat --rsc"),
+    "0059": Meaning("the resource group or unit is closed", RETRY, "wait until it is open, or take another"),
+    "0060": Meaning("a step number that is not valid or is taken", USER, "check sn= of --sparam"),
+    "0063": Meaning("an option given more than once", USER, "give it once"),
+    "0068": Meaning("the configuration has changed meanwhile", RETRY, "hand it in again"),
+    "0069": Meaning("resource group or unit not given", USER, "give -L rscgrp= and, if needed, rscunit="),
+    "0070": Meaning("no permission for this", SITE, "the site does not allow it to you; ask it, or do without"),
+    "0071": Meaning(
+        "the group may not submit jobs", USER, "give your project's group with -g; group fugaku cannot submit"
+    ),
+    "0072": Meaning("as many jobs as are accepted are there already", RETRY, "wait; see: pjstat --limit"),
+    "0073": Meaning("refused by the site's rules", SITE, "ask the site"),
+    "0074": Meaning("refused by the site's rules", SITE, "ask the site"),
+    "0076": Meaning("a custom resource with a value that is not allowed", USER, "take one of the values that it names"),
+    "0077": Meaning("too many custom resources", USER, "at most 64"),
+    "0079": Meaning("refused by the site's gate", SITE, "see the text; budgets and groups are the project's matter"),
+    "0084": Meaning("an interactive job could not be started", RETRY, "try again, or with --sparam wait-time="),
+    "0085": Meaning("an interactive job could not be started", RETRY, "try again, or with --sparam wait-time="),
+    "0089": Meaning("not supported here", USER, "do without"),
+    "0090": Meaning("the job operation software does not answer", RETRY, _LATER),
+    "0091": Meaning("internal error of the job operation software", RETRY, _LATER),
+    "0093": Meaning("this node cannot submit jobs", USER, "go to a login node"),
+    "0112": Meaning("no such job", USER, "it may have ended: pjstat -H"),
+    "0113": Meaning(
+        "not possible in the job's state", USER, "see the state with pjstat; in RNP and RNE only --enforce"
+    ),
+    "0170": Meaning("no permission", USER, "the job is not yours"),
+    "0171": Meaning("no permission", USER, "the job is not yours"),
+    "0201": Meaning("unknown option, or an option without its argument", USER, "check the command"),
+    "0202": Meaning("options that exclude each other", USER, "check the command"),
+    "0203": Meaning("an argument that is not valid", USER, "check the command"),
+    "0204": Meaning("an argument that is not valid", USER, "check the command"),
+    "0211": Meaning("not a job id", USER, "ids are such as 238, 239[1] or 240_0"),
+    "0270": Meaning("no permission", SITE, "the site does not allow it to you"),
+    "0290": Meaning("the job operation software does not answer", RETRY, _LATER),
+    "0291": Meaning("internal error of the job operation software", RETRY, _LATER),
+    "0297": Meaning("the data cannot be had", RETRY, _LATER),
+}
+
+# what the gate says (PJM 0079 and REASON) → what it means; searched as lower case, in this order
+GATE: Tuple[Tuple[str, Meaning], ...] = (
+    ("group is not active", Meaning("the group has expired", SITE, "renew the project, or give another group")),
+    ("user is not active", Meaning("the user has expired", SITE, "ask the project manager")),
+    ("node is too few", Meaning("fewer nodes than are allowed now", USER, "more nodes, or wait for the limit's end")),
+    ("node is too many", Meaning("more nodes than are allowed now", USER, "fewer nodes, or wait for the limit's end")),
+    ("elapse limit is too short", Meaning("shorter than is allowed now", USER, "ask for more time")),
+    ("elapse limit is too long", Meaning("longer than is allowed now", USER, "ask for less time")),
+    ("use resource is too few", Meaning("fewer node-hours than are allowed now", USER, "more nodes or time")),
+    ("use resource is too many", Meaning("more node-hours than are allowed now", USER, "fewer nodes or less time")),
+    ("remaining resource shortage", Meaning("the budget is reserved by other jobs", RETRY, "wait for them to end")),
+    ("need more resource", Meaning("the budget is short", SITE, "smaller job, or more budget")),
+    ("computing resources shortage", Meaning("the budget is short", SITE, "smaller job, or more budget")),
+)
+
+# what Fugaku's pjsub says without a number → what it means; searched as lower case
+UNNUMBERED: Tuple[Tuple[str, Meaning], ...] = (
+    (
+        "current directory is not a data area",
+        Meaning(
+            "the working directory is not on a data area",
+            USER,
+            "submit from a data area, or with --no-check-directory on the command line",
+        ),
+    ),
+    (
+        "if you use spack, set pjm_llio_gfscache",
+        Meaning(
+            "Spack's volume is not mounted",
+            USER,
+            "add -x PJM_LLIO_GFSCACHE=/vol0004, or --no-check-gfscache on the command line",
+        ),
+    ),
+    (
+        "so set pjm_llio_gfscache",
+        Meaning(
+            "the working directory's volume is not mounted",
+            USER,
+            "add that volume to -x PJM_LLIO_GFSCACHE",
+        ),
+    ),
+)
