@@ -127,9 +127,10 @@ def train_command(
     ranks = config.layout.ranks
     threads = str(threads_per_rank(config, cores))
     words = [f"OMP_NUM_THREADS={threads}", f"MKL_NUM_THREADS={threads}"]
-    if config.node.tcmalloc and tcmalloc is not None:
-        present = os.environ.get("LD_PRELOAD")
-        words.append(f"LD_PRELOAD={tcmalloc}" + (f":{present}" if present else ""))
+    libraries = [str(tcmalloc)] if config.node.tcmalloc and tcmalloc is not None else []
+    libraries += config.node.preload
+    if libraries:
+        words.append("LD_PRELOAD=" + ":".join([*libraries, *filter(None, [os.environ.get("LD_PRELOAD")])]))
     python = [sys.executable, "-m", "fugaku_gpt", "train", str(config_file), "--out", str(out_dir)]
     return Command([*launcher.start(ranks), "env", *words, *python], dict(launcher.environment))
 

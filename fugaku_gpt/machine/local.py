@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import re
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Optional
 
 import psutil
+
+from fugaku_gpt.config.schema import NodeConfig
 
 _ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 _LIBRARY_DIRS = ("/usr/lib", "/usr/lib64", "/lib64", "/usr/local/lib", "/usr/local/lib64")
@@ -125,20 +128,32 @@ class Toggle:
     seen: str
 
 
-def read_back_toggles(tcmalloc: bool, freq_mhz: Optional[int], retention_state: Optional[int]) -> List[Toggle]:
+def read_back_toggles(node: NodeConfig) -> List[Toggle]:
     """The toggles that were asked for, each checked against what this process sees. Call it inside a rank."""
     toggles = []
-    if tcmalloc:
+    if node.tcmalloc:
         allocator = allocator_in_use()
         toggles.append(Toggle("tcmalloc", True, "tcmalloc" in allocator, allocator))
-    if freq_mhz is not None:
+    if node.freq_mhz is not None:
         clock = clock_mhz()
-        toggles.append(Toggle("freq_mhz", freq_mhz, clock == freq_mhz, f"{clock} MHz" if clock else "clock not fixed"))
-    if retention_state is not None:
-        state = job_resources().get("retention_state")
-        toggles.append(
-            Toggle("retention_state", retention_state, state == str(retention_state), state or "no such control here")
-        )
+        seen = f"{clock} MHz" if clock else "clock not fixed"
+        toggles.append(Toggle("freq_mhz", node.freq_mhz, clock == node.freq_mhz, seen))
+    for knob in ("eco_state", "retention_state", "throttling_state", "issue_state", "ex_pipe_state"):
+        wanted = getattr(node, knob)
+        if wanted is not None:
+            state = job_resources().get(knob)
+            toggles.append(Toggle(knob, wanted, state == str(wanted), state or "no such control here"))
+    mapped = {line.rpartition("/")[2] for line in (_read("/proc/self/maps") or "").splitlines()}
+    for library in node.preload:
+        there = Path(library).name in mapped
+        toggles.append(Toggle("preload", library, there, "loaded" if there else "not loaded"))
+    if node.large_pages == "hugetlbfs":  # Fujitsu's library hooks malloc; without it the variables mean nothing
+        there = any(name.startswith("libmpg.so") for name in mapped)
+        seen = "libmpg.so loaded" if there else "no large-page library loaded"
+        toggles.append(Toggle("large_pages", node.large_pages, there, seen))
+    if node.open_files is not None:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        toggles.append(Toggle("open_files", node.open_files, limit >= node.open_files, str(limit)))
     return toggles
 
 

@@ -73,7 +73,7 @@ def collect_environment(config: RunConfig, world: Communicator, process: Dict[st
         "vector_extensions": local.vector_flags(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "memory_limit_bytes": local.memory_limit(),
-        "toggles": [asdict(t) for t in local.read_back_toggles(node.tcmalloc, node.freq_mhz, node.retention_state)],
+        "toggles": [asdict(t) for t in local.read_back_toggles(node)],
         "ranks": ranks,
     }
 

@@ -238,9 +238,11 @@ def test_a_link_of_a_chain_goes_on_only_where_the_one_before_stopped_to_be_resum
     dump_program(tmp_path, "mpiexec")
     text = rendered("pjm-chain").text
     if before is not None:
-        run_script(tmp_path, text, {"PJM_JOBID": "5", "PJM_SUBJOBID": "5_0", "EXIT_WITH": str(before)})
+        run_script(
+            tmp_path, text, {"PJM_JOBID": "5", "PJM_SUBJOBID": "5_0", "PJM_STEPNUM": "0", "EXIT_WITH": str(before)}
+        )
         (tmp_path / "called-mpiexec.json").unlink()
-    variables = {"PJM_JOBID": "5", "PJM_SUBJOBID": "5_1", "FUGAKU_GPT_AFTER": "5_0"}
+    variables = {"PJM_JOBID": "5", "PJM_SUBJOBID": "5_1", "PJM_STEPNUM": "1"}
     run_script(tmp_path, text, variables)
     assert (tmp_path / "called-mpiexec.json").exists() == started
 

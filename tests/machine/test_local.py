@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from fugaku_gpt.config import NodeConfig
 from fugaku_gpt.machine import local
 
 
@@ -24,7 +25,7 @@ def test_power_knobs_are_read_from_what_pjm_granted(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PJM_CUSTOM_RESOURCES", "freq=2200,eco_state=0,retention_state=0,odd")
     assert local.job_resources() == {"freq": "2200", "eco_state": "0", "retention_state": "0"}
     assert local.clock_mhz() == 2200
-    toggles = {toggle.name: toggle for toggle in local.read_back_toggles(False, 2200, 1)}
+    toggles = {toggle.name: toggle for toggle in local.read_back_toggles(NodeConfig(freq_mhz=2200, retention_state=1))}
     assert toggles["freq_mhz"].applied and not toggles["retention_state"].applied
     assert toggles["retention_state"].seen == "0"
 
@@ -32,10 +33,23 @@ def test_power_knobs_are_read_from_what_pjm_granted(monkeypatch: pytest.MonkeyPa
 def test_toggles_without_a_control_are_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PJM_CUSTOM_RESOURCES", raising=False)
     monkeypatch.setattr(local, "clock_mhz", lambda: None)
-    toggles = local.read_back_toggles(True, 2200, 0)
+    toggles = local.read_back_toggles(NodeConfig(tcmalloc=True, freq_mhz=2200, retention_state=0))
     assert [toggle.applied for toggle in toggles] == [False, False, False]
     assert [toggle.seen for toggle in toggles] == ["libc", "clock not fixed", "no such control here"]
-    assert local.read_back_toggles(False, None, None) == []
+    assert local.read_back_toggles(NodeConfig()) == []
+
+
+def test_every_other_toggle_is_checked_against_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PJM_CUSTOM_RESOURCES", "eco_state=2,throttling_state=5")
+    here = next(path for path in _libraries() if path.startswith("/"))
+    node = NodeConfig(
+        eco_state=2, throttling_state=4, preload=(here, "/no/such.so"), large_pages="hugetlbfs", open_files=64
+    )
+    seen = [(toggle.name, toggle.applied) for toggle in local.read_back_toggles(node)]
+    assert seen == [
+        ("eco_state", True), ("throttling_state", False), ("preload", True), ("preload", False),
+        ("large_pages", False), ("open_files", True),
+    ]  # fmt: skip
 
 
 def test_a_preloaded_library_is_seen_in_the_process(tmp_path: object) -> None:

@@ -28,6 +28,9 @@ set -u
 
 job_id=${SLURM_JOB_ID:-unknown}
 sub_job=$job_id
+after=${SLURM_JOB_DEPENDENCY:-} # such as afternotok:17
+after=${after##*:}
+after=${after%%(*}
 started=$(date +%s)
 told=''   # the signal that told this job to stop
 child=''  # the process that is waited for
@@ -69,7 +72,6 @@ trap 'told_to_stop TERM 143' TERM
 trap 'told_to_stop XCPU 152' XCPU
 
 # A link of a chain goes on only where the link before it has stopped to be resumed (exit code 75).
-after=${FUGAKU_GPT_AFTER:-}
 if [[ -n $after ]] && ! grep -q '"exit_code": 75,' "exit/$after.json"; then
   echo "job $after did not stop to be resumed: there is nothing for this link to do"
   exit 0
