@@ -1,0 +1,228 @@
+"""PJM: ``pjsub``, ``pjstat``, ``pjdel``, ``pjhold``, ``pjrls``.
+
+A chain is a step job: each link is handed in with ``sd=ec!=75:all``, the condition to *cancel* it and all after it, so
+it runs only if the link before it has ended with "resume me".
+
+What PJM tells of a sub-job that has ended it tells when the whole bulk or step job has: until then such a sub-job is in
+neither of the two lists, and its state is ``unknown``; its own exit record is there.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+import time
+from pathlib import Path
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+
+from fugaku_gpt.errors import EXIT_RESUME, UsageError
+from fugaku_gpt.jobs.pjm.jobids import parse_job_id
+from fugaku_gpt.jobs.pjm.messages import Refusal, operation_results, refusal_of, submitted_ids
+from fugaku_gpt.jobs.pjm.pjstat import parse_data, status_of, statuses_of
+from fugaku_gpt.jobs.schedulers.commands import Answer, NoAnswer, Run, run_words
+from fugaku_gpt.jobs.schedulers.protocol import Accounting, Refused, Submission, Uncertain
+from fugaku_gpt.records.job import LOST, OVER, UNKNOWN, JobStatus, aggregate
+
+RETRY_SECONDS = (2.0, 4.0, 8.0)
+HISTORY_DAYS = 90  # as long as Fugaku keeps them
+_FOUND_DAYS = 7
+_COLUMNS = "jid,st,ec,pc,sn,ermsg,rscg"
+_NO_SUCH_OPTION = ("0001", "0002")
+_NOT_ANSWERED = ("0090", "0091")
+
+
+class PjmScheduler:
+    """See :class:`fugaku_gpt.jobs.schedulers.protocol.Scheduler`.
+
+    Args:
+        run: runs one command; see :func:`fugaku_gpt.jobs.schedulers.commands.run_words`.
+        sleep: waits between tries.
+    """
+
+    name = "pjm"
+
+    def __init__(self, run: Run = run_words, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._run = run
+        self._sleep = sleep
+
+    def command_of(self, submission: Submission) -> List[str]:
+        """See the protocol; run in the submission's directory."""
+        words = ["pjsub", "-z", "jid"]
+        if submission.tag:
+            words += ["--comment", submission.tag]
+        if submission.chain > 1:
+            parts = [f"sn={submission.link - 1}"]
+            if submission.after is not None:
+                parts = [f"jid={_number(submission.after)}", *parts, f"sd=ec!={EXIT_RESUME}:all"]
+            words += ["--step", "--sparam", ",".join(parts)]
+        return [*words, submission.script]
+
+    def submit(self, submission: Submission) -> str:
+        """See the protocol. What PJM asks to try later is tried again after 2, 4 and 8 seconds."""
+        words = self.command_of(submission)
+        waits = list(RETRY_SECONDS)
+        while True:
+            try:
+                answer = self._run(words, cwd=submission.directory)
+            except NoAnswer as error:
+                raise Uncertain(str(error)) from None
+            refusal = refusal_of(f"{answer.err}\n{answer.out}")
+            ids = submitted_ids(answer.out) or submitted_ids(answer.err)
+            if ids and answer.code == 0:
+                return _of_link(ids[-1], submission)
+            if refusal is None and answer.code == 0:
+                raise Uncertain(f"pjsub: its answer names no job: {answer.said[:200]!r}")
+            if refusal is not None and refusal.code in _NO_SUCH_OPTION and "-z" in words:
+                words = [word for word in words if word not in ("-z", "jid")]  # before -z could name the id
+                continue
+            if refusal is None or refusal.matter != "retry" or not waits:
+                raise Refused(_told(refusal, answer))
+            self._sleep(waits.pop(0))
+            if refusal.code in _NOT_ANSWERED and submission.tag:  # it may have been taken all the same
+                taken = self.find([submission.tag])
+                if taken:
+                    return taken[submission.tag]
+
+    def find(self, tags: Sequence[str]) -> Dict[str, str]:
+        """See the protocol: by the jobs' comments, then by those of the last days."""
+        found: Dict[str, str] = {}
+        for history in ([], ["-H", f"day={_FOUND_DAYS}"]):
+            answer = self._ask(["pjstat", *history, "-E", "-s", "--data", "--choose", "jid,cmt"])
+            if answer.code != 0:
+                raise UsageError(f"pjstat: {_told(refusal_of(answer.err), answer)}")
+            for row in parse_data(answer.out):
+                status = status_of(row)
+                for tag in set(tags) & set(row.values()) if status is not None else ():
+                    found.setdefault(tag, status.job_id if status is not None else "")
+            if set(found) == set(tags):
+                break
+        return {tag: _whole(job_id) for tag, job_id in found.items()}
+
+    def poll(self, job_ids: Sequence[str]) -> Dict[str, JobStatus]:
+        """See the protocol: one ``pjstat``, and one with ``-H`` where jobs are not in its answer."""
+        if not job_ids:
+            return {}
+        seen: Dict[str, JobStatus] = {}
+        asked = sorted({_number(job_id) for job_id in job_ids})
+        for history in ([], ["-H", f"day={HISTORY_DAYS}"]):
+            words = ["pjstat", *history, "-E", "--data", "--choose", _COLUMNS, *map(str, asked)]
+            try:
+                answer = self._ask(words)
+            except NoAnswer as error:
+                return {**_all(job_ids, UNKNOWN, str(error)), **seen}
+            if answer.code != 0:
+                reason = f"pjstat: {_told(refusal_of(answer.err), answer)}"
+                return {**_all(job_ids, UNKNOWN, reason.replace("\n", "; ")), **seen}
+            for job_id, status in statuses_of(parse_data(answer.out)).items():
+                seen.setdefault(job_id, status)
+            present = {_number(job_id) for job_id in seen}
+            asked = [number for number in asked if number not in present]
+            if not asked:
+                break
+        return {**seen, **{job_id: _one(seen, job_id) for job_id in job_ids}}
+
+    def cancel(self, job_ids: Sequence[str]) -> Dict[str, str]:
+        """See the protocol."""
+        return self._change("pjdel", job_ids)
+
+    def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
+        """See the protocol."""
+        return self._change("pjhold", job_ids)
+
+    def release(self, job_ids: Sequence[str]) -> Dict[str, str]:
+        """See the protocol."""
+        return self._change("pjrls", job_ids)
+
+    def output_files(self, directory: Path, job_id: str) -> List[Path]:
+        """See the protocol: the script's ``.out`` and ``.err``, then what each rank has printed, in their order."""
+        name = glob.escape(job_id)
+        found: Dict[Path, None] = {}
+        for pattern in (f"*.{name}.out", f"*.{name}.err", f"*.{name}[[]*.out", f"*.{name}[[]*.err"):
+            found.update((path, None) for path in sorted(directory.glob(pattern)))
+        for folder in dict.fromkeys((job_id, str(_number(job_id)))):
+            ranks = (directory / f"output.{folder}").glob("*/*/std*")
+            found.update((path, None) for path in sorted(ranks, key=_by_rank))
+        return list(found)
+
+    def accounting(self, directory: Path, job_id: str) -> Optional[Accounting]:
+        """See the protocol."""
+        raise NotImplementedError
+
+    def _ask(self, words: Sequence[str]) -> Answer:
+        """A query, again after 2, 4 and 8 seconds where PJM fails to answer it."""
+        for wait in RETRY_SECONDS:
+            answer = self._run(words)
+            refusal = refusal_of(answer.err)
+            if answer.code == 0 or (refusal is not None and refusal.matter == "user"):
+                return answer
+            self._sleep(wait)
+        return self._run(words)
+
+    def _change(self, command: str, job_ids: Sequence[str]) -> Dict[str, str]:
+        if not job_ids:
+            return {}
+        answer = self._run([command, *job_ids])
+        told = operation_results(f"{answer.out}\n{answer.err}")
+        rest = "" if answer.code == 0 else f"{command}: {answer.said or f'exit code {answer.code}'}"
+        return {job_id: _result(told, job_id, rest) for job_id in job_ids}
+
+
+def _number(job_id: str) -> int:
+    try:
+        return parse_job_id(job_id).number
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _whole(job_id: str) -> str:
+    """A bulk job's own id for one of its sub-jobs; a link of a chain is a job of its own."""
+    return job_id.partition("[")[0]
+
+
+def _of_link(job_id: str, submission: Submission) -> str:
+    return f"{job_id}_{submission.link - 1}" if submission.chain > 1 and "_" not in job_id else job_id
+
+
+def _told(refusal: Optional[Refusal], answer: Answer) -> str:
+    """PJM's words, what they mean, and what to do."""
+    said = answer.said or f"exit code {answer.code}, and no word"
+    if refusal is None:
+        return said
+    meaning = f"{refusal.meaning}: {refusal.advice}" if refusal.advice else refusal.meaning
+    return f"{said}\n{meaning}"
+
+
+def _one(seen: Dict[str, JobStatus], job_id: str) -> JobStatus:
+    if job_id in seen and not _parts(seen, job_id):
+        return seen[job_id]
+    parts = _parts(seen, job_id)
+    if parts:
+        return aggregate(job_id, parts)
+    number = _number(job_id)
+    family = [status for other, status in seen.items() if _number(other) == number]
+    if any(status.state not in OVER for status in family):
+        return JobStatus(job_id, UNKNOWN, reason=f"PJM tells how it ended when all of {number} has ended")
+    return JobStatus(job_id, LOST, reason=f"PJM knows no job {job_id} of the last {HISTORY_DAYS} days")
+
+
+def _parts(seen: Dict[str, JobStatus], job_id: str) -> List[JobStatus]:
+    """The sub-jobs of a whole bulk or step job."""
+    if not job_id.isdigit():
+        return []
+    return [status for other, status in seen.items() if other != job_id and _number(other) == int(job_id)]
+
+
+def _result(told: Dict[str, str], job_id: str, rest: str) -> str:
+    if job_id in told:
+        return told[job_id]
+    parts = [why for other, why in told.items() if _number(other) == _number(job_id) and job_id.isdigit()]
+    return next((why for why in parts if why), "") if parts else rest
+
+
+def _all(job_ids: Iterable[str], state: str, reason: str) -> Dict[str, JobStatus]:
+    return {job_id: JobStatus(job_id, state, reason=reason) for job_id in job_ids}
+
+
+def _by_rank(path: Path) -> Tuple[int, str]:
+    found = re.search(r"\.(\d+)$", path.name)
+    return (int(found[1]) if found else -1, path.name)
