@@ -1,0 +1,303 @@
+"""From a run to a job: its directory with configuration and script, and handing it in so that no job can be lost.
+
+Before the scheduler is called, ``job.jsonl`` gets an ``intent`` with a tag that the job carries as its comment. Whoever
+is killed between the scheduler's yes and our record leaves an open intent, and the job is found by its tag.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Callable, List, Optional, Tuple, Union
+
+from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config
+from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.jobs.render import JobScript, job_name, render_from_files
+from fugaku_gpt.jobs.schedulers.commands import TIMEOUT_SECONDS
+from fugaku_gpt.jobs.schedulers.protocol import Refused, Scheduler, Submission, Uncertain
+from fugaku_gpt.records.files import write_text_atomically
+from fugaku_gpt.records.job import (
+    OVER,
+    Intent,
+    JobHistory,
+    append_event,
+    append_status,
+    bulk_numbers,
+    read_history,
+)
+from fugaku_gpt.records.run import RunDirectory
+
+SCRIPT = "job.sh"
+TAG_PREFIX = "fugaku-gpt-"
+# an open intent younger than this may be a submission that is going on now
+INTENT_SECONDS = 2 * TIMEOUT_SECONDS
+
+Render = Callable[[RunConfig], JobScript]
+
+
+@dataclass(frozen=True)
+class PreparedJob:
+    """A run directory that can be handed in.
+
+    Attributes:
+        directory: where the job starts.
+        script: name of the script there.
+        text: of the script.
+        node_hours: nodes times time limit, over all links and sub-jobs; None without a time limit.
+        notes: what the script cannot say to its scheduler, and what was chosen; one line each.
+    """
+
+    directory: Path
+    config: RunConfig
+    script: str
+    text: str
+    node_hours: Optional[float]
+    notes: Tuple[str, ...]
+
+
+def plan(config: RunConfig, directory: Path, render: Render = render_from_files) -> PreparedJob:
+    """What :func:`prepare` would write; writes nothing.
+
+    Raises:
+        ConfigError: the run cannot be said to its scheduler.
+        UsageError: the directory holds a run or a job.
+    """
+    if config.job.chain > 1 and config.job.bulk:
+        raise ConfigError("job.chain and job.bulk: a chain of bulk jobs cannot be handed in; leave one of them out")
+    job_name(config)
+    refuse_a_run(directory)
+    anchored = with_absolute_paths(config)
+    script = render(anchored)
+    return PreparedJob(directory, anchored, SCRIPT, script.text, node_hours(config), script.notes)
+
+
+def prepare(config: RunConfig, directory: Path, render: Render = render_from_files) -> PreparedJob:
+    """Write ``config.yaml`` and ``job.sh``.
+
+    Paths of the run are made absolute: the job starts in its own directory.
+
+    Raises:
+        ConfigError, UsageError: as :func:`plan`, or the directory cannot be written.
+    """
+    prepared = plan(config, directory, render)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(directory / "config.yaml", dump_run_config(prepared.config))
+        write_text_atomically(directory / SCRIPT, prepared.text)
+    except OSError as error:
+        raise UsageError(f"{directory}: cannot be written: {error.strerror}; choose another --out") from None
+    return prepared
+
+
+def load_prepared(directory: Path) -> PreparedJob:
+    """A directory that :func:`prepare` has written; the script as it is now, edits included.
+
+    Raises:
+        UsageError: it is not such a directory.
+    """
+    try:
+        text = (directory / SCRIPT).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(
+            f"{directory / SCRIPT}: cannot be read: {error.strerror}; valid: a run file, or a run directory with "
+            f"config.yaml and {SCRIPT}"
+        ) from None
+    config = load_run_config(directory / "config.yaml")
+    return PreparedJob(directory, config, SCRIPT, text, node_hours(config), ())
+
+
+def submissions(prepared: PreparedJob) -> List[Submission]:
+    """One for each link of the chain; what follows another one has the id still to come as ``<id of link N>``."""
+    job = prepared.config.job
+    return [
+        Submission(
+            script=prepared.script,
+            directory=prepared.directory,
+            name=job_name(prepared.config),
+            after=f"<id of link {link - 1}>" if link > 1 else None,
+            link=link,
+            chain=job.chain,
+            elapse=job.elapse,
+            bulk=job.bulk,
+        )
+        for link in range(1, job.chain + 1)
+    ]
+
+
+def submit(prepared: Union[PreparedJob, Path], scheduler: Scheduler, now: Callable[[], float] = time.time) -> List[str]:
+    """Hand in a prepared directory; returns the job ids, one for each link of a chain.
+
+    Of several that hand in the same directory at once, one does: the one whose intent comes first in ``job.jsonl``.
+
+    Raises:
+        Refused: the scheduler has not taken it. Where it has taken earlier links of a chain, these stay, and are named.
+        Uncertain: whether it has taken it is not known; ``job status`` finds out.
+        UsageError: a job of this directory is still there, or may be.
+    """
+    ready = load_prepared(prepared) if isinstance(prepared, Path) else prepared
+    directory = ready.directory
+    refuse_a_job(directory, scheduler, now())
+    ids: List[str] = []
+    for submission in submissions(ready):
+        tag = TAG_PREFIX + uuid.uuid4().hex
+        submission = replace(submission, tag=tag, after=ids[-1] if ids else None)
+        facts = {"tag": tag, "link": submission.link, "chain": submission.chain, "bulk": submission.bulk}
+        append_event(directory, "intent", now(), scheduler=scheduler.name, **facts)
+        if submission.link == 1:
+            _give_way(directory, tag, now())
+        try:
+            job_id = scheduler.submit(submission)
+        except Uncertain as error:
+            raise Uncertain(
+                f"{error}\n{directory}: the job may have been taken; `fugaku-gpt job status` tells"
+            ) from None
+        except UsageError as error:  # refused, or there is no such command
+            append_event(directory, "refused", now(), tag=tag, reason=str(error))
+            had = f"\n{directory}: handed in before that, and kept: {', '.join(ids)}" if ids else ""
+            raise Refused(f"{error}{had}") from None
+        append_event(
+            directory,
+            "submitted",
+            now(),
+            scheduler=scheduler.name,
+            job_id=job_id,
+            script=submission.script,
+            command=scheduler.command_of(submission),
+            **facts,
+        )
+        ids.append(job_id)
+    return ids
+
+
+def resolve(directory: Path, scheduler: Scheduler, now: float) -> JobHistory:
+    """The history of a directory after its open intents were asked for at the scheduler: a job that carries the tag is
+    recorded, and one that is not there after ``INTENT_SECONDS`` was never taken.
+
+    Raises:
+        UsageError: the scheduler does not answer.
+    """
+    history = read_history(directory)
+    mine = [intent for intent in history.open if intent.scheduler == scheduler.name]
+    if not mine:
+        return history
+    found = scheduler.find([intent.tag for intent in mine])
+    for intent in mine:
+        if intent.tag in found:
+            _recover(directory, intent, found[intent.tag], now)
+        elif now - intent.time > INTENT_SECONDS:
+            reason = f"no answer was recorded, and {scheduler.name} knows no job with its tag"
+            append_event(directory, "abandoned", now, tag=intent.tag, reason=reason)
+    return read_history(directory)
+
+
+def refuse_a_job(directory: Path, scheduler: Scheduler, now: float) -> None:
+    """Refuse a directory of which a job is waiting, running, or perhaps handed in just now.
+
+    Raises:
+        UsageError: there is such a job, or the scheduler does not tell.
+    """
+    history = resolve(directory, scheduler, now)
+    if history.open:
+        seconds = max(1, round(INTENT_SECONDS - (now - history.open[-1].time)))
+        raise UsageError(
+            f"{directory}: a submission to {history.open[-1].scheduler} was begun there and has not ended; if no other "
+            f"process is at it, try again in {seconds} s"
+        )
+    jobs = [job.job_id for job in history.jobs if job.scheduler == scheduler.name]
+    others = [job for job in history.jobs if job.scheduler != scheduler.name]
+    open_elsewhere = [job for job in others if _last_state(history, job.job_id) not in OVER]
+    if open_elsewhere:
+        raise UsageError(f"{directory}: holds job {open_elsewhere[0].job_id} of {open_elsewhere[0].scheduler}")
+    waiting = [job_id for job_id in jobs if _last_state(history, job_id) not in OVER]
+    for job_id, status in scheduler.poll(waiting).items() if waiting else ():
+        if job_id in waiting:
+            append_status(directory, now, status)
+            if status.state not in OVER:
+                raise UsageError(f"{directory}: job {job_id} is {status.state}; cancel it, or wait for its end")
+    if jobs or others:
+        raise UsageError(f"{directory}: holds job {history.jobs[-1].job_id}; `fugaku-gpt job resume` hands it in again")
+
+
+def refuse_a_run(directory: Path) -> None:
+    """Refuse a directory that holds a run or a job.
+
+    Raises:
+        UsageError: it does.
+    """
+    record = RunDirectory(directory)
+    if record.metrics_file.exists() or (directory / "result.json").exists():
+        raise UsageError(f"{directory}: already holds a run; choose another --out, or remove it")
+    history = read_history(directory)
+    if history.jobs or history.open:
+        raise UsageError(
+            f"{directory}: already holds a job; see `fugaku-gpt job status {directory}`, or choose another --out"
+        )
+
+
+def node_hours(config: RunConfig) -> Optional[float]:
+    """Nodes times time limit, over all links of a chain and all sub-jobs; None without a time limit. A scheduler may
+    round nodes up and charge for them."""
+    job = config.job
+    if job.elapse is None:
+        return None
+    return job.nodes * job.elapse / 3600 * job.chain * max(1, len(bulk_numbers(job.bulk)))
+
+
+def with_absolute_paths(config: RunConfig, base: Optional[Path] = None) -> RunConfig:
+    """The run with its paths made absolute from ``base`` (default: the present folder)."""
+    start = (base if base is not None else Path.cwd()).resolve()
+
+    def absolute(path: str) -> str:
+        return str(start / path) if path else path
+
+    job = config.job
+    return replace(
+        config,
+        data=replace(config.data, paths=tuple(absolute(path) for path in config.data.paths)),
+        job=replace(
+            job,
+            transfer=tuple(absolute(path) for path in job.transfer),
+            transfer_dirs=tuple(absolute(path) for path in job.transfer_dirs),
+            tarball=absolute(job.tarball),
+            rank_map_file=absolute(job.rank_map_file),
+            profile=absolute(job.profile),
+            template=absolute(job.template),
+        ),
+    )
+
+
+def _recover(directory: Path, intent: Intent, job_id: str, now: float) -> None:
+    append_event(
+        directory,
+        "submitted",
+        now,
+        scheduler=intent.scheduler,
+        job_id=job_id,
+        tag=intent.tag,
+        script=SCRIPT,
+        command=[],
+        link=intent.link,
+        chain=intent.chain,
+        bulk=intent.bulk,
+    )
+
+
+def _give_way(directory: Path, tag: str, now: float) -> None:
+    """Step back if another submission of this directory came first.
+
+    Raises:
+        UsageError: one did.
+    """
+    history = read_history(directory)
+    first = history.open[0].tag if history.open else tag
+    if first != tag or history.jobs:
+        reason = "another submission of this directory came first"
+        append_event(directory, "refused", now, tag=tag, reason=reason)
+        raise UsageError(f"{directory}: {reason}; see `fugaku-gpt job status {directory}`")
+
+
+def _last_state(history: JobHistory, job_id: str) -> str:
+    status = history.statuses.get(job_id)
+    return status.state if status is not None else ""
