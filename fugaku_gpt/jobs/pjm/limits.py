@@ -44,8 +44,8 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class GroupLimits:
-    """What one resource group allows to one user and group."""
+class AclLimits:
+    """What ``pjacl`` says that one resource group allows to one user and group."""
 
     rows: Tuple[Limit, ...]
 
@@ -99,7 +99,7 @@ class Use:
     used: int
 
 
-def parse_group_limits(text: str) -> GroupLimits:
+def parse_acl(text: str) -> AclLimits:
     """The tables of ``pjacl``; whatever else it prints is passed over. Rows above the first table count as ``-L``'s."""
     option = BATCH
     rows = []
@@ -112,7 +112,7 @@ def parse_group_limits(text: str) -> GroupLimits:
         row = _ROW.fullmatch(line)
         if row:
             rows.append(Limit(option, row[1].strip(), row[2], row[3], row[4] or ""))
-    return GroupLimits(tuple(rows))
+    return AclLimits(tuple(rows))
 
 
 def parse_uses(text: str) -> List[Use]:

@@ -11,7 +11,7 @@ from typing import Dict, List, Optional, Tuple
 
 from fugaku_gpt.jobs.pjm.catalogue import GATE, MEANINGS, SITE, UNNUMBERED, Meaning
 from fugaku_gpt.jobs.pjm.jobids import ID_PATTERN, JobId, expand_job_ids, parse_job_id
-from fugaku_gpt.jobs.pjm.limits import GroupLimits, Limit, Use, parse_group_limits, parse_uses
+from fugaku_gpt.jobs.pjm.limits import AclLimits, Limit, Use, parse_acl, parse_uses
 from fugaku_gpt.jobs.pjm.pjstat import (
     clean_value,
     parse_data,
@@ -22,7 +22,7 @@ from fugaku_gpt.jobs.pjm.pjstat import (
 )
 
 __all__ = [
-    "GroupLimits",
+    "AclLimits",
     "JobId",
     "Limit",
     "Message",
@@ -33,7 +33,7 @@ __all__ = [
     "expand_job_ids",
     "operation_results",
     "parse_data",
-    "parse_group_limits",
+    "parse_acl",
     "parse_job_id",
     "parse_messages",
     "parse_table",
@@ -51,7 +51,7 @@ ERROR = "ERR"
 WARNING = "WARN"
 INFO = "INFO"
 _LINE_LENGTH = 4096  # characters of a line that are looked at
-_MESSAGE = re.compile(r"\[[ ]?(INFO|WARN|ERR)\.?[ ]?\][ \t]+(PJM|PLE)[ \t]+(\d{4})[ \t]*(?:(p[jl]\w{1,20})[ \t]+)?(.*)")
+_MESSAGE = re.compile(r"\[[ ]?(INFO|WARN|ERR)\.?[ ]?\][ \t]+PJM[ \t]+(\d{4})[ \t]*(?:(p[jl]\w{1,20})[ \t]+)?(.*)")
 _SUBMITTED = re.compile(rf"\b[Jj]ob[ \t]+({ID_PATTERN})[ \t]+submitted")
 _BARE_IDS = re.compile(rf"{ID_PATTERN}(?:[ \t,]+{ID_PATTERN})*")
 _ID = re.compile(rf"{ID_PATTERN}(?![\d\[_])")
@@ -126,7 +126,7 @@ def parse_messages(text: str) -> List[Message]:
     for line in _lines(text):
         match = _MESSAGE.search(line) if "[" in line else None
         if match:
-            found.append(Message(match[1], match[3], match[4] or "", match[5].strip()))
+            found.append(Message(match[1], match[2], match[3] or "", match[4].strip()))
     return found
 
 
@@ -153,7 +153,7 @@ def refusals_of(text: str) -> List[Refusal]:
     for line in _lines(text):
         message = _MESSAGE.search(line) if "[" in line else None
         if message and message[1] == ERROR:
-            found.append(_refusal(message[3], message[5].strip()))
+            found.append(_refusal(message[2], message[4].strip()))
         elif not message:
             lower = line.lower()
             found += [_explained("", line.strip(), meaning) for words, meaning in UNNUMBERED if words in lower][:1]
