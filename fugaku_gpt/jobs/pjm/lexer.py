@@ -61,9 +61,10 @@ def read_script_file(path: Path) -> PjmScript:
 
 def read_script(text: str) -> PjmScript:
     """What ``text`` says to ``pjsub``. Never raises."""
-    lines = [line[:-1] if line.endswith("\r") else line for line in text.split("\n")]
+    lines = text.split("\n")
     if lines[-1] == "":
         lines.pop()
+    lines = [line[:-1] if line.endswith("\r") else line for line in lines]
     reader = _Reader()
     body = 0
     late: List[int] = []
