@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import click
 
 from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 from fugaku_gpt.records.files import write_text_atomically
+from fugaku_gpt.report.check import check_text
 from fugaku_gpt.report.collect import collect_rows
+from fugaku_gpt.report.known import MACHINE_NAMES
 from fugaku_gpt.report.notes_table import COLUMNS, NO_VALUE, cells, grouped, notes_tables
 from fugaku_gpt.report.rows import Row, raw_values
 
 Rows = Tuple[List[Row], List[Row]]  # one for each configuration, one for each run
+CHECK_FORMATS = ("text", "json", "md")
+_FINDING_COLUMNS = ("file", "line", "rule", "what", "cause")
 _TABLE_COLUMNS = (*COLUMNS[:-1], "Validation loss", COLUMNS[-1])
 
 
 @click.group()
 def report() -> None:
-    """Tables of what runs have measured."""
+    """Tables of what runs have measured; checks of tables that are kept by hand."""
 
 
 @report.command()
@@ -74,3 +80,49 @@ def _terminal_table(heading: str, rows: Sequence[Row], si: bool) -> str:
         loss = " to ".join(f"{value:.3f}" for value in losses if value is not None) or NO_VALUE
         shown.append(dict(zip(_TABLE_COLUMNS, (*measured, loss, notes))))
     return heading.lstrip("# ") + "\n" + render_rows(_TABLE_COLUMNS, shown, "table")
+
+
+@report.command()
+@click.argument("tables", nargs=-1, required=True, metavar="TABLE.md...", type=click.Path(path_type=Path))
+@click.option(
+    "--format", "form", type=click.Choice(CHECK_FORMATS), default="text", show_default=True, help="Form of the output."
+)
+@click.option(
+    "--machine",
+    type=click.Choice(MACHINE_NAMES),
+    help="What the rows were run on; default: what the heading says, else a64fx, else unknown GPUs.",
+)
+@click.option("--si", is_flag=True, help="Aggregates in TABLE are TFLOPs * nodes / 1000; the notes divide by 1024.")
+def check(tables: Tuple[Path, ...], form: str, machine: Optional[str], si: bool) -> int:
+    """Check tables kept by hand: name the rows that cannot be right.
+
+    TFLOPs and aggregates are recomputed from Sec/it with the notes' formula, within the rounding of the printed
+    figures. Shifted cells, swapped columns, duplicates, wrong units, impossible layouts and failures without a cause
+    are named with their line and the likely slip. Nothing is rewritten. Exit code 3 where something was found.
+    """
+    found: List[Dict[str, Any]] = []
+    rows = 0
+    for path in tables:
+        text = _read_table_file(path)
+        count, findings = check_text(text, machine, si)
+        if not count:
+            raise UsageError(f"{path}: no table of configurations (columns Nodes, DP, ..., Sec/it, TFLOPs) in it")
+        rows += count
+        found += [{"file": str(path), **asdict(finding)} for finding in findings]
+    if form == "json":
+        click.echo(json.dumps({"rows": rows, "findings": found}, indent=2))
+    elif form == "md":
+        click.echo(render_rows(_FINDING_COLUMNS, found, "md"), nl=False)
+    else:
+        for finding in found:
+            cause = f" ({finding['cause']})" if finding["cause"] else ""
+            click.echo(f"{finding['file']}:{finding['line']}: [{finding['rule']}] {finding['what']}{cause}")
+        click.echo(f"{rows} rows, {len(found)} findings", err=True)
+    return EXIT_FINDINGS if found else EXIT_OK
+
+
+def _read_table_file(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig", "replace")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None

@@ -1,9 +1,9 @@
 """The iteration lines of training logs: ours, Megatron-DeepSpeed's and Megatron-LM's, read back as data.
 
-All three have the form ``iteration 2/ 95367 | consumed samples: 2048 | elapsed time per iteration (s): 36.10 | ... |``
-(Megatron-LM counts milliseconds). Logs come with a prefix on each line (``[default7]:`` of torchrun, `` 0: `` of srun, a
-time), with colours, with lines that another rank's output has torn apart, and with several lines glued together. Reading
-is total: what cannot be understood is left out and counted, and nothing that is not in the log is filled in.
+All have the form ``iteration 2/ 95367 | consumed samples: 2048 | elapsed time per iteration (s): 36.10 | ... |``;
+Megatron-LM counts milliseconds. Logs come with a prefix on each line (``[default7]:`` of torchrun, `` 0: `` of srun, a
+time), with colours, with lines that another rank's output has torn apart, and with several lines glued together.
+Reading is total: what cannot be understood is left out and counted, and nothing that is not in the log is filled in.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-_])")
 _RANK = re.compile(r"\[(?:default|rank|local_rank)[ _]?\d{1,7}\]:?|^\s{0,8}\d{1,7}:(?=\s)", re.IGNORECASE)
 _EMBEDDED_RANK = re.compile(r"(?=\[default\d{1,7}\]:)")
 _PREFIX = re.compile(
-    r"\s*(?:(?:\[[^\]|]{1,80}\]:?|\d{1,7}:(?=\s)|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,12}|(?:INFO|DEBUG|WARNING)\b:?)\s*)*"
+    r"\s*(?:(?:\[[^\]|]{1,80}\]:?|\d{1,7}:(?=\s)|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,12}"
+    r"|(?:INFO|DEBUG|WARNING)\b:?)\s*)*"
 )
 _NUMBER = r"[-+]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][-+]?\d{1,4})?"
 _HEADER = re.compile(r"\biteration\s+(\d{1,15})\s*/\s*(\d{1,15})\s*\|")
 _FIRST_NUMBER = re.compile(rf"\s*({_NUMBER})(?![\w.])")
 _EXACT = re.compile(rf"\(exact\s+({_NUMBER})\)")
 _OUR_VALIDATION = re.compile(
-    rf"\bvalidation at iteration\s+(\d{{1,15}})\s*\|\s*lm loss:\s*({_NUMBER}|nan|inf)\s*\|\s*tokens:\s*(\d{{1,18}})\s*\|"
+    rf"\bvalidation at iteration\s+(\d{{1,15}})\s*\|\s*lm loss:\s*({_NUMBER}|nan|inf)\s*\|"
+    r"\s*tokens:\s*(\d{1,18})\s*\|"
 )
 _MEGATRON_VALIDATION = re.compile(
     rf"\bvalidation loss at iteration\s+(\d{{1,15}})\b[^|]{{0,80}}\|\s*lm loss value:\s*({_NUMBER}|nan|inf)\s*\|"

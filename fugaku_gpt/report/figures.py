@@ -1,4 +1,4 @@
-"""What a cell of a hand-kept table says: a number with its unit and footnote marks, and the interval that rounding leaves.
+"""What a cell of a kept table says: a number with its unit and footnote marks, and the interval that rounding leaves.
 
 ``36.1`` stands for every value from 36.05 to 36.15. All checks of kept tables reckon with such intervals, so that a row
 is named only where no values behind its printed figures can fit.
@@ -12,7 +12,8 @@ from typing import Optional, Tuple
 
 _NONE = ("", "-", "--", "---", "–", "—", "−", "n/a", "na", "?", "tbd", "none")
 _FAILED = re.compile(
-    r"(?:x|✗|✘|❌|oom|out of memory|fail(?:ed|ure)?|hang|hung|stuck|timeout|timed out|killed|lost|refused|rejected|error)\b.*"
+    r"(?:x|✗|✘|❌|oom|out of memory|fail(?:ed|ure)?|hang|hung|stuck|time(?:out|d out)|killed|lost|refused|rejected"
+    r"|error)\b.*"
     r"|[✗✘❌x]",
     re.IGNORECASE,
 )
@@ -28,7 +29,6 @@ FAILED = "failed"  # x, OOM and their like
 OTHER = "other"  # a text
 
 _BYTES = {
-    "b": 1.0,
     "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40,
     "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
     "ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40,

@@ -137,7 +137,8 @@ def _table(lines: Sequence[str], first: int, heading: Heading) -> Optional[KeptT
     dashes = len(lines) > 1 and _ALIGNMENT.fullmatch(lines[1]) is not None
     known = [column for column in columns if column]
     measured = {"seconds", "tflops", "mem"} & set(known)
-    if not (dashes or len(known) >= _FEW_COLUMNS) or not {"nodes", "ranks"} & set(known) or not measured:
+    alone = lines[0].lstrip().startswith("|") and len(known) >= max(_FEW_COLUMNS, 0.7 * len(columns))
+    if not (dashes or alone) or not {"nodes", "ranks"} & set(known) or not measured:
         return None
     rows = []
     for number, line in enumerate(lines[1:], first + 1):
@@ -172,7 +173,8 @@ def _plain(title: str) -> str:
 _SIZE = re.compile(r"(?<![\w.=])(\d{1,4}(?:\.\d{1,3})?)\s?([MBT])\b(?!i?B)")
 _SEQUENCE = re.compile(r"seq(?:uence)?[ _-]?len(?:gth)?\s*[=:]?\s*(\d{1,7})\b", re.IGNORECASE)
 _RECOMPUTE = re.compile(
-    r"(w/o|without|no)?\s*(?:activation[ -]?(?:checkpoint(?:ing)?|recompute)|full recompute|checkpoint[-_ ]activations)",
+    r"(w/o|without|no)?\s*"
+    r"(?:activation[ -]?(?:checkpoint(?:ing)?|recompute)|full recompute|checkpoint[-_ ]activations)",
     re.IGNORECASE,
 )
 _TORCH = re.compile(r"py ?torch\s*v?(\d{1,2}\.\d{1,3})", re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""Rows of hand-kept tables as :class:`Row`: what ``notes_tables`` has written is read back, and writes the same bytes."""
+"""Rows of kept tables as :class:`Row`: what ``notes_tables`` has written is read back, and writes the same bytes."""
 
 from __future__ import annotations
 
@@ -119,8 +119,7 @@ def _tflops(kept: KeptRow, nodes: Optional[int]) -> Optional[float]:
     def gives(value: float) -> bool:
         petaflops = aggregate_petaflops(value, nodes)
         return (
-            f"{value:.{printed.decimals}f}" == printed.text
-            and f"{petaflops:.{aggregate.decimals}f}" == aggregate.text
+            f"{value:.{printed.decimals}f}" == printed.text and f"{petaflops:.{aggregate.decimals}f}" == aggregate.text
         )
 
     finer = aggregate.interval.times(1024.0 / nodes)

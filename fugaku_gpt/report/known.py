@@ -48,6 +48,9 @@ MACHINES: Mapping[str, Machine] = {
 }
 
 
+MACHINE_NAMES = tuple(MACHINES)
+
+
 @lru_cache(maxsize=None)
 def _shapes() -> Dict[str, Tuple[ModelConfig, ...]]:
     found: Dict[str, Tuple[ModelConfig, ...]] = {}

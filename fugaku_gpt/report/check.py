@@ -1,0 +1,204 @@
+"""Hand-kept tables → findings: rows that cannot be right, and the slip that most likely made them so.
+
+Every row is judged by rules on its own cells and figures. Where rules are broken, each single slip (two cells swapped,
+cells shifted by one) is undone on trial: if the row then breaks none, that slip is named instead. Then rows are
+compared with each other: duplicates, and figures that do not follow the table's other rows.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import combinations
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+
+from fugaku_gpt.report.check_cells import check_clock, check_failure, check_kinds, check_layout, is_size, title_of
+from fugaku_gpt.report.check_figures import check_aggregate, check_machine, check_tflops, peak_of
+from fugaku_gpt.report.facts import Context, Facts, context_of, facts_of
+from fugaku_gpt.report.figures import Interval
+from fugaku_gpt.report.findings import Finding
+from fugaku_gpt.report.kept import KeptRow, KeptTable, read_tables
+from fugaku_gpt.report.notes_table import seconds_cell
+
+_RULES = (check_kinds, check_clock, check_layout, check_machine, check_tflops, check_aggregate)
+_MOST_CELLS = 40  # of a row that slips are undone in
+_FEWEST_ALIKE = 3  # rows that make a rule for the others
+
+
+def check_text(text: str, machine: Optional[str] = None, si: bool = False) -> Tuple[int, List[Finding]]:
+    """(rows that were read, what is wrong in them, by line). Never raises.
+
+    Args:
+        machine: one of ``known.MACHINES``; default: the heading's, Fugaku's, or unknown GPUs.
+        si: the tables' aggregates are TFLOPs * nodes / 1000.
+    """
+    tables = read_tables(text)
+    findings: List[Finding] = []
+    groups: Dict[str, List[Tuple[Facts, Context]]] = {}
+    for table in tables:
+        context = context_of(table, machine, si)
+        kept = [(facts_of(row, context), _slip(row, context)) for row in table.rows]
+        findings += [finding for _, found in kept for finding in found]
+        findings += _against_each_other([facts for facts, found in kept if not _broken(found)], context)
+        groups.setdefault(table.heading.text + "|" + "|".join(table.titles), []).extend(
+            (facts, context) for facts, _ in kept
+        )
+    for rows in groups.values():
+        findings += _duplicates(rows)
+    return sum(len(table.rows) for table in tables), sorted(findings, key=lambda finding: (finding.line, finding.rule))
+
+
+def _broken(findings: Sequence[Finding]) -> bool:
+    return any(finding.rule != "no-cause" for finding in findings)
+
+
+def _judged(row: KeptRow, context: Context) -> List[Finding]:
+    facts = facts_of(row, context)
+    return [finding for rule in _RULES for finding in rule(facts, context)]
+
+
+def _slip(row: KeptRow, context: Context) -> List[Finding]:
+    """What is wrong with a row: the slip that explains it all, or else each rule that it breaks."""
+    facts = facts_of(row, context)
+    found = _judged(row, context)
+    swapped = _swapped_style(facts, context)
+    if swapped is not None and not _judged(swapped, context):
+        what = f"Sec/it {row.cell('seconds')} and TFLOPs {row.cell('tflops')} are swapped"
+        return [Finding(row.line, "swapped", what, "; ".join(finding.what for finding in found) or "by their decimals")]
+    if found and len(row.texts) <= _MOST_CELLS:
+        readable = _readable(row, context)  # a slip hides figures; what undoes it hides none
+        for undone, what, rule in _undone(row, context.table):
+            if _readable(undone, context) >= readable and not _judged(undone, context):
+                return [Finding(row.line, rule, what, "; ".join(finding.what for finding in found[:2]))]
+    return found + list(check_failure(facts, context))
+
+
+def _readable(row: KeptRow, context: Context) -> int:
+    """Cells that hold what their column holds."""
+    facts = facts_of(row, context)
+    told = (facts.nodes.nodes, *facts.counts.values(), facts.mem, facts.seconds, facts.tflops, facts.aggregate)
+    return sum(one is not None for one in told) + bool(is_size(row.cell("size")))
+
+
+def _swapped_style(facts: Facts, context: Context) -> Optional[KeptRow]:
+    """The row with Sec/it and TFLOPs exchanged, where the notes' decimals say so: their product tells nothing."""
+    seconds, tflops = facts.figures["seconds"], facts.figures["tflops"]
+    if context.table.on_gpus or not (seconds.is_number and tflops.is_number) or seconds.unit or tflops.unit:
+        return None  # tables on GPUs write two decimals everywhere, or none
+
+    def styled(time: str, speed: str) -> bool:
+        return seconds_cell(float(time)) == time and len(speed.partition(".")[2]) == 2
+
+    if styled(seconds.text, tflops.text) or not styled(tflops.text, seconds.text):
+        return None
+    peak, _ = peak_of(facts, context)
+    if peak is not None and seconds.interval.low > peak:
+        return None
+    return _exchanged(facts.row, context.table, *(context.table.columns.index(name) for name in ("seconds", "tflops")))
+
+
+def _undone(row: KeptRow, table: KeptTable) -> Iterator[Tuple[KeptRow, str, str]]:
+    """(the row without one slip, what the slip was, its rule), the likeliest slips first."""
+    width = len(table.columns)
+    titles = [title_of(column) if column else title for column, title in zip(table.columns, table.titles)]
+    texts = list(row.texts) + [""] * (width - len(row.texts))
+    for place in range(width):
+        if texts[place] in ("", "-") or len(row.texts) > width:
+            moved = [*texts[:place], *texts[place + 1 :], ""][:width]
+            yield _with(row, table, moved), f"cells from {titles[place]} on are shifted by one to the right", "shifted"
+    if len(row.texts) < width or texts[-1] in ("", "-"):
+        for place in range(width):
+            for blank in ("", "-"):
+                moved = [*texts[:place], blank, *texts[place:]][:width]
+                what = f"cells from {titles[place]} on are shifted by one to the left"
+                yield _with(row, table, moved), what, "shifted"
+    turned = (
+        ([*texts[1:], texts[0]], "all cells are shifted by one to the right"),
+        ([texts[-1], *texts[:-1]], "all cells are shifted by one to the left"),
+    )
+    for moved, what in turned:
+        yield _with(row, table, moved[:width]), what, "shifted"
+    for first, second in sorted(combinations(range(width), 2), key=lambda pair: pair[1] - pair[0]):
+        if texts[first] != texts[second]:
+            what = f"{titles[first]} {texts[first]} and {titles[second]} {texts[second]} are swapped"
+            yield _exchanged(row, table, first, second), what, "swapped"
+
+
+def _exchanged(row: KeptRow, table: KeptTable, first: int, second: int) -> KeptRow:
+    texts = list(row.texts) + [""] * (len(table.columns) - len(row.texts))
+    texts[first], texts[second] = texts[second], texts[first]
+    return _with(row, table, texts)
+
+
+def _with(row: KeptRow, table: KeptTable, texts: Sequence[str]) -> KeptRow:
+    cells: Dict[str, str] = {}
+    for column, text in zip(table.columns, texts):
+        if column:
+            cells.setdefault(column, text)
+    return replace(row, texts=tuple(texts), cells=cells)
+
+
+def _against_each_other(rows: Sequence[Facts], context: Context) -> Iterator[Finding]:
+    """Where no formula can be applied: seconds * TFLOPs / sequences must be one and the same for one model."""
+    products: Dict[Tuple[object, ...], List[Tuple[Facts, Interval]]] = {}
+    for facts in rows:
+        seconds, tflops, batch, units = facts.seconds, facts.tflops, facts.counts["gbs"], facts.units
+        if facts.shapes or seconds is None or tflops is None or not batch or not units:
+            continue
+        factor = units / batch
+        product = Interval(seconds.low * tflops.low * factor, seconds.high * tflops.high * factor)
+        products.setdefault((facts.size, facts.seq_len), []).append((facts, product))
+    for members in products.values():
+        alike = [[other for _, other in members if other.meets(product)] for _, product in members]
+        most = max(alike, key=len)
+        if len(most) < max(_FEWEST_ALIKE, 0.6 * len(members)):
+            continue
+        for (facts, product), fellows in zip(members, alike):
+            if len(fellows) < _FEWEST_ALIKE and len(fellows) < len(most) / 2:
+                what = (
+                    f"Sec/it {facts.figures['seconds'].text} * TFLOPs {facts.figures['tflops'].text} is "
+                    f"{product.middle / most[0].middle:.3g} times that of the table's other rows"
+                )
+                yield Finding(facts.row.line, "tflops", what, "another GBS or number of nodes than written, or a slip")
+
+
+_DATE_OR_JOB = re.compile(r"\d\d-\d\d|\d{3,12}(?:_\d+|\[\d+\])?|n=\d+|attempt \d+|\d+ of \d+ did not end well|")
+
+
+def _duplicates(rows: Sequence[Tuple[Facts, Context]]) -> Iterator[Finding]:
+    """Rows of one configuration that stand twice under one heading."""
+    first: Dict[Tuple[object, ...], Facts] = {}
+    for facts, context in rows:
+        row = facts.row
+        others = [text for text, column in zip(row.texts, context.table.columns) if column not in _MEASURED]
+        words = [word for word in row.cell("notes").split(", ") if not _DATE_OR_JOB.fullmatch(word.strip())]
+        configuration = tuple(re.sub(r"\s+", "", text.lower()) for text in others)
+        figures = tuple(row.cell(name) for name in _MEASURED[:-1])
+        same: Tuple[object, ...] = (configuration, figures)
+        if all(not figure.is_number for figure in (facts.figures["seconds"], facts.figures["tflops"])):
+            same = (*same, row.cell("notes"))  # two attempts that failed are two rows
+            key = same
+        else:
+            key = (configuration, tuple(words))
+        if same in first or key in first:
+            other = first.get(same) or first[key]
+            yield _duplicate(facts, other, figures == tuple(other.row.cell(name) for name in _MEASURED[:-1]))
+        first.setdefault(same, facts)
+        first.setdefault(key, facts)
+
+
+_MEASURED = ("mem", "seconds", "tflops", "aggregate", "notes")
+
+
+def _duplicate(facts: Facts, other: Facts, equal: bool) -> Finding:
+    line = other.row.line
+    if equal:
+        return Finding(facts.row.line, "duplicate", f"the same row as line {line}", "copied twice")
+    mine = (facts.row.cell("seconds"), facts.row.cell("tflops"))
+    theirs = (other.row.cell("tflops"), other.row.cell("seconds"))
+    if mine == theirs and all(mine):
+        cause = f"Sec/it and TFLOPs of one of them are swapped: {' and '.join(mine)}"
+    else:
+        cause = "a setting differs that neither row says; or a repeat: one row of medians with n=2 is clearer"
+    what = f"the same configuration as line {line} with other figures"
+    return Finding(facts.row.line, "duplicate", what, cause)

@@ -1,0 +1,129 @@
+"""What one row of a kept table claims, in numbers: the ground on which the rules of ``check`` stand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Mapping, Optional, Sequence, Tuple
+
+from fugaku_gpt.config import ModelConfig
+from fugaku_gpt.report.figures import Figure, Interval, bytes_of, read_figure, seconds_of
+from fugaku_gpt.report.kept import KeptRow, KeptTable
+from fugaku_gpt.report.kept_rows import NodesCell, read_nodes_cell
+from fugaku_gpt.report.known import MACHINES, Machine, shapes_of
+
+COUNTS = ("dp", "tp", "pp", "mbs", "gbs")
+FIGURES = ("mem", "seconds", "tflops", "aggregate")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What holds for all rows of a table.
+
+    Attributes:
+        machine: that the table is of.
+        ranks_per_node: on GPUs; None where each row says its own, or where it is not known.
+        global_batches: of the table's rows, the most frequent first.
+        si: aggregates are TFLOPs times nodes / 1000.
+    """
+
+    table: KeptTable
+    machine: Machine
+    ranks_per_node: Optional[int] = None
+    global_batches: Tuple[int, ...] = ()
+    si: bool = False
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One row in numbers; None where it has no such cell, or none that can be read.
+
+    Attributes:
+        units: what TFLOPs are of one of: nodes, or GPUs.
+        mem: bytes. seconds: seconds.
+    """
+
+    row: KeptRow
+    nodes: NodesCell
+    counts: Mapping[str, Optional[int]]
+    figures: Mapping[str, Figure]
+    size: str
+    shapes: Tuple[ModelConfig, ...]
+    seq_len: Optional[int]
+    recompute: Optional[bool]
+    ranks_per_node: Optional[int]
+    units: Optional[int]
+    mem: Optional[Interval]
+    seconds: Optional[Interval]
+    tflops: Optional[Interval]
+    aggregate: Optional[Interval]
+
+    @property
+    def ranks(self) -> Optional[int]:
+        """DP * TP * PP; None where one of them is not said."""
+        dp, tp, pp = self.counts["dp"], self.counts["tp"], self.counts["pp"]
+        return dp * tp * pp if dp and tp and pp else None
+
+
+def context_of(table: KeptTable, machine: Optional[str], si: bool) -> Context:
+    """What holds for a table; a machine that is not given is the heading's, Fugaku's, or an unknown GPU."""
+    name = machine or table.heading.machine or ("other" if table.on_gpus else "a64fx")
+    context = Context(table, MACHINES[name], table.heading.ranks_per_node, (), si)
+    facts = [facts_of(row, context) for row in table.rows]
+    batches = [one.counts["gbs"] for one in facts]
+    known = [batch for batch in batches if batch]
+    if table.on_gpus and context.ranks_per_node is None:
+        told = [one.ranks // one.nodes.nodes for one in facts if one.ranks and one.nodes.nodes and one.nodes.nodes > 0]
+        context = replace(context, ranks_per_node=_most_frequent(told))
+    return replace(context, global_batches=tuple(sorted(set(known), key=lambda batch: -known.count(batch))))
+
+
+def facts_of(row: KeptRow, context: Context) -> Facts:
+    """One row in numbers."""
+    heading, table = context.table.heading, context.table
+    nodes = read_nodes_cell(row.cell("nodes"))
+    figures = {column: read_figure(row.cell(column)) for column in (*COUNTS, *FIGURES, "ranks", "seq_len")}
+    counts = {column: figures[column].whole for column in COUNTS}
+    counts["gbs"] = counts["gbs"] or (heading.global_batch if "gbs" not in table.columns else None)
+    counts["mbs"] = counts["mbs"] or (heading.micro_batch if "mbs" not in table.columns else None)
+    size = row.cell("size") or heading.size
+    if table.on_gpus:
+        ranks_per_node = context.ranks_per_node
+        dp, tp, pp = (counts[name] for name in ("dp", "tp", "pp"))
+        product = dp * tp * pp if dp and tp and pp else None
+        counted = nodes.nodes * ranks_per_node if nodes.nodes and ranks_per_node else None
+        units = figures["ranks"].whole or counted or product
+    else:
+        ranks_per_node = nodes.ranks_per_node or context.ranks_per_node or 1
+        units = nodes.nodes if nodes.nodes else None
+    return Facts(
+        row,
+        nodes,
+        counts,
+        figures,
+        size,
+        _shapes(context, size),
+        figures["seq_len"].whole or heading.seq_len,
+        heading.recompute if heading.recompute is not None else (None if table.on_gpus else False),
+        ranks_per_node,
+        units,
+        _positive(bytes_of(figures["mem"])),
+        _positive(seconds_of(figures["seconds"])),
+        _positive(figures["tflops"].interval if figures["tflops"].is_number else None),
+        figures["aggregate"].interval if figures["aggregate"].is_number else None,
+    )
+
+
+def _shapes(context: Context, size: str) -> Tuple[ModelConfig, ...]:
+    heading = context.table.heading
+    if heading.layers and heading.hidden:
+        vocab = heading.vocab or 50257
+        return (ModelConfig(layers=heading.layers, hidden=heading.hidden, heads=heading.heads or 1, vocab_size=vocab),)
+    return shapes_of(size)
+
+
+def _positive(interval: Optional[Interval]) -> Optional[Interval]:
+    return interval if interval is not None and interval.high > 0 and interval.low >= 0 else None
+
+
+def _most_frequent(values: Sequence[int]) -> Optional[int]:
+    return max(set(values), key=values.count) if values else None
