@@ -3,9 +3,10 @@
 ::
 
     name: a64fx-torch-1.10
-    python: /home/apps/torch-1.10/bin/python3   # with job.tarball, a relative path is one inside the tarball
+    python: /home/apps/torch-1.10/bin/python3   # a relative path with a /: inside job.tarball, or else from this file
     launcher: mpiexec                            # mpiexec (PJM), srun (Slurm), mpirun
     launcher_options: []                         # more words for it
+    srun_mpi: pmi2                               # how srun serves this MPI (`srun --mpi=list`)
     modules: []                                  # for `module load`
     path: []                                     # before PATH
     library_path: []                             # before LD_LIBRARY_PATH
@@ -37,9 +38,10 @@ class Profile:
     """One build, as job scripts see it."""
 
     name: str = option("", "of the build", form=_LINE)
-    python: str = option("python3", "the interpreter on the nodes; relative with a /: inside job.tarball", form=_LINE)
+    python: str = option("python3", "the interpreter on the nodes", form=_LINE)
     launcher: str = option("", "starts the ranks; default: the scheduler's", choices=("", "mpiexec", "srun", "mpirun"))
     launcher_options: Tuple[str, ...] = option((), "more words for the launcher", form=_LINE)
+    srun_mpi: str = option("", "for `srun --mpi=`; default: the site's", form=(r"[a-z0-9_]+", "such as pmi2"))
     modules: Tuple[str, ...] = option((), "for `module load`", form=_LINE)
     path: Tuple[str, ...] = option((), "folders before PATH", form=_LIBRARY)
     library_path: Tuple[str, ...] = option((), "folders before LD_LIBRARY_PATH", form=_LIBRARY)

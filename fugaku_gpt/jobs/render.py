@@ -7,9 +7,10 @@ for comes back as notes, which stand in the script as comments too.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -86,7 +87,12 @@ def render_from_files(config: RunConfig) -> JobScript:
     Raises:
         ConfigError: as :func:`render_job`, or a file is not valid or cannot be read.
     """
-    profile = load_profile(Path(config.job.profile)) if config.job.profile else this_python()
+    profile = this_python()
+    if config.job.profile:
+        file = Path(config.job.profile)
+        profile = load_profile(file)
+        if "/" in profile.python and not config.job.tarball:  # from the file's folder; links are left as they are
+            profile = replace(profile, python=os.path.abspath(file.parent / profile.python))
     template = None
     if config.job.template:
         try:
@@ -162,7 +168,7 @@ def _context(config: RunConfig, profile: Profile) -> Tuple[Dict[str, Any], List[
     if job.scheduler == "pjm":
         context.update(_for_pjm(config, notes))
     elif job.scheduler == "slurm":
-        context.update(_for_slurm(config, notes))
+        context.update(_for_slurm(config, profile, notes))
     else:
         context.update(_for_this_machine(config, notes))
     if not profile.name and job.scheduler != "local":
@@ -223,7 +229,7 @@ def _for_pjm(config: RunConfig, notes: List[str]) -> Dict[str, Any]:
     }
 
 
-def _for_slurm(config: RunConfig, notes: List[str]) -> Dict[str, Any]:
+def _for_slurm(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[str, Any]:
     job, node = config.job, config.node
     for key in ("eco_state", "retention_state", "throttling_state", "issue_state", "ex_pipe_state"):
         if getattr(node, key) is not None:
@@ -237,7 +243,7 @@ def _for_slurm(config: RunConfig, notes: List[str]) -> Dict[str, Any]:
     if job.statistics == "nodes":
         notes.append("job.statistics=nodes: Slurm keeps its own accounting; see sacct")
     _note_large_pages(config, notes)
-    words = []
+    words = [f"--mpi={profile.srun_mpi}"] if profile.srun_mpi else []
     if node.freq_mhz is not None:
         words.append(f"--cpu-freq={node.freq_mhz * 1000}")
         notes.append("node.freq_mhz: --cpu-freq works only where the site allows it; the run says what it saw")

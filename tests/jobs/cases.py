@@ -26,7 +26,7 @@ def _wide(nodes: int) -> List[str]:
 
 
 _ALL = [
-    "layout.tp=6", "layout.dp=9216", "training.global_batch=9216", "job.shape=24x24x24", "job.allocation=torus",
+    "layout.tp=4", "layout.dp=13824", "training.global_batch=13824", "job.shape=24x24x24", "job.allocation=torus",
     "job.strict=strict-io", "job.group=hp190122", "job.resource_group=large", "job.resource_unit=rscunit_ft01",
     "job.elapse=24:00:00", "job.node_memory=28Gi", "job.rank_map=bychip:XYZ", "job.statistics=nodes",
     "job.volumes=[/vol0004, /vol0005]", "job.local_tmp=40Gi", "job.shared_tmp=20Gi", "job.llio=[async-close=on]",
@@ -73,7 +73,7 @@ CASES: Dict[str, Tuple[str, Profile, List[str]]] = {
         "350m", UNPACKED,
         [*FUGAKU, *_wide(384), "job.shape=8x6x8", "job.local_tmp=30Gi", "job.tarball=/vol0004/torch-1.10.tar"],
     ),
-    "pjm-everything-13824-nodes": ("13b", UNPACKED, _ALL),
+    "pjm-everything-13824-nodes": ("1.3b", UNPACKED, _ALL),
     "pjm-harmless": ("124m", A64FX, [*FUGAKU, *FOUR_RANKS, *ODD]),
     "slurm-two-nodes": (
         "124m", PLAIN,
@@ -82,7 +82,7 @@ CASES: Dict[str, Tuple[str, Profile, List[str]]] = {
     ),
     "slurm-bulk": ("124m", PLAIN, ["job.scheduler=slurm", *FOUR_RANKS, "job.bulk=0-9", "job.elapse=30:00"]),
     "slurm-chain": ("124m", PLAIN, ["job.scheduler=slurm", *FOUR_RANKS, "job.chain=3", "job.elapse=30:00"]),
-    "slurm-everything-13824-nodes": ("13b", UNPACKED, [*_ALL, "job.scheduler=slurm"]),
+    "slurm-everything-13824-nodes": ("1.3b", UNPACKED, [*_ALL, "job.scheduler=slurm"]),
     "slurm-harmless": ("124m", PLAIN, ["job.scheduler=slurm", *FOUR_RANKS, *ODD]),
     "local-two-ranks": ("tiny", PLAIN, ["job.scheduler=local", "layout.dp=2", "node.tcmalloc=true"]),
     "local-tarball": (

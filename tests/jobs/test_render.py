@@ -296,3 +296,11 @@ def test_settings_that_were_edited_to_nonsense_are_told() -> None:
     with pytest.raises(ConfigError, match="layout.dp"):
         settings_of(text)
     assert settings_of("#!/bin/bash\necho\n") is None
+
+
+def test_a_python_beside_the_profile_is_found_from_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "b.yaml").write_text("name: b\npython: ../.venv/bin/python\nsrun_mpi: pmi2\n", encoding="utf-8")
+    config = load_run_config(overrides=["job.scheduler=slurm", f"job.profile={tmp_path / 'env' / 'b.yaml'}"])
+    text = render_from_files(config).text
+    assert f"python={tmp_path}/.venv/bin/python\n" in text and " --mpi=pmi2" in text

@@ -1,5 +1,5 @@
 #!/bin/bash
-#PJM -N "gpt-13B-dp9216-tp6-pp1"
+#PJM -N "gpt-1.3B-dp13824-tp4-pp1"
 #PJM -g "hp190122"
 #PJM -L "rscunit=rscunit_ft01"
 #PJM -L "rscgrp=large"
@@ -23,17 +23,17 @@
 #PJM -S
 #
 # Made by `fugaku-gpt job render` from these settings; all others are at their defaults.
-#   model.name: "13B"
-#   model.layers: 40
-#   model.hidden: 5184
-#   model.heads: 36
-#   model.seq_len: 2048
+#   model.name: "1.3B"
+#   model.layers: 24
+#   model.hidden: 2048
+#   model.heads: 32
+#   model.seq_len: 1024
 #   model.vocab_size: 50257
-#   layout.dp: 9216
-#   layout.tp: 6
-#   training.global_batch: 9216
-#   training.lr: 0.0001
-#   training.min_lr: 1e-05
+#   layout.dp: 13824
+#   layout.tp: 4
+#   training.global_batch: 13824
+#   training.lr: 0.0002
+#   training.min_lr: 2e-05
 #   node.tcmalloc: true
 #   node.preload: ["/vol0004/lib/libmy.so"]
 #   node.freq_mhz: 2000
