@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, get_type_hints
 
@@ -95,6 +96,16 @@ def valid_keys() -> List[str]:
     return [key for key, _, _ in _fields_of(RunConfig)]
 
 
+def coerce_setting(key: str, value: Tree) -> Any:
+    """The value of one setting of :func:`valid_keys`, looked at by itself.
+
+    Raises:
+        BadValue: the field cannot take it.
+    """
+    known = {name: (kind, metadata) for name, kind, metadata in _fields_of(RunConfig)}
+    return _coerce(value, *known[key])
+
+
 def dump_run_config(config: RunConfig) -> str:
     """The run as YAML with every field written out; :func:`load_run_config` reads it back equal."""
     return str(yaml.safe_dump(_tree_of(config), sort_keys=False, width=120))
@@ -127,13 +138,16 @@ def _tree_of(config: RunConfig) -> Dict[str, Dict[str, Any]]:
     return tree
 
 
-def _fields_of(config: type) -> Iterable[Tuple[str, Any, Mapping[str, Any]]]:
+@lru_cache(maxsize=1)
+def _fields_of(config: type) -> Tuple[Tuple[str, Any, Mapping[str, Any]], ...]:
     """(dotted key, type, metadata) of every leaf field."""
     hints = get_type_hints(config)
+    found = []
     for section in fields(config):
         section_hints = get_type_hints(hints[section.name])
         for leaf in fields(hints[section.name]):
-            yield f"{section.name}.{leaf.name}", section_hints[leaf.name], leaf.metadata
+            found.append((f"{section.name}.{leaf.name}", section_hints[leaf.name], leaf.metadata))
+    return tuple(found)
 
 
 def _construct(merged: Mapping[str, Tree], places: Mapping[str, str]) -> Tuple[RunConfig, List[str]]:

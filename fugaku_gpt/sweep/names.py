@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Mapping
+from typing import Mapping, Sequence
 
 MAX_LENGTH = 100
 _SHORT = {
@@ -21,16 +21,17 @@ _TRUE = ("true", "yes", "on")
 _FALSE = ("false", "no", "off", "null", "~", "none", "")
 
 
-def row_name(present: Mapping[str, str], settings: Mapping[str, str]) -> str:
+def row_name(present: Mapping[str, str], settings: Mapping[str, str], variant: Sequence[str] = ()) -> str:
     """The name of a row, from its layout and from the settings that distinguish it.
 
     Args:
         present: dotted key → text, defaults included.
         settings: those of this row alone.
+        variant: names of its variants, which stand for what they set.
     """
     parts = [f"dp{present.get('layout.dp', '1')}", f"tp{present.get('layout.tp', '1')}"]
     parts += [_part(key, value) for key, value in settings.items() if key not in ("layout.dp", "layout.tp")]
-    return safe_name("-".join(part for part in parts if part))
+    return safe_name("-".join(part for part in [*parts, *variant] if part))
 
 
 def safe_name(text: str) -> str:

@@ -1,0 +1,297 @@
+"""A sweep file → its rows, as they are written; nothing is resolved here.
+
+::
+
+    name: demo                  # default: the file's name
+    preset: tiny                # as in a run file
+    defaults:                   # settings of every row, as a tree or as dotted keys
+      training.iterations: 60
+    matrix:                     # every combination of these is a row; the last key changes fastest
+      layout.dp: [1, 2]
+      node.tcmalloc: [false, true]
+    zip:                        # lists of equal length that advance together; multiplied with the matrix
+      job.nodes: [1, 2, 4]
+      training.global_batch: [8, 16, 32]
+    variants:                   # named settings, one at a time, multiplied with all of the above
+      base: {}
+      2.2GHz: {node.freq_mhz: 2200}
+    where: layout.dp * layout.tp <= 8          # combinations for which this is not true are left out
+    exclude:                                   # and so are those that have all of some values, or meet an expression
+      - {layout.dp: 1, node.tcmalloc: true}
+      - layout.dp == 2 and node.freq_mhz == 2200
+    include:                    # more rows after the combinations: `defaults` and these settings alone
+      - {label: tensor-parallel, layout.tp: 2}
+    repeats: 3                  # each row is run so often
+    order: interleaved          # every row once, then every row again; grouped: a row's repeats together
+
+``zip`` and ``variants`` may be lists of such mappings: each is an axis of its own. ``where`` may be a list, of which
+all must hold. Filters look at the combinations, with their defaults, and never at an included row. Without matrix, zip
+and variants, the included rows are all rows; without those too, the defaults are the one row.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from dataclasses import dataclass
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from fugaku_gpt.config import preset_names, valid_keys
+from fugaku_gpt.config.tree import Scalar, Tree, flatten, plain, where
+from fugaku_gpt.config.values import BadValue, parse_bool, parse_duration, parse_int
+from fugaku_gpt.errors import ConfigError
+from fugaku_gpt.sweep.expression import Expression, parse_expression
+
+KEYS = (
+    "name", "preset", "defaults", "matrix", "zip", "variants", "where", "exclude", "include", "repeats", "order",
+)  # fmt: skip
+INTERLEAVED, GROUPED = "interleaved", "grouped"
+MAX_RUNS = 10_000
+RANKS = "layout.ranks"  # dp * tp * pp: a name that expressions know beside the settings
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row as written.
+
+    Attributes:
+        values: its own settings over the defaults.
+        named: the part of ``values`` by which it is named, beside label and variant.
+        label: of an included row; None for others.
+        variant: names of the variants that it is made of, without those that set nothing.
+        filtered: whether the filters look at it.
+    """
+
+    values: Dict[str, Tree]
+    named: Dict[str, Tree]
+    label: Optional[str] = None
+    variant: Tuple[str, ...] = ()
+    filtered: bool = True
+
+
+@dataclass(frozen=True)
+class SweepFile:
+    """A sweep file, read and checked as far as it can be without resolving its rows."""
+
+    name: str
+    preset: Optional[str]
+    defaults: Dict[str, Tree]
+    rows: List[Row]
+    where: List[Expression]
+    exclude: List[Expression]
+    repeats: int
+    order: str
+
+
+# (settings, those of them that name the row, name of the variant)
+_Choice = Tuple[Dict[str, Tree], Dict[str, Tree], str]
+
+
+def read_sweep(tree: Mapping[str, Tree], file: str) -> SweepFile:
+    """The sweep that a file's mapping describes; ``file`` names it in messages.
+
+    Raises:
+        ConfigError: it is not a sweep file, names an unknown key, or makes more than ``MAX_RUNS`` rows.
+    """
+    for key, value in tree.items():
+        if key not in KEYS:
+            near = difflib.get_close_matches(key, KEYS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"valid: {', '.join(KEYS)}"
+            raise ConfigError(f"{where(value, file)}: {key}: unknown key of a sweep file; {hint}")
+    preset = _text(tree, "preset", file)
+    if preset is not None and preset not in preset_names():
+        at = where(tree["preset"], file)
+        raise ConfigError(f"{at}: preset: {preset!r} is not a preset; valid: {', '.join(preset_names())}")
+    order = _text(tree, "order", file) or INTERLEAVED
+    if order not in (INTERLEAVED, GROUPED):
+        raise ConfigError(f"{where(tree['order'], file)}: order: {order!r}; valid: {INTERLEAVED}, {GROUPED}")
+    defaults = _settings(tree.get("defaults", {}), "defaults", file)
+    axes = [*_matrix_axes(tree, file), *_zip_axes(tree, file), *_variant_axes(tree, file)]
+    excluded = [item for item in _items(tree, "exclude", file) if not isinstance(item, Scalar)]
+    rows = _combinations(axes, defaults, excluded, file) if axes or "include" not in tree else []
+    rows += _included(tree, file)
+    repeats = _repeats(tree, file)
+    if len(rows) * repeats > MAX_RUNS:
+        raise ConfigError(f"{file}: {len(rows)} rows * {repeats} repeats; at most {MAX_RUNS} runs make one sweep")
+    return SweepFile(
+        _text(tree, "name", file) or "",
+        preset,
+        defaults,
+        rows,
+        _expressions(tree, "where", file),
+        _expressions(tree, "exclude", file),
+        repeats,
+        order,
+    )
+
+
+def check_keys(settings: Mapping[str, Tree]) -> None:
+    """Refuse settings that no run has.
+
+    Raises:
+        ConfigError: names the key, where it is written, and the nearest valid one.
+    """
+    known = valid_keys()
+    for key, value in settings.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+            near = near or [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
+            hint = f"did you mean {near[0]}?" if near else "valid keys are those of a run file, such as layout.dp"
+            raise ConfigError(f"{where(value, key)}: {key}: unknown key (value {plain(value)!r}); {hint}")
+
+
+def _matrix_axes(tree: Mapping[str, Tree], file: str) -> List[List[_Choice]]:
+    axes: List[List[_Choice]] = []
+    for key, values in _settings(tree.get("matrix", {}), "matrix", file).items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"{where(values, file)}: matrix: {key}: expected a list of values, such as [1, 2]")
+        axes.append([({key: value}, {key: value}, "") for value in values])
+    return axes
+
+
+def _zip_axes(tree: Mapping[str, Tree], file: str) -> List[List[_Choice]]:
+    axes: List[List[_Choice]] = []
+    for group in _groups(tree, "zip", file):
+        columns = _settings(group, "zip", file)
+        lengths = {}
+        for key, values in columns.items():
+            if not isinstance(values, list) or not values:
+                raise ConfigError(f"{where(values, file)}: zip: {key}: expected a list of values, such as [1, 2]")
+            lengths[key] = len(values)
+        if len(set(lengths.values())) > 1:
+            said = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+            raise ConfigError(f"{where(group, file)}: zip: lists advance together and need one length; {said}")
+        lists = [values for values in columns.values() if isinstance(values, list)]
+        steps = [dict(zip(columns, step)) for step in zip(*lists)]
+        axes += [[(step, step, "") for step in steps]] if steps else []
+    return axes
+
+
+def _variant_axes(tree: Mapping[str, Tree], file: str) -> List[List[_Choice]]:
+    axes: List[List[_Choice]] = []
+    for group in _groups(tree, "variants", file):
+        if not isinstance(group, dict):
+            raise ConfigError(f"{where(group, file)}: variants: expected names with their settings")
+        axis: List[_Choice] = []
+        for name, settings in group.items():
+            values = _settings(settings, f"variants: {name}", file)
+            axis.append((values, {}, name if values else ""))
+        axes += [axis] if axis else []
+    return axes
+
+
+def _combinations(
+    axes: Sequence[Sequence[_Choice]], defaults: Mapping[str, Tree], excluded: Sequence[Tree], file: str
+) -> List[Row]:
+    size = 1
+    for axis in axes:
+        size *= len(axis)
+    if size > MAX_RUNS:
+        raise ConfigError(f"{file}: {size} combinations; at most {MAX_RUNS} runs make one sweep")
+    owners: Dict[str, int] = {}
+    for number, axis in enumerate(axes):
+        for key in {key: None for values, _, _ in axis for key in values}:
+            if owners.setdefault(key, number) != number:
+                raise ConfigError(f"{file}: {key}: stands in two of matrix, zip and variants; one would hide the other")
+    outs = [_settings(item, "exclude", file) for item in excluded]
+    for out in outs:
+        for key, value in out.items():
+            if key not in owners and key not in defaults:
+                known = ", ".join([*owners, *defaults]) or "nothing"
+                at = where(value, file)
+                raise ConfigError(f"{at}: exclude: {key}: is in neither matrix nor defaults; valid: {known}")
+    rows = []
+    for combination in itertools.product(*axes):
+        values: Dict[str, Tree] = {}
+        named: Dict[str, Tree] = {}
+        for part, naming, _ in combination:
+            values.update(part)
+            named.update(naming)
+        present = {**defaults, **values}
+        if not any(all(key in present and _same(present[key], out[key]) for key in out) for out in outs):
+            rows.append(Row(values, named, None, tuple(name for _, _, name in combination if name)))
+    if not rows:
+        raise ConfigError(f"{file}: no rows are left: exclude leaves out every combination")
+    return rows
+
+
+def _included(tree: Mapping[str, Tree], file: str) -> List[Row]:
+    rows = []
+    for item in _items(tree, "include", file):
+        if not isinstance(item, dict):
+            raise ConfigError(f"{where(item, file)}: include: expected a list of mappings of settings")
+        label = _text(item, "label", file)
+        values = _settings({key: value for key, value in item.items() if key != "label"}, "include", file)
+        rows.append(Row(values, values, label, (), filtered=False))
+    return rows
+
+
+def _expressions(tree: Mapping[str, Tree], key: str, file: str) -> List[Expression]:
+    known = [*valid_keys(), RANKS]
+    texts = [item for item in _items(tree, key, file) if isinstance(item, Scalar)]
+    if key == "where" and len(texts) < len(_items(tree, key, file)):
+        raise ConfigError(f"{where(tree[key], file)}: where: expected an expression, such as layout.dp <= 8")
+    return [parse_expression(item.text, f"{item.where}: {key}", known) for item in texts]
+
+
+def _settings(tree: Tree, section: str, file: str) -> Dict[str, Tree]:
+    if isinstance(tree, Scalar) and tree.text == "" and not tree.quoted:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{where(tree, file)}: {section}: expected settings, such as layout.dp: 2")
+    settings = dict(flatten(tree))
+    check_keys(settings)
+    return settings
+
+
+def _groups(tree: Mapping[str, Tree], key: str, file: str) -> List[Tree]:
+    """The mappings under a key that may be one mapping or a list of them."""
+    value = tree.get(key, [])
+    return [value] if isinstance(value, dict) else _items(tree, key, file)
+
+
+def _items(tree: Mapping[str, Tree], key: str, file: str) -> List[Tree]:
+    items = tree.get(key, [])
+    if isinstance(items, list):
+        return items
+    if isinstance(items, Scalar) and items.text == "" and not items.quoted:
+        return []
+    if isinstance(items, Scalar) and key in ("where", "exclude"):
+        return [items]
+    raise ConfigError(f"{where(items, file)}: {key}: expected a list, each item a mapping of settings")
+
+
+def _text(tree: Mapping[str, Tree], key: str, file: str) -> Optional[str]:
+    value = tree.get(key)
+    if value is not None and not isinstance(value, Scalar):
+        raise ConfigError(f"{where(value, file)}: {key}: expected one text")
+    return value.text if value is not None else None
+
+
+def _repeats(tree: Mapping[str, Tree], file: str) -> int:
+    text = _text(tree, "repeats", file)
+    try:
+        repeats = parse_int(text) if text is not None else 1
+    except BadValue:
+        repeats = 0
+    if repeats < 1:
+        raise ConfigError(f"{where(tree['repeats'], file)}: repeats: {text!r}: expected a whole number, at least 1")
+    return repeats
+
+
+def _same(one: Tree, other: Tree) -> bool:
+    """Whether two values mean the same: 2 and 2.0, yes and true, 1:00:00 and 3600."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(_same(left, right) for left, right in zip(one, other))
+    if isinstance(one, Scalar) and isinstance(other, Scalar):
+        return _meaning(one.text) == _meaning(other.text)
+    return False
+
+
+def _meaning(text: str) -> object:
+    for parse in (parse_duration, parse_bool):
+        try:
+            return (parse.__name__, parse(text))
+        except BadValue:
+            continue
+    return text
