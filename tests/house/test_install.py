@@ -64,7 +64,10 @@ def test_every_data_file_of_the_package_is_shipped() -> None:
         for pattern in patterns.split():
             shipped |= set((ROOT / package.replace(".", "/")).glob(pattern))
     present = {
-        path for path in (ROOT / "fugaku_gpt").rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")
+        path
+        for package in ("fugaku_gpt", "jobscripts")
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
     }
     assert present == shipped
 

@@ -55,8 +55,9 @@ from fugaku_gpt.cli.main import cli, run
 def verbs(command, words):
     yield words
     if isinstance(command, click.Group):
-        for name in sorted(command.commands):
-            yield from verbs(command.commands[name], words + [name])
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            yield from verbs(command.get_command(context, name), words + [name])
 
 for words in verbs(cli.get_command(click.Context(cli), {name!r}), [{name!r}]):
     assert run(words + ["--help"]) == 0, words
