@@ -48,6 +48,10 @@ _WORLD = re.compile(
     r"using world size: (\d{1,9}),? data-parallel-size: (\d{1,9}),? tensor-model-parallel[- ]size: (\d{1,9}),?"
     r" pipeline-model-parallel[- ]size: (\d{1,9})"
 )
+_ERROR = re.compile(
+    r"(?:[A-Za-z_]\w{0,60}\.){0,8}\w{0,60}(?:Error|Exception)\b|.{0,80}\bout of memory\b", re.IGNORECASE
+)
+_LONGEST_ERROR = 300
 _PADDED = re.compile(r"padded vocab \(size: (\d{1,12})\) with \d{1,12} dummy tokens \(new size: (\d{1,12})\)")
 
 # name in the log → (key of the record, unit of the log in units of the record)
@@ -89,6 +93,7 @@ class Log:
         arguments: names and values of Megatron's block of arguments, as text.
         total: iterations that the run was to do.
         torn: iteration lines of which neither time nor loss could be read.
+        error: the last error that was printed after the last iteration; empty where there is none.
     """
 
     trainer: str = ""
@@ -97,6 +102,7 @@ class Log:
     arguments: Mapping[str, str] = field(default_factory=dict)
     total: Optional[int] = None
     torn: int = 0
+    error: str = ""
 
 
 def read_log_files(paths: Iterable[Path]) -> Log:
@@ -147,6 +153,7 @@ class LogReader:
         self._ours = 0
         self._total: Optional[int] = None
         self._torn = 0
+        self._error = ""
         self._open: Dict[str, _Open] = {}  # rank prefix → its last iteration line
 
     def add(self, line: str) -> None:
@@ -170,6 +177,7 @@ class LogReader:
             dict(self._arguments),
             self._total,
             self._torn,
+            self._error,
         )
 
     def _piece(self, text: str) -> None:
@@ -189,8 +197,13 @@ class LogReader:
             self._total = int(header[2])
             self._open[rank] = opened
         self._validation(text)
-        if not headers:
-            self._argument(text)
+        if headers:
+            self._error = ""
+            return
+        self._argument(text)
+        bare = text[_PREFIX.match(text).end() :].strip()  # type: ignore[union-attr]  # matches the empty text
+        if _ERROR.match(bare):
+            self._error = bare[:_LONGEST_ERROR]
 
     def _wait(self, rank: str, text: str) -> None:
         """The rest of a torn line, if this is it."""

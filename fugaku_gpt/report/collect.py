@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from fugaku_gpt.config import RunConfig, Settings, build_run_config, load_run_config
 from fugaku_gpt.config.tree import Scalar, Tree, flatten, read_yaml_file
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.formulas.parameters import size_name
+from fugaku_gpt.records.accounting import JobAccount, energy_of, read_accounting
+from fugaku_gpt.records.job import ENDED, OVER, REJECTED, read_history
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.records.sweep import ATTEMPTS, digest_of, read_sweep_entry
+from fugaku_gpt.report.imported import imported_row, is_imported
 from fugaku_gpt.report.notes_table import NO_VALUE, toggle_words
 from fugaku_gpt.report.rows import FIGURES, UNFINISHED, Row, merge_repeats
 
-_TOGGLES = ("freq_mhz", "tcmalloc", "retention_state")
+_KNOBS = ("eco_state", "throttling_state", "issue_state", "ex_pipe_state")
+_TOGGLES = ("freq_mhz", "tcmalloc", "retention_state", *_KNOBS)
+_DEFAULT_MHZ = 2000  # of the machine when the notes were kept: another clock is always said
 
 
 def collect_rows(paths: Sequence[Path]) -> Tuple[List[Row], List[Row]]:
@@ -46,7 +52,7 @@ def find_runs(paths: Sequence[Path]) -> List[Path]:
             continue
         children = [child for child in sorted(path.iterdir()) if child.name != ATTEMPTS and _is_run(child)]
         if not children:
-            raise UsageError(f"{path}: holds no run directory (a folder with config.yaml)")
+            raise UsageError(f"{path}: holds no run directory (a folder with config.yaml, or an imported log)")
         found += children
     return list(dict.fromkeys(found))
 
@@ -57,6 +63,8 @@ def read_run(path: Path) -> Row:
     Raises:
         UsageError: a file in it is damaged.
     """
+    if is_imported(path):
+        return _with_job(imported_row(path), path)
     directory = RunDirectory(path)
     result, environment, entry = directory.result(), directory.environment() or {}, read_sweep_entry(path)
     known: Dict[str, Any]
@@ -71,8 +79,10 @@ def read_run(path: Path) -> Row:
     if not summary and config is not None and lines:
         summary = summarise(config, lines, directory.metrics("validation"))
     figures: Dict[str, Any] = {name: summary.get(name) for name in _FIGURES}
-    toggles = _toggles(known.pop("requested"), environment)
-    started = result.started if result is not None else None
+    accounts = read_accounting(path)
+    toggles = _toggles(known.pop("requested"), environment, used_knobs(accounts))
+    job_id, state, why, submitted = _job_of(path)
+    started = result.started if result is not None else submitted
     build = environment.get("build") or {}
     torch_build = str(build.get("torch", ""))
     text = directory.config_file.read_text(encoding="utf-8")
@@ -86,8 +96,16 @@ def read_run(path: Path) -> Row:
         torch_build=torch_build,
         git_commit=str(environment.get("git_commit") or ""),
         iterations=result.iterations if result is not None else (lines[-1]["iteration"] if lines else 0),
-        status=result.status if result is not None else UNFINISHED,
-        reason=result.reason if result is not None else "",
+        status=result.status if result is not None else state or UNFINISHED,
+        reason=result.reason if result is not None else why,
+        job_id=job_id,
+        remarks=tuple(f"power capped {job.capped}" for job in accounts if job.capped),
+        **energy_figures(
+            accounts,
+            figures["seconds_per_iteration"],
+            known["nodes"],
+            (known["global_batch"] or 0) * (known["seq_len"] or 0),
+        ),
         date=time.strftime("%m-%d", time.gmtime(started)) if started is not None else "",
         attempts=1 + (len(list(attempts.iterdir())) if attempts.is_dir() else 0),
         sweep=entry.sweep if entry is not None else "",
@@ -147,15 +165,72 @@ def _of_settings(written: Mapping[str, Tree]) -> Dict[str, Any]:
     }
 
 
-def _toggles(requested: Mapping[str, Any], environment: Mapping[str, Any]) -> Dict[str, Any]:
-    """What was applied by the ranks' own account, and the rest of what was asked for as not applied."""
+def _toggles(requested: Mapping[str, Any], environment: Mapping[str, Any], used: Mapping[str, int]) -> Dict[str, Any]:
+    """What was applied by the scheduler's account, or else by the ranks' own, and the rest of what was asked for as not
+    applied."""
     seen = {toggle.get("name"): bool(toggle.get("applied")) for toggle in environment.get("toggles") or []}
     wanted = {name: value for name, value in requested.items() if value is not None and value is not False}
+    seen.update({name: used[name] == value for name, value in wanted.items() if name in used})
     applied = {name: value for name, value in wanted.items() if seen.get(name, False)}
+    missing = tuple(toggle_words(name, value) for name, value in wanted.items() if name not in applied)
+    if used.get("freq_mhz", _DEFAULT_MHZ) != _DEFAULT_MHZ:
+        applied["freq_mhz"] = used["freq_mhz"]
+    knobs = tuple((name, applied.pop(name)) for name in _KNOBS if name in applied)
+    return {**applied, "knobs": knobs, "not_applied": missing}
+
+
+def _with_job(row: Row, path: Path) -> Row:
+    """The row of an imported log with what is known of the job that wrote it."""
+    accounts = read_accounting(path)
+    tokens = (row.global_batch or 0) * (row.seq_len or 0)
+    return replace(
+        row,
+        job_id=row.job_id or _job_of(path)[0],
+        remarks=(*row.remarks, *(f"power capped {job.capped}" for job in accounts if job.capped)),
+        **energy_figures(accounts, row.seconds_per_iteration, row.nodes, tokens),
+    )
+
+
+def used_knobs(accounts: Sequence[JobAccount]) -> Dict[str, int]:
+    """Power knobs that all jobs of a run have really used, by their names in a run file."""
+    found: Dict[str, Set[int]] = {}
+    for job in accounts:
+        for name, knob in job.knobs.items():
+            digits = re.match(r"\d{1,9}\b", knob.use or "")
+            if digits:
+                found.setdefault("freq_mhz" if name == "freq" else name, set()).add(int(digits[0]))
+    return {name: values.pop() for name, values in found.items() if len(values) == 1}
+
+
+def energy_figures(
+    accounts: Sequence[JobAccount], seconds: Optional[float], nodes: Optional[int], tokens: int
+) -> Dict[str, Any]:
+    """The energy fields of a row: average power times the time of an iteration; ``tokens`` are of one iteration."""
+    energy = energy_of(tuple(accounts))
+    if energy.watts is None:
+        return {"energy_words": energy.words}
+    counted = energy.nodes or nodes
+    per_iteration = energy.watts * seconds if seconds is not None else None
     return {
-        **applied,
-        "not_applied": tuple(toggle_words(name, value) for name, value in wanted.items() if name not in applied),
+        "energy_joules": energy.joules,
+        "watts_per_node": energy.watts / counted if counted else None,
+        "joules_per_iteration": per_iteration,
+        "joules_per_token": per_iteration / tokens if per_iteration is not None and tokens else None,
+        "energy_words": energy.words,
     }
+
+
+def _job_of(path: Path) -> Tuple[str, str, str, Optional[float]]:
+    """(id, state, the scheduler's words, time of submission) of the newest job of a run; a state only where it says
+    more than that there is no result."""
+    history = read_history(path)
+    if not history.jobs:
+        return "", REJECTED if history.refused else "", history.refused, None
+    job = next((job for job in reversed(history.jobs) if job.job_id in history.statuses), history.jobs[-1])
+    status = history.statuses.get(job.job_id)
+    if status is None or status.state == ENDED:
+        return job.job_id, "", "", job.time
+    return job.job_id, status.state, status.reason if status.state in OVER else "", job.time
 
 
 def _threads(environment: Mapping[str, Any]) -> Optional[int]:
@@ -170,11 +245,11 @@ def _major_minor(torch: str) -> str:
 
 
 def _is_run(path: Path) -> bool:
-    return path.is_dir() and (path / "config.yaml").exists()
+    return path.is_dir() and ((path / "config.yaml").exists() or is_imported(path))
 
 
 def _order(row: Row) -> Tuple[Any, ...]:
     layout = tuple(value or 0 for value in (row.dp, row.tp, row.pp, row.micro_batch, row.global_batch))
     if row.sweep:
         return (row.sweep, row.order, *layout, row.runs)
-    return ("", 0, row.size, row.seq_len or 0, row.nodes, *layout, row.runs)
+    return ("", 0, row.size, row.seq_len or 0, row.nodes or 0, *layout, row.runs)

@@ -63,6 +63,14 @@ def _shapes() -> Dict[str, Tuple[ModelConfig, ...]]:
     return found
 
 
+def name_of(model: ModelConfig) -> str:
+    """What tables call a model of this shape; empty where they have no name for it."""
+    for size, shapes in _shapes().items():
+        if any((shape.layers, shape.hidden) == (model.layers, model.hidden) for shape in shapes):
+            return size
+    return ""
+
+
 def shapes_of(size: str) -> Tuple[ModelConfig, ...]:
     """The models that tables mean by a size such as 13B; empty for a size that is not known."""
     return _shapes().get(size, ())

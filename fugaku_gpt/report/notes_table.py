@@ -14,6 +14,8 @@ COLUMNS = (
 )  # fmt: skip
 NO_VALUE = "-"
 _ALIGNMENT = "| ----: | ---: | -: | -: | -: | --: | --: | --: | -----: | -----: | -------------------: | ----: |"
+ENERGY_COLUMNS = ("W/node", "J/it", "J/token")  # on request, before the notes
+_ENERGY_ALIGNMENT = "| -----: | ---: | ------: | ----: |"
 _REASON_LENGTH = 80
 STATUS_WORDS = {
     OUT_OF_MEMORY: "OOM",
@@ -25,16 +27,19 @@ STATUS_WORDS = {
 }
 
 
-def notes_tables(rows: Sequence[Row], si: bool = False) -> str:
+def notes_tables(rows: Sequence[Row], si: bool = False, energy: bool = False) -> str:
     """One table, under its heading, for each model, sequence length, activation checkpointing and PyTorch build.
 
     Args:
         si: aggregate petaFLOP/s are TFLOPs * nodes / 1000, not / 1024.
+        energy: with ``ENERGY_COLUMNS``, which the notes do not have.
     """
     tables: List[str] = []
+    alignment = _ALIGNMENT[: _ALIGNMENT.rindex("| ----")] + _ENERGY_ALIGNMENT if energy else _ALIGNMENT
     for heading, members in grouped(rows):
-        lines = [heading, "| " + " | ".join(COLUMNS) + " |", _ALIGNMENT]
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells(row, si)) + " |" for row in members]
+        lines = [heading, "| " + " | ".join(columns(energy)) + " |", alignment]
+        for row in members:
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells(row, si, energy)) + " |")
         tables.append("\n".join(lines) + "\n")
     return "\n".join(tables)
 
@@ -49,8 +54,13 @@ def grouped(rows: Sequence[Row]) -> List[Tuple[str, List[Row]]]:
     return list(groups.items())
 
 
-def cells(row: Row, si: bool = False) -> List[str]:
-    """The cells of one row, in the order of ``COLUMNS``."""
+def columns(energy: bool = False) -> Tuple[str, ...]:
+    """The titles of a table."""
+    return (*COLUMNS[:-1], *ENERGY_COLUMNS, COLUMNS[-1]) if energy else COLUMNS
+
+
+def cells(row: Row, si: bool = False, energy: bool = False) -> List[str]:
+    """The cells of one row, in the order of :func:`columns`."""
     known = row.tflops_notes is not None and row.nodes is not None
     aggregate = aggregate_petaflops(row.tflops_notes or 0.0, row.nodes or 0, si) if known else None
     memory = row.node_used_bytes
@@ -66,6 +76,7 @@ def cells(row: Row, si: bool = False) -> List[str]:
         seconds_cell(row.seconds_per_iteration),
         f"{row.tflops_notes:.2f}" if row.tflops_notes is not None else NO_VALUE,
         f"{aggregate:.3f}" if aggregate is not None else NO_VALUE,
+        *(_energy_cells(row) if energy else ()),
         notes_cell(row) or NO_VALUE,
     ]
 
@@ -115,6 +126,16 @@ def short_reason(reason: str) -> str:
     """A reason that fits a cell: without the file it came from, one line, cut with an ellipsis."""
     text = re.sub(r"\s+", " ", re.sub(r"^(?:\S+:\d+|preset \S+:\d+|--set \S+): ", "", reason)).strip()
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 1].rstrip() + "…"
+
+
+def _energy_cells(row: Row) -> List[str]:
+    """Four significant digits: more than the sampling of power is good for."""
+    if row.watts_per_node is None:
+        return [row.energy_words or NO_VALUE, NO_VALUE, NO_VALUE]
+    return [
+        f"{value:.4g}" if value is not None else NO_VALUE
+        for value in (row.watts_per_node, row.joules_per_iteration, row.joules_per_token)
+    ]
 
 
 def _heading(row: Row, torch: str) -> str:

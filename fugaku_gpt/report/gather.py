@@ -1,0 +1,239 @@
+"""After jobs have ended: what their scheduler has measured goes into the run directories, and runs whose ranks have left
+no result get one."""
+
+from __future__ import annotations
+
+import glob
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.judge import judge
+from fugaku_gpt.jobs.pjm.stats import IDEAL, MEASURED, JobStatistics, read_stats_file
+from fugaku_gpt.jobs.schedulers.protocol import Accounting, Scheduler
+from fugaku_gpt.jobs.schedulers.registry import scheduler_named
+from fugaku_gpt.records.accounting import SAMPLING_SECONDS, JobAccount, Knob, write_accounting
+from fugaku_gpt.records.job import CANCELLED, OVER, UNKNOWN, JobHistory, JobStatus, append_status, read_history
+from fugaku_gpt.records.run import STATUSES, Result, RunDirectory
+from fugaku_gpt.records.summary import summarise
+
+_DEPENDENCY = 6  # PJM's code of a link that was cancelled because the chain had ended before it
+Progress = Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What was brought together for one run.
+
+    Attributes:
+        jobs: ids.
+        accounts: how many jobs the scheduler had figures of.
+        status: of the run now; empty where it is not over.
+        notes: what could not be had and why, and what was written; one line each.
+    """
+
+    directory: Path
+    jobs: Tuple[str, ...]
+    accounts: int
+    status: str
+    notes: Tuple[str, ...]
+
+
+def gather(
+    directories: Sequence[Path],
+    scheduler_of: Callable[[str], Scheduler] = scheduler_named,
+    now: Callable[[], float] = time.time,
+    progress: Optional[Progress] = None,
+) -> List[Gathered]:
+    """Bring the jobs of run directories together with their runs; each directory as far as it goes.
+
+    One query for all jobs of a scheduler that were not over when they were last looked at.
+
+    Raises:
+        UsageError: a file of a run is damaged.
+    """
+    histories = {directory: read_history(directory) for directory in directories}
+    troubles = _refresh(histories, scheduler_of, now)
+    histories = {directory: read_history(directory) for directory in directories}
+    found = []
+    for directory, history in histories.items():
+        if progress is not None:
+            progress(directory)
+        found.append(_gather(directory, history, scheduler_of, now, list(troubles.get(directory, ()))))
+    return found
+
+
+def _refresh(
+    histories: Dict[Path, JobHistory], scheduler_of: Callable[[str], Scheduler], now: Callable[[], float]
+) -> Dict[Path, List[str]]:
+    """Ask about jobs that were not over; returns what could not be had."""
+    asked: Dict[str, Dict[str, Path]] = {}
+    for directory, history in histories.items():
+        for job in history.jobs:
+            status = history.statuses.get(job.job_id)
+            if status is None or status.state not in OVER:
+                asked.setdefault(job.scheduler, {})[job.job_id] = directory
+    troubles: Dict[Path, List[str]] = {}
+    for name, jobs in asked.items():
+        try:
+            statuses = scheduler_of(name).poll(list(jobs))
+        except UsageError as error:
+            for directory in dict.fromkeys(jobs.values()):
+                troubles.setdefault(directory, []).append(str(error).splitlines()[0])
+            continue
+        for job_id, directory in jobs.items():
+            status = statuses.get(job_id)
+            known = histories[directory].statuses.get(job_id)
+            if status is None or status.state == UNKNOWN:
+                why = status.reason if status is not None else f"{name} does not answer for it"
+                troubles.setdefault(directory, []).append(f"job {job_id}: {why or UNKNOWN}")
+            elif status != known:
+                append_status(directory, now(), status)
+    return troubles
+
+
+def _gather(
+    directory: Path,
+    history: JobHistory,
+    scheduler_of: Callable[[str], Scheduler],
+    now: Callable[[], float],
+    notes: List[str],
+) -> Gathered:
+    accounts = _accounts(directory, history, scheduler_of, notes)
+    if accounts:
+        write_accounting(directory, accounts)
+    status = _result(directory, history, now, notes)
+    return Gathered(directory, tuple(job.job_id for job in history.jobs), len(accounts), status, tuple(notes))
+
+
+def _accounts(
+    directory: Path, history: JobHistory, scheduler_of: Callable[[str], Scheduler], notes: List[str]
+) -> Tuple[JobAccount, ...]:
+    """Of PJM the statistics files of the directory, of others what they answer."""
+    found: Dict[str, JobAccount] = {}
+    for path in sorted(directory.glob("*.stats")):
+        for statistics in read_stats_file(path):
+            account = _of_statistics(statistics, path)
+            if _is_ours(account.job_id, history):
+                found[account.job_id] = account
+    whole = {job_id.partition("[")[0] for job_id in found if "[" in job_id}
+    for job_id in whole & set(found):  # a bulk job's own file sums up its sub-jobs
+        del found[job_id]
+    for job in history.jobs:
+        covered = any(_number(job_id) == _number(job.job_id) for job_id in found)
+        status = history.statuses.get(job.job_id)
+        if covered or status is None or status.state not in OVER:
+            continue
+        if job.scheduler == "pjm":
+            notes.append(f"job {job.job_id}: no statistics file (*.{glob.escape(job.job_id)}.stats); job.statistics: job")
+            continue
+        try:
+            accounting = scheduler_of(job.scheduler).accounting(directory, job.job_id)
+        except UsageError as error:
+            notes.append(f"job {job.job_id}: {str(error).splitlines()[0]}")
+            continue
+        if accounting is not None:
+            found[job.job_id] = _of_accounting(job.scheduler, status, accounting)
+        else:
+            notes.append(f"job {job.job_id}: {job.scheduler} keeps no accounts")
+    return tuple(found.values())
+
+
+def _is_ours(job_id: str, history: JobHistory) -> bool:
+    """A script that was handed in without us has no record of its id: then every file in its directory counts."""
+    return not history.jobs or any(_number(job.job_id) == _number(job_id) for job in history.jobs)
+
+
+def _number(job_id: str) -> str:
+    """``239[1]`` is of 239; the links of a chain, ``240_0`` and ``240_1``, are jobs of their own."""
+    return job_id.partition("[")[0]
+
+
+def _of_statistics(job: JobStatistics, path: Path) -> JobAccount:
+    nodes = job.nodes_used or job.nodes_allocated
+    too_short = job.elapsed_seconds is not None and job.elapsed_seconds < SAMPLING_SECONDS
+    energy, power = ({}, {}) if too_short else (job.energy_joules, job.power_watts)
+    return JobAccount(
+        scheduler="pjm",
+        job_id=job.job_id or path.name.split(".")[-2],
+        elapsed_seconds=float(job.elapsed_seconds) if job.elapsed_seconds is not None else None,
+        nodes=nodes.count if nodes is not None else None,
+        energy_joules=energy.get(MEASURED),
+        energy_joules_ideal=energy.get(IDEAL),
+        power_watts=power.get(MEASURED),
+        power_watts_ideal=power.get(IDEAL),
+        knobs={name: Knob(knob.require, knob.alloc, knob.use) for name, knob in job.knobs.items()},
+        capped=job.capping_date or "",
+        max_memory_bytes=job.max_memory_bytes,
+        exit_code=job.exit_code,
+        signal=job.signal,
+        code=job.code,
+        reason=job.reason,
+        source=path.name,
+        values={key: value for key, value in job.values.items() if value is not None},
+    )
+
+
+def _of_accounting(scheduler: str, status: JobStatus, accounting: Accounting) -> JobAccount:
+    elapsed = accounting.elapsed_seconds
+    too_short = elapsed is not None and elapsed < SAMPLING_SECONDS
+    return JobAccount(
+        scheduler=scheduler,
+        job_id=status.job_id,
+        elapsed_seconds=elapsed,
+        nodes=accounting.nodes,
+        energy_joules=None if too_short else accounting.energy_joules,
+        power_watts=None if too_short else accounting.power_watts,
+        exit_code=status.exit_code,
+        signal=status.signal,
+        code=status.code,
+        reason=status.reason,
+        source=accounting.values.get("source", scheduler),
+        values=dict(accounting.values),
+    )
+
+
+def _result(directory: Path, history: JobHistory, now: Callable[[], float], notes: List[str]) -> str:
+    """The status of the run; a run that is over and has no result gets one."""
+    record = RunDirectory(directory)
+    own = record.result()
+    if own is not None:
+        return own.status
+    if not history.jobs:
+        return ""
+    status = _deciding(history)
+    if status is None or status.state not in OVER:
+        notes.append(f"job {history.jobs[-1].job_id}: {status.state if status is not None else 'not asked about yet'}")
+        return ""
+    verdict = judge(directory, status)
+    if verdict.status not in STATUSES:
+        notes.append(f"job {status.job_id}: {verdict.cause or verdict.state}")
+        return verdict.status
+    reason = verdict.cause + (f"; {verdict.advice}" if verdict.advice else "")
+    lines = record.metrics("iteration")
+    summary = summarise(load_run_config(record.config_file), lines, record.metrics("validation")) if lines else {}
+    started = history.jobs[0].time
+    written = record.write_result(
+        Result(verdict.status, reason, started, now(), lines[-1]["iteration"] if lines else 0, summary), replace=False
+    )
+    if written:
+        notes.append(f"result written: {verdict.status}: {reason}")
+    return verdict.status
+
+
+def _deciding(history: JobHistory) -> Optional[JobStatus]:
+    """Of a chain, the last link that has run: those behind it were cancelled because it had ended."""
+    known = [history.statuses.get(job.job_id) for job in history.jobs]
+    for status in reversed(known):
+        if status is not None and not (status.state == CANCELLED and status.code == _DEPENDENCY):
+            return status
+    return known[-1]
+
+
+def as_values(gathered: Gathered) -> Dict[str, object]:
+    """For tables and JSON."""
+    values = asdict(replace(gathered, directory=Path()))
+    return {**values, "directory": str(gathered.directory), "jobs": " ".join(gathered.jobs)}

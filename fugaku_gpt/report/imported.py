@@ -1,0 +1,338 @@
+"""Logs of other trainers → a directory that stands in tables like a run's: ``imported.json`` and ``metrics.jsonl``.
+
+What the log and its block of arguments say is kept, with what the user adds; what neither says stays unknown. Sums and
+quotients of known numbers (nodes = ranks / ranks per node) are the only things that are worked out. TFLOPs are computed
+by our formulas, and compared with what the log claims.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import statistics
+import time
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from fugaku_gpt.config import ModelConfig
+from fugaku_gpt.config.values import BadValue, parse_bool, parse_int
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
+from fugaku_gpt.formulas.parameters import size_name
+from fugaku_gpt.records.files import write_json_atomically, write_text_atomically
+from fugaku_gpt.records.logs import Log, read_log_files
+from fugaku_gpt.records.run import FAILED, OK, OUT_OF_MEMORY, RunDirectory
+from fugaku_gpt.records.summary import WARMUP_SAMPLES
+from fugaku_gpt.records.sweep import digest_of
+from fugaku_gpt.report.known import name_of
+from fugaku_gpt.report.notes_table import NO_VALUE
+from fugaku_gpt.report.rows import UNFINISHED, Row
+
+VERSION = 1
+FILE = "imported.json"
+_SAME = 0.01  # share by which a claimed speed may differ from ours before it is worth a remark
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """What is known of a run of another trainer; None where nobody has said it.
+
+    Attributes:
+        ranks: processes in all; nodes, ranks_per_node: how they were spread.
+        recompute: whether all activations were recomputed.
+        padded_vocab: rows of the embedding.
+        status: how it ended; None: by the log.
+    """
+
+    name: Optional[str] = None
+    layers: Optional[int] = None
+    hidden: Optional[int] = None
+    ffn_hidden: Optional[int] = None
+    heads: Optional[int] = None
+    seq_len: Optional[int] = None
+    vocab_size: Optional[int] = None
+    padded_vocab: Optional[int] = None
+    ranks: Optional[int] = None
+    nodes: Optional[int] = None
+    ranks_per_node: Optional[int] = None
+    dp: Optional[int] = None
+    tp: Optional[int] = None
+    pp: Optional[int] = None
+    micro_batch: Optional[int] = None
+    global_batch: Optional[int] = None
+    recompute: Optional[bool] = None
+    dtype: Optional[str] = None
+    torch: Optional[str] = None
+    freq_mhz: Optional[int] = None
+    tcmalloc: Optional[bool] = None
+    retention_state: Optional[int] = None
+    job_id: Optional[str] = None
+    date: Optional[str] = None
+    status: Optional[str] = None
+
+
+# Megatron's argument → ours
+_ARGUMENTS = {
+    "num_layers": "layers",
+    "hidden_size": "hidden",
+    "ffn_hidden_size": "ffn_hidden",
+    "num_attention_heads": "heads",
+    "seq_length": "seq_len",
+    "vocab_size": "vocab_size",
+    "padded_vocab_size": "padded_vocab",
+    "world_size": "ranks",
+    "data_parallel_size": "dp",
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "micro_batch_size": "micro_batch",
+    "global_batch_size": "global_batch",
+}
+# arguments that make the model another one than the formulas are for
+_OTHER_MODELS = ("swiglu", "untie_embeddings_and_output_weights", "group_query_attention", "num_experts")
+
+
+def parse_settings(settings: Sequence[str]) -> LoggedRun:
+    """``key=value`` of the command line.
+
+    Raises:
+        UsageError: an unknown key, or a value that is not of its type.
+    """
+    kinds = {field.name: str(field.type) for field in fields(LoggedRun)}
+    values: Dict[str, Any] = {}
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not equals or key not in kinds:
+            near = difflib.get_close_matches(key, kinds, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"valid: {', '.join(kinds)}"
+            raise UsageError(f"--set {text}: {'not KEY=VALUE' if not equals else 'unknown key'}; {hint}")
+        try:
+            if "int" in kinds[key]:
+                values[key] = parse_int(value)
+                if values[key] < (0 if key == "retention_state" else 1):
+                    raise BadValue("must be at least 1")
+            else:
+                values[key] = parse_bool(value) if "bool" in kinds[key] else value
+        except BadValue as error:
+            raise UsageError(f"--set {text}: {error}") from None
+    return LoggedRun(**values)
+
+
+def import_logs(logs: Sequence[Path], out: Path, given: LoggedRun, over: bool = False) -> Row:
+    """Read logs, leave ``imported.json`` and ``metrics.jsonl`` in ``out``, and return the row.
+
+    Args:
+        given: what the user knows; it goes before what the logs say.
+        over: replace figures that a run of ours has left there.
+
+    Raises:
+        UsageError: a log cannot be read or has no iteration line, or ``out`` holds a run of ours.
+    """
+    log = read_log_files(logs)
+    if not log.iterations:
+        raise UsageError(f"{', '.join(map(str, logs))}: no iteration line in it, ours or Megatron's")
+    directory = RunDirectory(out)
+    if not over and not is_imported(out) and (directory.metrics_file.exists() or directory.config_file.exists()):
+        raise UsageError(f"{out}: already holds a run; choose another --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(directory.metrics_file, metrics_text(log))
+        write_json_atomically(
+            out / FILE,
+            {
+                "version": VERSION,
+                "trainer": log.trainer,
+                "logs": [str(path.absolute()) for path in logs],
+                "given": {key: value for key, value in asdict(given).items() if value is not None},
+                "arguments": dict(log.arguments),
+                "iterations_planned": log.total,
+                "torn_lines": log.torn,
+                "error": log.error,
+                "imported": time.time(),
+            },
+        )
+    except OSError as error:
+        raise UsageError(f"{out}: cannot be written: {error.strerror}; choose another --out") from None
+    return imported_row(out)
+
+
+def metrics_text(log: Log) -> str:
+    """``metrics.jsonl`` of a log."""
+    lines = [{"kind": "iteration", **line} for line in log.iterations]
+    lines += [{"kind": "validation", **line} for line in log.validations]
+    return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+
+
+def is_imported(path: Path) -> bool:
+    """Whether a directory holds what :func:`import_logs` has left."""
+    return (path / FILE).is_file()
+
+
+def read_imported(path: Path) -> Dict[str, Any]:
+    """What :func:`import_logs` has written.
+
+    Raises:
+        UsageError: the file is not of this format.
+    """
+    try:
+        values = json.loads((path / FILE).read_text(encoding="utf-8"))
+        if values["version"] != VERSION:
+            raise UsageError(f"{path / FILE}: version {values['version']} of this format; this program reads {VERSION}")
+        LoggedRun(**values["given"])
+        dict(values["arguments"]), list(values["logs"]), str(values["trainer"])
+        return dict(values)
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UsageError(f"{path / FILE}: not an imported log; import it again") from None
+
+
+def imported_row(path: Path) -> Row:
+    """The row of an imported log.
+
+    Raises:
+        UsageError: a file in it is damaged.
+    """
+    values = read_imported(path)
+    lines = RunDirectory(path).metrics("iteration")
+    validations = [line["loss"] for line in RunDirectory(path).metrics("validation") if line.get("loss") is not None]
+    run = _known(values["arguments"], LoggedRun(**values["given"]), lines)
+    remarks: List[str] = [f"from a log of {values['trainer']}"]
+    times = [line["seconds"] for line in lines if line.get("seconds")]
+    timed = times[WARMUP_SAMPLES:] or times
+    seconds = statistics.median(timed) if timed else None
+    model, padded = _model(run), run.padded_vocab
+    notes = exact = None
+    if model is not None and padded and run.global_batch and seconds and run.nodes:
+        exact = tflops_per_node(exact_flops(model, run.global_batch, padded), seconds, run.nodes)
+        if run.recompute is not None:
+            flops = notes_flops(model, run.global_batch, padded, run.recompute)
+            notes = tflops_per_node(flops, seconds, run.nodes)
+    remarks += _claim(run, lines, notes, values["trainer"])
+    others = [name for name in _OTHER_MODELS if values["arguments"].get(name, "False") not in ("False", "None", "0")]
+    if others:
+        remarks.append(f"TFLOPs as of a plain GPT, but {' '.join(others)}")
+    if values.get("torn_lines"):
+        remarks.append(f"{values['torn_lines']} torn lines left out")
+    done = lines[-1]["iteration"] if lines else 0
+    status, reason = _ending(run, done, values)
+    losses = [line["loss"] for line in lines if line.get("loss") is not None]
+    tokens = run.global_batch * run.seq_len / seconds if run.global_batch and run.seq_len and seconds else None
+    return Row(
+        size=run.name or (name_of(model) or size_name(model) if model is not None and run.vocab_size else NO_VALUE),
+        seq_len=run.seq_len,
+        nodes=run.nodes,
+        dp=run.dp,
+        tp=run.tp,
+        pp=run.pp,
+        micro_batch=run.micro_batch,
+        global_batch=run.global_batch,
+        ranks_per_node=run.ranks_per_node or 1,
+        recompute=bool(run.recompute),
+        torch=run.torch or "",
+        dtype=run.dtype or "",
+        freq_mhz=run.freq_mhz,
+        tcmalloc=bool(run.tcmalloc),
+        retention_state=run.retention_state,
+        seconds_per_iteration=seconds,
+        tokens_per_second=tokens,
+        tflops_notes=notes,
+        tflops_exact=exact,
+        node_used_bytes=max((line["node_used_bytes"] for line in lines if line.get("node_used_bytes")), default=None),
+        first_loss=losses[0] if losses else None,
+        last_loss=losses[-1] if losses else None,
+        first_validation_loss=validations[0] if validations else None,
+        last_validation_loss=validations[-1] if validations else None,
+        iterations=done,
+        status=status,
+        reason=reason,
+        date=run.date or "",
+        job_id=run.job_id or "",
+        remarks=tuple(remarks),
+        digest=digest_of(json.dumps([asdict(run), values["trainer"]], sort_keys=True)),
+        runs=(str(path),),
+        trainer=values["trainer"],
+    )
+
+
+def _known(arguments: Mapping[str, str], given: LoggedRun, lines: Sequence[Mapping[str, Any]]) -> LoggedRun:
+    """What the user says, then the arguments, then what follows from both."""
+    said: Dict[str, Any] = {}
+    for name, key in _ARGUMENTS.items():
+        text = arguments.get(name, "")
+        if text.isdigit() and 0 < int(text) < 2**53:
+            said[key] = int(text)
+    said["recompute"] = _recompute(arguments)
+    said["dtype"] = _dtype(arguments)
+    batches = [line["global_batch"] for line in lines if line.get("global_batch")]
+    if batches:
+        said["global_batch"] = batches[-1]  # a schedule of growing batches has other ones at the beginning
+    said.update({key: value for key, value in asdict(given).items() if value is not None})
+    run = LoggedRun(**said)
+    if run.ranks is None and run.dp and run.tp and run.pp:
+        run = replace(run, ranks=run.dp * run.tp * run.pp)
+    if run.dp is None and run.ranks and run.tp and run.pp and run.ranks % (run.tp * run.pp) == 0:
+        run = replace(run, dp=run.ranks // (run.tp * run.pp))
+    if run.nodes is None and run.ranks and run.ranks_per_node and run.ranks % run.ranks_per_node == 0:
+        run = replace(run, nodes=run.ranks // run.ranks_per_node)
+    if run.ranks_per_node is None and run.ranks and run.nodes and run.ranks % run.nodes == 0:
+        run = replace(run, ranks_per_node=run.ranks // run.nodes)
+    multiple = arguments.get("make_vocab_size_divisible_by", "")
+    if run.padded_vocab is None and run.vocab_size and run.tp and multiple.isdigit() and int(multiple) > 0:
+        unit = int(multiple) * run.tp
+        run = replace(run, padded_vocab=-(-run.vocab_size // unit) * unit)
+    if run.vocab_size is None and run.padded_vocab:
+        run = replace(run, vocab_size=run.padded_vocab)
+    return run
+
+
+def _recompute(arguments: Mapping[str, str]) -> Optional[bool]:
+    """Megatron-DeepSpeed's switch, or Megatron-LM's granularity; selective recompute is not what the formula means."""
+    switch, granularity = arguments.get("checkpoint_activations"), arguments.get("recompute_granularity")
+    if switch in ("True", "False"):
+        return switch == "True"
+    return granularity == "full" if granularity is not None else None
+
+
+def _dtype(arguments: Mapping[str, str]) -> Optional[str]:
+    for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
+        if arguments.get(name) == "True":
+            return dtype
+    return arguments.get("params_dtype", "").replace("torch.", "") or None
+
+
+def _model(run: LoggedRun) -> Optional[ModelConfig]:
+    if not (run.layers and run.hidden and run.seq_len):
+        return None
+    return ModelConfig(
+        layers=run.layers,
+        hidden=run.hidden,
+        heads=run.heads or 1,
+        ffn_hidden=run.ffn_hidden,
+        seq_len=run.seq_len,
+        vocab_size=run.vocab_size or 2,
+    )
+
+
+def _claim(run: LoggedRun, lines: Sequence[Mapping[str, Any]], notes: Optional[float], trainer: str) -> Tuple[str, ...]:
+    """A remark where the log claims another speed than the formula gives; a claim is of one rank."""
+    claims = [line["tflops_logged"] for line in lines if line.get("tflops_logged")]
+    claims = claims[WARMUP_SAMPLES:] or claims
+    if not claims:
+        return ()
+    claim = statistics.median(claims)
+    if notes is None or not run.ranks or not run.nodes:
+        return (f"the log claims {claim:g} TFLOPs per rank",)
+    share = claim * run.ranks / run.nodes / notes
+    if abs(share - 1) <= _SAME:
+        return ()
+    return (f"the log claims {claim:g} TFLOPs per rank: {share:.2f} times the formula",)
+
+
+def _ending(run: LoggedRun, done: int, values: Mapping[str, Any]) -> Tuple[str, str]:
+    planned, error = values.get("iterations_planned"), str(values.get("error") or "")
+    if run.status is not None:
+        return run.status, ""
+    if planned is not None and done >= planned:
+        return OK, ""
+    if "out of memory" in error.lower() or "MemoryError" in error:
+        return OUT_OF_MEMORY, error
+    return (FAILED, error) if error else (UNFINISHED, "")
