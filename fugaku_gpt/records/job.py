@@ -274,6 +274,12 @@ def bulk_numbers(text: str) -> List[int]:
     return list(range(int(first), int(last or first) + 1))
 
 
+def sub_job_ids(job: SubmittedJob) -> List[str]:
+    """The ids under which a job's scripts leave their exit records: its own, or those of its sub-jobs."""
+    form = "{}_{}" if job.scheduler == "slurm" else "{}[{}]"
+    return [form.format(job.job_id, number) for number in bulk_numbers(job.bulk)] or [job.job_id]
+
+
 def exit_records(directory: Path) -> Dict[str, ExitRecord]:
     """Sub-job id → how its script ended.
 

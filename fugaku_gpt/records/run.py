@@ -39,7 +39,8 @@ REFUSED = "refused"  # the configuration was not valid: no rank was started
 TIMEOUT = "timeout"
 OUT_OF_MEMORY = "oom"
 INTERRUPTED = "interrupted"
-STATUSES = (OK, FAILED, REFUSED, TIMEOUT, OUT_OF_MEMORY, INTERRUPTED)
+LOST = "lost"  # its job is gone, and nothing says how it ended
+STATUSES = (OK, FAILED, REFUSED, TIMEOUT, OUT_OF_MEMORY, INTERRUPTED, LOST)
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Result:
         started, ended: seconds since the epoch.
         iterations: iterations that were finished.
         summary: figures over the run (see :func:`fugaku_gpt.records.summary.summarise`); empty where none was measured.
+        judged: the ranks have left no result: this one was concluded from the job's end, and gives way to better
+            knowledge.
     """
 
     status: str
@@ -60,6 +63,7 @@ class Result:
     ended: float
     iterations: int = 0
     summary: Dict[str, Any] = field(default_factory=dict)
+    judged: bool = False
     version: int = VERSION
 
 

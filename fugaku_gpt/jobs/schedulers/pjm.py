@@ -19,6 +19,7 @@ from fugaku_gpt.errors import EXIT_RESUME, UsageError
 from fugaku_gpt.jobs.pjm.jobids import parse_job_id
 from fugaku_gpt.jobs.pjm.messages import Refusal, operation_results, refusal_of, submitted_ids
 from fugaku_gpt.jobs.pjm.pjstat import parse_data, status_of, statuses_of
+from fugaku_gpt.jobs.pjm.stats import read_stats_file
 from fugaku_gpt.jobs.schedulers.commands import Answer, NoAnswer, Run, run_words
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, Refused, Submission, Uncertain
 from fugaku_gpt.records.job import LOST, OVER, UNKNOWN, JobStatus, aggregate
@@ -145,8 +146,19 @@ class PjmScheduler:
         return list(found)
 
     def accounting(self, directory: Path, job_id: str) -> Optional[Accounting]:
-        """See the protocol."""
-        raise NotImplementedError
+        """See the protocol: the statistics file, which PJM leaves where the job asked for it (``-s``, ``-S``)."""
+        for path in sorted(directory.glob(f"*.{glob.escape(job_id)}.stats")):
+            found = [one for one in read_stats_file(path) if one.job_id in (job_id, "")] or read_stats_file(path)[:1]
+            if found:
+                nodes = found[0].nodes_allocated
+                return Accounting(
+                    elapsed_seconds=found[0].elapsed_seconds,
+                    nodes=nodes.count if nodes is not None else None,
+                    energy_joules=found[0].measured_joules,
+                    power_watts=found[0].measured_watts,
+                    values={key: text for key, text in found[0].values.items() if text is not None},
+                )
+        return None
 
     def _ask(self, words: Sequence[str]) -> Answer:
         """A query, again after 2, 4 and 8 seconds where PJM fails to answer it."""

@@ -1,0 +1,86 @@
+"""What the words and codes of schedulers mean for a run: how it ended, why, and what to do."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Dict, Optional
+
+from fugaku_gpt.jobs.pjm.codes import NEVER, RESUME, RETRY, WAIT, ending_of
+from fugaku_gpt.records import run as runs
+from fugaku_gpt.records.job import CANCELLED, REJECTED, JobStatus
+
+__all__ = [
+    "CANCELLED_BY_USER",
+    "MORE_MEMORY",
+    "NEVER",
+    "RESUME",
+    "RETRY",
+    "WAIT",
+    "WORDS",
+    "Cause",
+    "said_by_scheduler",
+]
+
+MORE_MEMORY = (
+    "less memory per node: more layout.tp or layout.pp, a smaller training.micro_batch, fewer ranks per node, or more "
+    "nodes"
+)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What a scheduler's code or word says of a job's end."""
+
+    status: str
+    cause: str
+    advice: str
+    retry: str
+
+
+WORDS: Dict[str, Cause] = {
+    "TIMEOUT": Cause(runs.TIMEOUT, "time limit reached", "resume it, or raise job.elapse", RESUME),
+    "DEADLINE": Cause(runs.TIMEOUT, "deadline reached", "resume it", RESUME),
+    "OUT_OF_MEMORY": Cause(runs.OUT_OF_MEMORY, "killed for memory", MORE_MEMORY, NEVER),
+    "NODE_FAIL": Cause(runs.FAILED, "node down", "hand it in again", RETRY),
+    "BOOT_FAIL": Cause(runs.FAILED, "a node did not start", "hand it in again", RETRY),
+    "LAUNCH_FAILED": Cause(runs.FAILED, "the nodes could not start it", "hand it in again", RETRY),
+    "PREEMPTED": Cause(runs.INTERRUPTED, "stopped for another job", "resume it", RESUME),
+    "REVOKED": Cause(runs.INTERRUPTED, "moved to another cluster", "see there", NEVER),
+    "STOPPED": Cause(runs.INTERRUPTED, "the queue of this machine was stopped", "resume it", RESUME),
+}
+PJM_STATUSES = {
+    1: runs.INTERRUPTED,
+    2: runs.REFUSED,
+    3: runs.REFUSED,
+    6: runs.INTERRUPTED,
+    7: runs.INTERRUPTED,
+    8: runs.REFUSED,
+    9: runs.INTERRUPTED,
+    11: runs.TIMEOUT,
+    12: runs.OUT_OF_MEMORY,
+    18: runs.INTERRUPTED,
+    23: runs.OUT_OF_MEMORY,
+}
+CANCELLED_BY_USER = Cause(runs.INTERRUPTED, "cancelled", "resume it if it was not meant", RESUME)
+
+
+def said_by_scheduler(scheduler: str, status: JobStatus) -> Optional[Cause]:
+    """What the scheduler's own code or word says beyond "it has ended"; None where it is no more than that."""
+    if scheduler == "pjm":
+        ending = ending_of(status.code, status.reason)
+        if ending is not None and ending.code == 1:
+            return CANCELLED_BY_USER
+        if ending is not None and ending.code not in (0, 4, 14):
+            words = f"{ending.cause} (PJM code {ending.code})"
+            advice = MORE_MEMORY if ending.code in (12, 23) else ending.advice
+            return Cause(PJM_STATUSES.get(ending.code, runs.FAILED), words, advice, ending.retry)
+    for word in re.findall(r"[A-Z_]+", status.raw):
+        if word in WORDS:
+            return WORDS[word]
+    if status.state == REJECTED:
+        return Cause(runs.REFUSED, f"rejected: {status.reason or status.raw}", "mend it and hand it in again", NEVER)
+    if status.state == CANCELLED:
+        reason = f": {status.reason}" if status.reason else ""
+        return replace(CANCELLED_BY_USER, cause=CANCELLED_BY_USER.cause + reason)
+    return None

@@ -1,0 +1,337 @@
+"""How a job has ended, why, and what to do: our own exit record first, then the scheduler's codes.
+
+That a scheduler has done with a job (``EXT``, ``COMPLETED``) is never success by itself, and a job that is lost stays
+lost: it may have ended in any way.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Dict, List, Optional, Tuple
+
+from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.config.values import format_duration
+from fugaku_gpt.errors import EXIT_RESUME, EXIT_USAGE, UsageError
+from fugaku_gpt.jobs.causes import MORE_MEMORY, NEVER, RESUME, RETRY, WAIT, WORDS, Cause, said_by_scheduler
+from fugaku_gpt.jobs.ending import log_tail, reason_of
+from fugaku_gpt.jobs.schedulers.registry import scheduler_named
+from fugaku_gpt.records import run as runs
+from fugaku_gpt.records.job import (
+    HELD,
+    LOST,
+    OVER,
+    REJECTED,
+    UNKNOWN,
+    ExitRecord,
+    JobHistory,
+    JobStatus,
+    SubmittedJob,
+    bulk_numbers,
+    exit_records,
+    read_history,
+    sub_job_ids,
+)
+from fugaku_gpt.records.run import Result, RunDirectory
+from fugaku_gpt.records.summary import summarise
+
+_MEMORY = re.compile(r"MemoryError|can't allocate memory|Cannot allocate memory|std::bad_alloc|oom-kill|Out of memory")
+_LOG_FILES = 16  # of a job's many, these are looked at for its last words
+_GIB = 2**30
+# how bad, for the sub-jobs of a bulk job
+_WORST = (runs.FAILED, runs.OUT_OF_MEMORY, runs.REFUSED, runs.LOST, runs.TIMEOUT, runs.INTERRUPTED, runs.OK)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a job.
+
+    Attributes:
+        status: of the run, one of ``records.run.STATUSES``; empty while it is not over.
+        state: of the job, one of ``records.job.STATES``; empty where nothing was handed in.
+        cause: one line; empty for a job that ended well.
+        advice: what to do; empty where nothing.
+        retry: ``resume``, ``retry``, ``never`` or ``wait``.
+    """
+
+    status: str
+    state: str
+    cause: str = ""
+    advice: str = ""
+    retry: str = WAIT
+
+
+def judge(directory: Path, status: Optional[JobStatus] = None) -> Verdict:
+    """What became of the job of a run directory.
+
+    Args:
+        status: what the scheduler says of the deciding job (:func:`deciding_job`); default: as was recorded last.
+
+    Raises:
+        UsageError: a record in the directory is damaged.
+    """
+    history, records = read_history(directory), exit_records(directory)
+    job = deciding_job(history, records)
+    if job is None:
+        return _not_there(history)
+    if status is None:
+        status = history.statuses.get(job.job_id, JobStatus(job.job_id, UNKNOWN, reason="not asked yet"))
+    verdicts = [_of_one(evidence) for evidence in _evidence(directory, job, records, status, history)]
+    if len(verdicts) == 1:
+        return verdicts[0]
+    if any(not verdict.status for verdict in verdicts):
+        ended = sum(1 for verdict in verdicts if verdict.status)
+        waiting = next(verdict for verdict in verdicts if not verdict.status)
+        return replace(waiting, cause=f"{ended} of {len(verdicts)} sub-jobs have ended")
+    worst = min(verdicts, key=lambda verdict: _WORST.index(verdict.status))
+    if worst.status == runs.OK:
+        return worst
+    same = sum(1 for verdict in verdicts if verdict.status == worst.status)
+    return replace(worst, cause=f"{same} of {len(verdicts)} sub-jobs: {worst.cause}")
+
+
+def deciding_job(history: JobHistory, records: Dict[str, ExitRecord]) -> Optional[SubmittedJob]:
+    """The job whose end is the run's end: of a chain, the first link that did not stop to be resumed. What comes after
+    it has nothing to do, whatever its own exit code."""
+    for job in history.jobs:
+        record = records.get(job.job_id)
+        if record is None or record.exit_code != EXIT_RESUME:
+            return job
+    return history.jobs[-1] if history.jobs else None
+
+
+def settle(directory: Path, verdict: Verdict, now: float) -> Optional[Result]:
+    """Write the run's result where its job is over and its ranks left none, or one that says less; returns the result
+    that was written, if one was. Each sub-job of a bulk job has a result of its own, in its own folder.
+
+    Raises:
+        UsageError: a record in the directory is damaged.
+    """
+    if not verdict.status:
+        return None
+    history, records = read_history(directory), exit_records(directory)
+    job = deciding_job(history, records)
+    if job is None:
+        return None
+    status = history.statuses.get(job.job_id, JobStatus(job.job_id, verdict.state))
+    parts = _evidence(directory, job, records, status, history)
+    written = None
+    for evidence in parts:
+        written = _settle_one(evidence, verdict if len(parts) == 1 else _of_one(evidence), now) or written
+    return written
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """What is known of one job or sub-job: its place among the sub-jobs, its exit record, and the scheduler's word."""
+
+    directory: Path
+    job: SubmittedJob
+    place: int
+    record: Optional[ExitRecord]
+    status: JobStatus
+
+    @property
+    def run(self) -> RunDirectory:
+        """Where the ranks leave their records."""
+        if not self.job.bulk:
+            return RunDirectory(self.directory)
+        return RunDirectory(self.directory / f"repeat-{bulk_numbers(self.job.bulk)[self.place]}")
+
+    @property
+    def result(self) -> Optional[Result]:
+        """By the ranks themselves or by who has started them; None where they left none."""
+        result = self.run.result()
+        return None if result is None or result.judged else result
+
+    def tail(self) -> List[str]:
+        """The job's last words, of its script and of its first ranks."""
+        sub = sub_job_ids(self.job)[self.place]
+        files = [self.run.log_file, *scheduler_named(self.job.scheduler).output_files(self.directory, sub)]
+        return [line for file in files[:_LOG_FILES] for line in log_tail(file)]
+
+
+def _evidence(
+    directory: Path, job: SubmittedJob, records: Dict[str, ExitRecord], status: JobStatus, history: JobHistory
+) -> List[_Evidence]:
+    """One for each sub-job; what was recorded of a sub-job itself stands over the word on the whole."""
+    found = []
+    for place, sub in enumerate(sub_job_ids(job)):
+        own = history.statuses.get(sub) if job.bulk else None
+        found.append(_Evidence(directory, job, place, records.get(sub), own if own is not None else status))
+    return found
+
+
+def _not_there(history: JobHistory) -> Verdict:
+    if history.open:
+        intent = history.open[0]
+        return Verdict(
+            "",
+            UNKNOWN,
+            f"handed in to {intent.scheduler}, perhaps: the submission has not ended, or was killed",
+            f"`fugaku-gpt job status` looks for it by its tag {intent.tag}",
+        )
+    if history.refused:
+        return Verdict("", "", f"not taken: {history.refused.splitlines()[0]}", "mend it and hand it in again", RETRY)
+    return Verdict("", "", "not handed in", "`fugaku-gpt job submit` hands it in", RETRY)
+
+
+def _of_one(evidence: _Evidence) -> Verdict:
+    record, status = evidence.record, evidence.status
+    over = status.state in OVER
+    # a record that names a signal is written when the job is told to stop, and again when it ends
+    if not over and (record is None or record.signal):
+        return _waiting(status)
+    state = status.state if over else "ended"
+    found = _found(evidence)
+    return Verdict(found.status, state, found.cause, found.advice, found.retry)
+
+
+def _waiting(status: JobStatus) -> Verdict:
+    advice = ""
+    if status.state == HELD:
+        advice = "`fugaku-gpt job release` lets it run"
+        if status.raw == "ERR":
+            advice = "cancel it: PJM keeps a job in this state until then"
+    elif status.state == UNKNOWN:
+        advice = "ask again later"
+    return Verdict("", status.state, status.reason, advice, WAIT)
+
+
+def _found(evidence: _Evidence) -> Cause:
+    record, result = evidence.record, evidence.result
+    said = said_by_scheduler(evidence.job.scheduler, evidence.status)
+    exit_code = record.exit_code if record is not None else evidence.status.exit_code
+    if record is None and evidence.status.state == LOST:
+        if result is not None and result.status == runs.OK:
+            return Cause(runs.OK, "", "", NEVER)
+        cause = evidence.status.reason or "the scheduler does not know it any more"
+        advice = "nothing says how it ended: look at `fugaku-gpt job logs`, then `fugaku-gpt job resume`"
+        return Cause(runs.LOST, cause, advice, RETRY)
+    if exit_code == EXIT_RESUME and evidence.status.state != REJECTED:
+        why = said.cause if said is not None else "it has stopped before its end"
+        return Cause(runs.INTERRUPTED, f"{why}; it can be resumed", _resume_advice(evidence), RESUME)
+    if record is None and said is not None:
+        return _with_facts(evidence, said)
+    if exit_code == 0:
+        return _ended_well(evidence, result)
+    if record is None and exit_code is None and evidence.status.signal is None:
+        cause = f"{evidence.status.raw or 'ended'}, and neither an exit record nor a code says how"
+        return _ranks_or(result, Cause(runs.FAILED, cause, "look at `fugaku-gpt job logs`", RETRY))
+    if said is not None:
+        return _with_facts(evidence, said)
+    if record is not None and record.signal:
+        cause = f"told to stop by SIG{record.signal}"
+        return Cause(runs.INTERRUPTED, cause, "resume it", RESUME)
+    return _ended_badly(evidence, exit_code, result)
+
+
+def _ended_well(evidence: _Evidence, result: Optional[Result]) -> Cause:
+    if result is None:
+        cause = _joined("exit code 0, but no result was recorded", reason_of(evidence.tail()))
+        return Cause(runs.FAILED, cause, "look at `fugaku-gpt job logs`", NEVER)
+    if result.status == runs.OK:
+        return Cause(runs.OK, "", "", NEVER)
+    return Cause(result.status, result.reason, "look at `fugaku-gpt job logs`", NEVER)
+
+
+def _ended_badly(evidence: _Evidence, exit_code: Optional[int], result: Optional[Result]) -> Cause:
+    number = evidence.status.signal
+    words = f"signal {number}" if number and exit_code in (None, 0) else f"exit code {exit_code}"
+    tail = evidence.tail()
+    if (result is not None and result.status == runs.OUT_OF_MEMORY) or any(_MEMORY.search(line) for line in tail):
+        said = result.reason if result is not None and result.reason else reason_of(tail)
+        return _with_facts(evidence, Cause(runs.OUT_OF_MEMORY, _joined("out of memory", said), MORE_MEMORY, NEVER))
+    if result is not None and result.status == runs.TIMEOUT:
+        return _with_facts(evidence, replace(WORDS["TIMEOUT"], cause=f"time limit reached: {result.reason}"))
+    if result is not None and result.status == runs.INTERRUPTED:
+        return Cause(runs.INTERRUPTED, result.reason, "resume it", RESUME)
+    mended = "mend the cause, then `fugaku-gpt job resume --force`"
+    if exit_code == EXIT_USAGE and not evidence.run.metrics("iteration"):
+        return Cause(runs.REFUSED, reason_of(tail) or words, mended, NEVER)
+    status, said = runs.FAILED, reason_of(tail)
+    if result is not None and result.status != runs.OK:
+        status, said = result.status, result.reason
+    return Cause(status, _joined(words, said), mended, NEVER)
+
+
+def _with_facts(evidence: _Evidence, said: Cause) -> Cause:
+    """A cause with this run's own figures: how far it came, how much memory it had."""
+    if said.status == runs.TIMEOUT:
+        return replace(said, cause=_joined(said.cause, _progress(evidence)), advice=_resume_advice(evidence))
+    if said.status == runs.OUT_OF_MEMORY:
+        return replace(said, cause=_joined(said.cause, _memory(evidence)))
+    return said
+
+
+def _ranks_or(result: Optional[Result], otherwise: Cause) -> Cause:
+    if result is None:
+        return otherwise
+    if result.status == runs.OK:
+        return Cause(runs.OK, "", "", NEVER)
+    return replace(otherwise, status=result.status, cause=result.reason)
+
+
+def _progress(evidence: _Evidence) -> str:
+    lines, config = evidence.run.metrics("iteration"), _config(evidence.directory)
+    if not lines or config is None:
+        return ""
+    return f"{lines[-1]['iteration']} of {config.training.iterations} iterations"
+
+
+def _resume_advice(evidence: _Evidence) -> str:
+    config = _config(evidence.directory)
+    advice = "`fugaku-gpt job resume` goes on"
+    if config is not None and config.job.elapse is not None and config.job.chain == 1:
+        advice += f"; for more at a time, raise job.elapse (now {format_duration(config.job.elapse)}) or set job.chain"
+    return advice
+
+
+def _memory(evidence: _Evidence) -> str:
+    lines = evidence.run.metrics("iteration")
+    largest = max((line["rss_max_bytes"] for line in lines if line.get("rss_max_bytes")), default=0)
+    used = max((line["node_used_bytes"] for line in lines if line.get("node_used_bytes")), default=0)
+    parts = [f"largest rank {largest / _GIB:.1f} GiB"] if largest else []
+    return ", ".join([*parts, *([f"node {used / _GIB:.1f} GiB in use"] if used else [])])
+
+
+def _joined(words: str, more: str) -> str:
+    return f"{words}: {more}" if more else words
+
+
+def _config(directory: Path) -> Optional[RunConfig]:
+    try:
+        return load_run_config(directory / "config.yaml")
+    except UsageError:  # advice only: a verdict needs no configuration
+        return None
+
+
+def _settle_one(evidence: _Evidence, verdict: Verdict, now: float) -> Optional[Result]:
+    run = evidence.run
+    present = run.result()
+    if present is not None and not present.judged and not _says_more(verdict.status, present.status):
+        return None
+    lines, config = run.metrics("iteration"), _config(evidence.directory)
+    record = evidence.record
+    started = float(record.started) if record is not None else evidence.job.time
+    result = Result(
+        status=verdict.status,
+        reason="" if verdict.status == runs.OK else verdict.cause,
+        started=present.started if present is not None else started,
+        ended=present.ended if present is not None else float(record.ended) if record is not None else now,
+        iterations=lines[-1]["iteration"] if lines else 0,
+        summary=summarise(config, lines, run.metrics("validation")) if lines and config is not None else {},
+        judged=True,
+    )
+    if present == result:
+        return None
+    run.path.mkdir(exist_ok=True)
+    run.write_result(result)
+    return result
+
+
+def _says_more(judged: str, recorded: str) -> bool:
+    """Whether the job's end tells the cause of an end that its starter could only call stopped or failed."""
+    causes: Tuple[str, ...] = (runs.TIMEOUT, runs.OUT_OF_MEMORY)
+    return judged in causes and recorded in (runs.INTERRUPTED, runs.FAILED)
