@@ -1,0 +1,21 @@
+"""The commands that a job finds on PATH: ``mpiexec``, ``llio_transfer`` and ``dir_transfer``."""
+
+from __future__ import annotations
+
+import sys
+from typing import List
+
+from fugaku_gpt.simulator.call import BANNER
+
+
+def main(command: str, words: List[str]) -> int:
+    """Run one; returns its exit code."""
+    sys.stderr.write(f"{command}: {BANNER}\n")
+    sys.stderr.flush()
+    if command in ("mpiexec", "mpirun"):
+        from fugaku_gpt.simulator.mpiexec import main as mpiexec
+
+        return mpiexec(words)
+    from fugaku_gpt.simulator.transfer import dir_transfer, llio_transfer
+
+    return llio_transfer(words) if command == "llio_transfer" else dir_transfer(words)

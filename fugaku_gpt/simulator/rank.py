@@ -1,0 +1,45 @@
+"""One rank under the stand-in for ``mpiexec``: its output goes where Fugaku puts it, then it becomes the program."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Dict, List
+
+# as launchers tell a process its rank: Open MPI, MPICH
+_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+def main(plan_file: str, segment: str, words: List[str]) -> None:
+    """Become the program; an exit code of 127 where it cannot be started."""
+    with open(plan_file, encoding="utf-8", errors="surrogateescape") as stream:
+        plan = json.load(stream)
+    rank = next(int(os.environ[name]) for name in _RANK if name in os.environ)
+    paths: Dict[str, str] = plan["files"][str(rank)]
+    streams = {
+        0: os.open(plan["stdin"] or os.devnull, os.O_RDONLY),
+        1: _open(paths["out"]),
+    }
+    streams[2] = streams[1] if paths["err"] == paths["out"] else _open(paths["err"])
+    for target, source in streams.items():
+        os.dup2(source, target)
+    with open(os.path.join(plan["folder"], f"rank.{rank}"), "w", encoding="ascii") as stream:
+        stream.write(str(os.getpid()))
+    environment = {key: value for key, value in os.environ.items() if key != plan["part"]}
+    environment.update(plan["environment"][int(segment)])
+    environment["PMIX_RANK"] = str(rank)
+    environment["PLE_RANK_ON_NODE"] = str(plan["rank_on_node"][rank])
+    if plan["directory"]:
+        os.chdir(plan["directory"])
+    try:
+        os.execvpe(words[0], words, environment)
+    except OSError as error:
+        sys.stderr.write(f"{words[0]}: {error.strerror}\n")
+        sys.stderr.flush()
+        os._exit(127)
+
+
+def _open(path: str) -> int:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)

@@ -1,0 +1,72 @@
+"""What a simulated site is like: its size, its patience and its rules, chosen when the simulator starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict
+
+from fugaku_gpt.errors import UsageError
+
+FIELDS_ABOVE_ZERO = ("nodes", "slots", "max_ranks", "max_bulk", "first_job", "tick")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One simulated site.
+
+    Attributes:
+        nodes: compute nodes that all jobs share.
+        slots: jobs that run at once on this machine, whatever their simulated nodes.
+        grace: seconds between SIGTERM and SIGKILL, at an elapse limit and at a deletion.
+        tick: seconds between two looks at the jobs.
+        transition: seconds that a job stays at least in each of the short states (RNA, RNP, RNE, RNO).
+        min_elapse: seconds; the lower limit of ``elapse=``. Fugaku: 60.
+        sampling: seconds that a job must run for energy rows in its statistics. Fugaku: 60.
+        strict_groups: refuse jobs without ``-g``, and the groups that Fugaku refuses.
+        max_ranks: real processes that one ``mpiexec`` may start here.
+        max_bulk: sub-jobs of one bulk job.
+        accept_limit: unfinished jobs of the user; further ones are refused (PJM 0072).
+        first_job: id of the first job.
+        owner: process without which the simulator ends itself; 0 for none.
+    """
+
+    nodes: int = 4096
+    slots: int = 1
+    grace: float = 5.0
+    tick: float = 0.02
+    transition: float = 0.0
+    min_elapse: float = 60.0
+    sampling: float = 60.0
+    strict_groups: bool = False
+    max_ranks: int = 256
+    max_bulk: int = 10000
+    accept_limit: int = 100
+    first_job: int = 1
+    owner: int = 0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value < 0 or (field.name in FIELDS_ABOVE_ZERO and value == 0):
+                raise UsageError(f"simulator: {field.name}: {value}: must be positive")
+
+
+def write_settings(path: Path, settings: Settings) -> None:
+    """Store them for the daemon and for a later start."""
+    path.write_text(json.dumps(dataclasses.asdict(settings), indent=2) + "\n", encoding="utf-8")
+
+
+def read_settings(path: Path) -> Settings:
+    """Read them.
+
+    Raises:
+        UsageError: the file is not one of settings.
+    """
+    try:
+        values: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return Settings(**values)
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{path}: not a simulator's settings: {error}; remove the folder and start anew") from None

@@ -1,0 +1,141 @@
+"""The rules of the simulated site: resource groups, power knobs, and the words of a refusal.
+
+The numbers are Fugaku's as public documents give them (January to March 2026); on the real machine ``pjacl`` tells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Mapping, Optional, Tuple
+
+from fugaku_gpt.jobs.pjm.options import POWER_KNOBS
+from fugaku_gpt.machine.fugaku import RETENTION_LIMIT
+
+HOUR = 3600
+RESOURCE_UNIT = "rscunit_ft01"
+UNKNOWN_GROUP = 59999  # the group id that Fugaku names for a job without -g
+TEMPORARY_BYTES = 87 * 2**30 - 128 * 2**20  # sharedtmp and localtmp of a node
+DEFAULT_PRIORITY = 127
+
+
+class Refusal(Exception):
+    """A submission that ``pjsub`` refuses.
+
+    Attributes:
+        code: number of the message.
+        text: after the command's name; None for site text that carries no number.
+    """
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+@dataclass(frozen=True)
+class ResourceGroup:
+    """One resource group.
+
+    Attributes:
+        low, high: nodes.
+        elapse: seconds, upper limit of a fixed time and of a range's minimum.
+        elapse_range: seconds, upper limit of a range's maximum.
+        allocations: kinds of node allocation, the default first.
+        spot: low priority; the only kind that group ``trial`` may use.
+    """
+
+    name: str
+    low: int
+    high: int
+    elapse: int
+    elapse_range: int
+    allocations: Tuple[str, ...]
+    spot: bool = False
+
+
+_ANY = ("noncont", "mesh", "torus")
+_TORUS = ("torus",)
+GROUPS: Dict[str, ResourceGroup] = {
+    group.name: group
+    for group in (
+        ResourceGroup("small", 1, 384, 72 * HOUR, 144 * HOUR, _ANY),
+        ResourceGroup("small-torus", 1, 384, 72 * HOUR, 144 * HOUR, _TORUS),
+        ResourceGroup("large", 385, 12288, 24 * HOUR, 96 * HOUR, _TORUS),
+        ResourceGroup("f-pt", 1, 12288, 24 * HOUR, 96 * HOUR, _ANY),
+        ResourceGroup("spot-small", 1, 384, 4 * HOUR, 12 * HOUR, _ANY, spot=True),
+        ResourceGroup("spot-middle", 1, 384, 4 * HOUR, 12 * HOUR, _ANY, spot=True),
+        ResourceGroup("spot-large", 385, 12288, 4 * HOUR, 12 * HOUR, _TORUS, spot=True),
+    )
+}
+DEFAULT_GROUP = "small"
+
+# value of a knob that is not given, and what the statistics name besides
+KNOB_DEFAULTS: Dict[str, int] = {
+    "freq": 2200,
+    "throttling_state": 0,
+    "issue_state": 0,
+    "ex_pipe_state": 0,
+    "eco_state": 2,
+    "retention_state": 1,
+}
+_OTHER_RESOURCES = {
+    "retention_state_acores": (0,),
+    "exepjrsh": (1,),
+}
+_FREE_RESOURCES = ("jobenv", "estimated-power", "nnum_cret")
+
+
+def find_group(name: Optional[str], unit: Optional[str]) -> ResourceGroup:
+    """The group that a job goes to.
+
+    Raises:
+        Refusal: there is none of that name.
+    """
+    if unit is not None and unit != RESOURCE_UNIT:
+        raise Refusal(58, f"rscunit={unit} does not exist.")
+    chosen = GROUPS.get(name or DEFAULT_GROUP)
+    if chosen is None:
+        raise Refusal(58, f"rscgrp={name} does not exist.")
+    return chosen
+
+
+def check_range(item: str, value: int, low: Optional[int], high: Optional[int]) -> None:
+    """Refuse what is below or above a limit, in PJM's words.
+
+    Raises:
+        Refusal: with PJM 0054 or 0057.
+    """
+    if low is not None and value < low:
+        raise Refusal(54, f"{item}={value} is less than the lower limit ({low}).")
+    if high is not None and value > high:
+        raise Refusal(57, f"{item}={value} is greater than the upper limit ({high}).")
+
+
+def custom_resources(given: Mapping[str, Optional[str]], nodes: int) -> Dict[str, str]:
+    """Custom resources of a job, power knobs with their defaults included.
+
+    Raises:
+        Refusal: a value is not allowed, or there is no such resource.
+    """
+    found: Dict[str, str] = {}
+    for name, values in (*POWER_KNOBS.items(), *_OTHER_RESOURCES.items()):
+        if name not in given:
+            continue
+        text = given[name] or ""
+        if not text.isdigit():
+            raise Refusal(3, f"Invalid argument: {name}={text}.")
+        check_range(name, int(text), min(values), max(values))
+        if int(text) not in values:
+            raise Refusal(76, f"{name}={text} must be one of {','.join(map(str, values))}.")
+        found[name] = text
+    for name, value in given.items():
+        if name in _FREE_RESOURCES:
+            found[name] = value or ""
+        elif name not in found:
+            raise Refusal(58, f"Custom resource {name} does not exist.")
+    for name, default in KNOB_DEFAULTS.items():
+        if name not in found:
+            found[name] = str(0 if name == "retention_state" and nodes > RETENTION_LIMIT else default)
+    if found["freq"] == "2200" and found["eco_state"] != "2":
+        raise Refusal(76, f"eco_state={found['eco_state']} must be one of 2 with freq=2200.")
+    return found

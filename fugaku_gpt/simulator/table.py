@@ -1,0 +1,119 @@
+"""All jobs that the simulator knows, in memory and in the spool."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterator, List, Optional, Set, Tuple
+
+from fugaku_gpt.simulator.ids import Selection, parse_selection
+from fugaku_gpt.simulator.job import BULK, STEP, Job, job_from_record, parent_state
+from fugaku_gpt.simulator.spool import Spool
+
+
+class Table:
+    """The jobs, by number and sub-job number; every change goes to the spool at once."""
+
+    def __init__(self, spool: Spool) -> None:
+        self.spool = spool
+        self._jobs: Dict[int, Dict[int, Job]] = {}  # number, sub-job number (-1: the job itself)
+        self._open: Set[int] = set()  # numbers of jobs that are not over
+        for values in spool.read_records():
+            self._add(job_from_record(values))
+
+    def _add(self, job: Job) -> None:
+        self._jobs.setdefault(job.number, {})[-1 if job.sub is None else job.sub] = job
+        if not job.over:
+            self._open.add(job.number)
+
+    def add(self, job: Job) -> None:
+        """Take a job in."""
+        self._add(job)
+        self.save(job)
+
+    def save(self, job: Job) -> None:
+        """Write a job down."""
+        if job.over and job.sub is None:
+            self._open.discard(job.number)
+        self.spool.write_record(job.id, job.to_record())
+
+    def drop(self, number: int) -> None:
+        """Forget a job and its sub-jobs."""
+        self._open.discard(number)
+        for job in self._jobs.pop(number, {}).values():
+            self.spool.forget(job.id)
+
+    def __iter__(self) -> Iterator[Job]:
+        """In the order of numbers, parents before their sub-jobs."""
+        for number in sorted(self._jobs):
+            jobs = self._jobs[number]
+            for sub in sorted(jobs):
+                yield jobs[sub]
+
+    def open(self) -> Iterator[Job]:
+        """Those of jobs that are not over, all of their sub-jobs included."""
+        for number in sorted(self._open):
+            yield from (self._jobs[number][sub] for sub in sorted(self._jobs[number]))
+
+    def top(self) -> Iterator[Job]:
+        """Jobs and parents, without sub-jobs."""
+        for number in sorted(self._jobs):
+            if -1 in self._jobs[number]:
+                yield self._jobs[number][-1]
+
+    def get(self, number: int, sub: Optional[int] = None) -> Optional[Job]:
+        """One job."""
+        return self._jobs.get(number, {}).get(-1 if sub is None else sub)
+
+    def parent(self, job: Job) -> Optional[Job]:
+        """The bulk or step job that a sub-job belongs to."""
+        return self.get(job.number) if job.sub is not None else None
+
+    def subs(self, job: Job) -> List[Job]:
+        """The sub-jobs of a parent, in order."""
+        jobs = self._jobs.get(job.number, {})
+        return [jobs[sub] for sub in sorted(jobs) if sub >= 0]
+
+    def running_units(self, job: Job) -> List[Job]:
+        """The job itself, or a parent's sub-jobs: what runs."""
+        return self.subs(job) if job.parent else [job]
+
+    def unfinished(self) -> int:
+        """Jobs that are not over, sub-jobs not counted."""
+        return sum(1 for job in self.top() if not job.over)
+
+    def named(self, text: str) -> Tuple[List[Job], Optional[Selection]]:
+        """(jobs that an id names, the id as data): no jobs where there are none, no data where it is no id."""
+        selection = parse_selection(text)
+        if selection is None:
+            return [], None
+        found: List[Job] = []
+        for number in self._numbers(selection):
+            if selection.kind == "job":
+                job = self.get(number)
+                found.extend([job] if job is not None else [])
+                continue
+            parent = self.get(number)
+            model = BULK if selection.kind == "bulk" else STEP
+            if parent is not None and parent.request.model == model:
+                found.extend(sub for sub in self.subs(parent) if selection.first <= (sub.sub or 0) <= selection.last)
+        return found, selection
+
+    def _numbers(self, selection: Selection) -> List[int]:
+        if selection.low == selection.high:
+            return [selection.low]
+        return [number for number in sorted(self._jobs) if selection.low <= number <= selection.high]
+
+    def refresh_parent(self, job: Job, now: float) -> Optional[Job]:
+        """Bring the parent of a sub-job up to date; returns it if it has ended by that."""
+        parent = self.parent(job)
+        if parent is None or parent.over:
+            return None
+        subs = self.subs(parent)
+        state = parent_state(subs)
+        if state == parent.state:
+            return None
+        parent.enter(state, now)
+        if parent.over:
+            worst = max(subs, key=lambda sub: (sub.code != 0, sub.exit_code))
+            parent.exit_code, parent.code, parent.signal = worst.exit_code, worst.code, worst.signal
+        self.save(parent)
+        return parent if parent.over else None
