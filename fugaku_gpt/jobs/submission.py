@@ -6,6 +6,7 @@ is killed between the scheduler's yes and our record leaves an open intent, and 
 
 from __future__ import annotations
 
+import shutil
 import time
 import uuid
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from fugaku_gpt.jobs.schedulers.commands import TIMEOUT_SECONDS
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Scheduler, Submission, Uncertain
 from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.records.job import (
+    JOB_FILE,
     OVER,
     Intent,
     JobHistory,
@@ -28,11 +30,14 @@ from fugaku_gpt.records.job import (
     read_history,
 )
 from fugaku_gpt.records.run import RunDirectory
+from fugaku_gpt.records.sweep import ATTEMPTS
 
 SCRIPT = "job.sh"
 TAG_PREFIX = "fugaku-gpt-"
 # an open intent younger than this may be a submission that is going on now
 INTENT_SECONDS = 2 * TIMEOUT_SECONDS
+
+_STAYS = ("config.yaml", SCRIPT, "sweep.json", JOB_FILE)  # of these, an earlier attempt gets copies
 
 Render = Callable[[RunConfig], JobScript]
 
@@ -169,6 +174,29 @@ def submit(prepared: Union[PreparedJob, Path], scheduler: Scheduler, now: Callab
         )
         ids.append(job_id)
     return ids
+
+
+def new_attempt(directory: Path, now: float) -> Path:
+    """Make room for handing a run in again: what its jobs have left is moved to ``attempts/<run>/<number>`` beside the
+    run directory, with copies of configuration and script. Returns that folder.
+
+    Raises:
+        UsageError: it cannot be moved.
+    """
+    attempts = directory.resolve().parent / ATTEMPTS / directory.resolve().name
+    number = 1 + max((int(path.name) for path in attempts.glob("*") if path.name.isdigit()), default=0)
+    kept = attempts / str(number)
+    try:
+        kept.mkdir(parents=True)
+        for path in sorted(directory.iterdir()):
+            if path.name in _STAYS:
+                shutil.copy2(path, kept / path.name)
+            else:
+                path.rename(kept / path.name)
+    except OSError as error:
+        raise UsageError(f"{kept}: cannot be written: {error.strerror}") from None
+    append_event(directory, "attempt", now, number=number)
+    return kept
 
 
 def resolve(directory: Path, scheduler: Scheduler, now: float) -> JobHistory:
