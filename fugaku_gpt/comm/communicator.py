@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -19,6 +19,36 @@ from fugaku_gpt.comm.mpi import MPI
 MAX_ELEMENTS = 2**31 - 1  # the largest count that every MPI library takes
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 2e-5, 1e-3
 _OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
+
+
+class Pending:
+    """Communications that were started together and are not known to have ended.
+
+    The tensors that they read and write must not be touched before :meth:`wait`. MPI libraries without a thread of
+    their own only make progress inside calls: whoever computes meanwhile looks now and then with :meth:`done`.
+    """
+
+    def __init__(self, group: Communicator, requests: List[MPI.Request], slot: int, kept: Any) -> None:
+        self._group = group
+        self._requests = requests
+        self._slot = slot
+        self._kept = kept  # the memory must live until MPI is done with it
+
+    def done(self) -> bool:
+        """Whether all of them have ended; does not wait."""
+        while self._requests and self._requests[-1].Test():
+            self._requests.pop()
+        if not self._requests and self._kept is not None:
+            self._kept = None
+            self._group._leave(self._slot)
+        return not self._requests
+
+    def wait(self) -> None:
+        """Wait until all of them have ended."""
+        while self._requests:
+            self._group._wait(self._requests[-1])
+            self._requests.pop()
+        self.done()
 
 
 class Communicator:
@@ -46,12 +76,14 @@ class Communicator:
         """A group of this process only, without MPI."""
         return cls(None, name)
 
-    def split(self, color: int, key: int, name: str) -> "Communicator":
-        """The group of all ranks of this one that give the same ``color``, ordered by ``key``. Collective over this
-        group."""
+    def split(self, color: Optional[int], key: int, name: str) -> "Communicator":
+        """The group of all ranks of this one that give the same ``color``, ordered by ``key``; a rank whose colour is
+        None is alone. Collective over this group."""
         if self._handle is None:
             return self
-        part = self._handle.Split(color, key)
+        part = self._handle.Split(MPI.UNDEFINED if color is None else color, key)
+        if color is None:
+            return Communicator.alone(name)
         return Communicator(part, name, self._recorder, self._max_elements, self._shares_cores)
 
     def all_reduce(self, tensor: torch.Tensor, operation: str = "sum") -> None:
@@ -64,6 +96,54 @@ class Communicator:
             part = flat[start : start + self._max_elements]
             self._wait(self._handle.Iallreduce(MPI.IN_PLACE, part, _OPERATIONS[operation]))
         self._leave(slot)
+
+    def start_all_reduce(self, tensor: torch.Tensor) -> Pending:
+        """As :meth:`all_reduce` with a sum, without waiting for its end."""
+        if self._handle is None or self.size == 1:
+            return Pending(self, [], -1, None)
+        flat = _flat(tensor)
+        slot = self._enter("all_reduce_sum", tensor)
+        parts = [flat[start : start + self._max_elements] for start in range(0, flat.size, self._max_elements)]
+        return Pending(self, [self._handle.Iallreduce(MPI.IN_PLACE, part, MPI.SUM) for part in parts], slot, flat)
+
+    def start_reduce_scatter(self, tensor: torch.Tensor) -> Pending:
+        """Sum [size * n] elements over the group and leave part ``rank`` of the sum in the first n of them.
+
+        The other elements are undefined afterwards. At most 2^31 - 1 elements.
+        """
+        if self._handle is None or self.size == 1:
+            return Pending(self, [], -1, None)
+        flat = self._divisible(tensor)
+        slot = self._enter("reduce_scatter_sum", tensor)
+        return Pending(self, [self._handle.Ireduce_scatter_block(MPI.IN_PLACE, flat, MPI.SUM)], slot, flat)
+
+    def start_all_gather(self, tensor: torch.Tensor) -> Pending:
+        """Fill [size * n] elements from the group: rank r gives elements [r * n, (r + 1) * n), which it has in place.
+
+        At most 2^31 - 1 elements.
+        """
+        if self._handle is None or self.size == 1:
+            return Pending(self, [], -1, None)
+        flat = self._divisible(tensor)
+        slot = self._enter("all_gather_in_place", tensor)
+        return Pending(self, [self._handle.Iallgather(MPI.IN_PLACE, flat)], slot, flat)
+
+    def start_exchange(
+        self, sends: Sequence[Tuple[torch.Tensor, int]], receives: Sequence[Tuple[torch.Tensor, int]]
+    ) -> Tuple[Pending, Pending]:
+        """Start to send and receive tensors, each with the rank of the other side; messages between two ranks arrive in
+        the order in which they were sent. Returns what is being sent and what is being received."""
+        assert self._handle is not None
+        slots = [
+            self._enter(word, parts[0][0]) if parts else -1 for word, parts in (("send", sends), ("receive", receives))
+        ]
+        arriving = [(self._handle.Irecv(flat, peer), flat) for flat, peer in ((_flat(t), p) for t, p in receives)]
+        leaving = [(self._handle.Isend(flat, peer), flat) for flat, peer in ((_flat(t), p) for t, p in sends)]
+        out, into = (
+            Pending(self, [request for request, _ in pairs], slot, [flat for _, flat in pairs] or None)
+            for pairs, slot in ((leaving, slots[0]), (arriving, slots[1]))
+        )
+        return out, into
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """The group's tensors stacked by rank: [...] → [size, ...]. All must have one shape."""
@@ -131,6 +211,11 @@ class Communicator:
         if self._handle is not None:
             self._handle.Abort(code)
 
+    def _divisible(self, tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
+        if tensor.numel() % self.size or tensor.numel() > self._max_elements:
+            raise ValueError(f"{tensor.numel()} elements cannot be shared out to {self.size} ranks in one message")
+        return _flat(tensor)
+
     def _wait(self, request: MPI.Request) -> None:
         """Wait for a collective to end.
 
@@ -152,7 +237,7 @@ class Communicator:
         return self._recorder.enter(self.name, operation, str(tensor.dtype) if tensor is not None else "-", shape)
 
     def _leave(self, slot: int) -> None:
-        if self._recorder is not None:
+        if self._recorder is not None and slot >= 0:
             self._recorder.leave(slot)
 
 

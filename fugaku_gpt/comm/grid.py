@@ -14,7 +14,10 @@ class ProcessGrid:
         world: all ranks.
         place: this rank's (dp, pp, tp).
         tp: the ranks that share each layer with this one.
+        pp: the pipeline's stages, in order.
         dp: the ranks that hold the same weights as this one.
+        embedding: the first and the last stage of a pipeline, which both hold the token embedding; elsewhere a group
+            of one.
     """
 
     def __init__(self, world: Communicator, layout: LayoutConfig) -> None:
@@ -28,10 +31,13 @@ class ProcessGrid:
         self.world = world
         self.layout = layout
         self.place = coordinates_of(world.rank, layout)
-        stage = self.place.dp * layout.pp + self.place.pp
-        shard = self.place.pp * layout.tp + self.place.tp
-        self.tp = world.split(color=stage, key=self.place.tp, name="tp")
-        self.dp = world.split(color=shard, key=self.place.dp, name="dp")
+        dp, pp, tp = self.place.dp, self.place.pp, self.place.tp
+        pipeline = dp * layout.tp + tp
+        self.tp = world.split(color=dp * layout.pp + pp, key=tp, name="tp")
+        self.pp = world.split(color=pipeline, key=pp, name="pp")
+        self.dp = world.split(color=pp * layout.tp + tp, key=dp, name="dp")
+        ends = layout.pp > 1 and pp in (0, layout.pp - 1)
+        self.embedding = world.split(color=pipeline if ends else None, key=pp, name="embedding")
 
     @classmethod
     def alone(cls) -> "ProcessGrid":

@@ -62,8 +62,23 @@ def _check_dropout(config: RunConfig, broken: Report) -> None:
 
 def _check_layout(config: RunConfig, broken: Report) -> None:
     layout, node, job = config.layout, config.node, config.job
-    if layout.pp != 1:
-        broken("layout.pp", layout.pp, "pipeline stages are not built yet; valid: 1")
+    if layout.chunks > 1 and layout.schedule != "interleaved":
+        broken(
+            "layout.chunks", layout.chunks, f"more than 1 with layout.schedule {layout.schedule}; valid: interleaved"
+        )
+    pieces = layout.pp * layout.chunks
+    if pieces > config.model.layers:
+        broken(
+            "layout.pp",
+            layout.pp,
+            f"times layout.chunks {layout.chunks} is more than model.layers {config.model.layers}",
+        )
+    elif layout.split and (len(layout.split) != pieces or sum(layout.split) != config.model.layers):
+        broken(
+            "layout.split",
+            list(layout.split),
+            f"must be {pieces} numbers that add up to model.layers {config.model.layers}",
+        )
     product = f"layout.dp {layout.dp} * layout.tp {layout.tp} * layout.pp {layout.pp} = {layout.ranks} ranks"
     if node.ranks_per_node is None:
         if layout.ranks % job.nodes:

@@ -106,6 +106,14 @@ class LayoutConfig:
     dp: int = option(1, "data-parallel replicas", at_least=1)
     tp: int = option(1, "tensor-parallel ranks that share each layer", at_least=1)
     pp: int = option(1, "pipeline stages", at_least=1)
+    schedule: str = option(
+        "1f1b", "order of forward and backward passes in the pipeline", choices=("gpipe", "1f1b", "interleaved")
+    )
+    chunks: int = option(1, "virtual stages of each pipeline stage; above 1 with the interleaved schedule", at_least=1)
+    split: Tuple[int, ...] = option(
+        (), "layers of each chunk, first to last; default: balanced, embedding and logits counted", at_least=1
+    )
+    zero: int = option(0, "1: each replica keeps and steps its share of the optimiser state (ZeRO)", choices=(0, 1))
 
     @property
     def ranks(self) -> int:

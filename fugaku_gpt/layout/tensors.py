@@ -12,6 +12,8 @@ from typing import List, Optional, Tuple
 
 from fugaku_gpt.config.schema import ModelConfig
 
+TOKEN_EMBEDDING = "token_embedding.weight"
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -64,7 +66,7 @@ def model_tensors(model: ModelConfig, tp: int) -> List[TensorSpec]:
     residual_std = std / math.sqrt(2 * model.layers)
     tensors = [
         TensorSpec(
-            "token_embedding.weight",
+            TOKEN_EMBEDDING,
             (model.padded_vocab(tp), h),
             tp_dim=0,
             init="normal",

@@ -6,6 +6,8 @@ cut.
 
 from __future__ import annotations
 
+from typing import Dict, List, Optional, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -13,7 +15,7 @@ from torch import nn
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import ModelConfig, RunConfig
-from fugaku_gpt.layout.tensors import model_tensors
+from fugaku_gpt.layout.stages import Chunk, chunk_tensors, split_layers
 from fugaku_gpt.model.attention import CausalSelfAttention
 from fugaku_gpt.model.dropout import KeyedDropout
 from fugaku_gpt.model.init import fill_parameter
@@ -55,59 +57,97 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The whole model: token ids in, sum of the tokens' losses out."""
+    """A run of layers of the model, or the whole of it.
 
-    def __init__(self, model: ModelConfig, tp: Communicator, dtype: torch.dtype, seed: int) -> None:
+    The first chunk takes token ids [b, s], others the hidden states [b, s, h] of the chunk before; the last gives the
+    sum of the tokens' losses, others hidden states. A last chunk that does not hold the embeddings has the token
+    embedding all the same, as the weights of its logits: ``shared`` where this rank has it already, its own otherwise.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        tp: Communicator,
+        dtype: torch.dtype,
+        seed: int,
+        chunk: Chunk,
+        shared: Optional[VocabParallelEmbedding] = None,
+    ) -> None:
         super().__init__()
         self.config = model
+        self.chunk = chunk
         self._tp = tp
-        self.token_embedding = VocabParallelEmbedding(model.padded_vocab(tp.size), model.hidden, tp, dtype)
-        self.position_embedding = nn.Embedding(model.seq_len, model.hidden).to(dtype)
-        self.embedding_norm = (
-            nn.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
-            if model.embedding_layernorm
-            else nn.Identity()
-        )
-        self.embedding_dropout = KeyedDropout(model.dropout, seed, site=0)
-        self.blocks = nn.ModuleList([Block(model, tp, dtype, seed, layer) for layer in range(model.layers)])
-        self.final_norm = nn.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
+        if chunk.has_embedding or chunk.has_head:
+            self.token_embedding = shared or VocabParallelEmbedding(
+                model.padded_vocab(tp.size), model.hidden, tp, dtype
+            )
+        if chunk.has_embedding:
+            self.position_embedding = nn.Embedding(model.seq_len, model.hidden).to(dtype)
+            self.embedding_norm = (
+                nn.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
+                if model.embedding_layernorm
+                else nn.Identity()
+            )
+            self.embedding_dropout = KeyedDropout(model.dropout, seed, site=0)
+        self.blocks = nn.ModuleDict({str(layer): Block(model, tp, dtype, seed, layer) for layer in chunk.layers})
+        if chunk.has_head:
+            self.final_norm = nn.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
 
-    def hidden_states(self, tokens: torch.Tensor, first_sample: int = 0) -> torch.Tensor:
-        """[b, s] int64 → [b, s, h] after the last LayerNorm, equal on every rank of ``tp``."""
-        x = self.token_embedding(tokens) + self.position_embedding.weight[: tokens.shape[1]]
-        x = self.embedding_dropout(self.embedding_norm(x), first_sample)
-        for block in self.blocks:
+    def hidden_states(self, x: torch.Tensor, first_sample: int = 0) -> torch.Tensor:
+        """[b, s] int64, or [b, s, h] → [b, s, h], equal on every rank of ``tp``."""
+        if self.chunk.has_embedding:
+            x = self.token_embedding(x) + self.position_embedding.weight[: x.shape[1]]
+            x = self.embedding_dropout(self.embedding_norm(x), first_sample)
+        for block in self.blocks.values():
             x = block(x, first_sample)
-        return self.final_norm(x)
+        return self.final_norm(x) if self.chunk.has_head else x
 
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor, first_sample: int = 0) -> torch.Tensor:
-        """Sum over all b * s tokens of the cross-entropy of ``targets`` [b, s]; ``first_sample`` keys dropout."""
-        x = self.hidden_states(tokens, first_sample)
+    def forward(self, x: torch.Tensor, targets: torch.Tensor, first_sample: int = 0) -> torch.Tensor:
+        """Hidden states, or from the last chunk the sum over all b * s tokens of the cross-entropy of ``targets``
+        [b, s]; ``first_sample`` keys dropout."""
+        x = self.hidden_states(x, first_sample)
+        if not self.chunk.has_head:
+            return x
         return vocab_parallel_cross_entropy(
             x.view(-1, x.shape[-1]), self.token_embedding.weight, targets.reshape(-1), self._tp, self.config.vocab_size
         )
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[b, s] → [b, s, V / tp], this rank's part of the padded vocabulary; for tests and for looking at the
+        """[b, s] → [b, s, V / tp], this rank's part of the padded vocabulary; for tests and for looking at a whole
         model."""
         return F.linear(self.hidden_states(tokens), self.token_embedding.weight)
 
 
 def build_model(config: RunConfig, tp: Communicator) -> GPT:
-    """The model of a run with its initial weights, this rank's slices of them.
+    """The whole model of a run on this rank; see :func:`build_stage`."""
+    (model,) = build_stage(config, tp, split_layers(config.model.layers, 1))
+    return model
+
+
+def build_stage(config: RunConfig, tp: Communicator, chunks: Sequence[Chunk]) -> List[GPT]:
+    """The chunks that this rank holds, with their initial weights, this rank's slices of them.
 
     Raises:
         ValueError: the module tree and ``layout.tensors`` disagree.
     """
-    model = GPT(config.model, tp, getattr(torch, config.training.dtype), config.training.seed)
-    parameters = dict(model.named_parameters())
-    specs = model_tensors(config.model, tp.size)
-    expected = {spec.name: spec.local_shape(tp.size) for spec in specs}
+    pieces: List[GPT] = []
+    dtype = getattr(torch, config.training.dtype)
+    for chunk in chunks:
+        shared = pieces[0].token_embedding if pieces and pieces[0].chunk.has_embedding and chunk.has_head else None
+        pieces.append(GPT(config.model, tp, dtype, config.training.seed, chunk, shared))
+    parameters = named_parameters(pieces)
+    specs = {spec.name: spec for chunk in chunks for spec in chunk_tensors(config.model, tp.size, chunk)}
+    expected = {spec.name: spec.local_shape(tp.size) for spec in specs.values()}
     found = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     if expected != found:
         raise ValueError(
             f"the model's parameters and layout.tensors differ: {sorted(set(expected.items()) ^ set(found.items()))}"
         )
-    for spec in specs:
+    for spec in specs.values():
         fill_parameter(parameters[spec.name], spec, config.training.seed, tp.rank, tp.size)
-    return model
+    return pieces
+
+
+def named_parameters(pieces: Sequence[GPT]) -> Dict[str, nn.Parameter]:
+    """The parameters of a rank's chunks by name, each once."""
+    return {name: parameter for piece in pieces for name, parameter in piece.named_parameters()}

@@ -2,17 +2,22 @@
 
 Parameters and their ``.grad`` are views into them: the optimiser and the gradient sum work on long contiguous ranges,
 and nothing is packed, flattened or allocated per step.
+
+Order: first the tensors that are cut over tensor-parallel ranks, in reverse order of their use in the forward pass,
+which is the order in which the backward pass finishes their gradients; then those that every such rank holds whole;
+last the token embedding, whose gradient the last stage of a pipeline shares with the first. So what must be summed over
+other groups before the replicas lies together at the end.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterator, List, Mapping, Sequence, Tuple
+from typing import Callable, Iterator, List, Mapping, Optional, Sequence
 
 import torch
 from torch import nn
 
-from fugaku_gpt.layout.tensors import TensorSpec
+from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
 
 ALIGNMENT_BYTES = 64  # a cache line, and a full 512-bit vector
 
@@ -25,41 +30,127 @@ class Placement:
     start: int
     size: int
 
+    @property
+    def part(self) -> slice:
+        """Its range of elements."""
+        return slice(self.start, self.start + self.size)
 
-class FlatBuffers:
-    """The flat parameters and gradients of a rank.
 
-    Tensors lie in reverse order of their use in the forward pass, which is the order in which the backward pass
-    finishes their gradients. Gaps from alignment hold zeros.
+@dataclass(frozen=True)
+class Owned:
+    """A range of parameters whose optimiser step this rank does, and where the sum of their gradients ends up."""
+
+    parameters: slice
+    gradients: slice
+
+
+@dataclass(frozen=True)
+class Run:
+    """A range of owned elements that are treated alike.
 
     Attributes:
-        parameters, gradients: [elements], the same layout.
-        placements: where each parameter lies, in order.
+        decays: takes weight decay.
+        counts: this rank is the one that counts them in the norm of the whole model's gradient.
+        parameters, gradients: [elements] views into the flat tensors.
     """
 
-    def __init__(self, named: Mapping[str, nn.Parameter], specs: Sequence[TensorSpec]) -> None:
+    decays: bool
+    counts: bool
+    parameters: torch.Tensor
+    gradients: torch.Tensor
+
+
+class FlatBuffers:
+    """The flat parameters and gradients of a rank. Gaps from alignment hold zeros.
+
+    Attributes:
+        gradients: [elements].
+        placements: where each parameter lies, in order.
+        buckets: consecutive ranges that are summed over replicas in one message each; each divides by ``shards``.
+    """
+
+    def __init__(
+        self,
+        named: Mapping[str, nn.Parameter],
+        specs: Sequence[TensorSpec],
+        shards: int = 1,
+        bucket_bytes: int = 2**25,
+    ) -> None:
         dtype = next(iter(named.values())).dtype
-        step = ALIGNMENT_BYTES // torch.empty(0, dtype=dtype).element_size()
+        itemsize = torch.empty(0, dtype=dtype).element_size()
+        step = ALIGNMENT_BYTES // itemsize
         self.placements: List[Placement] = []
         end = 0
-        for spec in reversed(specs):
+        for spec in sorted(specs[::-1], key=_rank_of_kind):
             size = named[spec.name].numel()
             self.placements.append(Placement(spec, end, size))
             end += -(-size // step) * step
-        self.parameters = torch.zeros(end, dtype=dtype)
+        end = -(-end // (step * shards)) * step * shards
+        width = max(1, bucket_bytes // itemsize // (step * shards)) * step * shards
+        self.buckets = [slice(start, min(start + width, end)) for start in range(0, end, width)]
+        self._parameters = torch.zeros(end, dtype=dtype)
         self.gradients = torch.zeros(end, dtype=dtype)
+        self.settle: Optional[Callable[[], None]] = None
         for placement in self.placements:
             parameter = named[placement.spec.name]
-            part = slice(placement.start, placement.start + placement.size)
-            self.parameters[part].copy_(parameter.detach().reshape(-1))
-            parameter.data = self.parameters[part].view(parameter.shape)
-            parameter.grad = self.gradients[part].view(parameter.shape)
+            self._parameters[placement.part].copy_(parameter.detach().reshape(-1))
+            parameter.data = self._parameters[placement.part].view(parameter.shape)
+            parameter.grad = self.gradients[placement.part].view(parameter.shape)
 
-    def ranges(self) -> Iterator[Tuple[bool, slice]]:
-        """(takes weight decay, range) of the longest runs of neighbours that agree on weight decay."""
-        start, decays = 0, self.placements[0].spec.decays
-        for placement in self.placements[1:]:
-            if placement.spec.decays != decays:
-                yield decays, slice(start, placement.start)
-                start, decays = placement.start, placement.spec.decays
-        yield decays, slice(start, self.parameters.numel())
+    @property
+    def parameters(self) -> torch.Tensor:
+        """[elements], the same layout as the gradients. Waits for parameters that are still on their way here
+        (``settle``)."""
+        if self.settle is not None:
+            self.settle()
+        return self._parameters
+
+    def whole(self) -> slice:
+        """The range of the tensors that every tensor-parallel rank holds whole."""
+        parts = [placement for placement in self.placements if placement.spec.tp_dim is None]
+        return slice(parts[0].start, parts[-1].part.stop) if parts else slice(0, 0)
+
+    def embedding(self) -> slice:
+        """The range of the token embedding; empty where this stage has none."""
+        last = self.placements[-1]
+        return last.part if last.spec.name == TOKEN_EMBEDDING else slice(0, 0)
+
+    def owned(self, shard: int, shards: int) -> List[Owned]:
+        """What one of ``shards`` ranks owns of every bucket; with one shard, everything."""
+        if shards == 1:
+            return [Owned(slice(0, self.gradients.numel()), slice(0, self.gradients.numel()))]
+        found = []
+        for bucket in self.buckets:
+            size = (bucket.stop - bucket.start) // shards
+            first = bucket.start + shard * size
+            found.append(Owned(slice(first, first + size), slice(bucket.start, bucket.start + size)))
+        return found
+
+    def runs(self, owned: Sequence[Owned], counts: Callable[[TensorSpec], bool]) -> Iterator[Run]:
+        """The longest runs of owned neighbours that are treated alike, gaps included.
+
+        ``counts`` says of a tensor whether this rank counts it in the norm.
+        """
+        flat = self.parameters
+        for mine in owned:
+            part, shift = mine.parameters, mine.gradients.start - mine.parameters.start
+            start, kind = part.start, None
+            for placement in self.placements:
+                if placement.part.stop <= part.start or placement.start >= part.stop:
+                    continue
+                now = (placement.spec.decays, counts(placement.spec))
+                if kind is not None and now != kind:
+                    yield Run(*kind, flat[start : placement.start], self._shifted(start, placement.start, shift))
+                    start = placement.start
+                kind = now
+            if kind is not None:
+                yield Run(*kind, flat[start : part.stop], self._shifted(start, part.stop, shift))
+
+    def _shifted(self, start: int, stop: int, shift: int) -> torch.Tensor:
+        return self.gradients[start + shift : stop + shift]
+
+
+def _rank_of_kind(spec: TensorSpec) -> int:
+    if spec.name == TOKEN_EMBEDDING:
+        return 2
+    return 0 if spec.tp_dim is not None else 1

@@ -1,43 +1,221 @@
-"""What happens to gradients between the backward pass and the optimiser: their sum over replicas, and their norm."""
+"""What happens to gradients between the backward pass and the optimiser: their sums, and their norm.
+
+The flat gradients are summed over replicas a bucket at a time, in the order in which the backward pass of the last
+micro-batch finishes them, while it goes on computing. With ZeRO stage 1 (Rajbhandari et al. 2020, section 5.1) each
+replica gets the sum of its own share of every bucket only, steps that share, and the parameters are gathered again
+while the next forward pass begins.
+"""
 
 from __future__ import annotations
 
-import math
+import time
+from typing import Any, Callable, Dict, List, Sequence
 
 import torch
+from torch import nn
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
-from fugaku_gpt.parallel.buffers import FlatBuffers
+from fugaku_gpt.comm.communicator import Pending
+from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
+from fugaku_gpt.parallel.buffers import FlatBuffers, Run
 
 _NORM_BLOCK = 65536  # elements whose squares are summed in the tensor's own precision before float64 takes over
 
 
-def sum_over_replicas(gradients: torch.Tensor, dp: Communicator, bucket_bytes: int) -> None:
-    """Sum the flat gradients [elements] over the replicas in place, a bucket at a time."""
-    if dp.size == 1:
-        return
-    step = max(1, bucket_bytes // gradients.element_size())
-    for start in range(0, gradients.numel(), step):
-        dp.all_reduce(gradients[start : start + step])
+class GradientSum:
+    """Sums a rank's gradients over its groups.
 
+    Usage in a step: :meth:`begin`; backward passes; :meth:`last_backward` of each piece of the model before its last
+    backward pass; :meth:`finish`.
 
-def gradient_norm(buffers: FlatBuffers, grid: ProcessGrid) -> float:
-    """The 2-norm of the whole model's gradient, equal on every rank.
-
-    A tensor that every tensor-parallel rank holds whole is counted by the first of them only. A result that is not
-    finite means that some gradient is not.
+    Attributes:
+        alone_seconds: what the sums over replicas take when nothing is computed meanwhile: measured in the first step,
+            which does not overlap.
+        exposed_seconds: what of them the last step had to wait for.
     """
-    squares = 0.0
-    for placement in buffers.placements:
-        if placement.spec.tp_dim is not None or grid.place.tp == 0:
-            squares += _sum_of_squares(buffers.gradients[placement.start : placement.start + placement.size])
-    total = torch.tensor([squares], dtype=torch.float64)
-    grid.tp.all_reduce(total)
-    return math.sqrt(float(total))
+
+    def __init__(
+        self,
+        buffers: FlatBuffers,
+        pieces: Sequence[nn.Module],
+        grid: ProcessGrid,
+        sharded: bool,
+        sequence_parallel: bool = False,
+    ) -> None:
+        self._buffers = buffers
+        self._grid = grid
+        self._sharded = sharded
+        self._whole = buffers.whole() if sequence_parallel and grid.tp.size > 1 else slice(0, 0)
+        self._embedding = buffers.embedding() if grid.embedding.size > 1 else slice(0, 0)
+        self._pieces = [{id(parameter) for parameter in piece.parameters()} for piece in pieces]
+        # bucket → parameters (by id) that lie in it; a parameter of several pieces must be finished by each
+        self._members: List[List[int]] = [[] for _ in buffers.buckets]
+        self._nodes: List[Any] = []  # hooks live as long as the nodes that they are on
+        by_name: Dict[str, nn.Parameter] = {}
+        for piece in pieces:
+            by_name.update(piece.named_parameters())
+        for placement in buffers.placements:
+            parameter = by_name[placement.spec.name]
+            for index, bucket in enumerate(buffers.buckets):
+                if placement.start < bucket.stop and bucket.start < placement.part.stop:
+                    self._members[index].append(id(parameter))
+            node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+            node.register_hook(self._hook(id(parameter)))  # runs when the gradient has been added up
+            self._nodes.append(node)
+        self._missing: Dict[int, int] = {}
+        self._armed: List[int] = []
+        self._started: List[Pending] = []
+        self._steps = 0
+        self.alone_seconds = 0.0
+        self.exposed_seconds = 0.0
+
+    def begin(self) -> None:
+        """A step begins: no gradient is finished."""
+        self._buffers.gradients.zero_()
+        self._missing = {}
+        for piece in self._pieces:
+            for key in piece:
+                self._missing[key] = self._missing.get(key, 0) + 1
+        self._armed = []
+        self._started = []
+
+    def last_backward(self, piece: int) -> None:
+        """The next backward pass is the last one of this step through one of the pieces."""
+        self._armed.append(piece)
+
+    def poll(self) -> None:
+        """Let MPI get on with what has been started."""
+        for pending in self._started:
+            pending.done()
+
+    def finish(self) -> None:
+        """Sum what is not summed yet, and wait for all of it."""
+        if self._whole.stop > self._whole.start:  # under sequence parallelism each rank has seen its tokens only
+            self._grid.tp.all_reduce(self._buffers.gradients[self._whole])
+        if self._embedding.stop > self._embedding.start:
+            self._grid.embedding.all_reduce(self._buffers.gradients[self._embedding])
+        before = time.perf_counter()
+        while len(self._started) < len(self._buffers.buckets):
+            self._start_next()
+        for pending in self._started:
+            pending.wait()
+        self.exposed_seconds = time.perf_counter() - before
+        if self._steps == 0:
+            self.alone_seconds = self.exposed_seconds
+        self._steps += 1
+
+    @property
+    def hidden(self) -> float:
+        """The share of the replicas' communication that the last step hid behind computation, from 0 to 1."""
+        if self._steps < 2 or self._grid.dp.size == 1:
+            return 0.0
+        return max(0.0, 1.0 - self.exposed_seconds / self.alone_seconds)
+
+    def _hook(self, key: int) -> Any:
+        def ready(*_: Any) -> None:
+            if self._armed and any(key in self._pieces[piece] for piece in self._armed):
+                self._ready(key)
+
+        return ready
+
+    def _ready(self, key: int) -> None:
+        self._missing[key] -= 1
+        if self._grid.dp.size == 1 or self._steps == 0:
+            return
+        while len(self._started) < len(self._buffers.buckets) and self._may_start(len(self._started)):
+            self._start_next()
+        self.poll()
+
+    def _may_start(self, index: int) -> bool:
+        """Whether all of a bucket is finished and needs no sum over another group first."""
+        bucket = self._buffers.buckets[index]
+        if any(self._missing[key] > 0 for key in self._members[index]):
+            return False
+        return not any(part.start < bucket.stop and bucket.start < part.stop for part in (self._whole, self._embedding))
+
+    def _start_next(self) -> None:
+        bucket = self._buffers.gradients[self._buffers.buckets[len(self._started)]]
+        dp = self._grid.dp
+        self._started.append(dp.start_reduce_scatter(bucket) if self._sharded else dp.start_all_reduce(bucket))
 
 
-def _sum_of_squares(flat: torch.Tensor) -> float:
+class ParameterGather:
+    """Brings the parameters that other replicas have stepped back to this rank (ZeRO stage 1), while the next forward
+    pass begins: each module waits for its own buckets only."""
+
+    def __init__(self, buffers: FlatBuffers, pieces: Sequence[nn.Module], dp: Communicator) -> None:
+        self._buffers = buffers
+        self._dp = dp
+        self._pending: Dict[int, Pending] = {}
+        buffers.settle = self.finish
+        places = {placement.spec.name: placement.part for placement in buffers.placements}
+        for piece in pieces:
+            for prefix, module in _parts_of(piece):
+                names = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters()]
+                self._wait_before(module, [places[name] for name in names])
+
+    def start(self) -> None:
+        """The optimiser has stepped this rank's share; the forward pass uses the last bucket first."""
+        flat = self._buffers.parameters
+        for index in reversed(range(len(self._buffers.buckets))):
+            self._pending[index] = self._dp.start_all_gather(flat[self._buffers.buckets[index]])
+
+    def finish(self) -> None:
+        """Wait for all of them."""
+        for index in list(self._pending):
+            self._pending.pop(index).wait()
+
+    def _wait_before(self, module: nn.Module, parts: Sequence[slice]) -> None:
+        wanted = [
+            index
+            for index, bucket in enumerate(self._buffers.buckets)
+            if any(part.start < bucket.stop and bucket.start < part.stop for part in parts)
+        ]
+
+        def wait(*_: Any) -> None:
+            if self._pending:
+                for index in wanted:
+                    pending = self._pending.pop(index, None)
+                    if pending is not None:
+                        pending.wait()
+                for pending in self._pending.values():
+                    pending.done()
+
+        module.register_forward_pre_hook(wait)
+
+
+def _parts_of(piece: nn.Module) -> List[Any]:
+    """(name, module) of the parts of a piece that run one after the other: each block, and the rest."""
+    parts: List[Any] = []
+    for name, child in piece.named_children():
+        if isinstance(child, nn.ModuleDict):
+            parts += [(f"{name}.{key}", block) for key, block in child.items()]
+        else:
+            parts.append((name, child))
+    return parts
+
+
+def sum_of_squares(runs: Sequence[Run]) -> float:
+    """Over the runs that this rank counts; a result that is not finite means that some gradient is not."""
     total = 0.0
-    for block in flat.split(_NORM_BLOCK):
-        total += float(torch.dot(block, block))
+    for run in runs:
+        if run.counts:
+            for block in run.gradients.split(_NORM_BLOCK):
+                total += float(torch.dot(block, block))
     return total
+
+
+def counted_here(grid: ProcessGrid, sharded: bool) -> Callable[[TensorSpec], bool]:
+    """Whether this rank counts a tensor in the norm of the whole model's gradient; each element is counted once.
+
+    A tensor that every tensor-parallel rank holds whole is counted by the first of them, the token embedding by the
+    first stage, and what replicas hold alike (without ZeRO) by the first replica.
+    """
+    first_replica = sharded or grid.place.dp == 0
+
+    def counts(spec: TensorSpec) -> bool:
+        if spec.name == TOKEN_EMBEDDING and grid.place.pp != 0:
+            return False
+        return first_replica and (spec.tp_dim is not None or grid.place.tp == 0)
+
+    return counts

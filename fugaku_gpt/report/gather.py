@@ -128,7 +128,9 @@ def _accounts(
         if covered or status is None or status.state not in OVER:
             continue
         if job.scheduler == "pjm":
-            notes.append(f"job {job.job_id}: no statistics file (*.{glob.escape(job.job_id)}.stats); job.statistics: job")
+            notes.append(
+                f"job {job.job_id}: no statistics file (*.{glob.escape(job.job_id)}.stats); job.statistics: job"
+            )
             continue
         try:
             accounting = scheduler_of(job.scheduler).accounting(directory, job.job_id)

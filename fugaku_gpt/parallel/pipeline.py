@@ -1,0 +1,115 @@
+"""Carries out one stage's part of a pipeline schedule (``layout/schedules.py``): who computes what, and who is told."""
+
+from __future__ import annotations
+
+import time
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from fugaku_gpt.comm import Communicator
+from fugaku_gpt.comm.communicator import Pending
+from fugaku_gpt.layout.schedules import ACTIVATION, GRADIENT, Action, Backward, Exchange, Forward, Message
+
+Key = Tuple[int, int]  # micro-batch, chunk
+
+
+class Pipeline:
+    """One stage of a pipeline.
+
+    What a chunk gets from the one before it is a leaf of its own autograd graph: the gradient that this leaf gathers is
+    what goes back. Sends are waited for only where their stage has nothing else to do: at the end.
+
+    Attributes:
+        waited_seconds: how long the last run has waited for other stages.
+    """
+
+    def __init__(
+        self, actions: Sequence[Action], pp: Communicator, last_chunk: int, shape: Sequence[int], dtype: torch.dtype
+    ) -> None:
+        """``shape`` and ``dtype`` are those of the hidden states between chunks; chunks that follow each other on one
+        stage pass them on without a message."""
+        self._actions = list(actions)
+        self._pp = pp
+        self._last_chunk = last_chunk
+        self._shape = tuple(shape)
+        self._dtype = dtype
+        self._last_backward = {}
+        for action in self._actions:
+            if isinstance(action, Backward):
+                self._last_backward[action.chunk] = action.micro_batch
+        self.waited_seconds = 0.0
+
+    def run(
+        self,
+        forward: Callable[[int, int, Optional[torch.Tensor]], torch.Tensor],
+        before_last_backward: Optional[Callable[[int], None]] = None,
+    ) -> None:
+        """Run the schedule once; without gradients (validation), only its forward half.
+
+        Args:
+            forward: (micro-batch, chunk, input or None for the first chunk) → the chunk's output; of the last chunk,
+                the loss.
+            before_last_backward: is told a chunk before its last backward pass.
+        """
+        inputs: Dict[Key, torch.Tensor] = {}
+        outputs: Dict[Key, torch.Tensor] = {}
+        held: Dict[Tuple[str, int, int], torch.Tensor] = {}  # by what kind, micro-batch, and the chunk that gets it
+        leaving: List[Pending] = []
+        learns = torch.is_grad_enabled()
+        self.waited_seconds = 0.0
+        for action in self._actions:
+            if isinstance(action, Forward):
+                micro_batch, chunk = action.micro_batch, action.chunk
+                x = held.pop((ACTIVATION, micro_batch, chunk), None)
+                y = forward(micro_batch, chunk, x)
+                if learns:
+                    outputs[micro_batch, chunk] = y
+                    if x is not None:
+                        inputs[micro_batch, chunk] = x
+                if chunk != self._last_chunk:
+                    handed_on = y.detach()
+                    if self._pp.size == 1:
+                        handed_on.requires_grad_(learns)
+                    held[ACTIVATION, micro_batch, chunk + 1] = handed_on
+            elif isinstance(action, Backward):
+                if not learns:
+                    continue
+                micro_batch, chunk = action.micro_batch, action.chunk
+                if before_last_backward is not None and self._last_backward[chunk] == micro_batch:
+                    before_last_backward(chunk)
+                y = outputs.pop((micro_batch, chunk))
+                torch.autograd.backward([y], [held.pop((GRADIENT, micro_batch, chunk), None)])
+                if chunk != 0:
+                    gradient = inputs.pop((micro_batch, chunk)).grad
+                    assert gradient is not None
+                    held[GRADIENT, micro_batch, chunk - 1] = gradient
+            else:
+                leaving.append(self._exchange(action, learns, held))
+        self._wait(leaving)
+
+    def _exchange(self, exchange: Exchange, learns: bool, held: Dict[Tuple[str, int, int], torch.Tensor]) -> Pending:
+        """Post sends and receives together, wait for the receives; returns the sends."""
+        sends, receives = (
+            [message for message in messages if learns or message.kind == ACTIVATION]
+            for messages in (exchange.sends, exchange.receives)
+        )
+        buffers = [torch.empty(self._shape, dtype=self._dtype) for _ in receives]
+        leaving, arriving = self._pp.start_exchange(
+            [(held.pop(_key(message)).contiguous(), message.peer) for message in sends],
+            [(buffer, message.peer) for buffer, message in zip(buffers, receives)],
+        )
+        self._wait([arriving])
+        for buffer, message in zip(buffers, receives):
+            held[_key(message)] = buffer.requires_grad_(learns and message.kind == ACTIVATION)
+        return leaving
+
+    def _wait(self, pending: Sequence[Pending]) -> None:
+        before = time.perf_counter()
+        for one in pending:
+            one.wait()
+        self.waited_seconds += time.perf_counter() - before
+
+
+def _key(message: Message) -> Tuple[str, int, int]:
+    return message.kind, message.micro_batch, message.chunk
