@@ -81,7 +81,8 @@ class FlatBuffers:
         step = ALIGNMENT_BYTES // itemsize
         self.placements: List[Placement] = []
         end = 0
-        for spec in sorted(specs[::-1], key=_rank_of_kind):
+        last_used_first = list(reversed(specs))
+        for spec in sorted(last_used_first, key=_rank_of_kind):  # stable: within a kind the order stays
             size = named[spec.name].numel()
             self.placements.append(Placement(spec, end, size))
             end += -(-size // step) * step
