@@ -25,6 +25,7 @@ def problems_of(config: RunConfig, locate: Locate) -> List[str]:
     _check_dropout(config, broken)
     _check_layout(config, broken)
     _check_training(config, broken)
+    _check_recompute(config, broken)
     _check_data(config, broken)
     _check_job(config, broken)
     return problems
@@ -79,6 +80,13 @@ def _check_layout(config: RunConfig, broken: Report) -> None:
             list(layout.split),
             f"must be {pieces} numbers that add up to model.layers {config.model.layers}",
         )
+    if layout.sequence_parallel and config.model.seq_len % layout.tp:
+        broken(
+            "layout.tp",
+            layout.tp,
+            f"must divide model.seq_len {config.model.seq_len} with layout.sequence_parallel; "
+            f"valid: {_divisors(config.model.seq_len)}",
+        )
     product = f"layout.dp {layout.dp} * layout.tp {layout.tp} * layout.pp {layout.pp} = {layout.ranks} ranks"
     if node.ranks_per_node is None:
         if layout.ranks % job.nodes:
@@ -112,6 +120,29 @@ def _check_training(config: RunConfig, broken: Report) -> None:
             "training.warmup_iterations",
             training.warmup_iterations,
             f"must be below training.decay_iterations {training.decay_iterations}",
+        )
+
+
+def _check_recompute(config: RunConfig, broken: Report) -> None:
+    training = config.training
+    if training.recompute_budget_mib is not None:
+        if training.recompute == "none":
+            broken(
+                "training.recompute_budget_mib",
+                f"{training.recompute_budget_mib:g}",
+                "needs training.recompute, the most that may be recomputed; valid: selective, full",
+            )
+        if training.recompute_layers is not None:
+            broken(
+                "training.recompute_layers",
+                training.recompute_layers,
+                "is chosen by training.recompute_budget_mib; valid: one of the two",
+            )
+    elif training.recompute_layers is not None and training.recompute == "none":
+        broken(
+            "training.recompute_layers",
+            training.recompute_layers,
+            "needs training.recompute; valid: selective, full",
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Optional, Sequence, Tuple
 
 DTYPES = ("float32", "float64")
 SCHEDULERS = ("pjm", "slurm", "local")
+RECOMPUTE = ("none", "selective", "full")
 
 # Texts that reach job scripts. Quoting makes any text harmless there; these are refused where they cannot be meant.
 _WORD = (r"[A-Za-z0-9_][A-Za-z0-9._-]*", "letters, digits and . _ -")
@@ -113,6 +114,9 @@ class LayoutConfig:
     split: Tuple[int, ...] = option(
         (), "layers of each chunk, first to last; default: balanced, embedding and logits counted", at_least=1
     )
+    sequence_parallel: bool = option(
+        False, "cut the activations between tensor-parallel layers along the sequence; with tp 1 it changes nothing"
+    )
     zero: int = option(0, "1: each replica keeps and steps its share of the optimiser state (ZeRO)", choices=(0, 1))
 
     @property
@@ -147,6 +151,21 @@ class TrainingConfig:
     )
     eval_batches: int = option(4, "global batches per validation", at_least=1)
     bucket_mib: float = option(32.0, "size of one gradient all-reduce", unit="MiB", above=0)
+
+    recompute: str = option(
+        "none",
+        "what the backward pass computes again in place of keeping it: nothing, each layer's attention core, or layers",
+        choices=RECOMPUTE,
+    )
+    recompute_layers: Optional[int] = option(
+        None, "layers of each chunk that are recomputed, the first ones; default: all", at_least=0
+    )
+    recompute_budget_mib: Optional[float] = option(
+        None,
+        "memory of each rank for what forward passes keep; each stage recomputes as little as fits, recompute at most",
+        unit="MiB",
+        above=0,
+    )
 
     @property
     def decay_length(self) -> int:

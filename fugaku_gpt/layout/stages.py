@@ -10,10 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import List, Optional, Sequence, Tuple
 
-from fugaku_gpt.config.schema import ModelConfig
+from fugaku_gpt.config.schema import RECOMPUTE, ModelConfig
 from fugaku_gpt.layout.tensors import TensorSpec, model_tensors
-
-RECOMPUTE = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.model.dropout import keep_mask, scaled_mask
+from fugaku_gpt.model.recompute import recomputed
 from fugaku_gpt.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 
 FUSED_FROM_TOKENS = 512
@@ -50,39 +51,67 @@ def attend_batched(
     return torch.bmm(probabilities, v).view(b, heads, s, d)
 
 
+def uses_fused_kernel(model: ModelConfig) -> bool:
+    """Whether attention is PyTorch's own kernel, where this PyTorch has one."""
+    return (
+        compat.scaled_dot_product_attention is not None
+        and model.attention_dropout == 0.0
+        and model.seq_len >= FUSED_FROM_TOKENS
+    )
+
+
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention: [b, s, h] → [b, s, h]; ``tp`` ranks have heads / tp heads each."""
+    """Multi-head attention: [b, s, h] → [b, s, h]; ``tp`` ranks have heads / tp heads each.
+
+    With ``recompute_core`` the scores, their softmax and its dropout ([s, s] for each head) are not kept for the
+    backward pass (Korthikanti et al. 2022, section 5). The fused kernel never keeps them.
+    """
 
     future: torch.Tensor
 
-    def __init__(self, model: ModelConfig, tp: Communicator, dtype: torch.dtype, seed: int, site: int) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        tp: Communicator,
+        dtype: torch.dtype,
+        seed: int,
+        site: int,
+        sequence_parallel: bool = False,
+        recompute_core: bool = False,
+    ) -> None:
         super().__init__()
-        self.qkv = ColumnParallelLinear(model.hidden, model.hidden, tp, dtype, sections=3)
-        self.out = RowParallelLinear(model.hidden, model.hidden, tp, dtype)
+        self.qkv = ColumnParallelLinear(model.hidden, model.hidden, tp, dtype, 3, sequence_parallel)
+        self.out = RowParallelLinear(model.hidden, model.hidden, tp, dtype, sequence_parallel)
         self._heads_here = model.heads // tp.size
         self._first_head = tp.rank * self._heads_here
         self._model = model
         self._seed = seed
         self._site = site
-        self._fused = (
-            compat.scaled_dot_product_attention is not None
-            and model.attention_dropout == 0.0
-            and model.seq_len >= FUSED_FROM_TOKENS
-        )
+        self._fused = uses_fused_kernel(model)
+        self._recompute_core = recompute_core and not self._fused
         if not self._fused:
             future = torch.full((model.seq_len, model.seq_len), -math.inf, dtype=dtype).triu(1)
             self.register_buffer("future", future, persistent=False)
 
     def forward(self, x: torch.Tensor, first_sample: int) -> torch.Tensor:
-        b, s, _ = x.shape
-        heads = self._heads_here
-        qkv = self.qkv(x).view(b, s, 3, heads, self._model.head_size).permute(2, 0, 3, 1, 4)
-        q, k, v = qkv[0], qkv[1], qkv[2]  # [b, heads, s, d] each
+        b, here, _ = x.shape  # tokens of each sample: all s, or under sequence parallelism s / parts
+        heads, d = self._heads_here, self._model.head_size
+        qkv = self.qkv(x).view(-1, b, here, 3, heads, d)  # the first dimension is parts, or 1
+        parts = qkv.shape[0]
+        q, k, v = (one.reshape(b, heads, parts * here, d) for one in qkv.permute(3, 1, 4, 0, 2, 5).unbind(0))
+
+        def core(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return self._core(q, k, v, first_sample)
+
+        y = recomputed(core, q, k, v) if self._recompute_core else core(q, k, v)  # [b, heads, s, d]
+        y = y.view(b, heads, parts, here, d).permute(2, 0, 3, 1, 4).reshape(parts * b, here, heads * d)
+        return self.out(y)
+
+    def _core(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first_sample: int) -> torch.Tensor:
         if self._fused:
-            y = attend_fused(q, k, v)
-        else:
-            y = attend_batched(q, k, v, self.future[:s, :s], self._drop(b, s, first_sample, x))
-        return self.out(y.transpose(1, 2).reshape(b, s, -1))
+            return attend_fused(q, k, v)
+        b, _, s, _ = q.shape
+        return attend_batched(q, k, v, self.future[:s, :s], self._drop(b, s, first_sample, q))
 
     def _drop(self, b: int, s: int, first_sample: int, like: torch.Tensor) -> Optional[torch.Tensor]:
         """Dropout factors [b * heads here, s, s], keyed by (sample, head of the whole model, position)."""

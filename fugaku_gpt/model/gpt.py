@@ -1,12 +1,12 @@
 """GPT-2 (Radford et al. 2019): pre-LayerNorm blocks, learned positions, output weights tied to the token embedding.
 
 Shapes: b sequences, s tokens, h hidden, V vocabulary. The ``tp`` that is handed down only reaches the layers that are
-cut.
+cut. Under sequence parallelism [b, s, h] outside of them reads [b, s / tp, h]: this rank's part of each sequence.
 """
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +15,14 @@ from torch import nn
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import ModelConfig, RunConfig
+from fugaku_gpt.layout.memory import recompute_of_layers
 from fugaku_gpt.layout.stages import Chunk, chunk_tensors, split_layers
-from fugaku_gpt.model.attention import CausalSelfAttention
+from fugaku_gpt.model.attention import CausalSelfAttention, uses_fused_kernel
 from fugaku_gpt.model.dropout import KeyedDropout
 from fugaku_gpt.model.init import fill_parameter
+from fugaku_gpt.model.recompute import recomputed
 from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy
+from fugaku_gpt.parallel.sequence import Shard, gather
 from fugaku_gpt.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 
 _SITES_PER_BLOCK = 3  # dropout sites: attention probabilities, attention output, MLP output
@@ -28,10 +31,10 @@ _SITES_PER_BLOCK = 3  # dropout sites: attention probabilities, attention output
 class MLP(nn.Module):
     """[b, s, h] → [b, s, h] through ffn_size."""
 
-    def __init__(self, model: ModelConfig, tp: Communicator, dtype: torch.dtype) -> None:
+    def __init__(self, model: ModelConfig, tp: Communicator, dtype: torch.dtype, sequence_parallel: bool) -> None:
         super().__init__()
-        self.up = ColumnParallelLinear(model.hidden, model.ffn_size, tp, dtype)
-        self.down = RowParallelLinear(model.ffn_size, model.hidden, tp, dtype)
+        self.up = ColumnParallelLinear(model.hidden, model.ffn_size, tp, dtype, 1, sequence_parallel)
+        self.down = RowParallelLinear(model.ffn_size, model.hidden, tp, dtype, sequence_parallel)
         self._gelu = compat.gelu_tanh if model.gelu == "tanh" else F.gelu
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -39,19 +42,39 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer: x + attention(norm(x)), then x + mlp(norm(x))."""
+    """One transformer layer: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    def __init__(self, model: ModelConfig, tp: Communicator, dtype: torch.dtype, seed: int, layer: int) -> None:
+    ``recompute`` says what the backward pass computes again: ``none``, ``selective`` (the attention core) or ``full``
+    (the layer, of which only the input is kept).
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        tp: Communicator,
+        dtype: torch.dtype,
+        seed: int,
+        layer: int,
+        sequence_parallel: bool = False,
+        recompute: str = "none",
+    ) -> None:
         super().__init__()
         site = 1 + _SITES_PER_BLOCK * layer
+        shard = Shard.of(tp, sequence_parallel)
         self.attention_norm = nn.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
-        self.attention = CausalSelfAttention(model, tp, dtype, seed, site)
-        self.attention_dropout = KeyedDropout(model.dropout, seed, site + 1)
+        self.attention = CausalSelfAttention(model, tp, dtype, seed, site, sequence_parallel, recompute == "selective")
+        self.attention_dropout = KeyedDropout(model.dropout, seed, site + 1, shard)
         self.mlp_norm = nn.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
-        self.mlp = MLP(model, tp, dtype)
-        self.mlp_dropout = KeyedDropout(model.dropout, seed, site + 2)
+        self.mlp = MLP(model, tp, dtype, sequence_parallel)
+        self.mlp_dropout = KeyedDropout(model.dropout, seed, site + 2, shard)
+        self._recompute_all = recompute == "full"
 
     def forward(self, x: torch.Tensor, first_sample: int) -> torch.Tensor:
+        if self._recompute_all:
+            return recomputed(lambda x: self._layer(x, first_sample), x)
+        return self._layer(x, first_sample)
+
+    def _layer(self, x: torch.Tensor, first_sample: int) -> torch.Tensor:
         x = x + self.attention_dropout(self.attention(self.attention_norm(x), first_sample), first_sample)
         return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)), first_sample)
 
@@ -72,14 +95,20 @@ class GPT(nn.Module):
         seed: int,
         chunk: Chunk,
         shared: Optional[VocabParallelEmbedding] = None,
+        sequence_parallel: bool = False,
+        recompute: Sequence[str] = (),
     ) -> None:
+        """``recompute`` of each layer of the model; default: ``none`` of any."""
         super().__init__()
         self.config = model
         self.chunk = chunk
         self._tp = tp
+        self._sequence_parallel = sequence_parallel
+        self._shard = Shard.of(tp, sequence_parallel)
+        kinds = recompute or ("none",) * model.layers
         if chunk.has_embedding or chunk.has_head:
             self.token_embedding = shared or VocabParallelEmbedding(
-                model.padded_vocab(tp.size), model.hidden, tp, dtype
+                model.padded_vocab(tp.size), model.hidden, tp, dtype, sequence_parallel
             )
         if chunk.has_embedding:
             self.position_embedding = nn.Embedding(model.seq_len, model.hidden).to(dtype)
@@ -88,15 +117,21 @@ class GPT(nn.Module):
                 if model.embedding_layernorm
                 else nn.Identity()
             )
-            self.embedding_dropout = KeyedDropout(model.dropout, seed, site=0)
-        self.blocks = nn.ModuleDict({str(layer): Block(model, tp, dtype, seed, layer) for layer in chunk.layers})
+            self.embedding_dropout = KeyedDropout(model.dropout, seed, 0, self._shard)
+        self.blocks = nn.ModuleDict(
+            {
+                str(layer): Block(model, tp, dtype, seed, layer, sequence_parallel, kinds[layer])
+                for layer in chunk.layers
+            }
+        )
         if chunk.has_head:
             self.final_norm = nn.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
 
     def hidden_states(self, x: torch.Tensor, first_sample: int = 0) -> torch.Tensor:
-        """[b, s] int64, or [b, s, h] → [b, s, h], equal on every rank of ``tp``."""
+        """[b, s] int64, or [b, s, h] → [b, s, h], equal on every rank of ``tp`` but for sequence parallelism."""
         if self.chunk.has_embedding:
-            x = self.token_embedding(x) + self.position_embedding.weight[: x.shape[1]]
+            positions = self.position_embedding.weight[self._shard.positions(x.shape[1])]
+            x = self.token_embedding(self._shard.in_order_of_ranks(x)) + positions
             x = self.embedding_dropout(self.embedding_norm(x), first_sample)
         for block in self.blocks.values():
             x = block(x, first_sample)
@@ -109,23 +144,43 @@ class GPT(nn.Module):
         if not self.chunk.has_head:
             return x
         return vocab_parallel_cross_entropy(
-            x.view(-1, x.shape[-1]), self.token_embedding.weight, targets.reshape(-1), self._tp, self.config.vocab_size
+            x.view(-1, x.shape[-1]),
+            self.token_embedding.weight,
+            self._shard.in_order_of_ranks(targets).reshape(-1),
+            self._tp,
+            self.config.vocab_size,
+            sequence_parallel=self._sequence_parallel,
         )
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
         """[b, s] → [b, s, V / tp], this rank's part of the padded vocabulary; for tests and for looking at a whole
         model."""
-        return F.linear(self.hidden_states(tokens), self.token_embedding.weight)
+        x = self.hidden_states(tokens)
+        if self._sequence_parallel:
+            x = self._shard.in_order_of_samples(gather(x, self._tp))
+        return F.linear(x, self.token_embedding.weight)
 
 
 def build_model(config: RunConfig, tp: Communicator) -> GPT:
     """The whole model of a run on this rank; see :func:`build_stage`."""
-    (model,) = build_stage(config, tp, split_layers(config.model.layers, 1))
+    chunks = split_layers(config.model.layers, 1)
+    (model,) = build_stage(config, tp, chunks, recompute_of(config, chunks))
     return model
 
 
-def build_stage(config: RunConfig, tp: Communicator, chunks: Sequence[Chunk]) -> List[GPT]:
+def recompute_of(config: RunConfig, chunks: Sequence[Chunk]) -> Tuple[str, ...]:
+    """What the backward pass computes again of each layer of the model, with the attention kernel of this PyTorch."""
+    return recompute_of_layers(config, chunks, uses_fused_kernel(config.model))
+
+
+def build_stage(
+    config: RunConfig, tp: Communicator, chunks: Sequence[Chunk], recompute: Sequence[str] = ()
+) -> List[GPT]:
     """The chunks that this rank holds, with their initial weights, this rank's slices of them.
+
+    Args:
+        recompute: what the backward pass computes again of each layer of the model (:func:`recompute_of`); default:
+            nothing.
 
     Raises:
         ValueError: the module tree and ``layout.tensors`` disagree.
@@ -134,7 +189,18 @@ def build_stage(config: RunConfig, tp: Communicator, chunks: Sequence[Chunk]) ->
     dtype = getattr(torch, config.training.dtype)
     for chunk in chunks:
         shared = pieces[0].token_embedding if pieces and pieces[0].chunk.has_embedding and chunk.has_head else None
-        pieces.append(GPT(config.model, tp, dtype, config.training.seed, chunk, shared))
+        pieces.append(
+            GPT(
+                config.model,
+                tp,
+                dtype,
+                config.training.seed,
+                chunk,
+                shared,
+                config.layout.sequence_parallel and tp.size > 1,
+                recompute,
+            )
+        )
     parameters = named_parameters(pieces)
     specs = {spec.name: spec for chunk in chunks for spec in chunk_tensors(config.model, tp.size, chunk)}
     expected = {spec.name: spec.local_shape(tp.size) for spec in specs.values()}

@@ -14,6 +14,7 @@ from typing import Any, Optional, Tuple
 import torch
 
 from fugaku_gpt.comm import Communicator
+from fugaku_gpt.parallel.sequence import gather, scatter
 
 CHUNK_TOKENS = 256  # measured: 256 to 512 costs nothing against full logits, 64 costs a third
 
@@ -25,22 +26,25 @@ def vocab_parallel_cross_entropy(
     tp: Communicator,
     vocab_size: int,
     chunk_tokens: int = CHUNK_TOKENS,
+    *,
+    sequence_parallel: bool = False,
 ) -> torch.Tensor:
     """Sum over tokens of -log softmax(hidden weightᵀ)[target].
 
     Args:
-        hidden: [tokens, h], equal on every rank of ``tp``.
+        hidden: [tokens, h], equal on every rank of ``tp``; with ``sequence_parallel`` [tokens / tp, h], this rank's.
         weight: [padded vocabulary / tp, h], this rank's rows; rows from ``vocab_size`` on are padding and take no part.
-        targets: [tokens] int64, below ``vocab_size``.
+        targets: [tokens] int64, below ``vocab_size``; equal on every rank, rank after rank with ``sequence_parallel``.
         tp: the ranks that hold the other rows.
         vocab_size: the true vocabulary.
         chunk_tokens: tokens whose logits exist at one time.
+        sequence_parallel: the ranks have different tokens, which are gathered here, and their gradients scattered.
 
     Returns:
         A scalar, equal on every rank of ``tp``.
     """
     wants_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    return _CrossEntropy.apply(hidden, weight, targets, tp, vocab_size, chunk_tokens, wants_gradient)
+    return _CrossEntropy.apply(hidden, weight, targets, tp, vocab_size, chunk_tokens, wants_gradient, sequence_parallel)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -54,7 +58,10 @@ class _CrossEntropy(torch.autograd.Function):
         vocab_size: int,
         chunk_tokens: int,
         wants_gradient: bool,
+        sequence_parallel: bool,
     ) -> torch.Tensor:
+        if sequence_parallel:
+            hidden = gather(hidden, tp)
         first_row = tp.rank * weight.shape[0]
         used = weight[: max(0, min(weight.shape[0], vocab_size - first_row))]
         tokens = hidden.shape[0]
@@ -76,7 +83,9 @@ class _CrossEntropy(torch.autograd.Function):
                 logits[target_here.nonzero(as_tuple=True)[0], target_index[target_here]] -= 1.0
                 torch.mm(logits, used, out=grad_hidden[rows])
                 grad_weight[: used.shape[0]].addmm_(logits.t(), chunk)
-        if grad_hidden is not None:
+        if grad_hidden is not None and sequence_parallel:
+            grad_hidden = scatter(grad_hidden, tp).clone()  # a tensor of its own, so that the whole one is freed
+        elif grad_hidden is not None:
             tp.all_reduce(grad_hidden)
         ctx.gradients = (grad_hidden, grad_weight)
         return loss.to(hidden.dtype)
@@ -92,7 +101,7 @@ class _CrossEntropy(torch.autograd.Function):
         if float(grad_loss) != 1.0:  # 1 when the sum itself is differentiated, as training does
             grad_hidden.mul_(grad_loss)
             grad_weight.mul_(grad_loss)
-        return grad_hidden, grad_weight, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None, None
 
 
 def _softmax_sums(

@@ -15,7 +15,7 @@ from fugaku_gpt.errors import RunFailed
 from fugaku_gpt.layout.batch import first_sample
 from fugaku_gpt.layout.schedules import schedule
 from fugaku_gpt.layout.stages import Chunk, split_layers, stage_tensors, work_of
-from fugaku_gpt.model import build_stage, named_parameters
+from fugaku_gpt.model import build_stage, named_parameters, recompute_of
 from fugaku_gpt.parallel.buffers import FlatBuffers
 from fugaku_gpt.parallel.gradients import GradientSum, ParameterGather, counted_here, sum_of_squares
 from fugaku_gpt.parallel.pipeline import Pipeline
@@ -58,7 +58,9 @@ class Trainer:
         layout, training, model = config.layout, config.training, config.model
         chunks = chunks_of(config)
         mine = [chunk for chunk in chunks if chunk.stage == grid.place.pp]
-        self.pieces = dict(zip([chunk.index for chunk in mine], build_stage(config, grid.tp, mine)))
+        self.pieces = dict(
+            zip([chunk.index for chunk in mine], build_stage(config, grid.tp, mine, recompute_of(config, chunks)))
+        )
         pieces = list(self.pieces.values())
         sharded = layout.zero == 1 and grid.dp.size > 1
         self.buffers = FlatBuffers(
@@ -71,13 +73,13 @@ class Trainer:
         self._owned_gradients = [self.buffers.gradients[part.gradients] for part in owned]
         self._runs = list(self.buffers.runs(owned, counted_here(grid, sharded)))
         self._optimizer = build_optimizer(self._runs, training)
-        self.sum = GradientSum(self.buffers, pieces, grid, sharded)
+        self.sum = GradientSum(self.buffers, pieces, grid, sharded, layout.sequence_parallel)
         self._gather = ParameterGather(self.buffers, pieces, grid.dp) if sharded else None
         self.pipeline = Pipeline(
             schedule(layout.schedule, grid.place.pp, layout.pp, config.micro_batches, layout.chunks),
             grid.pp,
             chunks[-1].index,
-            (training.micro_batch, model.seq_len, model.hidden),
+            (training.micro_batch, model.seq_len // (layout.tp if layout.sequence_parallel else 1), model.hidden),
             getattr(torch, training.dtype),
         )
         self._order = list(self.pieces)

@@ -17,7 +17,9 @@ from fugaku_gpt.parallel.tensor import (
     RowParallelLinear,
     VocabParallelEmbedding,
     _ColumnParallel,
+    _GatherColumnParallel,
     _RowParallel,
+    _RowParallelScatter,
     _VocabParallelLookup,
 )
 
@@ -95,7 +97,7 @@ def test_an_embedding_on_one_rank_is_nn_embedding() -> None:
     assert layer.first_row == 0
 
 
-@pytest.mark.parametrize("function", [_ColumnParallel, _RowParallel], ids=["column-parallel", "row-parallel"])
+@pytest.mark.parametrize("function", [_ColumnParallel, _RowParallel, _GatherColumnParallel, _RowParallelScatter])
 def test_hand_written_gradients_of_a_cut_layer_equal_finite_differences(function: torch.autograd.Function) -> None:
     x, weight, bias = random(2, 3, INPUTS), random(OUTPUTS, INPUTS, seed=1), random(OUTPUTS, seed=2)
     assert torch.autograd.gradcheck(lambda *tensors: function.apply(*tensors, ALONE), (x, weight, bias))
@@ -104,7 +106,7 @@ def test_hand_written_gradients_of_a_cut_layer_equal_finite_differences(function
 @pytest.mark.parametrize("first_row", [0, 4])
 def test_a_slice_of_an_embedding_gives_zeros_for_the_rows_of_other_ranks(first_row: int) -> None:
     table, tokens = random(5, INPUTS), torch.tensor([[0, 4, 4], [8, 9, 3]])
-    found = _VocabParallelLookup.apply(tokens, table, first_row, ALONE)
+    found = _VocabParallelLookup.apply(tokens, table, first_row, ALONE, False)
     found.sum().backward()
     times = torch.zeros(5, dtype=torch.float64)
     for i in range(2):

@@ -1,0 +1,186 @@
+"""What forward passes keep for the backward passes, in bytes, and how much of it a stage has to recompute to fit.
+
+The formulas count what this implementation keeps, tensor by tensor, as Korthikanti et al. 2022 ("Reducing Activation
+Recomputation in Large Transformer Models", section 4) do for theirs; a test holds them equal to the tensors that
+PyTorch really saves. b sequences of s tokens in a micro-batch, h hidden, f width of the MLP, a heads, t tensor-parallel
+ranks; with sequence parallelism r = s / t tokens of each sequence are here between the cut layers, otherwise r = s.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
+
+from fugaku_gpt.config.schema import RunConfig
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.layout.schedules import stage_order
+from fugaku_gpt.layout.stages import Chunk
+
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+TOKEN_ID_BYTES = 8
+_MIB = 2.0**20
+
+Moment = Tuple[Tuple[int, ...], Optional[int]]  # micro-batches in flight of each chunk; the chunk that goes backward
+
+
+def layer_bytes(config: RunConfig, kind: str, fused: bool) -> int:
+    """What one layer keeps of one micro-batch on one rank, its input included.
+
+    Elements, without recomputing:
+
+    * between the cut layers, b r h each: the layer's input, the residual after attention, both LayerNorms' outputs,
+      and the masks of the two dropouts where there is dropout; b r each: mean and deviation of both LayerNorms;
+    * in the cut layers: query, key, value and the attention's output, b s h / t each; the MLP's inner activations
+      before and after GELU, b s f / t each;
+    * the attention core (:func:`core_bytes`), which ``selective`` does not keep. ``full`` keeps the input alone.
+
+    Args:
+        kind: ``none``, ``selective`` or ``full``.
+        fused: attention is PyTorch's fused kernel.
+    """
+    model, t = config.model, config.layout.tp
+    b, s = config.training.micro_batch, model.seq_len
+    r = s // t if config.layout.sequence_parallel else s
+    item = ITEM_BYTES[config.training.dtype]
+    if kind == "full":
+        return item * b * r * model.hidden
+    between = b * r * (model.hidden * (6 if model.dropout else 4) + 4)
+    inside = b * s * (4 * model.hidden + 2 * model.ffn_size) // t
+    return item * (between + inside) + (core_bytes(config, fused) if kind == "none" or fused else 0)
+
+
+def core_bytes(config: RunConfig, fused: bool) -> int:
+    """What the attention core of one layer keeps of one micro-batch between its inputs and its output.
+
+    Batched products keep the probabilities, b a s s / t elements, and with dropout as many factors and products of the
+    two; the fused kernel keeps the logarithm of each row's sum.
+    """
+    model, b = config.model, config.training.micro_batch
+    item = ITEM_BYTES[config.training.dtype]
+    rows = b * model.heads // config.layout.tp * model.seq_len
+    if fused:
+        return rows * max(item, 4)  # sums are kept in float32 at least
+    return item * rows * model.seq_len * (3 if model.attention_dropout else 1)
+
+
+def ends_bytes(config: RunConfig, chunk: Chunk) -> int:
+    """What a chunk keeps of one micro-batch besides its layers.
+
+    * Output, b r h, until its backward pass; of the last chunk the input of the last LayerNorm.
+    * Embedding: the token ids, and b s flags where the table is cut; the mask of dropout, and the input, means and
+      deviations of the LayerNorm where there is one.
+    * Head: mean and deviation of the LayerNorm, the gradient of the hidden states, and that of this rank's V / t rows
+      of the embedding, which the cross-entropy has made already.
+    """
+    model, t = config.model, config.layout.tp
+    b, s = config.training.micro_batch, model.seq_len
+    r = s // t if config.layout.sequence_parallel else s
+    item = ITEM_BYTES[config.training.dtype]
+    found = item * b * r * model.hidden
+    if chunk.has_embedding:
+        found += b * s * (TOKEN_ID_BYTES + (1 if t > 1 else 0))
+        found += item * b * r * model.hidden * (1 if model.dropout else 0)
+        found += item * b * r * (model.hidden + 2) * (1 if model.embedding_layernorm else 0)
+    if chunk.has_head:
+        found += item * (b * r * (model.hidden + 2) + config.padded_vocab // t * model.hidden)
+    return found
+
+
+def recompute_of_layers(config: RunConfig, chunks: Sequence[Chunk], fused: bool) -> Tuple[str, ...]:
+    """``none``, ``selective`` or ``full`` for each layer of the model.
+
+    With ``training.recompute_budget_mib`` every stage gets the least that fits: first the attention core of more and
+    more layers, which frees most for its work (a s / h bytes of each operation, against some 3 for a layer), then whole
+    layers. The first layers of each chunk come first; which they are makes no difference.
+
+    Raises:
+        UsageError: some stage does not fit into the budget whatever it recomputes; says the smallest one that would do.
+    """
+    training = config.training
+    kinds = ["none"] * config.model.layers
+    if training.recompute_budget_mib is None:
+        first = training.recompute_layers
+        for chunk in chunks:
+            for layer in chunk.layers if first is None else chunk.layers[:first]:
+                kinds[layer] = training.recompute
+        return tuple(kinds)
+    budget = training.recompute_budget_mib * _MIB
+    smallest: Dict[int, float] = {}
+    for stage in range(config.layout.pp):
+        moments = moments_of(config, stage)
+        mine = [chunk for chunk in chunks if chunk.stage == stage]
+        for plan in _plans(config, mine, fused):
+            peak = peak_bytes(config, mine, plan, moments, fused)
+            smallest[stage] = min(peak, smallest.get(stage, math.inf))
+            if peak <= budget:
+                for layer, kind in plan.items():
+                    kinds[layer] = kind
+                break
+    worst = max(smallest, key=lambda stage: smallest[stage])
+    if smallest[worst] > budget:
+        needed = math.ceil(smallest[worst] / _MIB * 10) / 10
+        raise UsageError(
+            f"training.recompute_budget_mib: {training.recompute_budget_mib:g}: stage {worst} keeps {needed:g} MiB for "
+            f"its backward passes with training.recompute {training.recompute}; valid: {needed:g} or more"
+            + (", or recompute full" if training.recompute == "selective" else "")
+            + ", or a smaller training.micro_batch"
+        )
+    return tuple(kinds)
+
+
+def peak_bytes(
+    config: RunConfig, chunks: Sequence[Chunk], kinds: Dict[int, str], moments: Set[Moment], fused: bool
+) -> int:
+    """The most that a stage keeps at any moment of a step, what a layer needs while it is recomputed included.
+
+    Args:
+        chunks: the stage's, in order.
+        kinds: of each of its layers.
+        moments: see :func:`moments_of`.
+    """
+    of_kind = {kind: layer_bytes(config, kind, fused) for kind in set(kinds.values()) | {"none"}}
+    kept, above = [], []
+    for chunk in chunks:
+        kept.append(ends_bytes(config, chunk) + sum(of_kind[kinds[layer]] for layer in chunk.layers))
+        freed, highest = 0, 0  # the backward pass frees later layers before it recomputes an earlier one
+        for layer in reversed(chunk.layers):
+            highest = max(highest, of_kind["none"] - of_kind[kinds[layer]] - freed)
+            freed += of_kind[kinds[layer]]
+        above.append(highest)
+    return max(
+        sum(count * size for count, size in zip(counts, kept)) + (above[backward] if backward is not None else 0)
+        for counts, backward in moments
+    )
+
+
+def moments_of(config: RunConfig, stage: int) -> Set[Moment]:
+    """The states that a stage goes through in a step: of each of its chunks how many micro-batches have gone forward
+    and not yet all the way back, and which chunk is going back (by its place on the stage)."""
+    layout = config.layout
+    counts = [0] * layout.chunks
+    found: Set[Moment] = set()
+    for forward, _, chunk in stage_order(layout.schedule, stage, layout.pp, config.micro_batches, layout.chunks):
+        place = chunk // layout.pp
+        if forward:
+            counts[place] += 1
+            found.add((tuple(counts), None))
+        else:
+            found.add((tuple(counts), place))
+            counts[place] -= 1
+    return found
+
+
+def _plans(config: RunConfig, chunks: Sequence[Chunk], fused: bool) -> Iterator[Dict[int, str]]:
+    """What to recompute of a stage's layers, from nothing to the most that is allowed."""
+    longest = max(len(chunk.layers) for chunk in chunks)
+    steps: List[Tuple[int, int]] = [(0, 0)]  # of each chunk: how many layers whole, how many of the next the core
+    if not fused:  # whose core keeps next to nothing
+        steps += [(0, count) for count in range(1, longest + 1)]
+    if config.training.recompute == "full":
+        steps += [(count, 0 if fused else longest - count) for count in range(1, longest + 1)]
+    for whole, core in steps:
+        yield {
+            layer: "full" if place < whole else "selective" if place < whole + core else "none"
+            for chunk in chunks
+            for place, layer in enumerate(chunk.layers)
+        }

@@ -1,0 +1,43 @@
+"""Forget what a forward pass has computed, and compute it again when the backward pass comes by (Chen et al. 2016,
+"Training Deep Nets with Sublinear Memory Cost").
+
+The second time gives the same to the last bit: dropout is a function of what is dropped (``dropout.py``), and the same
+kernels run on the same inputs. Collectives inside are called again, in the order of the backward pass, which is the
+same on every rank of a tensor-parallel group.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Tuple
+
+import torch
+
+
+def recomputed(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+    """``function(*inputs)``, of which only the inputs are kept for the backward pass.
+
+    Gradients of parameters that the function uses are added to their ``.grad`` by the backward pass inside, each once,
+    as without recomputing. That pass is only reached through the inputs: where none of them wants a gradient (a layer
+    on its own) everything is kept.
+    """
+    if not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs):
+        return function(*inputs)
+    y: torch.Tensor = _Recomputed.apply(function, *inputs)
+    return y
+
+
+class _Recomputed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+        ctx.function = function
+        ctx.save_for_backward(*inputs)
+        return function(*inputs)  # gradients are off in here: it leaves no graph
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
+        wanted = ctx.needs_input_grad[1:]
+        inputs = [x.detach().requires_grad_(wants) for x, wants in zip(ctx.saved_tensors, wanted)]
+        with torch.enable_grad():
+            y = ctx.function(*inputs)
+        torch.autograd.backward([y], [grad])
+        return (None, *(x.grad for x in inputs))

@@ -1,0 +1,81 @@
+"""Sequence parallelism (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
+section 4.2.2): between the layers that tensor parallelism cuts, each rank keeps its part of every sequence.
+
+In place of one all-reduce there is an all-gather before a column-parallel layer and a reduce-scatter after a
+row-parallel one: the same bytes, and what lies between them (LayerNorm, dropout, residual) is tp times smaller.
+
+**Order of tokens.** MPI gathers and scatters contiguous memory, part by part. So a gathered tensor is
+[parts * b, s / parts, ...], rank after rank, and stays so: matrix products and the loss do not care which token is in
+which row, and attention, which copies every token to its head anyway, puts them in order in that same copy. Measured
+on one core with b = 4, s = 1024, h = 1024 and 4 parts: that copy takes 1.0 ms from this order, 1.1 from [b, s, ...] and
+1.0 from [s, b, ...], while a reordering of its own takes 1.3 ms at each gather and scatter (of a product's 140). With
+b = 1 nothing is ever moved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Tuple
+
+import torch
+
+from fugaku_gpt.comm import Communicator
+from fugaku_gpt.comm.communicator import Pending
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which part of every sequence a rank has between the cut layers: part ``index`` of ``parts``."""
+
+    index: int = 0
+    parts: int = 1
+
+    @classmethod
+    def of(cls, tp: Communicator, sequence_parallel: bool) -> "Shard":
+        """The part of one rank of ``tp``; the whole without sequence parallelism."""
+        return cls(tp.rank, tp.size) if sequence_parallel else cls()
+
+    def positions(self, tokens: int) -> slice:
+        """The positions of a sequence of ``tokens`` that lie in this part."""
+        here = tokens // self.parts
+        return slice(self.index * here, (self.index + 1) * here)
+
+    def in_order_of_ranks(self, x: torch.Tensor) -> torch.Tensor:
+        """[b, s] of whole sequences → [parts * b, s / parts], the order of a gathered tensor."""
+        b, s = x.shape
+        return x.reshape(b, self.parts, s // self.parts).transpose(0, 1).reshape(self.parts * b, s // self.parts)
+
+    def in_order_of_samples(self, x: torch.Tensor) -> torch.Tensor:
+        """The inverse: [parts * b, s / parts, ...] → [b, s, ...]."""
+        b, rest = x.shape[0] // self.parts, x.shape[2:]
+        return x.reshape(self.parts, b, -1, *rest).transpose(0, 1).reshape(b, -1, *rest)
+
+
+WHOLE = Shard()
+
+
+def start_gather(x: torch.Tensor, tp: Communicator) -> Tuple[torch.Tensor, Pending]:
+    """[rows, ...] of every rank → [tp * rows, ...], rank after rank, and what to wait for before it is read."""
+    gathered = x.new_empty(tp.size, *x.shape)
+    gathered[tp.rank].copy_(x)
+    return gathered.view(-1, *x.shape[1:]), tp.start_all_gather(gathered)
+
+
+def gather(x: torch.Tensor, tp: Communicator) -> torch.Tensor:
+    """[rows, ...] of every rank → [tp * rows, ...], rank after rank."""
+    gathered, pending = start_gather(x, tp)
+    pending.wait()
+    return gathered
+
+
+def start_scatter(x: torch.Tensor, tp: Communicator) -> Tuple[torch.Tensor, Pending]:
+    """[tp * rows, ...] → this rank's [rows, ...] of the sum over ``tp``, which is the head of the same memory, and what
+    to wait for before it is read."""
+    return x[: x.shape[0] // tp.size], tp.start_reduce_scatter(x)
+
+
+def scatter(x: torch.Tensor, tp: Communicator) -> torch.Tensor:
+    """[tp * rows, ...] → this rank's [rows, ...] of the sum over ``tp``: the head of the same memory."""
+    part, pending = start_scatter(x, tp)
+    pending.wait()
+    return part
