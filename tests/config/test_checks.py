@@ -45,6 +45,25 @@ from fugaku_gpt.errors import ConfigError
         ),
         ("layout.pp: 2", "run.yaml:1: layout.pp: 2: pipeline stages are not built yet; valid: 1"),
         (
+            "layout.tp: 4\nlayout.sequence_parallel: true\nmodel.seq_len: 30",
+            "run.yaml:1: layout.tp: 4: must divide model.seq_len 30 with layout.sequence_parallel; "
+            "valid: 1, 2, 3, 5, 6, 10, 15, 30",
+        ),
+        (
+            "training.recompute_budget_mib: 64",
+            "run.yaml:1: training.recompute_budget_mib: 64: needs training.recompute, the most that may be recomputed; "
+            "valid: selective, full",
+        ),
+        (
+            "training:\n  recompute: full\n  recompute_layers: 2\n  recompute_budget_mib: 64",
+            "run.yaml:3: training.recompute_layers: 2: is chosen by training.recompute_budget_mib; "
+            "valid: one of the two",
+        ),
+        (
+            "training.recompute_layers: 2",
+            "run.yaml:1: training.recompute_layers: 2: needs training.recompute; valid: selective, full",
+        ),
+        (
             "layout.dp: 4\njob.nodes: 3",
             "run.yaml:2: job.nodes: 3: must divide layout.dp 4 * layout.tp 1 * layout.pp 1 = 4 ranks; valid: 1, 2, 4",
         ),

@@ -14,6 +14,7 @@ from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.model.attention import CausalSelfAttention
 from fugaku_gpt.model.dropout import KeyedDropout, keep_mask
+from fugaku_gpt.parallel.sequence import Shard
 
 
 @settings(deadline=None)
@@ -51,6 +52,16 @@ def test_samples_of_a_batch_keep_their_masks_in_any_micro_batch() -> None:
     parts = torch.cat([dropout(x[:2], 10), dropout(x[2:3], 12), dropout(x[3:], 13)])
     assert torch.equal(whole, parts)
     assert set(whole.reshape(-1).tolist()) == {0.0, 65536 / (65536 - round(0.4 * 65536))}
+
+
+@pytest.mark.parametrize("parts", [2, 5])
+def test_the_shards_of_sequences_draw_their_slices_of_the_mask(parts: int) -> None:
+    x = torch.ones(3, 10, 8, dtype=torch.float64)
+    whole = KeyedDropout(0.4, seed=3, site=9)(x, 10)
+    for index in range(parts):
+        shard = Shard(index, parts)
+        mine = shard.positions(10)
+        assert torch.equal(KeyedDropout(0.4, 3, 9, shard)(x[:, mine].contiguous(), 10), whole[:, mine])
 
 
 def test_nothing_is_dropped_in_evaluation_or_at_probability_zero() -> None:

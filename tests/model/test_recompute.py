@@ -1,0 +1,144 @@
+"""What is recomputed is the same to the last bit, is not kept, and is seen once by whoever waits for gradients."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Sequence, Tuple
+
+import pytest
+import torch
+
+from fugaku_gpt.comm import Communicator, ProcessGrid
+from fugaku_gpt.model import GPT, attention, build_model
+from fugaku_gpt.model.recompute import recomputed
+from fugaku_gpt.training.trainer import Trainer
+from tests.support.kept import HAS_HOOKS, counting
+from tests.support.text import ByteSamples
+from tests.support.tiny import tiny_config
+
+KINDS = ["selective", "full"]
+SETTINGS = ("model.layers=3", "training.micro_batch=2")
+
+
+def model_of(*settings: str) -> GPT:
+    return build_model(tiny_config(*SETTINGS, *settings), Communicator.alone()).train()
+
+
+def tokens_of(model: GPT, samples: int = 2) -> Tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.from_numpy(ByteSamples(model.config.seq_len).batch(5, samples))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def loss_and_gradients(model: GPT) -> Dict[str, torch.Tensor]:
+    for parameter in model.parameters():
+        parameter.grad = None
+    loss = model(*tokens_of(model), 5)
+    loss.backward()
+    found = {"loss": loss.detach()}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        found[name] = parameter.grad
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("settings", [(), ("training.dtype=float64",), ("training.recompute_layers=1",)], ids=str)
+def test_loss_and_every_gradient_are_equal_to_the_last_bit_with_dropout_on(kind: str, settings: Sequence[str]) -> None:
+    plain = [setting for setting in settings if "recompute" not in setting]
+    judge = loss_and_gradients(model_of(*plain))
+    ours = loss_and_gradients(model_of(*settings, f"training.recompute={kind}"))
+    assert set(ours) == set(judge)
+    for name, tensor in judge.items():
+        assert torch.equal(ours[name], tensor), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_fused_kernel_is_recomputed_to_the_last_bit_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "FUSED_FROM_TOKENS", 1)
+    judge = loss_and_gradients(model_of("model.attention_dropout=0"))
+    ours = loss_and_gradients(model_of("model.attention_dropout=0", f"training.recompute={kind}"))
+    assert all(torch.equal(ours[name], tensor) for name, tensor in judge.items())
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_training_draws_the_same_curve_to_the_last_bit(chunks: int) -> None:
+    def curve(kind: str) -> List[Tuple[float, float]]:
+        schedule = "interleaved" if chunks > 1 else "1f1b"
+        config = tiny_config(
+            *SETTINGS, f"training.recompute={kind}", f"layout.chunks={chunks}", f"layout.schedule={schedule}"
+        )
+        samples = ByteSamples(config.model.seq_len)
+        trainer = Trainer(config, ProcessGrid.alone(), samples, samples)
+        steps = [trainer.step() for _ in range(3)]
+        return [(step.loss, step.grad_norm) for step in steps] + [(trainer.validate(), 0.0)]
+
+    judge = curve("none")
+    assert all(curve(kind) == judge for kind in KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_recomputed_without_gradients(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    batched = attention.attend_batched
+    monkeypatch.setattr(attention, "attend_batched", lambda *inputs: calls.append(1) or batched(*inputs))
+    model = model_of(f"training.recompute={kind}")
+    with torch.no_grad():
+        loss = model(*tokens_of(model), 5)
+    assert not loss.requires_grad and len(calls) == 3
+    model(*tokens_of(model), 5).backward()
+    assert len(calls) == 3 + 2 * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_added_up_in_place_and_each_is_finished_once(kind: str) -> None:
+    judge, model = model_of(), model_of(f"training.recompute={kind}")
+    finished: Dict[str, int] = {}
+    nodes = []
+    for name, parameter in model.named_parameters():
+        parameter.grad = torch.zeros_like(parameter)
+        node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+        node.register_hook(lambda *_, name=name: finished.__setitem__(name, finished.get(name, 0) + 1))
+        nodes.append(node)
+    places = {name: parameter.grad.data_ptr() for name, parameter in model.named_parameters()}
+    for _ in range(2):
+        model(*tokens_of(model), 5).backward()
+        judge(*tokens_of(judge), 5).backward()
+    assert places == {name: parameter.grad.data_ptr() for name, parameter in model.named_parameters()}
+    for (name, ours), theirs in zip(model.named_parameters(), judge.parameters()):
+        assert torch.equal(ours.grad, theirs.grad), name
+    assert finished == dict.fromkeys(places, 2)  # the tied embedding too: autograd adds its two uses first
+
+
+@pytest.mark.skipif(not HAS_HOOKS, reason="this PyTorch does not show what it saves")
+def test_a_recomputed_layer_keeps_its_input_alone_and_the_backward_pass_leaves_nothing() -> None:
+    most = {}
+    for kind in ("none", *KINDS):
+        model = model_of(f"training.recompute={kind}", "model.layers=6")
+        with counting([model]) as kept:
+            loss = model(*tokens_of(model), 5)
+            after_forward = kept.now
+            loss.backward()
+        assert kept.now == 0
+        most[kind] = (after_forward, kept.most)
+    for stage in (0, 1):  # after the forward pass, and at most, recomputing included
+        assert most["full"][stage] < most["selective"][stage] < most["none"][stage]
+    assert most["full"][0] < most["none"][0] / 10
+
+
+def test_inputs_that_want_no_gradient_are_left_without() -> None:
+    x = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    y = torch.randn(3, dtype=torch.float64)
+    recomputed(lambda x, y: (x * y).tanh(), x, y).sum().backward()
+    assert x.grad is not None and y.grad is None
+    assert torch.equal(x.grad, torch.autograd.grad((x * y).tanh().sum(), x)[0])
+
+
+def test_a_layer_on_its_own_has_gradients_though_its_input_wants_none() -> None:
+    model = model_of("training.recompute=full")
+    block = model.blocks["0"]
+    block(torch.randn(2, 24, 32), 0).sum().backward()
+    assert all(parameter.grad is not None for parameter in block.parameters())
+
+
+def test_gradients_of_a_recomputed_function_equal_finite_differences() -> None:
+    x, y = (torch.randn(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(lambda x, y: recomputed(lambda x, y: (x * y).exp() * x, x, y), (x, y))
