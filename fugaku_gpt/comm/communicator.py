@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Tuple
 
 import numpy as np
 import torch
@@ -128,22 +128,20 @@ class Communicator:
         slot = self._enter("all_gather_in_place", tensor)
         return Pending(self, [self._handle.Iallgather(MPI.IN_PLACE, flat)], slot, flat)
 
-    def start_exchange(
-        self, sends: Sequence[Tuple[torch.Tensor, int]], receives: Sequence[Tuple[torch.Tensor, int]]
-    ) -> Tuple[Pending, Pending]:
-        """Start to send and receive tensors, each with the rank of the other side; messages between two ranks arrive in
-        the order in which they were sent. Returns what is being sent and what is being received."""
+    def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
+        """Start to send a tensor to a rank of the group; messages between two ranks arrive in the order in which they
+        were sent."""
         assert self._handle is not None
-        slots = [
-            self._enter(word, parts[0][0]) if parts else -1 for word, parts in (("send", sends), ("receive", receives))
-        ]
-        arriving = [(self._handle.Irecv(flat, peer), flat) for flat, peer in ((_flat(t), p) for t, p in receives)]
-        leaving = [(self._handle.Isend(flat, peer), flat) for flat, peer in ((_flat(t), p) for t, p in sends)]
-        out, into = (
-            Pending(self, [request for request, _ in pairs], slot, [flat for _, flat in pairs] or None)
-            for pairs, slot in ((leaving, slots[0]), (arriving, slots[1]))
-        )
-        return out, into
+        flat = _flat(tensor)
+        slot = self._enter("send", tensor)
+        return Pending(self, [self._handle.Isend(flat, peer)], slot, flat)
+
+    def start_receive(self, tensor: torch.Tensor, peer: int) -> Pending:
+        """Start to receive into a tensor what a rank of the group sends."""
+        assert self._handle is not None
+        flat = _flat(tensor)
+        slot = self._enter("receive", tensor)
+        return Pending(self, [self._handle.Irecv(flat, peer)], slot, flat)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """The group's tensors stacked by rank: [...] → [size, ...]. All must have one shape."""

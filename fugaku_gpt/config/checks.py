@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, List
+from typing import Callable, List, Sequence, Tuple
 
-from fugaku_gpt.config.schema import RunConfig
+from fugaku_gpt.config.schema import RunConfig, TrainingConfig
 
 Locate = Callable[[str], str]
 
@@ -25,6 +25,8 @@ def problems_of(config: RunConfig, locate: Locate) -> List[str]:
     _check_dropout(config, broken)
     _check_layout(config, broken)
     _check_training(config, broken)
+    _check_ramps(config, broken)
+    _check_health(config, broken)
     _check_recompute(config, broken)
     _check_data(config, broken)
     _check_job(config, broken)
@@ -114,12 +116,83 @@ def _check_training(config: RunConfig, broken: Report) -> None:
         broken("training.global_batch", training.global_batch, f"must be a multiple of {rule}; valid: {valid}")
     if training.min_lr > training.lr:
         broken("training.min_lr", training.min_lr, f"must be at most training.lr {training.lr:g}")
+    if training.decay_fraction > 1:
+        broken("training.decay_fraction", f"{training.decay_fraction:g}", "is a share; valid: above 0, at most 1")
     # a short trial of a long run may end within its warm-up; a schedule that is written out may not
     if training.decay_iterations is not None and training.warmup_iterations >= training.decay_iterations:
         broken(
             "training.warmup_iterations",
             training.warmup_iterations,
             f"must be below training.decay_iterations {training.decay_iterations}",
+        )
+
+
+def _check_ramps(config: RunConfig, broken: Report) -> None:
+    training, layout = config.training, config.layout
+    share = training.micro_batch * layout.dp
+    if training.global_batch % share == 0:  # said already
+        rule = f"training.micro_batch {training.micro_batch} * layout.dp {layout.dp} = {share}"
+        full = ("training.global_batch", training.global_batch)
+        _check_ramp(training, ("ramp_start", "ramp_increment", "ramp_samples"), full, share, rule, broken)
+    parts = layout.tp if layout.sequence_parallel else 1
+    if config.model.seq_len % parts == 0:
+        rule = f"layout.tp {layout.tp} with layout.sequence_parallel"
+        full = ("model.seq_len", config.model.seq_len)
+        names = ("seq_ramp_start", "seq_ramp_increment", "seq_ramp_iterations")
+        _check_ramp(training, names, full, parts, rule, broken)
+
+
+def _check_ramp(
+    training: TrainingConfig,
+    names: Tuple[str, str, str],
+    full: Tuple[str, int],
+    share: int,
+    rule: str,
+    broken: Report,
+) -> None:
+    """A ramp from its start in equal increments to the full size, all of them multiples of ``share``."""
+    start, increment, length = values = [getattr(training, name) for name in names]
+    if values == [None, None, None]:
+        return
+    if None in values:
+        missing = names[values.index(None)]
+        there = next(name for name, value in zip(names, values) if value is not None)
+        broken(f"training.{missing}", "null", f"is needed with training.{there}; valid: all of {', '.join(names)}")
+        return
+    key, size = full
+    if start > size or start % share:
+        below = min(start, size) // share * share
+        valid = ", ".join(str(v) for v in (below, below + share) if 0 < v <= size)
+        broken(f"training.{names[0]}", start, f"must be a multiple of {rule}, at most {key} {size}; valid: {valid}")
+    elif start < size and ((size - start) % increment or increment % share):
+        valid = _listed([share * step for step in _divisors_of((size - start) // share)])
+        broken(
+            f"training.{names[1]}",
+            increment,
+            f"must be a multiple of {rule} that divides {key} {size} - {start} = {size - start}; valid: {valid}",
+        )
+
+
+def _check_health(config: RunConfig, broken: Report) -> None:
+    training = config.training
+    for text in training.skip_samples:
+        first, _, last = text.partition("-")
+        if last and int(first) > int(last):
+            broken("training.skip_samples", text, f"must go from the lower to the higher number; valid: {last}-{first}")
+    if training.rollback_every is None:
+        return
+    if training.rollback_every > training.spike_window:
+        broken(
+            "training.rollback_every",
+            training.rollback_every,
+            "must be at most training.spike_window, so that there is a copy when the first loss can be judged; "
+            f"valid: 1 to {training.spike_window}",
+        )
+    if training.spike_deviations is None and training.spike_ratio is None:
+        broken(
+            "training.rollback_every",
+            training.rollback_every,
+            "needs training.spike_deviations or training.spike_ratio, by which a loss is a spike",
         )
 
 
@@ -193,5 +266,12 @@ _LARGEST_DIVISOR = 100_000  # of those that a message lists: a slip of many zero
 
 
 def _divisors(number: int) -> str:
-    divisors = [str(divisor) for divisor in range(1, min(number, _LARGEST_DIVISOR) + 1) if number % divisor == 0]
-    return ", ".join(divisors + (["..."] if number > _LARGEST_DIVISOR else []))
+    return _listed(_divisors_of(number), cut=number > _LARGEST_DIVISOR)
+
+
+def _divisors_of(number: int) -> List[int]:
+    return [divisor for divisor in range(1, min(number, _LARGEST_DIVISOR) + 1) if number % divisor == 0]
+
+
+def _listed(numbers: Sequence[int], cut: bool = False) -> str:
+    return ", ".join([str(number) for number in numbers] + (["..."] if cut else []))

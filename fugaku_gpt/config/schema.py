@@ -12,6 +12,7 @@ from typing import Any, Optional, Sequence, Tuple
 DTYPES = ("float32", "float64")
 SCHEDULERS = ("pjm", "slurm", "local")
 RECOMPUTE = ("none", "selective", "full")
+LR_SCHEDULES = ("cosine", "linear", "constant", "wsd")
 
 # Texts that reach job scripts. Quoting makes any text harmless there; these are refused where they cannot be meant.
 _WORD = (r"[A-Za-z0-9_][A-Za-z0-9._-]*", "letters, digits and . _ -")
@@ -131,20 +132,69 @@ class TrainingConfig:
 
     micro_batch: int = option(1, "sequences per forward pass and replica", unit="sequences", at_least=1)
     global_batch: int = option(8, "sequences per iteration over all replicas", unit="sequences", at_least=1)
+    ramp_start: Optional[int] = option(
+        None, "global batch of the first iterations; default: no ramp-up", unit="sequences", at_least=1
+    )
+    ramp_increment: Optional[int] = option(
+        None, "by how much the global batch grows at a time", unit="sequences", at_least=1
+    )
+    ramp_samples: Optional[int] = option(
+        None, "samples consumed when the global batch has its full size", unit="sequences", at_least=1
+    )
+    seq_ramp_start: Optional[int] = option(
+        None, "tokens of each sample in the first iterations; default: all", unit="tokens", at_least=1
+    )
+    seq_ramp_increment: Optional[int] = option(
+        None, "by how much the samples grow at a time", unit="tokens", at_least=1
+    )
+    seq_ramp_iterations: Optional[int] = option(
+        None, "iterations after which samples have their full length", unit="iterations", at_least=1
+    )
+    skip_samples: Tuple[str, ...] = option(
+        (),
+        "samples that are left out, by number, as the log counts consumed samples, such as 1000-1999",
+        form=(r"[0-9]{1,15}(-[0-9]{1,15})?", "such as 1000-1999, or one number"),
+    )
     iterations: int = option(100, "optimiser steps", at_least=1)
     seed: int = option(1234, "seed of weights, sample order and dropout", at_least=0)
     dtype: str = option("float32", "precision of weights, activations and gradients", choices=DTYPES)
     lr: float = option(6e-4, "highest learning rate", above=0)
-    min_lr: float = option(6e-5, "learning rate at the end of the cosine", at_least=0)
+    min_lr: float = option(6e-5, "learning rate at the end of the schedule, but for the constant one", at_least=0)
     warmup_iterations: int = option(0, "linear warm-up", unit="iterations", at_least=0)
-    decay_iterations: Optional[int] = option(
-        None, "length of the cosine, warm-up included; default: iterations", unit="iterations", at_least=1
+    lr_schedule: str = option(
+        "cosine", "learning rate after the warm-up; wsd: warm-up, stable, decay at the end", choices=LR_SCHEDULES
     )
+    decay_iterations: Optional[int] = option(
+        None, "length of the schedule, warm-up included; default: iterations", unit="iterations", at_least=1
+    )
+    decay_fraction: float = option(0.1, "share of the wsd schedule's length that decays", above=0)
     weight_decay: float = option(0.1, "AdamW weight decay of matrices; biases and LayerNorm have none", at_least=0)
     beta1: float = option(0.9, "AdamW", at_least=0, below=1)
     beta2: float = option(0.95, "AdamW", at_least=0, below=1)
     eps: float = option(1e-8, "AdamW", above=0)
     clip_grad: float = option(1.0, "largest global gradient norm; 0 leaves gradients as they are", at_least=0)
+    non_finite: str = option(
+        "stop",
+        "what follows a loss or gradient that is not finite: the run stops, or the step is left out",
+        choices=("stop", "skip"),
+    )
+    max_skips: int = option(10, "steps left out in a row, or returns to the same copy, that stop the run", at_least=1)
+    rollback_every: Optional[int] = option(
+        None,
+        "iterations between copies in memory of weights and optimiser state, to which a loss spike returns; "
+        "default: never; takes as much memory again as those",
+        unit="iterations",
+        at_least=1,
+    )
+    spike_window: int = option(
+        100, "losses before it that a loss is judged by, and their standard deviation", unit="iterations", at_least=2
+    )
+    spike_deviations: Optional[float] = option(
+        6.0, "a loss so many standard deviations above their mean is a spike; null: none is", above=0
+    )
+    spike_ratio: Optional[float] = option(
+        None, "a loss so many times their mean is a spike; default: none is", above=1
+    )
     log_interval: int = option(1, "iterations between log lines", unit="iterations", at_least=1)
     eval_interval: Optional[int] = option(
         None, "iterations between validations, one more at the end; default: never", unit="iterations", at_least=1

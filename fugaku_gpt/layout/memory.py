@@ -63,6 +63,15 @@ def core_bytes(config: RunConfig, fused: bool) -> int:
     return item * rows * model.seq_len * (3 if model.attention_dropout else 1)
 
 
+def _freed_before_core(config: RunConfig) -> int:
+    """What the backward pass of a layer has freed when it comes to the attention core: all that lies behind it."""
+    model, t = config.model, config.layout.tp
+    b, s = config.training.micro_batch, model.seq_len
+    r = s // t if config.layout.sequence_parallel else s
+    between = b * r * (model.hidden * (4 if model.dropout else 2) + 2)
+    return ITEM_BYTES[config.training.dtype] * (between + b * s * (model.hidden + 2 * model.ffn_size) // t)
+
+
 def ends_bytes(config: RunConfig, chunk: Chunk) -> int:
     """What a chunk keeps of one micro-batch besides its layers.
 
@@ -139,12 +148,17 @@ def peak_bytes(
         moments: see :func:`moments_of`.
     """
     of_kind = {kind: layer_bytes(config, kind, fused) for kind in set(kinds.values()) | {"none"}}
+    again = {
+        "none": 0,
+        "selective": core_bytes(config, fused) - _freed_before_core(config),
+        "full": of_kind["none"] - layer_bytes(config, "full", fused),
+    }
     kept, above = [], []
     for chunk in chunks:
         kept.append(ends_bytes(config, chunk) + sum(of_kind[kinds[layer]] for layer in chunk.layers))
         freed, highest = 0, 0  # the backward pass frees later layers before it recomputes an earlier one
         for layer in reversed(chunk.layers):
-            highest = max(highest, of_kind["none"] - of_kind[kinds[layer]] - freed)
+            highest = max(highest, again[kinds[layer]] - freed)
             freed += of_kind[kinds[layer]]
         above.append(highest)
     return max(

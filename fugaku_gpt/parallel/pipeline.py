@@ -12,13 +12,14 @@ from fugaku_gpt.comm.communicator import Pending
 from fugaku_gpt.layout.schedules import ACTIVATION, GRADIENT, Action, Backward, Exchange, Forward, Message
 
 Key = Tuple[int, int]  # micro-batch, chunk
+Held = Tuple[str, int, int]  # kind of message, micro-batch, the chunk that gets it
 
 
 class Pipeline:
     """One stage of a pipeline.
 
     What a chunk gets from the one before it is a leaf of its own autograd graph: the gradient that this leaf gathers is
-    what goes back. Sends are waited for only where their stage has nothing else to do: at the end.
+    what goes back. Receives are waited for where they are used, sends at the end.
 
     Attributes:
         waited_seconds: how long the last run has waited for other stages.
@@ -38,6 +39,7 @@ class Pipeline:
         for action in self._actions:
             if isinstance(action, Backward):
                 self._last_backward[action.chunk] = action.micro_batch
+        self._arriving: Dict[Held, Tuple[Pending, torch.Tensor]] = {}
         self.waited_seconds = 0.0
 
     def run(
@@ -54,14 +56,14 @@ class Pipeline:
         """
         inputs: Dict[Key, torch.Tensor] = {}
         outputs: Dict[Key, torch.Tensor] = {}
-        held: Dict[Tuple[str, int, int], torch.Tensor] = {}  # by what kind, micro-batch, and the chunk that gets it
+        held: Dict[Held, torch.Tensor] = {}  # by what kind, micro-batch, and the chunk that gets it
         leaving: List[Pending] = []
         learns = torch.is_grad_enabled()
         self.waited_seconds = 0.0
         for action in self._actions:
             if isinstance(action, Forward):
                 micro_batch, chunk = action.micro_batch, action.chunk
-                x = held.pop((ACTIVATION, micro_batch, chunk), None)
+                x = self._take((ACTIVATION, micro_batch, chunk), learns, held)
                 y = forward(micro_batch, chunk, x)
                 if learns:
                     outputs[micro_batch, chunk] = y
@@ -79,30 +81,35 @@ class Pipeline:
                 if before_last_backward is not None and self._last_backward[chunk] == micro_batch:
                     before_last_backward(chunk)
                 y = outputs.pop((micro_batch, chunk))
-                torch.autograd.backward([y], [held.pop((GRADIENT, micro_batch, chunk), None)])
+                torch.autograd.backward([y], [self._take((GRADIENT, micro_batch, chunk), learns, held)])
                 if chunk != 0:
                     gradient = inputs.pop((micro_batch, chunk)).grad
                     assert gradient is not None
                     held[GRADIENT, micro_batch, chunk - 1] = gradient
             else:
-                leaving.append(self._exchange(action, learns, held))
+                leaving += self._exchange(action, learns, held)
         self._wait(leaving)
 
-    def _exchange(self, exchange: Exchange, learns: bool, held: Dict[Tuple[str, int, int], torch.Tensor]) -> Pending:
-        """Post sends and receives together, wait for the receives; returns the sends."""
-        sends, receives = (
-            [message for message in messages if learns or message.kind == ACTIVATION]
-            for messages in (exchange.sends, exchange.receives)
-        )
-        buffers = [torch.empty(self._shape, dtype=self._dtype) for _ in receives]
-        leaving, arriving = self._pp.start_exchange(
-            [(held.pop(_key(message)).contiguous(), message.peer) for message in sends],
-            [(buffer, message.peer) for buffer, message in zip(buffers, receives)],
-        )
-        self._wait([arriving])
-        for buffer, message in zip(buffers, receives):
-            held[_key(message)] = buffer.requires_grad_(learns and message.kind == ACTIVATION)
-        return leaving
+    def _exchange(self, exchange: Exchange, learns: bool, held: Dict[Held, torch.Tensor]) -> List[Pending]:
+        """Post receives and sends; returns the sends. Receives are waited for where they are used: leaving an exchange
+        open cannot make a new circle of waits."""
+        for message in exchange.receives:
+            if learns or message.kind == ACTIVATION:
+                buffer = torch.empty(self._shape, dtype=self._dtype)
+                self._arriving[_key(message)] = (self._pp.start_receive(buffer, message.peer), buffer)
+        return [
+            self._pp.start_send(held.pop(_key(message)).contiguous(), message.peer)
+            for message in exchange.sends
+            if learns or message.kind == ACTIVATION
+        ]
+
+    def _take(self, key: Held, learns: bool, held: Dict[Held, torch.Tensor]) -> Optional[torch.Tensor]:
+        """What another chunk hands to this one; None for the ends of the model."""
+        if key not in self._arriving:
+            return held.pop(key, None)
+        pending, buffer = self._arriving.pop(key)
+        self._wait([pending])
+        return buffer.requires_grad_(learns and key[0] == ACTIVATION)
 
     def _wait(self, pending: Sequence[Pending]) -> None:
         before = time.perf_counter()
@@ -111,5 +118,5 @@ class Pipeline:
         self.waited_seconds += time.perf_counter() - before
 
 
-def _key(message: Message) -> Tuple[str, int, int]:
+def _key(message: Message) -> Held:
     return message.kind, message.micro_batch, message.chunk
