@@ -164,7 +164,13 @@ class RunDirectory:
         if replace:
             write_json_atomically(path, asdict(result))
             return True
-        return create_json_atomically(path, asdict(result))
+        if create_json_atomically(path, asdict(result)):
+            return True
+        present = self.result()
+        if present is None or present.judged:  # concluded by somebody else, who knew less than a rank
+            write_json_atomically(path, asdict(result))
+            return True
+        return False
 
     def environment(self) -> Optional[Dict[str, Any]]:
         """What :meth:`write_environment` wrote, or None."""
