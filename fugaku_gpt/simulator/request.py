@@ -223,7 +223,7 @@ def _project(options: Mapping[str, Any], group: ResourceGroup, settings: Setting
 
 
 def _nodes(resources: Mapping[str, Optional[str]], group: ResourceGroup, settings: Settings) -> Tuple[NodeShape, str]:
-    shape = read(parse_node, "node", resources["node"]) if "node" in resources else NodeShape((1,))
+    shape = read(parse_node, "node", resources["node"]) if "node" in resources else NodeShape((group.usual,))
     check_range("node", shape.count, group.low, min(group.high, settings.nodes))
     allocation = shape.allocation or ("torus" if shape.count > TORUS_ABOVE else group.allocations[0])
     if allocation not in group.allocations or (allocation != "torus" and shape.count > TORUS_ABOVE):
