@@ -210,7 +210,7 @@ def _show_plan(prepared: PreparedJob) -> None:
 def _cost(prepared: Sequence[PreparedJob]) -> str:
     hours = [one.node_hours for one in prepared]
     known = sum(hour for hour in hours if hour is not None)
-    text = f"node-hours: {known:g} at most" if any(hour is not None for hour in hours) else "node-hours: not known"
+    text = f"node-hours: {known:.4g} at most" if any(hour is not None for hour in hours) else "node-hours: not known"
     open_ended = sum(1 for hour in hours if hour is None)
     return text + (f"; {open_ended} without job.elapse" if open_ended else "")
 

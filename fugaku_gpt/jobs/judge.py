@@ -214,9 +214,10 @@ def _found(evidence: _Evidence) -> Cause:
         return Cause(runs.INTERRUPTED, f"{why}; it can be resumed", _resume_advice(evidence), RESUME)
     if record is None and said is not None:
         return _with_facts(evidence, said)
-    if exit_code == 0:
+    killed = record is None and evidence.status.signal is not None
+    if exit_code == 0 and not killed:
         return _ended_well(evidence, result)
-    if record is None and exit_code is None and evidence.status.signal is None:
+    if record is None and exit_code is None and not killed:
         cause = f"{evidence.status.raw or 'ended'}, and neither an exit record nor a code says how"
         return _ranks_or(result, Cause(runs.FAILED, cause, "look at `fugaku-gpt job logs`", RETRY))
     if said is not None:
