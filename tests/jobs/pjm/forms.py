@@ -74,6 +74,7 @@ FORMS: Tuple[Tuple[str, Tuple[Item, ...]], ...] = (
     ('-L "freq=2200,eco_state=2"', (*_l("freq", "2200"), *_l("eco_state", "2"))),
     ("-L node=2,rscgrp=small,elapse=10:00", (*_l("node", "2"), *_l("rscgrp", "small"), *_l("elapse", "10:00"))),
     ("-L vnode=2(core=4,mem=1Gi),elapse=30", (*_l("vnode", "2(core=4,mem=1Gi)"), *_l("elapse", "30"))),
+    ("-L a=1),node=2", (*_l("a", "1)"), *_l("node", "2"))),
     ("--mpi assign-online-node", _l("assign-online-node", None, "--mpi")),
     ("--mpi rank-map-bychip", _l("rank-map-bychip", None, "--mpi")),
     ("--mpi rank-map-bychip:XYZ", _l("rank-map-bychip", "XYZ", "--mpi")),
@@ -150,6 +151,7 @@ FORMS: Tuple[Tuple[str, Tuple[Item, ...]], ...] = (
 # line → (kind, text) of its problems, beside which nothing of it may be lost
 ODD: Tuple[Tuple[str, Tuple[Tuple[str, str], ...], Tuple[Item, ...]], ...] = (
     ("-g $(echo $(id -ng))", (("command-substitution", "$(echo $(id -ng))"),), _text("-g", "$(echo $(id -ng))")),
+    ("-g $(a $(b) c) -j", (("command-substitution", "$(a $(b) c)"),), (*_text("-g", "$(a $(b) c)"), *_flag("-j"))),
     ("--gname [project name]", (("stray-word", "name]"),), _text("--gname", "[project")),
     ("{{value}}", (("stray-word", "{{value}}"),), ()),
     (

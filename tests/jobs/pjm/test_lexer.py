@@ -84,6 +84,8 @@ def test_repeats_merge_and_the_last_one_is_in_force() -> None:
     assert script.options["name"] == "b"
     assert script.options["quiet"] is True
     assert script.options["environment"] == {"B": "2", "A": "3"}
+    assert list(script.resources) == ["elapse", "node", "rscgrp"]  # in the order in which what is in force was written
+    assert script.marks["name"] == 4
     assert script.marks["resources.node"] == 3
     assert script.marks["resources.rscgrp"] == 8
     assert script.marks["environment.A"] == 7
