@@ -9,8 +9,7 @@ import socket
 import sys
 from typing import Any, Dict, List
 
-from fugaku_gpt.simulator.call import BANNER
-
+BANNER = "simulated PJM on this machine, not Fugaku"
 _BLOCK = {"pjsub": 0, "pjdel": 100, "pjstat": 200, "pjhold": 300, "pjrls": 400, "pjwait": 600, "pjacl": 700}
 COMMANDS = tuple(_BLOCK)
 

@@ -10,7 +10,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Callable, Dict, List, Optional, Tuple, Union
 
-from fugaku_gpt.simulator.call import BANNER, Call, Pending, Reply, message
+from fugaku_gpt.simulator.call import Call, Pending, Reply, message
+from fugaku_gpt.simulator.client import BANNER
 from fugaku_gpt.simulator.core import Core
 from fugaku_gpt.simulator.job import (
     BULK,

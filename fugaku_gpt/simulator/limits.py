@@ -6,7 +6,8 @@ import getpass
 from typing import Dict, List, Optional
 
 from fugaku_gpt.jobs.pjm.options import POWER_KNOBS
-from fugaku_gpt.simulator.call import BANNER, Call, Reply, message
+from fugaku_gpt.simulator.call import Call, Reply, message
+from fugaku_gpt.simulator.client import BANNER
 from fugaku_gpt.simulator.job import RUNNING
 from fugaku_gpt.simulator.settings import Settings
 from fugaku_gpt.simulator.site import (

@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Callable, Dict, List, Optional, Tuple
 
-from fugaku_gpt.simulator.call import BANNER, Call, Reply, message
+from fugaku_gpt.simulator.call import Call, Reply, message
+from fugaku_gpt.simulator.client import BANNER
 from fugaku_gpt.simulator.columns import BY_ITEM, DEFAULT, VERBOSE, Column, chosen
 from fugaku_gpt.simulator.faults import GARBAGE, Faults
 from fugaku_gpt.simulator.job import Job

@@ -17,8 +17,7 @@ from types import TracebackType
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Type
 
 from fugaku_gpt.errors import RunFailed, UsageError
-from fugaku_gpt.simulator.call import BANNER
-from fugaku_gpt.simulator.client import ask, values_of
+from fugaku_gpt.simulator.client import BANNER, ask, values_of
 from fugaku_gpt.simulator.install import install
 from fugaku_gpt.simulator.settings import Settings, read_settings, write_settings
 from fugaku_gpt.simulator.spool import Spool
