@@ -42,7 +42,21 @@ def test_odd_lines_are_told_and_kept(
     assert tuple((found.kind, found.text) for found in script.problems) == problems
 
 
-@pytest.mark.parametrize("start", ["##PJM -s", "# PJM -s", " #PJM -s", "\t#PJM -s", "#pjm -s", "#PJM-s", '#  PJM "-s"'])
+@pytest.mark.parametrize(
+    "start",
+    [
+        "##PJM -s",
+        "#---#PJM -s",
+        "#\tPJM -s",
+        "# #PJM --rsc-list a",
+        "# PJM -s",
+        " #PJM -s",
+        "\t#PJM -s",
+        "#pjm -s",
+        "#PJM-s",
+        '#  PJM "-s"',
+    ],
+)
 def test_lines_that_only_look_like_directives_are_disabled(start: str) -> None:
     script = read_script(f"{start}\n#PJM -j\nls\n")
     assert script.disabled == (1,)
