@@ -27,6 +27,8 @@ LONGEST_LIFE = 0.06  # seconds
 index.TICK_NS = 50_000_000  # this machine's clock ticks finer than the coarsest file system's
 CONFIG = "model: {layers: 1, name: mini}\n"
 SHARED = "shared"  # a run whose history all writers append to
+RANKS = [{"rank": rank, "host": "node", "threads": 12} for rank in range(3000)]  # takes a while to write
+NEWEST = 12  # runs of which a reader reads all
 PADDING = "x" * 700  # lines of the length of real ones, so that they lie across pages
 
 
@@ -42,7 +44,7 @@ def write(store: Path, number: int, left: Optional[str], pipe: int) -> None:
         if left is None:
             directory.create(CONFIG)
             done("created", name, None)
-            directory.write_environment({"build": {"torch": str(number)}})
+            directory.write_environment({"build": {"torch": str(number)}, "ranks": RANKS})
             done("environment", name, str(number))
         left = None
         metrics = MetricsWriter(directory.metrics_file)
@@ -65,11 +67,14 @@ def read(store: Path, pipe: int) -> None:
     rounds = 0
     while True:
         ended = {}
-        for path in store.glob("*/run-*"):
-            result = RunDirectory(path).result()
+        newest = sorted(store.glob("*/run-*"), key=lambda path: path.stat().st_ctime, reverse=True)
+        for path in newest[:NEWEST]:
             RunDirectory(path).metrics("iteration")
-            RunDirectory(path).environment()
+            environment = RunDirectory(path).environment()
+            assert environment is None or len(environment["ranks"]) == len(RANKS)
             read_events(path)
+        for path in newest:
+            result = RunDirectory(path).result()
             if result is not None:
                 ended[str(path.relative_to(store))] = result
         listing = {record.run: record for record in list_runs(store).runs}
