@@ -16,13 +16,14 @@ _KNOBS = ("freq", "eco_state", "retention_state", "throttling_state", "issue_sta
 # Fugaku has none of these; Flow, Wisteria, Genkai, ITO, HOKUSAI and the K computer have
 _FOREIGN_RESOURCES = ("gpu", "vnode", "vnode-core", "vnode-mem", "core-mem")
 _K_OPTIONS = re.compile(r"stg")
+_K_SETUP = "/work/system/Env_base"  # read by every script of the K computer
 
 
 def looks_like_fugaku(script: PjmScript, limits: SiteLimits) -> bool:
     """Whether the directives fit Fugaku.
 
     In this order: a resource unit decides; power knobs and ``PJM_LLIO_GFSCACHE`` mean Fugaku; virtual nodes, GPUs,
-    ``--omp`` and file staging mean another site; a resource group decides where its name is known, and another name
+    ``--omp``, file staging and the K computer's set-up file mean another site; a resource group decides where its name is known, and another name
     means another site; a script that names none of these is taken for one of Fugaku.
     """
     if not script.directives:
@@ -35,7 +36,9 @@ def looks_like_fugaku(script: PjmScript, limits: SiteLimits) -> bool:
         return True
     if any(name.startswith("PJM_LLIO_") for name in script.options.get("environment", {})):
         return True
-    if has_staging(script) or "omp" in script.options or any(key in resources for key in _FOREIGN_RESOURCES):
+    if has_staging(script) or any(_K_SETUP in line for line in script.lines):
+        return False
+    if "omp" in script.options or any(key in resources for key in _FOREIGN_RESOURCES):
         return False
     group = resources.get("rscgrp")
     return not group or has_placeholder(group) or limits.knows(group)

@@ -15,12 +15,13 @@ UNDECIDED: Dict[str, str] = {
     "PJM001": "scripts whose directive prefix is changed on the command line (-C); lines in text of here-documents, "
     "and bodies that are no shell's",
     "PJM002": "whether a line was switched off on purpose",
-    "PJM003": "dashes and quotes of free text (names, comments, paths)",
+    "PJM003": "what pjsub does with such a word: public scripts with –x seem to have run, without the option",
     "PJM005": "custom resources of a site: a key of -L that resembles no known one is taken for one; other sites' own "
     "options",
     "PJM006": "scripts of the K computer and FX10 themselves: told, not judged",
     "PJM007": "whether the script serves several schedulers on purpose",
     "PJM010": "a -s or -S on the command line",
+    "PJM012": "whether pjsub really refuses it: public scripts hold --no-check-directory",
     "PJM013": "the name given on the command line",
     "PJM015": "--bulk, --step and --sparam on the command line; whether pjsub refuses two rank maps or takes the last",
     "PJM020": "a -g on the command line",
@@ -45,6 +46,7 @@ UNDECIDED: Dict[str, str] = {
     "PJM066": "an --mpi on the command line",
     "PJM067": "values set in several places",
     "PJM071": "output paths made from variables",
+    "PJM080": "the limit of the day: public scripts ask for 87Gi",
     "PJM081": "uses inside programs and other scripts",
     "PJM082": "whether the environment lies on node-local disk; Python started by other scripts",
     "PJM083": "which files a program opens; whether there are more than 16,384 files; files named by patterns or "

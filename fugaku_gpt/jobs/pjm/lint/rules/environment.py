@@ -32,7 +32,8 @@ def spack_libraries(facts: Facts) -> Iterator[Hit]:
     )
     if command is None:
         return
-    if any(item.value.startswith("/lib64") for item in facts.settings("LD_LIBRARY_PATH")):
+    paths = [item.value for item in facts.settings("LD_LIBRARY_PATH")]
+    if any(path.startswith("/lib64") or "sort_libp" in path for path in paths):  # sort_libp puts it first
         return
     yield Hit(command.line, "Spack is used, and LD_LIBRARY_PATH does not begin with /lib64", command.column)
 

@@ -10,7 +10,6 @@ from fugaku_gpt.jobs.pjm.lint.registry import COMMAND_LINE, ERROR, INFO, UNSURE,
 from fugaku_gpt.jobs.pjm.options import option_of
 from fugaku_gpt.jobs.pjm.values import parse_bulk, parse_step
 
-_SITE_CHECKS = ("no_check_directory", "no_check_gfscache", "all_mount_gfscache")
 _MODES = ("bulk", "step", "interact", "mswk")
 _OWN_PATH = re.compile(r"%[bsJ]")
 
@@ -60,9 +59,8 @@ def command_line_only(facts: Facts) -> Iterator[Hit]:
     for item in facts.script.directives:
         option = option_of(item.option)
         if option is not None and option.command_line_only:
-            because = "" if option.name in _SITE_CHECKS and facts.fugaku else UNSURE
             message = f"{item.option} is for the command line of pjsub alone"
-            yield Hit(item.line, message, facts.column(item.line, item.option), because=because)
+            yield Hit(item.line, message, facts.column(item.line, item.option), because=UNSURE)
 
 
 @rule(

@@ -15,7 +15,6 @@ _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\uff0d"
 _NOT_ASCII = re.compile(rf"(?:^|(?<=[\s\"']))[{_DASHES}]|[{_CURLY}]")
 _OPTION = re.compile(rf"#PJM\s+[\"']?[-{_DASHES}]")
 _FOREIGN = re.compile(r"#(SBATCH|PBS|BSUB|COBALT|OAR)\s+-")
-_FREE_TEXT = ("comment", "appname", "fs", "name", "mail_list", "out", "err", "stats_path")
 
 
 @rule(
@@ -66,16 +65,13 @@ def disabled_directive(facts: Facts) -> Iterator[Hit]:
 )
 def not_ascii(facts: Facts) -> Iterator[Hit]:
     script = facts.script
-    free = {item.line for item in script.directives if _canonical(item.option) in _FREE_TEXT}
     read = {item.line for item in script.directives} | {problem.line for problem in script.problems}
     for line in sorted(read):
         text = _without_comment(script.lines[line - 1])
         found = _NOT_ASCII.search(text)
         if found and text.startswith("#PJM"):
-            sure = found[0] in _DASHES or line not in free
             what = f"U+{ord(found[0]):04X} ({found[0]})"
-            because = "" if sure else UNSURE
-            yield Hit(line, f"{what} in {show(text)}", found.start() + 1, because=because)
+            yield Hit(line, f"{what} in {show(text)}", found.start() + 1, because=UNSURE)
 
 
 @rule(
@@ -143,7 +139,7 @@ def _unknown_key(facts: Facts, line: int, name: str, option: str, key: str, know
         or _has_not_ascii(key)
     ):
         return
-    near = nearest(key, keys)
+    near = nearest(key, keys, cutoff=0.8)
     custom = name == "resources"
     if custom and not near:
         return  # a site's custom resource, for all that can be told
@@ -219,11 +215,6 @@ def no_shebang(facts: Facts) -> Iterator[Hit]:
     lines = facts.script.lines
     if lines and not lines[0].lstrip("\ufeff").startswith("#!"):
         yield Hit(1, f"the first line is {show(lines[0])!r}, no #!: the login shell runs the script")
-
-
-def _canonical(spelling: str) -> str:
-    option = option_of(spelling)
-    return option.name if option else spelling
 
 
 def _spellings() -> "list[str]":

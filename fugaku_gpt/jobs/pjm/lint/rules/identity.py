@@ -15,7 +15,7 @@ _SPACK = re.compile(r"/vol0004/apps/oss/spack|/home/apps/oss/spack|share/spack/s
 _CHARSET = re.compile(r"[A-Za-z0-9._-]+")
 _PLACEHOLDERS = re.compile(
     r"\$\{[^{}]*\}?|\$\([^()]*\)?|\$\w+|`[^`]*`|\{\{.*?\}\}|\{%.*?%\}|\{[A-Za-z_]\w*\}|%\(\w+\)[sd]?|@\w+@|__\w+__"
-    r"|<[A-Za-z_][^<>]*>|\[[A-Za-z_][^\[\]]*\]|/vol000[A-Z]\b|\bgroup_?name\b|\byour[_-]?\w+|\bX{3,}\b|\b(?:hp|ra)[xX*]{3,}",
+    r"|<[-A-Za-z_][^<>]*>|\[[A-Za-z_][^\[\]]*\]|/vol000[A-Z]\b|\bgroup_?name\b|\byour[_-]?\w+|\bX{3,}\b|\b(?:hp|ra)[xX*]{3,}",
     re.IGNORECASE,
 )
 _EXPANDED = re.compile(r"\$\{(\w+)\}")
@@ -43,10 +43,10 @@ def job_name(facts: Facts) -> Iterator[Hit]:
     length = len(name.encode("utf-8", "surrogateescape"))
     if length > NAME_BYTES:
         yield Hit(line, f"the job name has {length} bytes, more than {NAME_BYTES}", column)
-    elif "/" in name or not re.match(r"[A-Za-z]", name):
-        yield Hit(
-            line, f"the job name {show(name)} " + ("holds a slash" if "/" in name else "begins with no letter"), column
-        )
+    elif "/" in name:
+        yield Hit(line, f"the job name {show(name)} holds a slash", column)
+    elif not re.match(r"[A-Za-z]", name):
+        yield Hit(line, f"the job name {show(name)} begins with no letter", column, because=UNSURE)
     elif facts.fugaku and not _CHARSET.fullmatch(name):
         yield Hit(
             line, f"the job name {show(name)} holds characters that Fugaku does not support", column, because=UNSURE
@@ -183,5 +183,5 @@ def retired_group(facts: Facts) -> Iterator[Hit]:
     successor = facts.limits.successor(group) if group else None
     if group and successor:
         line, column = facts.place("resources.rscgrp", group)
-        message = f"the resource group {show(group)} is of earlier years (list of {facts.limits.date})"
+        message = f"the resource group {show(group)} is in no list of today (as of {facts.limits.date})"
         yield Hit(line, message, column, f"use {successor}")
