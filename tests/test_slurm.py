@@ -1,5 +1,5 @@
 """Jobs on a real Slurm, Debian's, on this machine: handed in, followed, cancelled, held, in arrays and chains, stopped
-at their time limit; and a training from its run file to its result."""
+at their time limit."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Dict, Iterator, List
+from typing import Dict, Iterator
 
-import numpy as np
 import pytest
 
-from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import dump_run_config, load_run_config
-from fugaku_gpt.data.indexed import IndexedWriter
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.follow import look, watch
 from fugaku_gpt.jobs.judge import Verdict
@@ -32,7 +29,7 @@ from fugaku_gpt.records.job import (
     append_event,
     read_history,
 )
-from fugaku_gpt.records.run import OK, RunDirectory
+from fugaku_gpt.records.run import RunDirectory
 from tests.support.slurm import missing, slurm_cluster
 
 WAIT_SECONDS = 120.0
@@ -210,52 +207,6 @@ def follow_scripts(slurm: SlurmScheduler, submissions: Dict[Path, Submission]) -
         submit(directory, slurm)
     *_, last = watch(list(submissions), longest=5.0)
     return {one.directory: one.verdict for one in last}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    prefix = tmp_path_factory.mktemp("data") / "bytes"
-    text = np.frombuffer(Path(os.__file__).read_bytes(), dtype=np.uint8).astype(np.uint16)
-    with IndexedWriter(prefix, np.dtype(np.uint16)) as writer:
-        for start in range(0, 20_000, 1000):
-            writer.add_document(text[start : start + 1000])
-    return prefix
-
-
-def settings(data: Path) -> List[str]:
-    """A training of some seconds on two ranks, each on a node of its own."""
-    pairs = {
-        "model.layers": "1",
-        "model.hidden": "16",
-        "model.seq_len": "16",
-        "model.vocab_size": "256",
-        "data.paths": f"[{data}]",
-        "training.global_batch": "8",
-        "training.iterations": "3",
-        "layout.dp": "2",
-        "job.nodes": "2",
-        "job.elapse": "0:10:00",
-        "node.threads_per_rank": "1",
-    }
-    return [word for key, value in pairs.items() for word in ("--set", f"{key}={value}")]
-
-
-def test_a_training_from_run_file_to_result(
-    slurm: SlurmScheduler, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "training"
-    assert run(["job", "submit", "--preset", "tiny", *settings(data), "--scheduler", "slurm", "--out", str(out)]) == 0
-    job_id = capsys.readouterr().out.split()[0]
-    assert run(["job", "watch", str(out), "--longest", "2"]) == 0, capsys.readouterr().out
-    assert f"{job_id} ok" in capsys.readouterr().out
-    result = RunDirectory(out).result()
-    assert result is not None and (result.status, result.judged, result.iterations) == (OK, False, 3)
-    environment = RunDirectory(out).environment()
-    assert environment is not None
-    assert run(["job", "logs", str(out)]) == 0
-    assert "iteration 3/3" in capsys.readouterr().out
-    assert run(["job", "resume", str(out)]) == 2
-    assert "has ended well" in capsys.readouterr().err
 
 
 def test_a_job_at_its_limit_without_a_record_is_a_timeout(limited: Path) -> None:

@@ -54,7 +54,7 @@ class PjmScheduler:
         if submission.chain > 1:
             parts = [f"sn={submission.link - 1}"]
             if submission.after is not None:
-                parts = [f"jid={_number(submission.after)}", *parts, f"sd=ec!={EXIT_RESUME}:all"]
+                parts = [f"jid={submission.after.partition('_')[0]}", *parts, f"sd=ec!={EXIT_RESUME}:all"]
             words += ["--step", "--sparam", ",".join(parts)]
         return [*words, submission.script]
 

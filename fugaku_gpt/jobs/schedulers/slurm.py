@@ -73,7 +73,7 @@ _ADVICE = (
     (re.compile("invalid partition", re.I), "job.resource_group names the partition; `sinfo -s` lists yours"),
     (re.compile("invalid account", re.I), "job.group names the account; `sacctmgr show associations user=$USER` lists"),
     (
-        re.compile("node count|node configuration|Requested node", re.I),
+        re.compile("node count|node configuration|processors requested|memory specification", re.I),
         "job.nodes, job.node_memory or the ranks per node are more than the partition has; see `sinfo`",
     ),
     (re.compile("time limit", re.I), "job.elapse is above the partition's limit; see `sinfo`"),
