@@ -234,8 +234,7 @@ def test_ids_of_others_and_of_nobody_are_told(local: LocalScheduler, tmp_path: P
 def test_many_at_once_get_numbers_of_their_own(tmp_path: Path) -> None:
     write(tmp_path / "run", "true")
     program = (
-        "from pathlib import Path; from fugaku_gpt.jobs.schedulers.local_queue import Queue
-from fugaku_gpt.jobs.schedulers.local_store import LocalStore; "
+        "from pathlib import Path; from fugaku_gpt.jobs.schedulers.local_store import LocalStore; "
         "from fugaku_gpt.jobs.schedulers.protocol import Submission; "
         f"s = LocalStore(Path({str(tmp_path / 'queue')!r})); "
         f"[print(s.add(Submission('job.sh', Path({str(tmp_path / 'run')!r}), 'x'), 'h').number) for _ in range(25)]"
