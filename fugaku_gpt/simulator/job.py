@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -182,7 +181,7 @@ class Job:
 
     def to_record(self) -> Dict[str, Any]:
         """As JSON values."""
-        return dataclasses.asdict(self)
+        return {**vars(self), "request": vars(self.request)}  # asdict would copy everything first
 
 
 def job_from_record(values: Dict[str, Any]) -> Job:

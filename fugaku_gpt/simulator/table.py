@@ -40,6 +40,7 @@ class Table:
         self._open.discard(number)
         for job in self._jobs.pop(number, {}).values():
             self.spool.forget(job.id)
+        self.spool.forget(str(number))  # the script, also where a submission was cut short before the job's own record
 
     def __iter__(self) -> Iterator[Job]:
         """In the order of numbers, parents before their sub-jobs."""
