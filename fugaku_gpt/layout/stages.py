@@ -1,0 +1,166 @@
+"""Which layers each pipeline stage holds: uneven splits by work, and the chunks (virtual stages) of interleaving.
+
+The model is cut into ``stages * chunks`` consecutive chunks. Chunk number ``g`` belongs to stage ``g % stages``, so
+that chunk ``c`` of stage ``s`` is number ``c * stages + s`` (Narayanan et al. 2021, "Efficient Large-Scale Language
+Model Training on GPU Clusters Using Megatron-LM", section 2.2). A chunk is always meant by that number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import List, Optional, Sequence, Tuple
+
+from fugaku_gpt.config.schema import ModelConfig
+from fugaku_gpt.layout.tensors import TensorSpec, model_tensors
+
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A run of layers that one stage holds.
+
+    Attributes:
+        index: number in the order of the forward pass; see the head of this file.
+        stage: the pipeline stage that holds it.
+        layers: numbers of its transformer layers.
+        has_embedding: it starts with the embeddings: the first chunk.
+        has_head: it ends with the last LayerNorm, the logits and the loss: the last chunk.
+    """
+
+    index: int
+    stage: int
+    layers: range
+    has_embedding: bool
+    has_head: bool
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the ends of the model cost, in units of one transformer layer's work."""
+
+    embedding: float = 0.0
+    head: float = 0.0
+
+
+def work_of(model: ModelConfig, padded_vocab: int, recompute: str = "none") -> Work:
+    """The ends of the model against one layer, by operations of a training step (forward and backward) per token.
+
+    A multiply and an add count as one here; the layer and the logits are those of ``formulas.flops.EXACT_FORMULA``
+    (Narayanan et al. 2021, appendix), where a backward pass costs two forward passes:
+
+    * layer: a = 4 h² + 2 h ffn + 2 s h, times 3; times 4 where it is recomputed in full; 2 s h more where only the
+      attention core is;
+    * logits and loss: V h, times 3, and never recomputed;
+    * embedding: no product. Forward adds the position to the token's row, backward adds one row to each of two tables:
+      3 h additions, counted as 1.5 h. (On a real machine it costs the reading of memory, still little.)
+
+    Args:
+        padded_vocab: rows of the embedding (V).
+        recompute: ``none``, ``selective`` or ``full``, of most layers.
+    """
+    if recompute not in RECOMPUTE:
+        raise ValueError(f"recompute {recompute!r}: valid: {', '.join(RECOMPUTE)}")
+    h, core = model.hidden, 2.0 * model.seq_len * model.hidden
+    forward = 4.0 * h * h + 2.0 * h * model.ffn_size + core
+    layer = 3.0 * forward + {"none": 0.0, "selective": core, "full": forward}[recompute]
+    return Work(embedding=1.5 * h / layer, head=3.0 * padded_vocab * h / layer)
+
+
+def split_layers(
+    layers: int, stages: int, chunks: int = 1, work: Work = Work(), split: Optional[Sequence[int]] = None
+) -> Tuple[Chunk, ...]:
+    """The chunks of a model in the order of the forward pass; each has one layer at least.
+
+    Without ``split`` the work of the busiest stage is as small as it can be, then that of the next, and so on; and
+    within each stage the same of its chunks. Layers are alike, so handing them out one by one, each to the stage that
+    has least with it, is optimal: were the busiest stage of another split below the last layer's place here, that split
+    would hold fewer layers. Where stages would be equal, the later gets the layer: it holds fewer micro-batches.
+
+    Args:
+        layers: transformer layers of the model.
+        chunks: chunks of each stage; more than 1 only where the schedule interleaves.
+        work: cost of the ends, in layers (see :func:`work_of`).
+        split: layers of each chunk in the order of the forward pass, such as [3, 4, 4, 1], in place of all that.
+
+    Raises:
+        ValueError: there are more chunks than layers, or ``split`` does not fit; the message names what would be valid.
+    """
+    if stages < 1 or chunks < 1:
+        raise ValueError(f"{stages} stages of {chunks} chunks: valid: 1 or more of each")
+    total = stages * chunks
+    if total > layers:
+        raise ValueError(
+            f"{layers} layers do not fill {stages} stages * {chunks} chunks = {total}, one layer each; "
+            f"valid: stages * chunks up to {layers}"
+        )
+    counts = _balanced(layers, stages, chunks, work) if split is None else _checked(split, layers, stages, chunks)
+    starts = [sum(counts[:index]) for index in range(total)]
+    return tuple(
+        Chunk(
+            index=index,
+            stage=index % stages,
+            layers=range(starts[index], starts[index] + counts[index]),
+            has_embedding=index == 0,
+            has_head=index == total - 1,
+        )
+        for index in range(total)
+    )
+
+
+def chunk_tensors(model: ModelConfig, tp: int, chunk: Chunk) -> List[TensorSpec]:
+    """The tensors of one chunk, in order of first use.
+
+    The token embedding is in the first chunk and, tied, in the last: where two stages hold it, each has a whole copy of
+    its slice and their gradients are summed (``grid.embedding_group``).
+    """
+    kept = tuple(f"blocks.{layer}." for layer in chunk.layers)
+    if chunk.has_embedding:
+        kept += ("token_embedding.", "position_embedding.", "embedding_norm.")
+    if chunk.has_head:
+        kept += ("token_embedding.", "final_norm.")
+    return [spec for spec in model_tensors(model, tp) if spec.name.startswith(kept)]
+
+
+def stage_tensors(model: ModelConfig, tp: int, chunks: Sequence[Chunk], stage: int) -> List[TensorSpec]:
+    """The tensors of one stage, each once, in order of first use."""
+    found = {spec.name: spec for chunk in chunks if chunk.stage == stage for spec in chunk_tensors(model, tp, chunk)}
+    return list(found.values())
+
+
+def _balanced(layers: int, stages: int, chunks: int, work: Work) -> List[int]:
+    ends = [0.0] * stages
+    ends[0] += work.embedding
+    ends[-1] += work.head
+    of_stage = _hand_out(layers, ends, at_least=chunks)
+    counts = [0] * (stages * chunks)
+    for stage in range(stages):
+        ends = [0.0] * chunks
+        if stage == 0:
+            ends[0] += work.embedding
+        if stage == stages - 1:
+            ends[-1] += work.head
+        counts[stage::stages] = _hand_out(of_stage[stage], ends, at_least=1)
+    return counts
+
+
+def _hand_out(layers: int, before: Sequence[float], at_least: int) -> List[int]:
+    """``layers`` over places that have the work ``before`` already, the busiest place as idle as can be."""
+    counts = [at_least] * len(before)
+    for _ in range(layers - at_least * len(before)):
+        counts[min(range(len(before)), key=lambda place: (counts[place] + before[place], -place))] += 1
+    return counts
+
+
+def _checked(split: Sequence[int], layers: int, stages: int, chunks: int) -> List[int]:
+    counts = list(split)
+    if len(counts) != stages * chunks:
+        raise ValueError(
+            f"split {counts} has {len(counts)} numbers; valid: {stages * chunks}, one for each chunk "
+            f"({stages} stages * {chunks} chunks) in the order of the forward pass"
+        )
+    if min(counts) < 1 or sum(counts) != layers:
+        raise ValueError(
+            f"split {counts}: valid: numbers of 1 or more that add up to {layers} layers, not {sum(counts)}"
+        )
+    return counts
