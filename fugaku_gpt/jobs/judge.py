@@ -155,11 +155,13 @@ class _Evidence:
 def _evidence(
     directory: Path, job: SubmittedJob, records: Dict[str, ExitRecord], status: JobStatus, history: JobHistory
 ) -> List[_Evidence]:
-    """One for each sub-job; what was recorded of a sub-job itself stands over the word on the whole."""
+    """One for each sub-job. The codes of the whole are those of its worst sub-job: of the others they say nothing."""
     found = []
     for place, sub in enumerate(sub_job_ids(job)):
-        own = history.statuses.get(sub) if job.bulk else None
-        found.append(_Evidence(directory, job, place, records.get(sub), own if own is not None else status))
+        own = status
+        if job.bulk:
+            own = history.statuses.get(sub, JobStatus(sub, status.state, reason=status.reason, group=status.group))
+        found.append(_Evidence(directory, job, place, records.get(sub), own))
     return found
 
 
