@@ -134,7 +134,8 @@ def find_rule(id: str) -> Rule:
 
 
 def _unknown(id: str, rules: Sequence[Rule]) -> str:
-    near = nearest(id.upper(), [rule.id for rule in rules], cutoff=0.6)
+    ids = [rule.id for rule in rules]
+    near = [known for known in ids if known.startswith(id.upper()[:5])][:3] or nearest(id.upper(), ids, cutoff=0.6)
     words = "no rule is called so"
     return words + (f"; near: {', '.join(near)}" if near else "; `fugaku-gpt job lint --rules` lists all")
 

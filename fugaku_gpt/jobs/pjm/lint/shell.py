@@ -194,6 +194,9 @@ class _Scanner:
                 self._keyword(word)
             else:
                 self.words.append(word)
+        elif raw == "{" and self.words[0].raw == "function":
+            self._end_command()
+            self.depth += 1
         else:
             self.words.append(word)
 

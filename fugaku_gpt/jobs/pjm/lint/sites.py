@@ -23,8 +23,8 @@ def looks_like_fugaku(script: PjmScript, limits: SiteLimits) -> bool:
     """Whether the directives fit Fugaku.
 
     In this order: a resource unit decides; power knobs and ``PJM_LLIO_GFSCACHE`` mean Fugaku; virtual nodes, GPUs,
-    ``--omp``, file staging and the K computer's set-up file mean another site; a resource group decides where its name is known, and another name
-    means another site; a script that names none of these is taken for one of Fugaku.
+    ``--omp``, file staging and the K computer's set-up file mean another site; a resource group decides where its name
+    is known, and another name means another site; a script that names none of these is taken for one of Fugaku.
     """
     if not script.directives:
         return False

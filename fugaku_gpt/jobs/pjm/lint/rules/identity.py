@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Iterator, Optional
 
-from fugaku_gpt.jobs.pjm.lint.facts import Facts, is_open, show
+from fugaku_gpt.jobs.pjm.lint.facts import Facts, show
 from fugaku_gpt.jobs.pjm.lint.registry import COMMAND_LINE, DATED, ERROR, INFO, UNSURE, WARNING, Hit, rule
 from fugaku_gpt.jobs.pjm.values import NAME_BYTES, has_placeholder, parse_volumes
 
@@ -106,7 +106,7 @@ def volumes(facts: Facts) -> Iterator[Hit]:
             yield Hit(facts.top, f"no -x {_VOLUMES}: only the volume of your home is there")
         return
     line, column = facts.place(f"environment.{_VOLUMES}", value)
-    if is_open(value) or _PLACEHOLDERS.search(value):
+    if has_placeholder(value) or _PLACEHOLDERS.search(value):
         return
     try:
         named = parse_volumes(value)
