@@ -138,7 +138,7 @@ def test_a_link_of_a_chain_waits_for_one_that_wants_to_be_resumed(
     slurm: SlurmScheduler, tmp_path: Path, code: int, ran: bool
 ) -> None:
     first = slurm.submit(write(tmp_path / "first", f"sleep 2; exit {code}"))
-    second = write(tmp_path / "second", "echo ${SLURM_JOB_DEPENDENCY##*:}")
+    second = write(tmp_path / "second", "echo ${SLURM_JOB_DEPENDENCY##*:}", "--export=NONE")
     job_id = slurm.submit(Submission("job.sh", second.directory, "test", after=first, link=2, chain=2))
     status = until_over(slurm, job_id)
     assert status.state == (ENDED if ran else CANCELLED)

@@ -163,12 +163,12 @@ class PjmScheduler:
     def _ask(self, words: Sequence[str]) -> Answer:
         """A query, again after 2, 4 and 8 seconds where PJM fails to answer it."""
         for wait in RETRY_SECONDS:
-            answer = self._run(words)
+            answer = _sense(self._run(words))
             refusal = refusal_of(answer.err)
             if answer.code == 0 or (refusal is not None and refusal.matter == "user"):
                 return answer
             self._sleep(wait)
-        return self._run(words)
+        return _sense(self._run(words))
 
     def _change(self, command: str, job_ids: Sequence[str]) -> Dict[str, str]:
         if not job_ids:
@@ -177,6 +177,15 @@ class PjmScheduler:
         told = operation_results(f"{answer.out}\n{answer.err}")
         rest = "" if answer.code == 0 else f"{command}: {answer.said or f'exit code {answer.code}'}"
         return {job_id: _result(told, job_id, rest) for job_id in job_ids}
+
+
+def _sense(answer: Answer) -> Answer:
+    """An answer of ``--data`` without its header line is none, though the exit code be 0: no job is lost for it.
+    Nothing at all, and messages alone, are an answer: there is no such job."""
+    lines = [line for line in answer.out.splitlines() if line.strip() and not line.startswith("[")]
+    if answer.code != 0 or not lines or any(line.startswith("H,") for line in lines):
+        return answer
+    return Answer(1, answer.out, f"its answer is not understood: {lines[0][:80]!r}")
 
 
 def _number(job_id: str) -> int:

@@ -164,6 +164,14 @@ def test_a_silent_pjstat_makes_no_job_lost() -> None:
     assert scheduler.poll(["1"])["1"].state == UNKNOWN
 
 
+def test_a_nonsensical_answer_makes_no_job_lost() -> None:
+    scheduler, commands = pjm(*[said("%%% pjstat: truncat\n")] * 4)
+    status = scheduler.poll(["1"])["1"]
+    assert status.state == UNKNOWN and "not understood" in status.reason and len(commands.asked) == 4
+    scheduler, _ = pjm(said("[INFO] PJM 0281 pjstat Data loading...\n"), said(""))
+    assert scheduler.poll(["1"])["1"].state == LOST
+
+
 def test_a_history_that_fails_leaves_what_was_seen() -> None:
     failed = said(err="[ERR.] PJM 0291 pjstat Internal Error.\n", code=1)
     scheduler, _ = pjm(said(HEADER + ",2,RUN,0,0,0,-,small\n"), *[failed] * 4)
