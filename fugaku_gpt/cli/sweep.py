@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fugaku_gpt.sweep.submit import Handed, Planned, Standing
 
 _COLUMNS = (
-    "run", "variant", "nodes", "ranks", "dp", "tp", "pp", "micro_batch", "global_batch", "iterations", "node_hours",
+    "run", "ranks", "dp", "tp", "pp", "micro_batch", "global_batch", "iterations", "nodes", "node_hours", "variant",
     "status", "digest", "reason",
 )  # fmt: skip
 _STATUS_COLUMNS = ("run", "status", "job", "iteration", "seconds_per_iteration", "reason", "advice")
