@@ -18,6 +18,7 @@ from fugaku_gpt.jobs.pjm.script import PjmScript
 
 STDIN = "-"
 _SEARCHED_BYTES = 1 << 20  # files above are passed over in folders: no job script is so long
+_COMMAND = re.compile(rb"^(?![ \t\r\v\f]*(?:#|\r?$))(?!\xef\xbb\xbf#)", re.MULTILINE)
 _ALL = ""  # the beginning of every id
 _NOQA = re.compile(
     r"#[ \t]*noqa(-file)?(?![\w-])(?:[ \t]*(:)[ \t]*(PJM\d*(?:[ \t]*[, \t][ \t]*PJM\d*)*)?)?", re.IGNORECASE
@@ -133,7 +134,9 @@ def _is_script(path: str) -> bool:
         return False  # in a folder that is searched, what cannot be read is no script
     if b"#PJM" not in content or b"\0" in content:
         return False
-    return bool(read_script(content.decode("utf-8", "surrogateescape")).directives)
+    head = _COMMAND.search(content)  # so that only the lines above the first command are read twice
+    text = (content[: head.start()] if head else content).decode("utf-8", "surrogateescape")
+    return bool(read_script(text).directives)
 
 
 def _silenced(script: PjmScript) -> Dict[int, Set[str]]:

@@ -167,12 +167,15 @@ class Facts:
         return not first.startswith("#!") or bool(_SHELLS.match(first))
 
     @cached_property
+    def body_text(self) -> str:
+        """From the first command on; empty where there is none, or where it is no shell's."""
+        start = self.script.body
+        return "\n".join(self.script.lines[start - 1 :]) if start and self.is_shell else ""
+
+    @cached_property
     def body(self) -> Body:
         """The commands."""
-        start = self.script.body
-        if not start or not self.is_shell:
-            return Body((), set())
-        return scan("\n".join(self.script.lines[start - 1 :]), start)
+        return scan(self.body_text, self.script.body)
 
     @property
     def commands(self) -> Tuple[Command, ...]:
@@ -238,6 +241,8 @@ class Facts:
 
     def uses(self, pattern: "re.Pattern[str]") -> Iterator[Tuple[Command, Tuple[int, int]]]:
         """Commands in whose words, values or redirections ``pattern`` is found, and where; one hit per command."""
+        if not pattern.search(self.body_text):
+            return
         for command in self.commands:
             values = [setting.value for setting in command.settings]
             for word in (*values, *command.words, *(target for _, target in command.redirections)):

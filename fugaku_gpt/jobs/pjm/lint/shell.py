@@ -114,16 +114,24 @@ class _Scanner:
         self.opened = False  # whether leading words such as `if` of this command have been counted
 
     def run(self) -> Body:
-        text, match = self.text, _TOKEN.match
-        while self.position < len(text):
+        text, match, size = self.text, _TOKEN.match, len(self.text)
+        while self.position < size:
             token = match(text, self.position)
             assert token is not None  # `other` takes any character
             kind, raw = token.lastgroup, token.group()
-            if kind == "plain":
-                self._add(raw, raw)
+            if kind == "plain":  # most tokens, so without _add
+                if self.word_at is None:
+                    self.word_at = (self.line, self.position - self.line_start + 1)
+                self.parts.append(raw)
+                self.raws.append(raw)
+                self.position = token.end()
             elif kind == "space":
-                self._end_word()
-                self._advance(raw)
+                if self.word_at is not None:
+                    self._end_word()
+                if "\n" in raw:
+                    self._advance(raw)
+                else:
+                    self.position = token.end()
             elif kind == "newline":
                 self._end_command()
                 self._advance(raw)
@@ -175,8 +183,11 @@ class _Scanner:
     def _end_word(self) -> None:
         if self.word_at is None:
             return
-        raw = "".join(self.raws)
-        word = Word("".join(self.parts), raw, *self.word_at)
+        if len(self.raws) == 1:
+            text, raw = self.parts[0], self.raws[0]
+        else:
+            text, raw = "".join(self.parts), "".join(self.raws)
+        word = Word(text, raw, self.word_at[0], self.word_at[1])
         if self.command_at is None:
             self.command_at = self.word_at
         self._new_word()
@@ -186,7 +197,7 @@ class _Scanner:
             self.redirections.append((self.redirect, word))
             self.redirect = ""
         elif not self.words:
-            found = _NAME.match(raw)
+            found = _NAME.match(raw) if "=" in raw else None
             if found:
                 value = Word(word.text[found.end() :], raw[found.end() :], word.line, word.column)
                 self.settings.append(Setting(found[1], value, bool(found[2])))
