@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fugaku_gpt.errors import UsageError
@@ -106,6 +106,7 @@ names = st.sampled_from(
 kinds = st.sampled_from(["intent", "submitted", "refused", "abandoned", "status", "cancelled", "attempt", "other"])
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(kinds, st.dictionaries(names, values, max_size=8)), max_size=6))
 def test_no_line_of_another_program_stops_the_reading(lines: List[Any]) -> None:
     history_of(JobEvent(kind, 1.0, fields) for kind, fields in lines)
