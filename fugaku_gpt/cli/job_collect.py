@@ -24,7 +24,7 @@ _COLUMNS = ("run", "jobs", "status", "accounts", "notes")
 @click.argument("directories", nargs=-1, required=True, metavar="DIR...", type=click.Path(path_type=Path))
 @click.option("--reparse", "again", is_flag=True, help="Read the logs again, ours and Megatron's.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="With --reparse: what another log lacks.")
-@click.option("--out", type=click.Path(path_type=Path), help="Leave table.md, table.csv and table.json in this folder.")
+@click.option("--out", type=click.Path(path_type=Path), help="Leave table.md, .html, .csv and .json in this folder.")
 @click.option(
     "--format", "form", type=click.Choice(TABLE_FORMATS), default="table", show_default=True, help="Form of the table."
 )
@@ -52,7 +52,7 @@ def collect(
     _tell(gathered, reparsed)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        rows = write_tables(directories, out)
+        rows = write_tables(directories, out, ("md", "html", "csv", "json"))
     else:
         rows = collect_rows(directories)
     print_table(rows, form, energy=energy)

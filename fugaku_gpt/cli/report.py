@@ -52,10 +52,10 @@ def print_table(rows: Rows, form: str, si: bool = False, energy: bool = False) -
     click.echo(render_table(rows, form, si, energy), nl=False)
 
 
-def write_tables(directories: Sequence[Path], out: Path) -> Rows:
-    """Leave ``table.md``, ``table.csv`` and ``table.json`` of the runs in a folder; returns the rows."""
+def write_tables(directories: Sequence[Path], out: Path, forms: Sequence[str] = ("md", "csv", "json")) -> Rows:
+    """Leave ``table.md`` and its like of the runs in a folder; returns the rows."""
     rows = collect_rows(directories)
-    for form in ("md", "csv", "json"):
+    for form in forms:
         write_text_atomically(out / f"table.{form}", render_table(rows, form))
     return rows
 

@@ -15,7 +15,7 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 from fugaku_gpt.report.check_cells import check_clock, check_failure, check_kinds, check_layout, is_size, title_of
 from fugaku_gpt.report.check_figures import check_aggregate, check_machine, check_tflops, peak_of
 from fugaku_gpt.report.facts import Context, Facts, context_of, facts_of
-from fugaku_gpt.report.figures import Interval
+from fugaku_gpt.report.figures import Figure, Interval
 from fugaku_gpt.report.findings import Finding
 from fugaku_gpt.report.kept import KeptRow, KeptTable, read_tables
 from fugaku_gpt.report.notes_table import seconds_cell
@@ -94,10 +94,10 @@ def _swapped_style(facts: Facts, context: Context) -> Optional[KeptRow]:
     if context.table.on_gpus or not (seconds.is_number and tflops.is_number) or seconds.unit or tflops.unit:
         return None  # tables on GPUs write two decimals everywhere, or none
 
-    def styled(time: str, speed: str) -> bool:
-        return seconds_cell(float(time)) == time and len(speed.partition(".")[2]) == 2
+    def styled(time: Figure, speed: Figure) -> bool:
+        return time.value > 0 and seconds_cell(time.value) == time.text and speed.decimals == 2
 
-    if styled(seconds.text, tflops.text) or not styled(tflops.text, seconds.text):
+    if styled(seconds, tflops) or not styled(tflops, seconds):
         return None
     peak, _ = peak_of(facts, context)
     if peak is not None and seconds.interval.low > peak:

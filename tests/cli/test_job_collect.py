@@ -61,7 +61,7 @@ def test_doing_it_again_changes_nothing(jobs: Path, capsys: pytest.CaptureFixtur
 def test_tables_are_left_where_they_are_wanted(jobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert run(["job", "collect", str(jobs), "--out", str(out)]) == 0
-    assert {path.name for path in out.iterdir()} >= {"table.md", "table.csv", "table.json"}
+    assert {path.name for path in out.iterdir()} == {"table.md", "table.html", "table.csv", "table.json"}
     lines = {line["job_id"]: line for line in csv.DictReader((out / "table.csv").read_text().splitlines())}
     assert float(lines["101"]["watts_per_node"]) == pytest.approx(100.0)
     assert lines["102"]["energy"] == "too short to tell" and lines["102"]["joules_per_token"] == ""

@@ -82,7 +82,7 @@ def rows(draw: st.DrawFn, failed: bool = False) -> Row:
     vocab = replace(model, vocab_size=50257).padded_vocab(tp)
     flops = notes_flops(replace(model, seq_len=seq_len), global_batch, vocab, recompute)
     seconds = tflops_per_node(flops, speed, nodes)
-    least = 4.0 * parameter_count(model) / (tp * pp)
+    least = max(256 * 2.0**20, 4.0 * parameter_count(model) / (tp * pp))
     assume(least < 28 * 2.0**30)
     memory = draw(st.floats(least, 31 * 2.0**30))
     return Row(

@@ -163,7 +163,7 @@ def test_any_text_can_be_checked(text: str) -> None:
 CELL = st.one_of(
     st.text(max_size=8),
     st.sampled_from(
-        ["-", "x", "OOM", "1", "64", "124M", "8.1 GiB", "1e9999", "0", "1,024", "~3", "3.7^^", "\\|", "2.2Hz"]
+        ["-", "x", "OOM", "1", "64", "124M", "8.1 GiB", "1e9999", "0", "1,024", "~3", "0,000", "3.7^^", "\\|", "2.2Hz"]
     ),
 )
 
