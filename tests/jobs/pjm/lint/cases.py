@@ -280,7 +280,7 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
         ],
     ),
     "PJM061": (
-        [FT + "#PJM -L node=3 --mpi proc=4\n"],
+        [FT + "#PJM -L node=3 --mpi proc=4\n", FT + "#PJM -L node=3 --mpi proc=1\n"],
         [FT + "#PJM -L node=3 --mpi proc=6\n", FT + "#PJM --mpi proc=7\n", FT + "#PJM -L node=1 --mpi proc=7\n"],
     ),
     "PJM062": (

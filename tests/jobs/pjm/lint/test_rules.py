@@ -94,7 +94,8 @@ def test_k_era_options_are_told_but_not_judged_elsewhere() -> None:
 
 
 def test_a_line_switched_off_by_a_second_hash_is_advice() -> None:
-    assert findings("PJM002", FT + "##PJM -S\n")[0].severity == INFO
+    for text in ("##PJM -S\n", "# #PJM -S\n", "#---#PJM -S\n"):
+        assert findings("PJM002", FT + text)[0].severity == INFO
     assert findings("PJM002", FT + "# PJM -S\n")[0].severity == WARNING
 
 

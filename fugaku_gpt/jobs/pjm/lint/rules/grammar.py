@@ -50,7 +50,7 @@ def disabled_directive(facts: Facts) -> Iterator[Hit]:
         if script.body and line > script.body:
             continue  # it would be ignored in any case
         text = script.lines[line - 1]
-        deliberate = text.startswith("##")
+        deliberate = text.partition("PJM")[0].count("#") > 1
         column = len(text) - len(text.lstrip()) + 1
         yield Hit(line, f"{show(text.strip())} is a comment to pjsub", column, severity=INFO if deliberate else "")
 

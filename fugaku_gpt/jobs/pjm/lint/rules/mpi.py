@@ -59,7 +59,8 @@ def uneven(facts: Facts) -> Iterator[Hit]:
     proc, nodes = facts.proc, facts.nodes
     if proc and nodes and nodes > 1 and proc % nodes and proc <= CORES * nodes:
         line, column = facts.place("mpi.proc", "proc=")
-        yield Hit(line, f"proc={proc} is no multiple of {_nodes(nodes)}", column)
+        empty = f"proc={proc} leaves {nodes - proc} of {nodes} nodes without a process"
+        yield Hit(line, empty if proc < nodes else f"proc={proc} is no multiple of {_nodes(nodes)}", column)
 
 
 @rule(
