@@ -111,7 +111,8 @@ def energy_of(jobs: Tuple[JobAccount, ...]) -> Energy:
     told = [job for job in jobs if job.energy_joules is not None or job.energy_joules_ideal is not None]
     long = [job for job in told if job.elapsed_seconds is not None and job.elapsed_seconds >= SAMPLING_SECONDS]
     if not long:
-        short = any(job.elapsed_seconds is not None and job.elapsed_seconds < SAMPLING_SECONDS for job in jobs)
+        sampled = [job.elapsed_seconds for job in jobs if job.scheduler != "local"]  # this machine counts no energy
+        short = any(seconds is not None and seconds < SAMPLING_SECONDS for seconds in sampled)
         return Energy(words=TOO_SHORT if short else "")
     measured = all(job.energy_joules is not None for job in long)
     joules = sum((job.energy_joules if measured else job.energy_joules_ideal) or 0.0 for job in long)

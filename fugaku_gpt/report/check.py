@@ -176,7 +176,9 @@ def _against_each_other(rows: Sequence[Facts], context: Context) -> Iterator[Fin
                 yield Finding(facts.row.line, "tflops", what, "another GBS or number of nodes than written, or a slip")
 
 
-_DATE_OR_JOB = re.compile(r"\d\d-\d\d|\d{3,12}(?:_\d+|\[\d+\])?|n=\d+|attempt \d+|\d+ of \d+ did not end well|")
+_DATE_OR_JOB = re.compile(
+    r"\d\d-\d\d|local-\d+|\d{3,12}(?:_\d+|\[\d+\])?|n=\d+|attempt \d+|\d+ of \d+ did not end well|"
+)
 
 
 def _duplicates(rows: Sequence[Tuple[Facts, Context]]) -> Iterator[Finding]:
