@@ -11,6 +11,7 @@ from fugaku_gpt.simulator.client import BANNER
 from fugaku_gpt.simulator.job import RUNNING
 from fugaku_gpt.simulator.settings import Settings
 from fugaku_gpt.simulator.site import (
+    DEFAULT_ELAPSE,
     DEFAULT_PRIORITY,
     KNOB_DEFAULTS,
     RESOURCE_UNIT,
@@ -94,10 +95,11 @@ def clock(seconds: int) -> str:
 def format_acl(group: ResourceGroup, settings: Settings, user: Optional[str], project: Optional[str]) -> str:
     """The table ``pjsub option parameters`` with lower, upper and default value of each option."""
     short = int(settings.min_elapse)
+    usual = max(DEFAULT_ELAPSE, short)
     rows: List[List[str]] = [
         ["(node=)", str(group.low), str(min(group.high, settings.nodes)), str(group.usual)],
-        ["(elapse=)", clock(short), clock(group.elapse), clock(short)],
-        ["(adaptive elapsed time min)", clock(short), clock(group.elapse), clock(short)],
+        ["(elapse=)", clock(short), clock(group.elapse), clock(usual)],
+        ["(adaptive elapsed time min)", clock(short), clock(group.elapse), clock(usual)],
         ["(adaptive elapsed time max)", clock(short + 1), clock(group.elapse_range), clock(group.elapse_range)],
         *(
             [f"({name}=)", str(min(values)), str(max(values)), str(KNOB_DEFAULTS[name])]

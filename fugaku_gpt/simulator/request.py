@@ -26,6 +26,7 @@ from fugaku_gpt.machine.fugaku import CORES, RETENTION_LIMIT
 from fugaku_gpt.simulator.job import BULK, NORMAL, STEP, Request
 from fugaku_gpt.simulator.settings import Settings
 from fugaku_gpt.simulator.site import (
+    DEFAULT_ELAPSE,
     DEFAULT_PRIORITY,
     RESOURCE_UNIT,
     TEMPORARY_BYTES,
@@ -237,8 +238,8 @@ def _times(
     resources: Mapping[str, Optional[str]], group: ResourceGroup, settings: Settings
 ) -> Tuple[Optional[int], Optional[int], bool]:
     if "elapse" not in resources:
-        shortest = int(settings.min_elapse)
-        return shortest, shortest, False
+        usual = max(DEFAULT_ELAPSE, int(settings.min_elapse))
+        return usual, usual, False
     elapse = read(parse_elapse, "elapse", resources["elapse"])
     low = int(settings.min_elapse)
     if elapse.minimum is None:

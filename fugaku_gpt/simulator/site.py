@@ -14,6 +14,7 @@ from fugaku_gpt.machine.fugaku import RETENTION_LIMIT
 
 HOUR = 3600
 SYSTEM_NODES = 82944  # of one job, in any group
+DEFAULT_ELAPSE = 60  # seconds, where a job says nothing
 UNKNOWN_ELAPSE = 72 * HOUR  # seconds, in a group whose limit is not known
 RANGE_EXTRA = 72 * HOUR  # that a range may go beyond the fixed limit
 ALLOCATIONS_BY_DEFAULT = ("noncont", "mesh", "torus")

@@ -13,6 +13,8 @@ from fugaku_gpt.simulator.session import Simulator
 from tests.simulator.conftest import Write
 from tests.support.simulated import simulated
 
+GO = "while ! test -e go; do sleep 0.02; done"  # the script waits for the test
+
 
 def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
     """Wait for something to come true."""
@@ -102,9 +104,10 @@ def test_variables_of_a_job(site: Simulator, write: Write, tmp_path: Path) -> No
 def test_the_script_is_taken_at_submission(site: Simulator, write: Write, tmp_path: Path) -> None:
     first = site.submit("--at", "20991231", write("true"), cwd=tmp_path)
     site.run("pjhold", first)
-    second = site.submit("--step", write("sleep 0.3; echo first text"), cwd=tmp_path)
+    second = site.submit("--step", write(GO + "; echo first text"), cwd=tmp_path)
     third = site.submit("--step", "--sparam", f"jid={second[:-2]}", write("echo second text"), cwd=tmp_path)
     write("echo third text")
+    (tmp_path / "go").touch()
     site.wait(third)
     assert (tmp_path / f"job.sh.{second}.out").read_text() == "first text\n"
     assert (tmp_path / f"job.sh.{third}.out").read_text() == "second text\n"
@@ -224,7 +227,7 @@ def test_deleting_before_while_and_after_running(tmp_path: Path, write: Write) -
 
 
 def test_hold_and_release(tmp_path: Path, write: Write) -> None:
-    write("echo run >> runs; sleep 0.5", name="long.sh")
+    write("echo run >> runs; " + GO, name="long.sh")
     write("echo run >> runs")
     with simulated(tmp_path / "sim", slots=1) as site:
         first = site.submit("-L", "elapse=1:00", "long.sh", cwd=tmp_path)
@@ -233,23 +236,26 @@ def test_hold_and_release(tmp_path: Path, write: Write) -> None:
         assert site.state(second) == "HLD"
         refused = site.run("pjhold", first)  # it runs, and may not be run again
         assert (refused.returncode, refused.stdout) == (1, "")
+        (tmp_path / "go").touch()
         site.wait(first)
         assert site.state(second) == "HLD"
         assert site.run("pjrls", second).returncode == 0
         assert site.wait(second) == [[second, "0", "0", "0"]]
         assert site.run("pjrls", second).returncode == 1
 
+        (tmp_path / "go").unlink()
         again = site.submit("--restart", "-L", "elapse=1:00", "long.sh", cwd=tmp_path)
         until(lambda: len((tmp_path / "runs").read_text().split()) == 3)
         assert site.run("pjhold", again).returncode == 0
         until(lambda: site.state(again) == "HLD")
+        (tmp_path / "go").touch()
         site.run("pjrls", again)
         assert site.wait(again) == [[again, "0", "0", "0"]]
         assert len((tmp_path / "runs").read_text().split()) == 4
 
 
 def test_order_slots_priority_and_nodes(tmp_path: Path, write: Write) -> None:
-    write("echo $PJM_JOBNAME >> order; while ! test -e go; do sleep 0.05; done")
+    write("echo $PJM_JOBNAME >> order; " + GO)
     with simulated(tmp_path / "sim", slots=1, nodes=8) as site:
         ids = [
             site.submit("-L", "elapse=1:00", "-N", name, "-p", priority, "job.sh", cwd=tmp_path)
@@ -300,7 +306,7 @@ def test_a_bulk_job_and_its_sub_jobs(site: Simulator, write: Write, tmp_path: Pa
     assert named == [f",{bulk}[1]", f",{bulk}[2]"]
 
 
-STEP = 'case "$PJM_STEPNUM" in 0) while ! test -e go; do sleep 0.02; done; exit 75;; 1) exit 3;; *) exit 0;; esac'
+STEP = f'case "$PJM_STEPNUM" in 0) {GO}; exit 75;; 1) exit 3;; *) exit 0;; esac'
 
 
 @pytest.mark.parametrize(
@@ -334,10 +340,11 @@ def test_step_conditions_cancel(
 
 
 def test_steps_run_one_after_the_other_and_are_joined_by_name(site: Simulator, write: Write, tmp_path: Path) -> None:
-    script = write("echo $PJM_STEPNUM >> order; sleep 0.1; echo $PJM_STEPNUM >> order")
+    script = write(GO + "; echo $PJM_STEPNUM >> order; sleep 0.1; echo $PJM_STEPNUM >> order")
     ids = [site.submit("--step", "--sparam", "jnam=chain", script, cwd=tmp_path) for _ in range(3)]
     number = ids[0].partition("_")[0]
     assert ids == [f"{number}_{step}" for step in range(3)]
+    (tmp_path / "go").touch()
     site.run("pjwait", number)
     assert (tmp_path / "order").read_text().split() == ["0", "0", "1", "1", "2", "2"]
     assert (tmp_path / f"chain.{ids[2]}.out").exists()
