@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
@@ -304,10 +305,17 @@ def _joined(words: str, more: str) -> str:
 
 
 def _config(directory: Path) -> Optional[RunConfig]:
+    file = directory / "config.yaml"
     try:
-        return load_run_config(directory / "config.yaml")
-    except UsageError:  # advice only: a verdict needs no configuration
+        return _read_config(file, file.stat().st_mtime_ns)
+    except (OSError, UsageError):  # advice only: a verdict needs no configuration
         return None
+
+
+@lru_cache(maxsize=16)
+def _read_config(file: Path, _changed: int) -> RunConfig:
+    """Read once for all that a verdict and its result need."""
+    return load_run_config(file)
 
 
 def _settle_one(evidence: _Evidence, verdict: Verdict, now: float) -> Optional[Result]:
