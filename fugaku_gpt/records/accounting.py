@@ -15,6 +15,8 @@ FILE = "accounting.json"
 
 SAMPLING_SECONDS = 60.0  # of PJM's power counters: below this, energy and power say nothing
 ENERGY_FORMULA = "average power of all nodes over the run's jobs, start-up included, times seconds per iteration"
+SIMULATED = "simulated"
+_SUPPLEMENT = "SUPPLEMENTARY INFORMATION"  # where our simulator of PJM says that nothing was measured
 TOO_SHORT = "too short to tell"
 
 
@@ -74,7 +76,7 @@ class Energy:
     Attributes:
         joules: all nodes, from start to end; None where not known, or where the jobs were too short to tell.
         watts: average of all nodes.
-        words: ``measured``, ``ideal``, or why there is none; empty where nobody has measured.
+        words: ``measured``, ``ideal``, ``simulated``, or why there is none; empty where nobody has measured.
     """
 
     joules: Optional[float] = None
@@ -121,7 +123,9 @@ def energy_of(jobs: Tuple[JobAccount, ...]) -> Energy:
     seconds = sum(job.elapsed_seconds or 0.0 for job in long)
     nodes = {job.nodes for job in long}
     same = nodes.pop() if len(nodes) == 1 else None
-    return Energy(joules, joules / seconds, same, "measured" if measured else "ideal")
+    simulated = any(job.values.get(_SUPPLEMENT, "").upper().startswith("SIMULATED") for job in long)
+    words = SIMULATED if simulated else "measured" if measured else "ideal"
+    return Energy(joules, joules / seconds, same, words)
 
 
 def _account(values: Dict[str, Any]) -> JobAccount:

@@ -177,7 +177,7 @@ def _against_each_other(rows: Sequence[Facts], context: Context) -> Iterator[Fin
 
 
 _DATE_OR_JOB = re.compile(
-    r"\d\d-\d\d|local-\d+|\d{3,12}(?:_\d+|\[\d+\])?|n=\d+|attempt \d+|\d+ of \d+ did not end well|"
+    r"\d\d-\d\d|local-\d+|\d{1,12}(?:_\d+|\[\d+\])?|n=\d+|attempt \d+|\d+ of \d+ did not end well|"
 )
 
 

@@ -13,7 +13,7 @@ from fugaku_gpt.config.tree import Scalar, Tree, flatten, read_yaml_file
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.jobs.judge import deciding_job
-from fugaku_gpt.records.accounting import JobAccount, energy_of, read_accounting
+from fugaku_gpt.records.accounting import SIMULATED, JobAccount, energy_of, read_accounting
 from fugaku_gpt.records.job import ENDED, JOB_FILE, OVER, REJECTED, exit_records, read_history, sub_job_ids
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.records.summary import summarise
@@ -125,7 +125,7 @@ def read_run(path: Path) -> Row:
         status=result.status if result is not None else state or UNFINISHED,
         reason=result.reason if result is not None else why,
         job_id=job_id,
-        remarks=tuple(f"power capped {job.capped}" for job in accounts if job.capped),
+        remarks=job_remarks(accounts),
         **energy_figures(
             accounts,
             figures["seconds_per_iteration"],
@@ -212,9 +212,15 @@ def _with_job(row: Row, path: Path) -> Row:
     return replace(
         row,
         job_id=row.job_id or _job_of(path)[0],
-        remarks=(*row.remarks, *(f"power capped {job.capped}" for job in accounts if job.capped)),
+        remarks=(*row.remarks, *job_remarks(accounts)),
         **energy_figures(accounts, row.seconds_per_iteration, row.nodes, tokens),
     )
+
+
+def job_remarks(accounts: Tuple[JobAccount, ...]) -> Tuple[str, ...]:
+    """What a row has to say of its jobs' power."""
+    capped = tuple(f"power capped {job.capped}" for job in accounts if job.capped)
+    return (*capped, "energy simulated") if energy_of(accounts).words == SIMULATED else capped
 
 
 def used_knobs(accounts: Sequence[JobAccount]) -> Dict[str, int]:

@@ -78,6 +78,15 @@ def test_a_clock_that_nobody_asked_for_is_said(tmp_path: Path) -> None:
     assert cells(row)[0] == '1 (2.2GHz, "eco_state=2")' and row.not_applied == ()
 
 
+def test_the_simulators_energy_is_called_so(tmp_path: Path) -> None:
+    directory = run(tmp_path / "run")
+    text = stats("21103755") + " SUPPLEMENTARY INFORMATION : SIMULATED: a crude model, no measurement\n"
+    (directory / "run.21103755.stats").write_text(text)
+    gather([directory], told(ToldScheduler()))
+    row = read_run(directory)
+    assert row.energy_words == "simulated" and row.remarks == ("energy simulated",)
+
+
 def test_a_job_shorter_than_the_sampling_has_no_energy(tmp_path: Path) -> None:
     directory = run(tmp_path / "run")
     (directory / "run.21103755.stats").write_text(stats("21103755", elapse="00:00:30 (30)"))
