@@ -29,7 +29,7 @@ class Request:
         model: ``NM``, ``ST`` or ``BU``.
         directory: where ``pjsub`` was started.
         script: where the copy lies that was taken at submission.
-        shell: words before the script's path.
+        interpreter: words before the script's path.
         dims: nodes along each axis.
         allocation: ``noncont``, ``mesh`` or ``torus``.
         elapse_min, elapse_max: seconds; None where unlimited.
@@ -47,7 +47,7 @@ class Request:
     model: str
     directory: str
     script: str
-    shell: Tuple[str, ...]
+    interpreter: Tuple[str, ...]
     dims: Tuple[int, ...]
     allocation: str
     elapse_min: Optional[int]
@@ -191,7 +191,7 @@ def job_from_record(values: Dict[str, Any]) -> Job:
         TypeError, KeyError: the record is of another version.
     """
     request = dict(values["request"])
-    for name in ("shell", "dims", "given", "bulk", "steps"):
+    for name in ("interpreter", "dims", "given", "bulk", "steps"):
         request[name] = tuple(request[name])
     return Job(**{**values, "request": Request(**request)})
 

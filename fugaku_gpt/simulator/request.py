@@ -136,7 +136,7 @@ def build_request(
         model=model,
         directory=directory,
         script="",
-        shell=shell_words(text),
+        interpreter=interpreter_words(text),
         dims=shape.dims,
         allocation=allocation,
         elapse_min=minimum,
@@ -177,7 +177,7 @@ def build_request(
     return request, remarks
 
 
-def shell_words(text: str) -> Tuple[str, ...]:
+def interpreter_words(text: str) -> Tuple[str, ...]:
     """The words of the ``#!`` line; ``/bin/bash`` where there is none."""
     first = text.split("\n", 1)[0]
     if first.startswith("#!"):

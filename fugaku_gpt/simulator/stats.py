@@ -104,7 +104,7 @@ def rows(job: Job, settings: Settings, state: str) -> List[Row]:
         ("RESOURCE GROUP", request.rscgrp),
         ("APRIORITY", f"127{MARK}"),
         ("PRIORITY", default(str(request.priority), "priority")),
-        ("SHELL", request.shell[0]),
+        ("SHELL", request.interpreter[0]),
         ("MAIL SEND FLAG", "----"),
         ("MAIL ADDRESS", request.mail_list or job.user),
         ("STEP DEPENDENCY EXP", request.condition),

@@ -14,7 +14,9 @@ from tests.support.simulated import simulated
 class Write(Protocol):
     """Puts a script into the test's folder; returns its name."""
 
-    def __call__(self, body: str, directives: str = "", name: str = "job.sh", shell: str = "#!/bin/bash") -> str: ...
+    def __call__(
+        self, body: str, directives: str = "", name: str = "job.sh", interpreter: str = "#!/bin/bash"
+    ) -> str: ...
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +27,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    def write(body: str, directives: str = "", name: str = "job.sh", shell: str = "#!/bin/bash") -> str:
-        lines = [shell] if shell else []
+    def write(body: str, directives: str = "", name: str = "job.sh", interpreter: str = "#!/bin/bash") -> str:
+        lines = [interpreter] if interpreter else []
         lines += [f"#PJM {line}" for line in directives.splitlines()]
         (tmp_path / name).write_text("\n".join([*lines, body]) + "\n", encoding="utf-8")
         return name

@@ -124,8 +124,8 @@ def test_the_command_line_wins_key_by_key(site: Simulator, write: Write, tmp_pat
 def test_the_hash_bang_line_chooses_the_interpreter(site: Simulator, write: Write, tmp_path: Path) -> None:
     import sys
 
-    python = write("import sys; print(sys.flags.isolated)", name="p.py", shell=f"#!{sys.executable} -I")
-    none = write("echo $BASH", name="none.sh", shell="")
+    python = write("import sys; print(sys.flags.isolated)", name="p.py", interpreter=f"#!{sys.executable} -I")
+    none = write("echo $BASH", name="none.sh", interpreter="")
     ids = [site.submit(script, cwd=tmp_path) for script in (python, none)]
     site.wait(*ids)
     assert (tmp_path / f"p.py.{ids[0]}.out").read_text() == "1\n"
@@ -133,7 +133,7 @@ def test_the_hash_bang_line_chooses_the_interpreter(site: Simulator, write: Writ
 
 
 def test_a_shell_that_is_not_there_is_pjm_code_21(site: Simulator, write: Write, tmp_path: Path) -> None:
-    job_id = site.submit(write("true", shell="#!/no/such/shell"), cwd=tmp_path)
+    job_id = site.submit(write("true", interpreter="#!/no/such/shell"), cwd=tmp_path)
     assert site.wait(job_id)[0][1] == "21"
     assert site.state(job_id) == "EXT"
 
