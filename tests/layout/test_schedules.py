@@ -43,7 +43,7 @@ def check(schedules: List[List[Action]], shape: Shape) -> ScheduleReport:
     return check_schedules(schedules, shape[2], shape[3])
 
 
-@settings(max_examples=200)
+@settings(max_examples=400, deadline=None)
 @given(shapes())
 def test_every_schedule_is_complete_and_free_of_deadlock(shape: Shape) -> None:
     kind, stages, micro_batches, chunks = shape
@@ -51,7 +51,7 @@ def test_every_schedule_is_complete_and_free_of_deadlock(shape: Shape) -> None:
     assert report.messages == 2 * micro_batches * (stages * chunks - 1) * (stages > 1)
 
 
-@settings(max_examples=100)
+@settings(max_examples=200, deadline=None)
 @given(shapes())
 def test_chunks_see_micro_batches_in_order_whatever_the_kind(shape: Shape) -> None:
     for actions in all_stages(shape):
@@ -60,7 +60,7 @@ def test_chunks_see_micro_batches_in_order_whatever_the_kind(shape: Shape) -> No
             assert sorted(seen) == sorted(seen, key=lambda pair: pair[0])
 
 
-@settings(max_examples=100)
+@settings(max_examples=200, deadline=None)
 @given(shapes(), st.sampled_from([1.0, 2.0, 3.0]))
 def test_the_bubble_is_that_of_the_formula(shape: Shape, backward: float) -> None:
     kind, stages, micro_batches, chunks = shape
@@ -71,7 +71,7 @@ def test_the_bubble_is_that_of_the_formula(shape: Shape, backward: float) -> Non
     assert times.idle_share[0] == pytest.approx(1 - 1 / (1 + times.bubble[0]))
 
 
-@settings(max_examples=60)
+@settings(max_examples=120, deadline=None)
 @given(shapes())
 def test_waiting_at_once_costs_nothing_where_stages_keep_step(shape: Shape) -> None:
     kind, stages, _, chunks = shape
@@ -80,7 +80,7 @@ def test_waiting_at_once_costs_nothing_where_stages_keep_step(shape: Shape) -> N
     assert times.bubble == pytest.approx([ideal_bubble(*shape)] * stages)
 
 
-@settings(max_examples=60)
+@settings(max_examples=120, deadline=None)
 @given(shapes(), st.floats(0.1, 4), st.floats(0.1, 4), st.floats(0, 1))
 def test_late_waits_are_never_slower(shape: Shape, forward: float, backward: float, latency: float) -> None:
     schedules, timing = all_stages(shape), Timing(forward, backward, latency)
@@ -104,6 +104,7 @@ def test_the_slowest_stage_sets_the_pace_and_each_hop_its_latency() -> None:
     assert simulate(all_stages(("gpipe", 3, 1, 1)), Timing(1, 2, latency=0.5)).makespan == 3 * 3 + 4 * 0.5
 
 
+@settings(deadline=None)
 @given(st.integers(1, 8), st.integers(1, 16))
 def test_in_flight_micro_batches_of_gpipe_and_1f1b(stages: int, micro_batches: int) -> None:
     everything = check_schedules(all_stages(("gpipe", stages, micro_batches, 1)), micro_batches)
@@ -112,6 +113,7 @@ def test_in_flight_micro_batches_of_gpipe_and_1f1b(stages: int, micro_batches: i
     assert few.peak_in_flight == tuple(min(micro_batches, stages - stage) for stage in range(stages))
 
 
+@settings(deadline=None)
 @given(st.integers(2, 8), st.integers(1, 4), st.integers(2, 3))
 def test_in_flight_chunks_of_interleaving(stages: int, groups: int, chunks: int) -> None:
     # Megatron-LM's: the warm-up of stage s, and one more
@@ -183,7 +185,7 @@ def _changed(exchange: Exchange, side: str, messages: Tuple[Message, ...]) -> Ex
     return replace(exchange, **{side: messages})
 
 
-@settings(max_examples=150)
+@settings(max_examples=300, deadline=None)
 @given(shapes(least_stages=2), st.data())
 def test_a_dropped_message_is_found(shape: Shape, data: Any) -> None:
     schedules = all_stages(shape)
@@ -194,7 +196,7 @@ def test_a_dropped_message_is_found(shape: Shape, data: Any) -> None:
         check(schedules, shape)
 
 
-@settings(max_examples=150)
+@settings(max_examples=300, deadline=None)
 @given(shapes(least_stages=2), st.data())
 def test_a_changed_message_is_found(shape: Shape, data: Any) -> None:
     schedules = all_stages(shape)
@@ -223,7 +225,7 @@ def test_a_changed_message_is_found(shape: Shape, data: Any) -> None:
         check(schedules, shape)
 
 
-@settings(max_examples=150)
+@settings(max_examples=300, deadline=None)
 @given(shapes(), st.data())
 def test_a_computation_left_out_done_twice_or_moved_elsewhere_is_found(shape: Shape, data: Any) -> None:
     schedules = all_stages(shape)
@@ -245,7 +247,7 @@ def test_a_computation_left_out_done_twice_or_moved_elsewhere_is_found(shape: Sh
         check(schedules, shape)
 
 
-@settings(max_examples=150)
+@settings(max_examples=300, deadline=None)
 @given(shapes(), st.data())
 def test_two_actions_swapped_are_found_or_do_no_harm(shape: Shape, data: Any) -> None:
     schedules = all_stages(shape)
@@ -262,7 +264,7 @@ def test_two_actions_swapped_are_found_or_do_no_harm(shape: Shape, data: Any) ->
         assert simulate(schedules, late_waits=late_waits).busy == simulate(all_stages(shape)).busy
 
 
-@settings(max_examples=100)
+@settings(max_examples=200, deadline=None)
 @given(shapes(least_stages=2), st.data())
 def test_the_checker_agrees_with_a_plain_search_for_deadlock(shape: Shape, data: Any) -> None:
     """Exchanges torn into single parts in a drawn order: a slow, obvious simulation must give the same verdict."""
