@@ -360,6 +360,13 @@ class Core:
                 self.table.refresh_parent(subs[0], now)
         return count
 
+    def abandon(self) -> None:
+        """The folder is gone: nothing can be written down any more, but no process stays."""
+        for job in list(self.table.open()):
+            if job.state == RUNNING and not job.parent:
+                execution.kill(job)
+                execution.ended(job.pid)
+
     def end_all(self) -> None:
         """At ``sim stop``: every job that is not over is cancelled, and no process stays."""
         now = time.time()

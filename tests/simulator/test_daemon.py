@@ -135,6 +135,20 @@ def test_a_simulator_of_a_block_ends_with_its_process(tmp_path: Path) -> None:
     assert not alive(tmp_path / "pid")
 
 
+def test_it_ends_when_its_folder_is_removed(tmp_path: Path, write: Write) -> None:
+    import shutil
+
+    write("echo $$ > pid; sleep 300")
+    spool = start(tmp_path / "sim", Settings(**QUICK))
+    pid = spool.daemon_pid()
+    assert pid is not None
+    subprocess.run([str(spool.bin / "pjsub"), "job.sh"], cwd=tmp_path, check=True, capture_output=True)
+    until((tmp_path / "pid").exists)
+    shutil.rmtree(spool.root)
+    until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)  # its starter, this test, has not reaped it
+    assert not alive(tmp_path / "pid")
+
+
 def test_a_long_path_of_the_folder_is_no_hindrance(tmp_path: Path, write: Write) -> None:
     write("true")
     deep = tmp_path / ("a folder with 'quotes' & spaces " * 3) / ("x" * 100)
