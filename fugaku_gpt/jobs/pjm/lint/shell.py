@@ -11,7 +11,7 @@ import re
 from typing import List, NamedTuple, Optional, Set, Tuple
 
 _TOKEN = re.compile(
-    r"(?P<plain>[^\s'\"\\$`|&;()<>#]+)"
+    r"(?P<plain>[^\s'\"\\$`|&;()<>#]+)(?P<gap>[ \t]+)?"
     r"|(?P<space>(?:[ \t\r\f\v]|\\\r?\n)+)"
     r"|(?P<newline>\n)"
     r"|(?P<single>\$?'[^']*')"
@@ -21,6 +21,7 @@ _TOKEN = re.compile(
     r"|(?P<other>.)",
     re.DOTALL,
 )
+_IDLE_LINES = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)+")
 _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[[^\]]*\])?(\+?)=")
 _INSIDE = {")": re.compile(r"[()'\"\\`]"), "}": re.compile(r"[{}'\"\\`]")}
 _IN_DOUBLE = re.compile(r"[\"\\$`]")
@@ -54,6 +55,7 @@ class Setting(NamedTuple):
 class Command(NamedTuple):
     """One simple command.
 
+    ``name``: last part of the path of what is started; empty for assignments alone.
     ``nested``: inside a loop, a condition, a function or a subshell, or after ``&&`` or ``||``: it may run not at all,
     or often. ``background``: ends in ``&``.
     """
@@ -65,11 +67,7 @@ class Command(NamedTuple):
     redirections: Tuple[Tuple[str, Word], ...]
     nested: bool
     background: bool
-
-    @property
-    def name(self) -> str:
-        """Last part of the path of what is started; empty for assignments alone."""
-        return self.words[0].text.rpartition("/")[2] if self.words else ""
+    name: str
 
 
 class Body(NamedTuple):
@@ -119,11 +117,14 @@ class _Scanner:
             token = match(text, self.position)
             assert token is not None  # `other` takes any character
             kind, raw = token.lastgroup, token.group()
-            if kind == "plain":  # most tokens, so without _add
+            if kind == "gap" or kind == "plain":  # most tokens, so without _add
                 if self.word_at is None:
                     self.word_at = (self.line, self.position - self.line_start + 1)
-                self.parts.append(raw)
-                self.raws.append(raw)
+                word = token[1]
+                self.parts.append(word)
+                self.raws.append(word)
+                if kind == "gap":
+                    self._end_word()
                 self.position = token.end()
             elif kind == "space":
                 if self.word_at is not None:
@@ -135,7 +136,11 @@ class _Scanner:
             elif kind == "newline":
                 self._end_command()
                 self._advance(raw)
-                self._skip_documents()
+                if self.documents:
+                    self._skip_documents()
+                idle = _IDLE_LINES.match(text, self.position)
+                if idle:
+                    self._advance(idle.group())
             elif kind == "single":
                 self._add(raw[1:-1] if raw[0] == "'" else raw[2:-1], raw)
             elif kind == "opening":
@@ -228,8 +233,15 @@ class _Scanner:
             nested = self.depth > 0 or self.parens > 0 or self.after_and_or
             self.commands.append(
                 Command(
-                    line, column, tuple(self.settings), tuple(self.words), tuple(self.redirections), nested, background
-                )
+                    line,
+                    column,
+                    tuple(self.settings),
+                    tuple(self.words),
+                    tuple(self.redirections),
+                    nested,
+                    background,
+                    self.words[0].text.rpartition("/")[2] if self.words else "",
+                )  # fmt: skip
             )
         self.after_and_or = False
         self._new_command()

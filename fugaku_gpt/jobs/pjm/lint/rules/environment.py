@@ -26,6 +26,8 @@ _PJM_COMMANDS = ("pjstat", "pjdel", "pjwait", "pjhold", "pjrls", "pjalter", "pjs
     fugaku_only=True,
 )
 def spack_libraries(facts: Facts) -> Iterator[Hit]:
+    if "spack" not in facts.body_text:
+        return
     command = next(
         (item for item in facts.commands if item.words and any(_SPACK.search(word.text) for word in item.words[:2])),
         None,
@@ -74,7 +76,7 @@ def inherited(facts: Facts) -> Iterator[Hit]:
     source="Command Reference J2UL-2549, pjstat and pjdel",
 )
 def unquoted_id(facts: Facts) -> Iterator[Hit]:
-    for command in facts.commands:
+    for command in facts.commands if "[" in facts.body_text else ():
         if command.name in _PJM_COMMANDS:
             for word in command.words[1:]:
                 if _BRACKETED.fullmatch(word.raw):
@@ -91,7 +93,7 @@ def unquoted_id(facts: Facts) -> Iterator[Hit]:
     fugaku_only=True,
 )
 def remote_shell(facts: Facts) -> Iterator[Hit]:
-    if facts.resources.get("exepjrsh") is not None:
+    if facts.resources.get("exepjrsh") is not None or "pjrsh" not in facts.body_text:
         return
     for command in facts.commands:
         word = next((word for word in command.words if word.text.rpartition("/")[2] == "pjrsh"), None)

@@ -114,6 +114,8 @@ def import_storm(facts: Facts) -> Iterator[Hit]:
     fugaku_only=True,
 )
 def late_transfer(facts: Facts) -> Iterator[Hit]:
+    if "llio_transfer" not in facts.body_text:
+        return
     started: Dict[str, int] = {}
     common: Set[str] = set()
     for command in facts.commands:
@@ -153,6 +155,8 @@ def late_transfer(facts: Facts) -> Iterator[Hit]:
     fugaku_only=True,
 )
 def unguarded_copy(facts: Facts) -> Iterator[Hit]:
+    if "PJM_LOCALTMP" not in facts.body_text:
+        return
     launched = {launch.word: launch for launch in facts.launches}
     starts: List[int] = [launch.command.line for launch in launched.values()]
     here = facts.ranks_per_node
