@@ -11,7 +11,7 @@ import pytest
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import ConfigError, UsageError
-from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission, Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Overtaken, Refused, Submission, Uncertain
 from fugaku_gpt.jobs.submission import (
     INTENT_SECONDS,
     load_prepared,
@@ -136,6 +136,15 @@ def test_links_that_were_taken_before_a_refusal_are_named(tmp_path: Path) -> Non
     with pytest.raises(Refused, match="too many jobs[\\s\\S]*kept: 101"):
         submit(prepare(config("job.chain=2"), tmp_path), FakeScheduler(refuse))
     assert [job.job_id for job in read_history(tmp_path).jobs] == ["101"]
+
+
+def test_a_chain_that_has_ended_meanwhile_is_handed_in_as_far_as_it_goes(tmp_path: Path) -> None:
+    def overtaken(submission: Submission) -> None:
+        if submission.link == 3:
+            raise Overtaken("PJM 0012 the step job is over")
+
+    assert submit(prepare(config("job.chain=4"), tmp_path), FakeScheduler(overtaken)) == ["101", "102"]
+    assert kinds(tmp_path)[-1] == "refused" and read_history(tmp_path).open == ()
 
 
 def test_an_uncertain_submission_is_found_by_its_tag(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from fugaku_gpt.jobs.pjm.messages import Refusal, operation_results, refusal_of,
 from fugaku_gpt.jobs.pjm.pjstat import parse_data, status_of, statuses_of
 from fugaku_gpt.jobs.pjm.stats import read_stats_file
 from fugaku_gpt.jobs.schedulers.commands import Answer, NoAnswer, Run, run_words
-from fugaku_gpt.jobs.schedulers.protocol import Accounting, Refused, Submission, Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Accounting, Overtaken, Refused, Submission, Uncertain
 from fugaku_gpt.records.job import LOST, OVER, UNKNOWN, JobStatus, aggregate
 
 RETRY_SECONDS = (2.0, 4.0, 8.0)
@@ -29,6 +29,7 @@ HISTORY_DAYS = 90  # as long as Fugaku keeps them
 _FOUND_DAYS = 7
 _COLUMNS = "jid,st,ec,pc,sn,ermsg,rscg"
 _NO_SUCH_OPTION = ("0001", "0002")
+_STEP_JOB_OVER = "0012"
 _NOT_ANSWERED = ("0090", "0091")
 
 
@@ -76,6 +77,8 @@ class PjmScheduler:
             if refusal is not None and refusal.code in _NO_SUCH_OPTION and "-z" in words:
                 words = [word for word in words if word not in ("-z", "jid")]  # before -z could name the id
                 continue
+            if refusal is not None and refusal.code == _STEP_JOB_OVER and submission.after is not None:
+                raise Overtaken(_told(refusal, answer))
             if refusal is None or refusal.matter != "retry" or not waits:
                 raise Refused(_told(refusal, answer))
             self._sleep(waits.pop(0))

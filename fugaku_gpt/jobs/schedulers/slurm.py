@@ -17,7 +17,7 @@ from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.schedulers.commands import NoAnswer, Run, run_words
-from fugaku_gpt.jobs.schedulers.protocol import Accounting, Refused, Submission, Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Accounting, Overtaken, Refused, Submission, Uncertain
 from fugaku_gpt.records.job import (
     CANCELLED,
     ENDED,
@@ -121,6 +121,8 @@ class SlurmScheduler:
             if wait is None or not _NOT_REACHED.search(answer.said):
                 break
             self._sleep(wait)
+        if submission.after is not None and "dependency" in answer.said.lower():
+            raise Overtaken(answer.said)
         advice = [advice for pattern, advice in _ADVICE if pattern.search(answer.said)]
         raise Refused("\n".join([answer.said or f"sbatch: exit code {answer.code}", *advice]))
 

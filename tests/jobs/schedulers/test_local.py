@@ -143,9 +143,10 @@ def test_a_held_job_lets_others_pass_until_it_is_released(local: LocalScheduler,
 def test_a_link_follows_one_that_wants_to_be_resumed(
     local: LocalScheduler, tmp_path: Path, code: int, states: Any
 ) -> None:
-    first = local.submit(write(tmp_path / "first", f"sleep 0.3; exit {code}"))
+    first = local.submit(write(tmp_path / "first", f"until [[ -e go ]]; do sleep 0.1; done; exit {code}"))
     second = local.submit(write(tmp_path / "second", "echo $FUGAKU_GPT_AFTER", after=first, link=2, chain=2))
-    assert local.poll([second])[second].reason in ("", f"after {first}")
+    assert local.poll([second])[second].reason == f"after {first}"
+    (tmp_path / "first" / "go").touch()
     assert [until(local, job_id, *OVER).state for job_id in (first, second)] == states
     output = tmp_path / "second" / f"{second}.out"
     assert (output.read_text(encoding="utf-8").strip() if output.exists() else "") == (first if code == 75 else "")

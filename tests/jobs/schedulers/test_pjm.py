@@ -10,7 +10,7 @@ import pytest
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.schedulers.commands import NoAnswer
 from fugaku_gpt.jobs.schedulers.pjm import PjmScheduler
-from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission, Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Overtaken, Refused, Submission, Uncertain
 from fugaku_gpt.records.job import ENDED, LOST, QUEUED, RUNNING, UNKNOWN, JobStatus
 from tests.jobs.schedulers.fake import Commands, Reply, said
 
@@ -61,6 +61,12 @@ def test_a_chain_is_a_step_job_whose_links_are_cancelled_unless_the_last_wants_t
         ["--step", "--sparam", "jid=64856,sn=1,sd=ec!=75:all"],
         ["--step", "--sparam", "jid=64856,sn=2,sd=ec!=75:all"],
     ]
+
+
+def test_a_link_whose_step_job_is_over_is_told_apart(tmp_path: Path) -> None:
+    gone = said(err="[ERR.] PJM 0012 pjsub Job 64856 does not exist.\n", code=1)
+    with pytest.raises(Overtaken):
+        pjm(gone)[0].submit(submission(tmp_path, chain=2, link=2, after="64856_0"))
 
 
 def test_a_refusal_has_pjm_s_words_their_meaning_and_advice(tmp_path: Path) -> None:

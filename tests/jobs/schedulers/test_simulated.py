@@ -70,6 +70,7 @@ def follow(pjm: PjmScheduler, directory: Path, *settings: str) -> Verdict:
     config = load_run_config(preset="tiny", overrides=["job.scheduler=pjm", *settings])
     (directory / "config.yaml").write_text(dump_run_config(config), encoding="utf-8")
     submit(directory, pjm)
+    (directory / "go").touch()
     *_, (last,) = watch([directory], lambda name: pjm, sleep=lambda seconds: time.sleep(min(seconds, 0.2)))
     return last.verdict
 
@@ -133,7 +134,10 @@ def test_a_bulk_job_is_told_by_its_sub_jobs(pjm: PjmScheduler, tmp_path: Path) -
 def test_a_link_runs_only_after_one_that_wants_to_be_resumed(
     pjm: PjmScheduler, tmp_path: Path, code: int, ran: bool
 ) -> None:
-    write(tmp_path, f"touch ran-$PJM_STEPNUM; sleep 0.3; if ((PJM_STEPNUM == 0)); then end {code}; fi; end 4")
+    write(
+        tmp_path,
+        f"touch ran-$PJM_STEPNUM; until [[ -e go ]]; do sleep 0.1; done; ((PJM_STEPNUM > 0)) || end {code}; end 4",
+    )
     verdict = follow(pjm, tmp_path, "job.chain=3")
     assert (tmp_path / "ran-0").exists() and (tmp_path / "ran-1").exists() is ran
     assert not (tmp_path / "ran-2").exists()
