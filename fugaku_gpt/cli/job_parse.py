@@ -28,8 +28,8 @@ STDIN = "-"
 def parse(files: Tuple[Path, ...], form: str) -> None:
     """Tell what #PJM scripts ask for, as pjsub reads them; FILE - is the standard input.
 
-    Nothing is executed or sent. Options that are not pjsub's own are kept and marked; several FILEs give a list. A script
-    of ours also tells the settings that it was made from.
+    Nothing is executed or sent. Options that are not pjsub's own are kept and marked; several FILEs give a list. A
+    script of ours also tells the settings that it was made from.
     """
     scripts = [(str(path), _read(path)) for path in files]
     if form == "json":
