@@ -86,13 +86,6 @@ class Rendezvous:
                 self.runnable.append(member)
         return True
 
-    def left_over(self) -> Optional[Tuple[Tuple[int, int], bool, Hashable]]:
-        """A message that one end has posted and the other never does: the pair, whether it is the send, and what."""
-        for pair, posted in self._open.items():
-            if posted:
-                return pair, posted[0][0], posted[0][1]
-        return None
-
     def _meet(self, me: int, peer: int, pair: Tuple[int, int], is_send: bool, what: Hashable, now: float) -> None:
         posted = self._open.get(pair)
         if posted is None:
