@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
+from fugaku_gpt.config.tree import parse_yaml, plain
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.pjm.limits import BATCH, INTERACTIVE, AclLimits, parse_acl
 from fugaku_gpt.jobs.pjm.values import ALLOCATIONS, format_elapse, parse_count, parse_elapse
@@ -113,14 +114,8 @@ def load_limits(path: Path) -> SiteLimits:
 
 def read_limits(text: str, where: str) -> SiteLimits:
     """As :func:`load_limits`, from text; ``where`` is named in errors."""
-    import yaml
-
-    try:
-        # every scalar as its text: YAML's own reading takes 72:00:00 for a number and `no` for false
-        data = yaml.load(text, Loader=yaml.BaseLoader)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise UsageError(f"{where}: not a YAML file: {' '.join(str(error).split())}") from None
-    top = _mapping(data, where, "the file")
+    # every scalar as its text: YAML's own reading takes 72:00:00 for a number and `no` for false
+    top = _mapping(plain(parse_yaml(text, where)), where, "the file")
     _check_keys(top, _KEYS, where)
     date = _date(top.get("date"), where, "date")
     groups = {

@@ -72,8 +72,8 @@ def test_a_group_that_is_not_named_or_has_no_limits_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("groups: [", "not a YAML file"),
-        ("- a", "expected keys with values"),
+        ("groups: [", "not valid YAML"),
+        ("- a", "expected `key: value` lines at the top"),
         ("date: yesterday\n", "date: expected a date"),
         ("groups: {}\n", "date: expected a date"),
         ('date: "2026-01-01"\nlimit: 3\n', "unknown key limit"),
@@ -90,7 +90,7 @@ def test_a_group_that_is_not_named_or_has_no_limits_is_refused() -> None:
 def test_a_bad_limits_file_is_refused_with_its_place(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         read_limits(text, "my.yaml")
-    assert str(caught.value).startswith("my.yaml: ")
+    assert str(caught.value).startswith("my.yaml")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ _KNOBS = ("freq", "eco_state", "retention_state", "throttling_state", "issue_sta
 # Fugaku has none of these; Flow, Wisteria, Genkai, ITO, HOKUSAI and the K computer have
 _FOREIGN_RESOURCES = ("gpu", "vnode", "vnode-core", "vnode-mem", "core-mem")
 _K_OPTIONS = re.compile(r"stg")
-_K_SETUP = "/work/system/Env_base"  # read by every script of the K computer
+_K_SETUP = "/system/Env_base"  # read by every script of the K computer
 
 
 def looks_like_fugaku(script: PjmScript, limits: SiteLimits) -> bool:

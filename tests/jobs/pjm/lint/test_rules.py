@@ -89,7 +89,7 @@ def test_findings_about_the_sites_data_carry_its_date() -> None:
 
 def test_k_era_options_are_told_but_not_judged_elsewhere() -> None:
     assert findings("PJM006", ANY + "#PJM --stg-transfiles all\n")[0].severity == INFO
-    k = ANY + '#PJM --rsc-list "rscgrp=small,node=8"\n#PJM --mpi "use-rankdir"\n. /work/system/Env_base\n'
+    k = ANY + '#PJM --rsc-list "rscgrp=small,node=8"\n#PJM --mpi "use-rankdir"\n. /k/system/Env_base\n'
     assert findings("PJM006", k)[0].severity == INFO and findings("PJM020", k) == []
 
 
