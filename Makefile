@@ -1,7 +1,7 @@
 # make demo: everything in one go.   make test: lint and the whole test suite.   make help: the rest.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo test unit lint soak test-torch17 test-torch110 clean
+.PHONY: help install dev demo test unit lint soak slurm test-torch17 test-torch110 clean
 
 PYTHON ?= $(shell env/find_python.sh 3.11 3.12 3.13 || echo python3)
 PINS   ?= env/torch-2.13.txt
@@ -73,6 +73,9 @@ lint: dev ## ruff, mypy and the import contracts
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy fugaku_gpt
 	@$(BIN)/lint-imports
+
+slurm: ## Debian's Slurm, for the tests against a real one (needs root); says so where it cannot be had
+	@env/install_slurm.sh
 
 soak: dev ## 200 short DP=2 x TP=2 runs with random delays: does any hang?
 	@for start in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do \

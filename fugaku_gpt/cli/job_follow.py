@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import click
 
@@ -210,7 +210,7 @@ def _show_plan(prepared: PreparedJob) -> None:
 def _cost(prepared: Sequence[PreparedJob]) -> str:
     hours = [one.node_hours for one in prepared]
     known = sum(hour for hour in hours if hour is not None)
-    text = f"node-hours: {known:g} at most" if any(hour is not None for hour in hours) else "node-hours: not known"
+    text = f"node-hours: {known:.4g} at most" if any(hour is not None for hour in hours) else "node-hours: not known"
     open_ended = sum(1 for hour in hours if hour is None)
     return text + (f"; {open_ended} without job.elapse" if open_ended else "")
 
@@ -370,8 +370,7 @@ def _nothing_printed(seen: Followed, rank: Optional[int], files: Sequence[Path])
 
 def _print_file(path: Path, named: bool, lines: Optional[int]) -> int:
     """Print a file; returns the position of its end."""
-    content = path.read_bytes()
-    shown = content
+    shown = content = path.read_bytes()
     if lines is not None:
         shown = b"".join(content.splitlines(keepends=True)[-lines:]) if lines else b""
     if named:
@@ -396,6 +395,6 @@ def _print_news(ends: Dict[Path, int]) -> None:
 def _print(content: bytes) -> None:
     """Bytes of a job as text; control characters, which could steer the terminal, are made visible."""
     text = content.decode("utf-8", "replace")
-    keep: Callable[[str], bool] = lambda char: char in "\n\t" or char.isprintable()  # noqa: E731
-    click.echo("".join(char if keep(char) else f"\\x{ord(char):02x}" for char in text), nl=False)
+    shown = (char if char in "\n\t" or char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+    click.echo("".join(shown), nl=False)
     sys.stdout.flush()

@@ -10,9 +10,12 @@ from typing import Any, Dict, List, Tuple
 import click
 
 from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.config import changed_settings
+from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.jobs.pjm.canonical import as_json
 from fugaku_gpt.jobs.pjm.lexer import read_script, read_script_file
 from fugaku_gpt.jobs.pjm.script import PjmScript
+from fugaku_gpt.jobs.render import settings_of
 
 STDIN = "-"
 
@@ -25,11 +28,12 @@ STDIN = "-"
 def parse(files: Tuple[Path, ...], form: str) -> None:
     """Tell what #PJM scripts ask for, as pjsub reads them; FILE - is the standard input.
 
-    Nothing is executed or sent. Options that are not pjsub's own are kept and marked; several FILEs give a list.
+    Nothing is executed or sent. Options that are not pjsub's own are kept and marked; several FILEs give a list. A
+    script of ours also tells the settings that it was made from.
     """
     scripts = [(str(path), _read(path)) for path in files]
     if form == "json":
-        found = [{"file": name, **as_json(script)} for name, script in scripts]
+        found = [{"file": name, **as_json(script), **_settings(script)} for name, script in scripts]
         click.echo(json.dumps(found[0] if len(found) == 1 else found, indent=2, allow_nan=False))
         return
     rows = [row for name, script in scripts for row in _rows(name, script)]
@@ -41,6 +45,15 @@ def _read(path: Path) -> PjmScript:
     if str(path) == STDIN:
         return read_script(sys.stdin.buffer.read().decode("utf-8", "surrogateescape"))
     return read_script_file(path)
+
+
+def _settings(script: PjmScript) -> Dict[str, Any]:
+    """The settings that a script of ours was made from; none in scripts of others."""
+    try:
+        run = settings_of("\n".join(script.lines))
+    except ConfigError as error:  # edited by hand
+        return {"settings_problem": str(error)}
+    return {"settings": changed_settings(run)} if run is not None else {}
 
 
 def _rows(name: str, script: PjmScript) -> List[Dict[str, Any]]:

@@ -16,6 +16,7 @@ COMMANDS: Dict[str, str] = {
     "data": "fugaku_gpt.cli.data:data",
     "doctor": "fugaku_gpt.cli.doctor:doctor",
     "job": "fugaku_gpt.cli.job:job",
+    "plan": "fugaku_gpt.cli.plan:plan",
     "report": "fugaku_gpt.cli.report:report",
     "runs": "fugaku_gpt.cli.runs:runs",
     "sim": "fugaku_gpt.cli.sim:sim",

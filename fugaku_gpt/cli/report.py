@@ -9,19 +9,21 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import click
 
-from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.cli.output import FORMATS, render_rows
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.report.check import check_text
 from fugaku_gpt.report.collect import collect_rows
+from fugaku_gpt.report.html import html_tables
+from fugaku_gpt.report.imported import import_logs, parse_settings
 from fugaku_gpt.report.known import MACHINE_NAMES
-from fugaku_gpt.report.notes_table import COLUMNS, NO_VALUE, cells, grouped, notes_tables
+from fugaku_gpt.report.notes_table import NO_VALUE, cells, columns, grouped, notes_tables
 from fugaku_gpt.report.rows import Row, raw_values
 
 Rows = Tuple[List[Row], List[Row]]  # one for each configuration, one for each run
 CHECK_FORMATS = ("text", "json", "md")
 _FINDING_COLUMNS = ("file", "line", "rule", "what", "cause")
-_TABLE_COLUMNS = (*COLUMNS[:-1], "Validation loss", COLUMNS[-1])
+TABLE_FORMATS = (*FORMATS, "html")
 
 
 @click.group()
@@ -31,36 +33,42 @@ def report() -> None:
 
 @report.command()
 @click.argument("directories", nargs=-1, required=True, metavar="DIR...", type=click.Path(path_type=Path))
-@format_option
+@click.option(
+    "--format", "form", type=click.Choice(TABLE_FORMATS), default="table", show_default=True, help="Form of the output."
+)
 @click.option("--si", is_flag=True, help="Aggregate petaFLOP/s as TFLOPs * nodes / 1000; the notes divide by 1024.")
-def table(directories: Tuple[Path, ...], form: str, si: bool) -> None:
+@click.option("--energy", is_flag=True, help="With watts per node, joules per iteration and per token (`job collect`).")
+def table(directories: Tuple[Path, ...], form: str, si: bool, energy: bool) -> None:
     """Print the table of the runs in DIR: a run directory, or a folder of them such as a sweep's.
 
-    md is the form of the notes; csv and json carry raw values with units, formulas and origin, and json every repeat.
+    md is the form of the notes; html is one file that opens anywhere; csv and json carry raw values with units,
+    formulas and origin, and json every repeat.
     """
-    print_table(collect_rows(directories), form, si)
+    print_table(collect_rows(directories), form, si, energy)
 
 
-def print_table(rows: Rows, form: str, si: bool = False) -> None:
-    """Print rows to standard output in one of the four forms."""
-    click.echo(render_table(rows, form, si), nl=False)
+def print_table(rows: Rows, form: str, si: bool = False, energy: bool = False) -> None:
+    """Print rows to standard output in one of ``TABLE_FORMATS``."""
+    click.echo(render_table(rows, form, si, energy), nl=False)
 
 
-def write_tables(directories: Sequence[Path], out: Path) -> Rows:
-    """Leave ``table.md``, ``table.csv`` and ``table.json`` of the runs in a folder; returns the rows."""
+def write_tables(directories: Sequence[Path], out: Path, forms: Sequence[str] = ("md", "csv", "json")) -> Rows:
+    """Leave ``table.md`` and its like of the runs in a folder; returns the rows."""
     rows = collect_rows(directories)
-    for form in ("md", "csv", "json"):
+    for form in forms:
         write_text_atomically(out / f"table.{form}", render_table(rows, form))
     return rows
 
 
-def render_table(rows: Rows, form: str, si: bool = False) -> str:
+def render_table(rows: Rows, form: str, si: bool = False, energy: bool = False) -> str:
     """Rows as text that ends in a newline."""
     merged, runs = rows
     if form == "md":
-        return notes_tables(merged, si)
+        return notes_tables(merged, si, energy)
+    if form == "html":
+        return html_tables(merged, si, energy)
     if form == "table":
-        return "\n".join(_terminal_table(heading, members, si) for heading, members in grouped(merged))
+        return "\n".join(_terminal_table(heading, members, si, energy) for heading, members in grouped(merged))
     values = [raw_values(row) for row in merged]
     if form == "csv":
         return render_rows(list(values[0]), values, "csv")
@@ -71,15 +79,36 @@ def render_table(rows: Rows, form: str, si: bool = False) -> str:
     return json.dumps(values, indent=2, allow_nan=False) + "\n"
 
 
-def _terminal_table(heading: str, rows: Sequence[Row], si: bool) -> str:
+def _terminal_table(heading: str, rows: Sequence[Row], si: bool, energy: bool) -> str:
     """The notes' columns and the validation loss; the widest column comes last."""
+    titles = (*columns(energy)[:-1], "Validation loss", columns()[-1])
     shown: List[Dict[str, Any]] = []
     for row in rows:
-        *measured, notes = cells(row, si)
+        *measured, notes = cells(row, si, energy)
         losses = (row.first_validation_loss, row.last_validation_loss)
         loss = " to ".join(f"{value:.3f}" for value in losses if value is not None) or NO_VALUE
-        shown.append(dict(zip(_TABLE_COLUMNS, (*measured, loss, notes))))
-    return heading.lstrip("# ") + "\n" + render_rows(_TABLE_COLUMNS, shown, "table")
+        shown.append(dict(zip(titles, (*measured, loss, notes))))
+    return heading.lstrip("# ") + "\n" + render_rows(titles, shown, "table")
+
+
+@report.command("import")
+@click.argument("logs", nargs=-1, required=True, metavar="LOG...", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the record; tables read it.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="What the log does not say: nodes=4, ...")
+def import_(logs: Tuple[Path, ...], out: Path, settings: Tuple[str, ...]) -> None:
+    """Make a row of a training LOG of Megatron-DeepSpeed, Megatron-LM or ours; several files are one run.
+
+    What neither the log nor --set says stays unknown. Keys: name, layers, hidden, heads, seq_len, padded_vocab, nodes,
+    ranks, ranks_per_node, dp, tp, pp, micro_batch, global_batch, recompute, dtype, torch, job_id, date, status and
+    more; a wrong key names them all.
+    """
+    row = import_logs(logs, out, parse_settings(settings))
+    unknown = [
+        name for name in ("nodes", "dp", "tp", "pp", "micro_batch", "global_batch") if getattr(row, name) is None
+    ]
+    print_table(([row], [row]), "table")
+    if unknown:
+        click.echo(f"not in the log: {', '.join(unknown)}; say them with --set, such as --set {unknown[0]}=1", err=True)
 
 
 @report.command()

@@ -43,7 +43,7 @@ def sim() -> None:
 @click.option("--strict-groups/--any-group", default=None, help="Refuse jobs without -g, as Fugaku does.")
 @click.option("--shell", is_flag=True, help="Open a shell with the commands; the simulator ends with it.")
 def start(directory: Optional[Path], shell: bool, **chosen: Any) -> None:
-    """Start a simulated PJM (not Fugaku). It runs on when this command has ended, and knows the jobs of earlier ones."""
+    """Start a simulated PJM (not Fugaku). It runs on when this command has ended, and knows earlier jobs."""
     from fugaku_gpt.simulator.session import default_directory, export_line, stored_settings
     from fugaku_gpt.simulator.session import start as start_simulator
 

@@ -92,7 +92,8 @@ def _check_layout(config: RunConfig, broken: Report) -> None:
     product = f"layout.dp {layout.dp} * layout.tp {layout.tp} * layout.pp {layout.pp} = {layout.ranks} ranks"
     if node.ranks_per_node is None:
         if layout.ranks % job.nodes:
-            broken("job.nodes", job.nodes, f"must divide {product}; valid: {_divisors(layout.ranks)}")
+            key, value = ("job.shape", f"{job.shape} = {job.nodes} nodes") if job.shape else ("job.nodes", job.nodes)
+            broken(key, value, f"must divide {product}; valid: {_divisors(layout.ranks)}")
     elif node.ranks_per_node * job.nodes != layout.ranks:
         broken(
             "node.ranks_per_node",

@@ -16,7 +16,7 @@ LR_SCHEDULES = ("cosine", "linear", "constant", "wsd")
 
 # Texts that reach job scripts. Quoting makes any text harmless there; these are refused where they cannot be meant.
 _WORD = (r"[A-Za-z0-9_][A-Za-z0-9._-]*", "letters, digits and . _ -")
-_SIZE = (r"[0-9]+(Ki|Mi|Gi|Ti)", "a size with its unit, such as 28Gi")
+_SIZE = (r"[0-9]+(Ki|Mi|Gi|Ti)", "a size with its unit, such as 23Gi")
 _PATH = (r"[^\x00-\x1f\x7f\ud800-\udfff]+", "a path without control characters")
 _LIBRARY = (r"[^\s:\x00-\x1f\x7f\ud800-\udfff]+", "a path without spaces and colons, as in LD_PRELOAD")
 _VARIABLE = (r"[A-Za-z_][A-Za-z0-9_]*=[^\x00-\x1f\x7f\ud800-\udfff]*", "NAME=value on one line")
@@ -296,7 +296,7 @@ class JobConfig:
     group: str = option("", "group or account that pays", form=_WORD)
     resource_group: str = option("", "resource group (PJM) or partition (Slurm); default: the site's", form=_WORD)
     resource_unit: str = option("", "resource unit (PJM), such as rscunit_ft01; default: the site's", form=_WORD)
-    node_memory: str = option("", "memory of each node, such as 28Gi; default: all", form=_SIZE)
+    node_memory: str = option("", "memory of each node, such as 23Gi; default: all", form=_SIZE)
     rank_map: str = option(
         "",
         "bychip or bynode, with an order of axes as in bychip:XYZ; default: the scheduler's",

@@ -137,16 +137,11 @@ def watch(
             next(pauses)
 
 
-def output_of(followed: Followed, rank: Optional[int] = None, named: Named = scheduler_named) -> List[Path]:
-    """Files that the deciding job has printed into: the script's own first; of one rank, if ``rank`` is given."""
+def output_of(followed: Followed, named: Named = scheduler_named) -> List[Path]:
+    """Files that the deciding job has printed into: the script's own first, then those of its ranks."""
     if not followed.job_id:
         return []
-    files = list(named(followed.scheduler).output_files(followed.directory, followed.job_id))
-    log = followed.directory / "log.txt"  # of the ranks that were started on this machine
-    files += [log] if log.exists() and log not in files else []
-    if rank is not None:
-        return [path for path in files if path.name.startswith("std") and path.name.endswith(f".{rank}")]
-    return files
+    return named(followed.scheduler).output_files(followed.directory, followed.job_id)
 
 
 def _below(path: Path, depth: int) -> Iterator[Path]:

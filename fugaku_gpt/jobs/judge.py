@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
@@ -155,11 +156,13 @@ class _Evidence:
 def _evidence(
     directory: Path, job: SubmittedJob, records: Dict[str, ExitRecord], status: JobStatus, history: JobHistory
 ) -> List[_Evidence]:
-    """One for each sub-job; what was recorded of a sub-job itself stands over the word on the whole."""
+    """One for each sub-job. The codes of the whole are those of its worst sub-job: of the others they say nothing."""
     found = []
     for place, sub in enumerate(sub_job_ids(job)):
-        own = history.statuses.get(sub) if job.bulk else None
-        found.append(_Evidence(directory, job, place, records.get(sub), own if own is not None else status))
+        own = status
+        if job.bulk:
+            own = history.statuses.get(sub, JobStatus(sub, status.state, reason=status.reason, group=status.group))
+        found.append(_Evidence(directory, job, place, records.get(sub), own))
     return found
 
 
@@ -214,9 +217,10 @@ def _found(evidence: _Evidence) -> Cause:
         return Cause(runs.INTERRUPTED, f"{why}; it can be resumed", _resume_advice(evidence), RESUME)
     if record is None and said is not None:
         return _with_facts(evidence, said)
-    if exit_code == 0:
+    killed = record is None and evidence.status.signal is not None
+    if exit_code == 0 and not killed:
         return _ended_well(evidence, result)
-    if record is None and exit_code is None and evidence.status.signal is None:
+    if record is None and exit_code is None and not killed:
         cause = f"{evidence.status.raw or 'ended'}, and neither an exit record nor a code says how"
         return _ranks_or(result, Cause(runs.FAILED, cause, "look at `fugaku-gpt job logs`", RETRY))
     if said is not None:
@@ -301,10 +305,17 @@ def _joined(words: str, more: str) -> str:
 
 
 def _config(directory: Path) -> Optional[RunConfig]:
+    file = directory / "config.yaml"
     try:
-        return load_run_config(directory / "config.yaml")
-    except UsageError:  # advice only: a verdict needs no configuration
+        return _read_config(file, file.stat().st_mtime_ns)
+    except (OSError, UsageError):  # advice only: a verdict needs no configuration
         return None
+
+
+@lru_cache(maxsize=16)
+def _read_config(file: Path, _changed: int) -> RunConfig:
+    """Read once for all that a verdict and its result need."""
+    return load_run_config(file)
 
 
 def _settle_one(evidence: _Evidence, verdict: Verdict, now: float) -> Optional[Result]:

@@ -122,7 +122,7 @@ def settings_of(text: str) -> Optional[RunConfig]:
     Raises:
         ConfigError: the settings are there and are not valid.
     """
-    lines = text.splitlines()
+    lines = text.split("\n")
     try:
         start = lines.index(f"# {_SETTINGS}") + 1
     except ValueError:

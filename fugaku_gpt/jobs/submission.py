@@ -17,7 +17,7 @@ from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.jobs.render import JobScript, job_name, render_from_files
 from fugaku_gpt.jobs.schedulers.commands import TIMEOUT_SECONDS
-from fugaku_gpt.jobs.schedulers.protocol import Refused, Scheduler, Submission, Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Overtaken, Refused, Scheduler, Submission, Uncertain
 from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.records.job import (
     JOB_FILE,
@@ -132,7 +132,8 @@ def submissions(prepared: PreparedJob) -> List[Submission]:
 
 
 def submit(prepared: Union[PreparedJob, Path], scheduler: Scheduler, now: Callable[[], float] = time.time) -> List[str]:
-    """Hand in a prepared directory; returns the job ids, one for each link of a chain.
+    """Hand in a prepared directory; returns the job ids, one for each link of a chain; fewer where one has ended before
+    the next could follow it.
 
     Of several that hand in the same directory at once, one does: the one whose intent comes first in ``job.jsonl``.
 
@@ -158,6 +159,9 @@ def submit(prepared: Union[PreparedJob, Path], scheduler: Scheduler, now: Callab
             raise Uncertain(
                 f"{error}\n{directory}: the job may have been taken; `fugaku-gpt job status` tells"
             ) from None
+        except Overtaken as error:  # a short job has ended meanwhile: how it has ended decides, as in any chain
+            append_event(directory, "refused", now(), tag=tag, reason=str(error))
+            break
         except UsageError as error:  # refused, or there is no such command
             append_event(directory, "refused", now(), tag=tag, reason=str(error))
             had = f"\n{directory}: handed in before that, and kept: {', '.join(ids)}" if ids else ""

@@ -1,11 +1,22 @@
-"""rank ↔ (dp, pp, tp): tensor-parallel ranks are neighbours, pipeline stages come next, replicas are farthest apart."""
+"""rank ↔ (dp, pp, tp), and the groups of ranks that talk to each other.
+
+The order of the axes says which ranks are neighbours. Usual is ``tp,pp,dp``: tensor-parallel ranks are neighbours,
+pipeline stages come next, replicas are farthest apart.
+
+A group is the list of its ranks in order. Ranks that share a group see the same list, so one ``MPI_Comm_split`` of the
+world with the first rank as colour and the place in the list as key makes all groups of a kind.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List
+from itertools import permutations
+from typing import Dict, List
 
 from fugaku_gpt.config.schema import LayoutConfig
+
+TP_PP_DP = "tp,pp,dp"
+ORDERS = tuple(",".join(axes) for axes in permutations(("tp", "pp", "dp")))
 
 
 @dataclass(frozen=True)
@@ -17,29 +28,69 @@ class Coordinates:
     tp: int
 
 
-def coordinates_of(rank: int, layout: LayoutConfig) -> Coordinates:
+def coordinates_of(rank: int, layout: LayoutConfig, order: str = TP_PP_DP) -> Coordinates:
     """The place of a rank in the grid.
 
+    Args:
+        order: the axes, fastest first; one of ``ORDERS``.
+
     Raises:
-        ValueError: the layout has no such rank.
+        ValueError: the layout has no such rank, or there is no such order.
     """
     if not 0 <= rank < layout.ranks:
         raise ValueError(f"rank {rank} is not in a layout of {layout.ranks} ranks")
-    outer, tp = divmod(rank, layout.tp)
-    dp, pp = divmod(outer, layout.pp)
-    return Coordinates(dp=dp, pp=pp, tp=tp)
+    sizes, strides = _sizes(layout), _strides(layout, order)
+    return Coordinates(**{axis: rank // strides[axis] % sizes[axis] for axis in sizes})
 
 
-def rank_of(place: Coordinates, layout: LayoutConfig) -> int:
+def rank_of(place: Coordinates, layout: LayoutConfig, order: str = TP_PP_DP) -> int:
     """The rank that sits at a place of the grid; the inverse of :func:`coordinates_of`."""
-    return (place.dp * layout.pp + place.pp) * layout.tp + place.tp
+    strides = _strides(layout, order)
+    return place.dp * strides["dp"] + place.pp * strides["pp"] + place.tp * strides["tp"]
 
 
-def tp_group(place: Coordinates, layout: LayoutConfig) -> List[int]:
+def tp_group(place: Coordinates, layout: LayoutConfig, order: str = TP_PP_DP) -> List[int]:
     """The ranks that share each layer with this one, in order."""
-    return [rank_of(Coordinates(place.dp, place.pp, tp), layout) for tp in range(layout.tp)]
+    return _along("tp", place.tp, place, layout, order)
 
 
-def dp_group(place: Coordinates, layout: LayoutConfig) -> List[int]:
+def pp_group(place: Coordinates, layout: LayoutConfig, order: str = TP_PP_DP) -> List[int]:
+    """The ranks that hold the other stages of this one's model, by stage."""
+    return _along("pp", place.pp, place, layout, order)
+
+
+def dp_group(place: Coordinates, layout: LayoutConfig, order: str = TP_PP_DP) -> List[int]:
     """The ranks that hold the same weights as this one, in order."""
-    return [rank_of(Coordinates(dp, place.pp, place.tp), layout) for dp in range(layout.dp)]
+    return _along("dp", place.dp, place, layout, order)
+
+
+def embedding_group(place: Coordinates, layout: LayoutConfig, order: str = TP_PP_DP) -> List[int]:
+    """The ranks that hold the same slice of the tied embedding in one replica: of the first and of the last stage.
+
+    A rank of a stage between, or of the only stage, is alone in its group.
+    """
+    stages = pp_group(place, layout, order)
+    if layout.pp > 1 and place.pp in (0, layout.pp - 1):
+        return [stages[0], stages[-1]]
+    return [stages[place.pp]]
+
+
+def _sizes(layout: LayoutConfig) -> Dict[str, int]:
+    return {"dp": layout.dp, "pp": layout.pp, "tp": layout.tp}
+
+
+def _strides(layout: LayoutConfig, order: str) -> Dict[str, int]:
+    """By axis, how far apart its neighbours' ranks are."""
+    if order not in ORDERS:
+        raise ValueError(f"grid order {order!r}: valid: {'; '.join(ORDERS)} (fastest axis first)")
+    sizes, strides, step = _sizes(layout), {}, 1
+    for axis in order.split(","):
+        strides[axis] = step
+        step *= sizes[axis]
+    return strides
+
+
+def _along(axis: str, position: int, place: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
+    stride = _strides(layout, order)[axis]
+    first = rank_of(place, layout, order) - position * stride
+    return list(range(first, first + stride * _sizes(layout)[axis], stride))

@@ -7,24 +7,25 @@ Three kinds. With p stages, m micro-batches and v chunks per stage, idle time ov
   "PipeDream"; flushed every step); the same bubble, p - s micro-batches in flight.
 * ``interleaved``: 1F1B over v chunks per stage (Narayanan et al. 2021, section 2.2); (p - 1) / (m v) for m >= p.
 
-Any number of micro-batches is valid. Interleaving walks through groups of micro-batches, each group through all chunks;
-a group of at least p has its next chunk's input waiting for it. Megatron-LM wants m to be a multiple of p; here m is cut
-into m // p groups of p or a little more, so the bubble stays as said for every m >= p, and only memory grows with the
-largest group. Below p there is one group, which waits for itself to come round.
+Any number of micro-batches is valid. Interleaving takes groups of micro-batches through all chunks; a group of at least
+p has its next chunk's input waiting for it. Megatron-LM wants m to be a multiple of p; here m is cut into m // p groups
+of p or a little more, so the bubble stays as said for every m >= p, and only memory grows with the largest group. Below
+p there is one group, which waits for itself to come round.
 
 Every chunk sees its micro-batches in increasing order, forward and backward, in every kind: sums of gradients are the
 same to the last bit.
 
 **Messages.** Between two computations a stage has at most one :class:`Exchange`: all its sends and receives are posted
-at once and waited for together. Placement follows one clock for all stages, in which every computation takes one tick: a
-result is sent by the exchange right after it was computed, and received by the exchange that its receiver has open at
-that tick: the last one that starts no later than the sender's. So each exchange can complete before its stage's next
-tick whatever the others do, by induction over ticks: no deadlock, even when no send completes before its receive is
-posted. Messages between two stages keep their order, as MPI does.
+at once and waited for together. Placement follows one clock for all stages, in which every computation takes one tick:
+a result is sent by the exchange right after its tick, and received by the last exchange of its receiver that is right
+after this tick or an earlier one. Both are complete before either stage's next tick, by induction over ticks: no
+deadlock, even when no send completes before its receive is posted. Messages from one stage to another keep their order,
+as MPI does.
 
-**Overlap.** Nothing gets stuck if one waits later or posts receives earlier, each pair's order kept: fewer waits cannot
+**Overlap.** Nothing gets stuck if one waits later or posts earlier, the order on each pair kept: fewer waits cannot
 make a new circle of waits. So whoever runs a schedule may leave an exchange open: a receive must be done before the
-computation that uses it, a send before its buffer is used again.
+computation that uses it, a send before its buffer is used again. Interleaving needs this for its small bubble
+(``schedule_times.simulate``).
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Deque, Dict, List, Sequence, Tuple, Union
+
+from fugaku_gpt.layout.rendezvous import Part
 
 KINDS = ("gpipe", "1f1b", "interleaved")
 ACTIVATION, GRADIENT = "activation", "gradient"
@@ -74,6 +77,11 @@ class Message:
     chunk: int
     peer: int
 
+    @property
+    def key(self) -> Tuple[str, int, int]:
+        """What it is, the same on both sides."""
+        return self.kind, self.micro_batch, self.chunk
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -82,6 +90,10 @@ class Exchange:
     __slots__ = ("sends", "receives")
     sends: Tuple[Message, ...]
     receives: Tuple[Message, ...]
+
+    def parts(self) -> Tuple[List[Part], List[Part]]:
+        """Sends and receives as ``rendezvous.Rendezvous`` takes them."""
+        return [(m.peer, m.key) for m in self.sends], [(m.peer, m.key) for m in self.receives]
 
 
 Action = Union[Forward, Backward, Exchange]
@@ -145,6 +157,20 @@ def stage_order(kind: str, stage: int, stages: int, micro_batches: int, chunks: 
     for step, one_backward in zip(forward[first:], backward):
         order += (step, one_backward)
     return order + backward[len(forward) - first :]
+
+
+def in_words(item: Union[Action, Message]) -> str:
+    """An action or a message for a reader."""
+    if isinstance(item, Message):
+        return f"{item.kind} of micro-batch {item.micro_batch} for chunk {item.chunk} (peer: stage {item.peer})"
+    if isinstance(item, Exchange):
+        lists = (
+            (verb, ", ".join(map(in_words, each)))
+            for verb, each in (("sends", item.sends), ("receives", item.receives))
+        )
+        return " and ".join(f"{verb} {words}" for verb, words in lists if words) or "exchanges nothing"
+    name = "forward" if isinstance(item, Forward) else "backward"
+    return f"{name} of micro-batch {item.micro_batch} through chunk {item.chunk}"
 
 
 def _groups(micro_batches: int, stages: int, chunks: int) -> List[range]:

@@ -1,8 +1,8 @@
 """Which layers each pipeline stage holds: uneven splits by work, and the chunks (virtual stages) of interleaving.
 
-The model is cut into ``stages * chunks`` consecutive chunks. Chunk number ``g`` belongs to stage ``g % stages``, so that
-chunk ``c`` of stage ``s`` is number ``c * stages + s`` (Narayanan et al. 2021, "Efficient Large-Scale Language Model
-Training on GPU Clusters Using Megatron-LM", section 2.2). Everywhere in this room a chunk is meant by that number.
+The model is cut into ``stages * chunks`` consecutive chunks. Chunk number ``g`` belongs to stage ``g % stages``, so
+that chunk ``c`` of stage ``s`` is number ``c * stages + s`` (Narayanan et al. 2021, "Efficient Large-Scale Language
+Model Training on GPU Clusters Using Megatron-LM", section 2.2). A chunk is always meant by that number.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import List, Optional, Sequence, Tuple
 
-from fugaku_gpt.config.schema import RECOMPUTE, ModelConfig
+from fugaku_gpt.config.schema import ModelConfig
 from fugaku_gpt.layout.tensors import TensorSpec, model_tensors
+
+RECOMPUTE = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import psutil
 
 from fugaku_gpt.config.schema import NodeConfig
 
+SIMULATED = "FUGAKU_GPT_SIMULATOR"  # set in jobs of `fugaku-gpt sim`
 _ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 _LIBRARY_DIRS = ("/usr/lib", "/usr/lib64", "/lib64", "/usr/local/lib", "/usr/local/lib64")
 _VECTOR_FLAGS = ("avx512f", "avx512_bf16", "amx_bf16", "avx2", "fma", "sve2", "sve", "asimd")
@@ -98,9 +99,10 @@ def allocator_in_use() -> str:
 def job_resources() -> Dict[str, str]:
     """The custom resources that PJM granted to this job (power knobs among them); empty outside PJM.
 
-    PJM puts them into the job's environment as a comma list of key=value: they are read back as facts.
+    PJM puts them into the job's environment as a comma list of key=value: they are read back as facts. The simulated
+    PJM grants what it cannot give: there they are not.
     """
-    listed = os.environ.get("PJM_CUSTOM_RESOURCES", "")
+    listed = "" if os.environ.get(SIMULATED) else os.environ.get("PJM_CUSTOM_RESOURCES", "")
     return dict(pair.split("=", 1) for pair in listed.split(",") if "=" in pair)
 
 

@@ -15,6 +15,8 @@ FILE = "accounting.json"
 
 SAMPLING_SECONDS = 60.0  # of PJM's power counters: below this, energy and power say nothing
 ENERGY_FORMULA = "average power of all nodes over the run's jobs, start-up included, times seconds per iteration"
+SIMULATED = "simulated"
+_SUPPLEMENT = "SUPPLEMENTARY INFORMATION"  # where our simulator of PJM says that nothing was measured
 TOO_SHORT = "too short to tell"
 
 
@@ -74,7 +76,7 @@ class Energy:
     Attributes:
         joules: all nodes, from start to end; None where not known, or where the jobs were too short to tell.
         watts: average of all nodes.
-        words: ``measured``, ``ideal``, or why there is none; empty where nobody has measured.
+        words: ``measured``, ``ideal``, ``simulated``, or why there is none; empty where nobody has measured.
     """
 
     joules: Optional[float] = None
@@ -111,7 +113,8 @@ def energy_of(jobs: Tuple[JobAccount, ...]) -> Energy:
     told = [job for job in jobs if job.energy_joules is not None or job.energy_joules_ideal is not None]
     long = [job for job in told if job.elapsed_seconds is not None and job.elapsed_seconds >= SAMPLING_SECONDS]
     if not long:
-        short = any(job.elapsed_seconds is not None and job.elapsed_seconds < SAMPLING_SECONDS for job in jobs)
+        sampled = [job.elapsed_seconds for job in jobs if job.scheduler != "local"]  # this machine counts no energy
+        short = any(seconds is not None and seconds < SAMPLING_SECONDS for seconds in sampled)
         return Energy(words=TOO_SHORT if short else "")
     measured = all(job.energy_joules is not None for job in long)
     joules = sum((job.energy_joules if measured else job.energy_joules_ideal) or 0.0 for job in long)
@@ -120,7 +123,9 @@ def energy_of(jobs: Tuple[JobAccount, ...]) -> Energy:
     seconds = sum(job.elapsed_seconds or 0.0 for job in long)
     nodes = {job.nodes for job in long}
     same = nodes.pop() if len(nodes) == 1 else None
-    return Energy(joules, joules / seconds, same, "measured" if measured else "ideal")
+    simulated = any(job.values.get(_SUPPLEMENT, "").upper().startswith("SIMULATED") for job in long)
+    words = SIMULATED if simulated else "measured" if measured else "ideal"
+    return Energy(joules, joules / seconds, same, words)
 
 
 def _account(values: Dict[str, Any]) -> JobAccount:

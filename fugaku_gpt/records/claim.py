@@ -60,8 +60,11 @@ def this_process(name: str, environment: Optional[Mapping[str, str]] = None) -> 
     return Holder(name, socket.gethostname(), os.getpid(), psutil.Process().create_time(), job)
 
 
-def take(folder: Path, stem: str, holder: Holder) -> Path:
+def take(folder: Path, stem: str, holder: Holder, same_process: bool = True) -> Path:
     """Claim a folder; returns the claim's file.
+
+    Args:
+        same_process: whether this very process may claim it again under another name.
 
     Raises:
         AlreadyClaimed: somebody else has it.
@@ -71,7 +74,7 @@ def take(folder: Path, stem: str, holder: Holder) -> Path:
         number, current = newest(folder, stem)
         if number and current == holder:
             return folder / f"{stem}.{number}"
-        if number and not _may_follow(current, holder):
+        if number and not _may_follow(current, holder, same_process):
             raise AlreadyClaimed(folder / f"{stem}.{number}", current)
         path = folder / f"{stem}.{number + 1}"
         if create_json_atomically(path, {**asdict(holder), "time": time.time()}):
@@ -109,14 +112,14 @@ def newest(folder: Path, stem: str) -> Tuple[int, Optional[Holder]]:
         return number, None
 
 
-def _may_follow(current: Optional[Holder], holder: Holder) -> bool:
+def _may_follow(current: Optional[Holder], holder: Holder, same_process: bool) -> bool:
     """Whether a claim may be made after the present one: it belongs together with it, or its holder is dead."""
     if current is None:
         return False
     if current.name == holder.name:
         return True
     if current.host == holder.host:
-        return current.process == holder.process or not _alive(current)
+        return (same_process and current.process == holder.process) or not _alive(current)
     # a batch system that starts a job again has ended it before, wherever that was
     return current.job != "" and current.job == holder.job
 

@@ -17,6 +17,7 @@ told to stop. A script that was killed leaves none.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Tuple
@@ -234,7 +235,7 @@ def aggregate(job_id: str, statuses: Iterable[JobStatus]) -> JobStatus:
 
     Exit code, signal and PJM code are the first that are not 0; ``raw`` counts the sub-jobs by their states.
     """
-    parts = list(statuses)
+    parts = sorted(statuses, key=lambda part: [int(number) for number in re.findall(r"\d+", part.job_id)])
     if not parts:
         return JobStatus(job_id, LOST, reason="the scheduler names none of its sub-jobs")
     states = [part.state for part in parts]

@@ -31,6 +31,7 @@ from fugaku_gpt.records.files import create_json_atomically, write_json_atomical
 VERSION = 1
 CLAIM = ".claim"
 CUT = "cut"
+_TAIL_BYTES = 8192
 _LONGEST_LINE = 64 * 1024  # bytes
 
 OK = "ok"
@@ -164,7 +165,13 @@ class RunDirectory:
         if replace:
             write_json_atomically(path, asdict(result))
             return True
-        return create_json_atomically(path, asdict(result))
+        if create_json_atomically(path, asdict(result)):
+            return True
+        present = self.result()
+        if present is None or present.judged:  # concluded by somebody else, who knew less than a rank
+            write_json_atomically(path, asdict(result))
+            return True
+        return False
 
     def environment(self) -> Optional[Dict[str, Any]]:
         """What :meth:`write_environment` wrote, or None."""
@@ -242,6 +249,18 @@ class MetricsWriter:
     def close(self) -> None:
         """No more lines."""
         self._stream.close()
+
+
+def last_line(metrics: Path, kind: str) -> Optional[Dict[str, Any]]:
+    """The newest line of a kind in a metrics file that may be being written, looked for among its last lines only."""
+    try:
+        with open(metrics, "rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            texts = stream.read().decode("utf-8", "replace").splitlines()
+    except OSError:  # the ranks have not come so far
+        return None
+    lines = (_object(text) for text in reversed(texts))  # the first may be cut by our own start in its middle
+    return next((line for line in lines if line is not None and line.get("kind") == kind), None)
 
 
 def _object(text: str) -> Optional[Dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 from fugaku_gpt.report.check_cells import check_clock, check_failure, check_kinds, check_layout, is_size, title_of
 from fugaku_gpt.report.check_figures import check_aggregate, check_machine, check_tflops, peak_of
 from fugaku_gpt.report.facts import Context, Facts, context_of, facts_of
-from fugaku_gpt.report.figures import Interval
+from fugaku_gpt.report.figures import Figure, Interval
 from fugaku_gpt.report.findings import Finding
 from fugaku_gpt.report.kept import KeptRow, KeptTable, read_tables
 from fugaku_gpt.report.notes_table import seconds_cell
@@ -65,19 +65,27 @@ def _slip(row: KeptRow, context: Context) -> List[Finding]:
     if swapped is not None and not _judged(swapped, context):
         what = f"Sec/it {row.cell('seconds')} and TFLOPs {row.cell('tflops')} are swapped"
         return [Finding(row.line, "swapped", what, "; ".join(finding.what for finding in found) or "by their decimals")]
-    if found and len(row.texts) <= _MOST_CELLS:
-        readable = _readable(row, context)  # a slip hides figures; what undoes it hides none
-        for undone, what, rule in _undone(row, context.table):
-            if _readable(undone, context) >= readable and not _judged(undone, context):
+    if found and len(row.texts) <= _MOST_CELLS and not any("max-proc-per-node" in finding.cause for finding in found):
+        readable = _readable(facts)
+        for undone, what, rule, blank in _undone(row, context.table):
+            if _is_right(facts_of(undone, context), context, readable, blank):
                 return [Finding(row.line, rule, what, "; ".join(finding.what for finding in found[:2]))]
     return found + list(check_failure(facts, context))
 
 
-def _readable(row: KeptRow, context: Context) -> int:
+def _is_right(facts: Facts, context: Context, readable: int, blank: str) -> bool:
+    """Whether a row breaks no rule, but that a cell under ``blank`` is lost, and says as much as before: a slip hides
+    figures, and what undoes it hides none."""
+    if _readable(facts) < readable:
+        return False
+    found = (finding for rule in _RULES for finding in rule(facts, context))
+    return all(blank and finding.what.startswith(blank) for finding in found)
+
+
+def _readable(facts: Facts) -> int:
     """Cells that hold what their column holds."""
-    facts = facts_of(row, context)
     told = (facts.nodes.nodes, *facts.counts.values(), facts.mem, facts.seconds, facts.tflops, facts.aggregate)
-    return sum(one is not None for one in told) + bool(is_size(row.cell("size")))
+    return sum(one is not None for one in told) + bool(is_size(facts.row.cell("size")))
 
 
 def _swapped_style(facts: Facts, context: Context) -> Optional[KeptRow]:
@@ -86,10 +94,10 @@ def _swapped_style(facts: Facts, context: Context) -> Optional[KeptRow]:
     if context.table.on_gpus or not (seconds.is_number and tflops.is_number) or seconds.unit or tflops.unit:
         return None  # tables on GPUs write two decimals everywhere, or none
 
-    def styled(time: str, speed: str) -> bool:
-        return seconds_cell(float(time)) == time and len(speed.partition(".")[2]) == 2
+    def styled(time: Figure, speed: Figure) -> bool:
+        return time.value > 0 and seconds_cell(time.value) == time.text and speed.decimals == 2
 
-    if styled(seconds.text, tflops.text) or not styled(tflops.text, seconds.text):
+    if styled(seconds, tflops) or not styled(tflops, seconds):
         return None
     peak, _ = peak_of(facts, context)
     if peak is not None and seconds.interval.low > peak:
@@ -97,31 +105,37 @@ def _swapped_style(facts: Facts, context: Context) -> Optional[KeptRow]:
     return _exchanged(facts.row, context.table, *(context.table.columns.index(name) for name in ("seconds", "tflops")))
 
 
-def _undone(row: KeptRow, table: KeptTable) -> Iterator[Tuple[KeptRow, str, str]]:
-    """(the row without one slip, what the slip was, its rule), the likeliest slips first."""
+def _undone(row: KeptRow, table: KeptTable) -> Iterator[Tuple[KeptRow, str, str, str]]:
+    """(the row without one slip, what the slip was, its rule, title of a column whose cell is lost); the likeliest
+    first."""
     width = len(table.columns)
     titles = [title_of(column) if column else title for column, title in zip(table.columns, table.titles)]
     texts = list(row.texts) + [""] * (width - len(row.texts))
     for place in range(width):
         if texts[place] in ("", "-") or len(row.texts) > width:
             moved = [*texts[:place], *texts[place + 1 :], ""][:width]
-            yield _with(row, table, moved), f"cells from {titles[place]} on are shifted by one to the right", "shifted"
+            yield (
+                _with(row, table, moved),
+                f"cells from {titles[place]} on are shifted by one to the right",
+                "shifted",
+                "",
+            )
     if len(row.texts) < width or texts[-1] in ("", "-"):
         for place in range(width):
             for blank in ("", "-"):
                 moved = [*texts[:place], blank, *texts[place:]][:width]
                 what = f"cells from {titles[place]} on are shifted by one to the left"
-                yield _with(row, table, moved), what, "shifted"
+                yield _with(row, table, moved), what, "shifted", titles[place]
     turned = (
         ([*texts[1:], texts[0]], "all cells are shifted by one to the right"),
         ([texts[-1], *texts[:-1]], "all cells are shifted by one to the left"),
     )
     for moved, what in turned:
-        yield _with(row, table, moved[:width]), what, "shifted"
+        yield _with(row, table, moved[:width]), what, "shifted", ""
     for first, second in sorted(combinations(range(width), 2), key=lambda pair: pair[1] - pair[0]):
-        if texts[first] != texts[second]:
+        if texts[first] != texts[second] and not {texts[first], texts[second]} & {"", "-"}:
             what = f"{titles[first]} {texts[first]} and {titles[second]} {texts[second]} are swapped"
-            yield _exchanged(row, table, first, second), what, "swapped"
+            yield _exchanged(row, table, first, second), what, "swapped", ""
 
 
 def _exchanged(row: KeptRow, table: KeptTable, first: int, second: int) -> KeptRow:
@@ -162,7 +176,9 @@ def _against_each_other(rows: Sequence[Facts], context: Context) -> Iterator[Fin
                 yield Finding(facts.row.line, "tflops", what, "another GBS or number of nodes than written, or a slip")
 
 
-_DATE_OR_JOB = re.compile(r"\d\d-\d\d|\d{3,12}(?:_\d+|\[\d+\])?|n=\d+|attempt \d+|\d+ of \d+ did not end well|")
+_DATE_OR_JOB = re.compile(
+    r"\d\d-\d\d|local-\d+|\d{1,12}(?:_\d+|\[\d+\])?|n=\d+|attempt \d+|\d+ of \d+ did not end well|"
+)
 
 
 def _duplicates(rows: Sequence[Tuple[Facts, Context]]) -> Iterator[Finding]:
@@ -175,11 +191,11 @@ def _duplicates(rows: Sequence[Tuple[Facts, Context]]) -> Iterator[Finding]:
         configuration = tuple(re.sub(r"\s+", "", text.lower()) for text in others)
         figures = tuple(row.cell(name) for name in _MEASURED[:-1])
         same: Tuple[object, ...] = (configuration, figures)
-        if all(not figure.is_number for figure in (facts.figures["seconds"], facts.figures["tflops"])):
-            same = (*same, row.cell("notes"))  # two attempts that failed are two rows
-            key = same
-        else:
-            key = (configuration, tuple(words))
+        key: Tuple[object, ...] = (configuration, tuple(words))
+        if all(not facts.figures[name].is_number for name in ("seconds", "tflops")):
+            same = key = (*same, row.cell("notes"))  # two attempts that failed are two rows
+        elif not facts.figures["mem"].is_number:
+            same = (*same, tuple(words))  # a time alone can be the same by chance
         if same in first or key in first:
             other = first.get(same) or first[key]
             yield _duplicate(facts, other, figures == tuple(other.row.cell(name) for name in _MEASURED[:-1]))

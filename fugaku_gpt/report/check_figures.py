@@ -15,6 +15,7 @@ from fugaku_gpt.report.findings import Finding
 _LENGTHS = (512, 1024, 2048, 4096)
 _SLIGHT = 0.1  # deviation that averaging over other iterations can explain
 _LEAST_BYTES = 2  # of a parameter, in the narrowest precision
+_LEAST_NODE = 128 * 2.0**20  # bytes; system and libraries take more on every machine
 
 
 def expected_tflops(facts: Facts) -> List[Interval]:
@@ -188,8 +189,9 @@ def check_machine(facts: Facts, context: Context) -> Iterator[Finding]:
         fits = mem.times(1 / 1024.0).low <= machine.memory_bytes
         yield Finding(facts.row.line, "memory", what, _smaller_unit(printed) if fits else "of all nodes")
     least = _least_memory(facts)
-    if least is not None and mem.high < least:
-        what = f"Mem {printed.text} cannot hold the weights of {facts.size} (at least {least / 2**20:.0f} MiB)"
+    if mem.high < least:
+        held = f"the weights of {facts.size}" if least > _LEAST_NODE else "PyTorch"
+        what = f"Mem {printed.text} cannot hold {held} (at least {least / 2**20:.0f} MiB)"
         yield Finding(facts.row.line, "memory", what, "the unit is too small, or another column's figure")
 
 
@@ -205,11 +207,12 @@ def peak_of(facts: Facts, context: Context) -> Tuple[Optional[float], str]:
     return peak, f"{machine.words}, {clock:g} GHz" + (", one pipe" if one_pipe else "")
 
 
-def _least_memory(facts: Facts) -> Optional[float]:
-    if not facts.shapes or facts.size == "" or facts.seq_len is None:
-        return None
+def _least_memory(facts: Facts) -> float:
+    """Bytes that one rank's share of the weights takes, and that any node with PyTorch on it does."""
+    if not facts.shapes:
+        return _LEAST_NODE
     parts = (facts.counts["tp"] or 1) * (facts.counts["pp"] or 1)
-    return min(parameter_count(shape) for shape in facts.shapes) * _LEAST_BYTES / parts
+    return max(_LEAST_NODE, min(parameter_count(shape) for shape in facts.shapes) * _LEAST_BYTES / parts)
 
 
 def _smaller_unit(printed: Figure) -> str:

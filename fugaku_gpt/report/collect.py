@@ -12,8 +12,9 @@ from fugaku_gpt.config import RunConfig, Settings, build_run_config, load_run_co
 from fugaku_gpt.config.tree import Scalar, Tree, flatten, read_yaml_file
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.formulas.parameters import size_name
-from fugaku_gpt.records.accounting import JobAccount, energy_of, read_accounting
-from fugaku_gpt.records.job import ENDED, OVER, REJECTED, read_history
+from fugaku_gpt.jobs.judge import deciding_job
+from fugaku_gpt.records.accounting import SIMULATED, JobAccount, energy_of, read_accounting
+from fugaku_gpt.records.job import ENDED, JOB_FILE, OVER, REJECTED, exit_records, read_history, sub_job_ids
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.records.sweep import ATTEMPTS, digest_of, read_sweep_entry
@@ -23,6 +24,7 @@ from fugaku_gpt.report.rows import FIGURES, UNFINISHED, Row, merge_repeats
 
 _KNOBS = ("eco_state", "throttling_state", "issue_state", "ex_pipe_state")
 _TOGGLES = ("freq_mhz", "tcmalloc", "retention_state", *_KNOBS)
+_SUB = re.compile(r"^repeat-(\d{1,9})$")  # folder of one sub-job of a bulk job, in the run directory of the whole
 _DEFAULT_MHZ = 2000  # of the machine when the notes were kept: another clock is always said
 
 
@@ -48,13 +50,36 @@ def find_runs(paths: Sequence[Path]) -> List[Path]:
         if not path.is_dir():
             raise UsageError(f"{path}: no such folder; give a run directory, or a folder of run directories")
         if _is_run(path):
-            found.append(path)
+            found += sub_runs(path) or [path]
             continue
         children = [child for child in sorted(path.iterdir()) if child.name != ATTEMPTS and _is_run(child)]
         if not children:
             raise UsageError(f"{path}: holds no run directory (a folder with config.yaml, or an imported log)")
-        found += children
+        for child in children:
+            found += sub_runs(child) or [child]
     return list(dict.fromkeys(found))
+
+
+def sub_runs(path: Path) -> List[Path]:
+    """The run directories of a bulk job's sub-jobs that have left something, in their order; empty for other runs."""
+    if not (path / JOB_FILE).exists():
+        return []
+    named = [(_SUB.search(child.name), child) for child in path.glob("repeat-*")]
+    numbered = [(int(number[1]), child) for number, child in named if number is not None]
+    return [child for _, child in sorted(numbered) if _is_run(child) or (child / "result.json").exists()]
+
+
+def job_place(path: Path) -> Tuple[Path, str]:
+    """(directory with the records of the job, number of this run's sub-job or empty) of a run."""
+    number = _SUB.search(path.name)
+    if number is not None and not (path / JOB_FILE).exists() and (path.parent / JOB_FILE).exists():
+        return path.parent, number[1]
+    return path, ""
+
+
+def is_sub(job_id: str, number: str) -> bool:
+    """Whether an id is of the sub-job of this number: ``239[1]``, ``239_1``."""
+    return re.search(rf"(?:\[|_){number}\]?$", job_id) is not None
 
 
 def read_run(path: Path) -> Row:
@@ -69,23 +94,24 @@ def read_run(path: Path) -> Row:
     result, environment, entry = directory.result(), directory.environment() or {}, read_sweep_entry(path)
     known: Dict[str, Any]
     config: Optional[RunConfig] = None
+    file = directory.config_file if directory.config_file.exists() else job_place(path)[0] / "config.yaml"
     try:
-        config = load_run_config(directory.config_file)
+        config = load_run_config(file)
         known = _of_config(config)
     except ConfigError:  # a refused row: its settings as they were written
-        known = _of_settings(dict(flatten(read_yaml_file(directory.config_file))))
+        known = _of_settings(dict(flatten(read_yaml_file(file))))
     lines = directory.metrics("iteration")
     summary = result.summary if result is not None else {}
     if not summary and config is not None and lines:
         summary = summarise(config, lines, directory.metrics("validation"))
     figures: Dict[str, Any] = {name: summary.get(name) for name in _FIGURES}
-    accounts = read_accounting(path)
+    accounts = _accounts(path)
     toggles = _toggles(known.pop("requested"), environment, used_knobs(accounts))
     job_id, state, why, submitted = _job_of(path)
     started = result.started if result is not None else submitted
     build = environment.get("build") or {}
     torch_build = str(build.get("torch", ""))
-    text = directory.config_file.read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8")
     attempts = path.parent / ATTEMPTS / path.name
     return Row(
         **known,
@@ -99,7 +125,7 @@ def read_run(path: Path) -> Row:
         status=result.status if result is not None else state or UNFINISHED,
         reason=result.reason if result is not None else why,
         job_id=job_id,
-        remarks=tuple(f"power capped {job.capped}" for job in accounts if job.capped),
+        remarks=job_remarks(accounts),
         **energy_figures(
             accounts,
             figures["seconds_per_iteration"],
@@ -181,14 +207,20 @@ def _toggles(requested: Mapping[str, Any], environment: Mapping[str, Any], used:
 
 def _with_job(row: Row, path: Path) -> Row:
     """The row of an imported log with what is known of the job that wrote it."""
-    accounts = read_accounting(path)
+    accounts = _accounts(path)
     tokens = (row.global_batch or 0) * (row.seq_len or 0)
     return replace(
         row,
         job_id=row.job_id or _job_of(path)[0],
-        remarks=(*row.remarks, *(f"power capped {job.capped}" for job in accounts if job.capped)),
+        remarks=(*row.remarks, *job_remarks(accounts)),
         **energy_figures(accounts, row.seconds_per_iteration, row.nodes, tokens),
     )
+
+
+def job_remarks(accounts: Tuple[JobAccount, ...]) -> Tuple[str, ...]:
+    """What a row has to say of its jobs' power."""
+    capped = tuple(f"power capped {job.capped}" for job in accounts if job.capped)
+    return (*capped, "energy simulated") if energy_of(accounts).words == SIMULATED else capped
 
 
 def used_knobs(accounts: Sequence[JobAccount]) -> Dict[str, int]:
@@ -220,17 +252,28 @@ def energy_figures(
     }
 
 
+def _accounts(path: Path) -> Tuple[JobAccount, ...]:
+    """What was measured of a run's jobs; of a sub-job of a bulk job, of that alone."""
+    place, sub = job_place(path)
+    accounts = read_accounting(place)
+    return tuple(job for job in accounts if not sub or is_sub(job.job_id, sub))
+
+
 def _job_of(path: Path) -> Tuple[str, str, str, Optional[float]]:
-    """(id, state, the scheduler's words, time of submission) of the newest job of a run; a state only where it says
+    """(id, state, the scheduler's words, time of submission) of the job that has run a run; a state only where it says
     more than that there is no result."""
-    history = read_history(path)
-    if not history.jobs:
+    place, sub = job_place(path)
+    history = read_history(place)
+    job = deciding_job(history, exit_records(place))
+    if job is None:
         return "", REJECTED if history.refused else "", history.refused, None
-    job = next((job for job in reversed(history.jobs) if job.job_id in history.statuses), history.jobs[-1])
-    status = history.statuses.get(job.job_id)
+    job_id = job.job_id
+    if sub:
+        job_id = next((name for name in sub_job_ids(job) if is_sub(name, sub)), job_id)
+    status = history.statuses.get(job_id) or history.statuses.get(job.job_id)
     if status is None or status.state == ENDED:
-        return job.job_id, "", "", job.time
-    return job.job_id, status.state, status.reason if status.state in OVER else "", job.time
+        return job_id, "", "", job.time
+    return job_id, status.state, status.reason if status.state in OVER else "", job.time
 
 
 def _threads(environment: Mapping[str, Any]) -> Optional[int]:

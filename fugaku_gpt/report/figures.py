@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Optional, Tuple
 
 _NONE = ("", "-", "--", "---", "–", "—", "−", "n/a", "na", "?", "tbd", "none")
@@ -99,6 +100,7 @@ class Figure:
         return int(self.value) if plain and self.value > 0 else None
 
 
+@lru_cache(maxsize=4096)  # slips are undone on trial: the same cells are read again and again
 def read_figure(text: str) -> Figure:
     """The figure of one cell; every text is one."""
     bare = _MARKS.sub("", text).strip()

@@ -13,7 +13,8 @@ class Finding:
         line: from 1.
         rule: short name of the rule, such as ``tflops``.
         what: is wrong.
-        cause: the likely slip, and so the way to mend it; empty where none is likelier than others.
+        cause: the likely slip, and so the way to mend it; empty where none is likelier than others. Where the slip is
+            what was found (rules ``swapped`` and ``shifted``), the signs that it left.
     """
 
     line: int

@@ -1,26 +1,22 @@
-"""After jobs have ended: what their scheduler has measured goes into the run directories, and runs whose ranks have left
-no result get one."""
+"""After jobs have ended: what their scheduler has measured goes into the run directories, and runs whose ranks have
+left no result get one."""
 
 from __future__ import annotations
 
-import glob
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.judge import judge
+from fugaku_gpt.jobs.judge import judge, settle
 from fugaku_gpt.jobs.pjm.stats import IDEAL, MEASURED, JobStatistics, read_stats_file
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, Scheduler
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named
 from fugaku_gpt.records.accounting import SAMPLING_SECONDS, JobAccount, Knob, write_accounting
-from fugaku_gpt.records.job import CANCELLED, OVER, UNKNOWN, JobHistory, JobStatus, append_status, read_history
-from fugaku_gpt.records.run import STATUSES, Result, RunDirectory
-from fugaku_gpt.records.summary import summarise
+from fugaku_gpt.records.job import OVER, UNKNOWN, JobHistory, JobStatus, append_status, read_history
+from fugaku_gpt.records.run import RunDirectory
 
-_DEPENDENCY = 6  # PJM's code of a link that was cancelled because the chain had ended before it
 Progress = Callable[[Path], None]
 
 
@@ -128,9 +124,7 @@ def _accounts(
         if covered or status is None or status.state not in OVER:
             continue
         if job.scheduler == "pjm":
-            notes.append(
-                f"job {job.job_id}: no statistics file (*.{glob.escape(job.job_id)}.stats); job.statistics: job"
-            )
+            notes.append(f"job {job.job_id}: no statistics file *.{job.job_id}.stats (job.statistics: job asks for it)")
             continue
         try:
             accounting = scheduler_of(job.scheduler).accounting(directory, job.job_id)
@@ -199,43 +193,16 @@ def _of_accounting(scheduler: str, status: JobStatus, accounting: Accounting) ->
 
 
 def _result(directory: Path, history: JobHistory, now: Callable[[], float], notes: List[str]) -> str:
-    """The status of the run; a run that is over and has no result gets one."""
-    record = RunDirectory(directory)
-    own = record.result()
-    if own is not None:
-        return own.status
+    """The status of the run; a run whose job is over and that has no result gets one."""
+    verdict = judge(directory)
     if not history.jobs:
-        return ""
-    status = _deciding(history)
-    if status is None or status.state not in OVER:
-        notes.append(f"job {history.jobs[-1].job_id}: {status.state if status is not None else 'not asked about yet'}")
-        return ""
-    verdict = judge(directory, status)
-    if verdict.status not in STATUSES:
-        notes.append(f"job {status.job_id}: {verdict.cause or verdict.state}")
-        return verdict.status
-    reason = verdict.cause + (f"; {verdict.advice}" if verdict.advice else "")
-    lines = record.metrics("iteration")
-    summary = summarise(load_run_config(record.config_file), lines, record.metrics("validation")) if lines else {}
-    started = history.jobs[0].time
-    written = record.write_result(
-        Result(verdict.status, reason, started, now(), lines[-1]["iteration"] if lines else 0, summary), replace=False
-    )
-    if written:
-        notes.append(f"result written: {verdict.status}: {reason}")
+        own = RunDirectory(directory).result()
+        return own.status if own is not None else ""
+    written = settle(directory, verdict, now())
+    if written is not None:
+        notes.append(f"result written: {written.status}" + (f": {written.reason}" if written.reason else ""))
+    elif verdict.cause:
+        notes.append(verdict.cause)
+    if verdict.advice:
+        notes.append(verdict.advice)
     return verdict.status
-
-
-def _deciding(history: JobHistory) -> Optional[JobStatus]:
-    """Of a chain, the last link that has run: those behind it were cancelled because it had ended."""
-    known = [history.statuses.get(job.job_id) for job in history.jobs]
-    for status in reversed(known):
-        if status is not None and not (status.state == CANCELLED and status.code == _DEPENDENCY):
-            return status
-    return known[-1]
-
-
-def as_values(gathered: Gathered) -> Dict[str, object]:
-    """For tables and JSON."""
-    values = asdict(replace(gathered, directory=Path()))
-    return {**values, "directory": str(gathered.directory), "jobs": " ".join(gathered.jobs)}

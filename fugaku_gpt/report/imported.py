@@ -31,6 +31,7 @@ from fugaku_gpt.report.rows import UNFINISHED, Row
 
 VERSION = 1
 FILE = "imported.json"
+_ROUNDING = 0.0051  # of a claim: logs print two decimals
 _SAME = 0.01  # share by which a claimed speed may differ from ours before it is worth a remark
 
 
@@ -322,7 +323,7 @@ def _claim(run: LoggedRun, lines: Sequence[Mapping[str, Any]], notes: Optional[f
     if notes is None or not run.ranks or not run.nodes:
         return (f"the log claims {claim:g} TFLOPs per rank",)
     share = claim * run.ranks / run.nodes / notes
-    if abs(share - 1) <= _SAME:
+    if abs(share - 1) <= max(_SAME, _ROUNDING * share / claim):
         return ()
     return (f"the log claims {claim:g} TFLOPs per rank: {share:.2f} times the formula",)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 _ALIGNMENT = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
@@ -166,6 +167,7 @@ def split_row(line: str) -> Tuple[str, ...]:
     return tuple(part.strip().replace("\\|", "|") for part in parts)
 
 
+@lru_cache(maxsize=1024)
 def _plain(title: str) -> str:
     return re.sub(r"\([^()]*\)|[\s.*_`]", "", title.lower())
 

@@ -20,7 +20,7 @@ _CLOCK = re.compile(r"(\d{1,4}(?:\.\d{1,6})?)\s*([kKmMgGtT]?)Hz", re.IGNORECASE)
 _RANKS = re.compile(r"(?:max-proc-per-node|procs?-per-node|ppn|mppn)\s*=\s*(\d{1,4})", re.IGNORECASE)
 _KNOB = re.compile(r"(\w+_state)\s*=\s*(\d{1,2})")
 _DATE = re.compile(r"\d\d-\d\d")
-_JOB = re.compile(r"\d{3,12}(?:_\d{1,6}|\[\d{1,6}\])?")
+_JOB = re.compile(r"local-\d{1,9}|\d{1,12}(?:_\d{1,6}|\[\d{1,6}\])?")
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def merge_repeats(rows: Sequence[Row]) -> Row:
     if attempts > 1:
         remarks.append(f"attempt {attempts}")
     values: Dict[str, Any] = dict(vars(base))
-    for name in FIGURES:
+    for name in (*FIGURES, *_ENERGIES):
         values[name] = _median(getattr(row, name) for row in good or [base])
     _follow_seconds(values, base)
     for name in ("node_used_bytes", "rss_max_bytes"):
@@ -131,11 +131,8 @@ FIGURES = (
     "last_loss",
     "first_validation_loss",
     "last_validation_loss",
-    "energy_joules",
-    "watts_per_node",
-    "joules_per_iteration",
-    "joules_per_token",
 )
+_ENERGIES = ("energy_joules", "watts_per_node", "joules_per_iteration", "joules_per_token")
 
 
 def raw_values(row: Row) -> Dict[str, Any]:

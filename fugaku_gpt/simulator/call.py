@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-BANNER = "simulated PJM on this machine, not Fugaku"
-
 
 @dataclass(frozen=True)
 class Call:

@@ -7,10 +7,9 @@ import json
 import os
 import socket
 import sys
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
-from fugaku_gpt.simulator.call import BANNER
-
+BANNER = "simulated PJM on this machine, not Fugaku"
 _BLOCK = {"pjsub": 0, "pjdel": 100, "pjstat": 200, "pjhold": 300, "pjrls": 400, "pjwait": 600, "pjacl": 700}
 COMMANDS = tuple(_BLOCK)
 
@@ -32,13 +31,14 @@ def connect(root: str) -> socket.socket:
     return connection
 
 
-def ask(root: str, values: Dict[str, Any]) -> Dict[str, Any]:
+def ask(root: str, values: Dict[str, Any], timeout: Optional[float] = None) -> Dict[str, Any]:
     """Send one call, wait for its answer.
 
     Raises:
-        OSError: no daemon listens, or it has ended before it answered.
+        OSError: no daemon listens, it has ended before it answered, or has not answered within ``timeout`` seconds.
     """
     with connect(root) as connection:
+        connection.settimeout(timeout)
         connection.sendall((json.dumps(values) + "\n").encode("utf-8", "surrogateescape"))
         received = bytearray()
         while not received.endswith(b"\n"):
@@ -71,6 +71,7 @@ def values_of(command: str, words: List[str]) -> Dict[str, Any]:
 def main(root: str, command: str, words: List[str]) -> int:
     """Run one command; returns its exit code."""
     sys.stderr.write(f"{command}: {BANNER}\n")
+    sys.stderr.flush()  # before Python 3.9 it would come after what is written below
     values = values_of(command, words)
     try:
         answer = ask(root, values)

@@ -10,7 +10,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Callable, Dict, List, Optional, Tuple, Union
 
-from fugaku_gpt.simulator.call import BANNER, Call, Pending, Reply, message
+from fugaku_gpt.simulator.call import Call, Pending, Reply, message
+from fugaku_gpt.simulator.client import BANNER
 from fugaku_gpt.simulator.core import Core
 from fugaku_gpt.simulator.job import (
     BULK,
@@ -108,8 +109,8 @@ def _each(call: Call, core: Core, options: Options, act: Action) -> Reply:
     quiet = "-z" in options.given
     block = _BLOCK[call.command]
     for text in options.ids:
-        jobs, selection = core.table.named(text)
-        if selection is None:
+        jobs, ids = core.table.named(text)
+        if ids is None:
             reply.err += message(call.command, block + 11, f"Invalid job ID {text}.")
             reply.code = 1
             continue
@@ -117,7 +118,7 @@ def _each(call: Call, core: Core, options: Options, act: Action) -> Reply:
             reply.err += message(call.command, block + 12, f"Job {text} does not exist.")
             reply.code = 1
             continue
-        whole_range = selection.kind == "bulk" and selection.is_range
+        whole_range = len(ids) > 1 and ids[0].bulk is not None
         told = set()
         for job, shown in _units(core, jobs):
             good, code, words = act(core, job, options)
@@ -212,8 +213,8 @@ def pjwait(call: Call, core: Core) -> Union[Reply, Pending]:
     wanted: List[Tuple[str, List[Job]]] = []
     errors = ""
     for text in options.ids:
-        jobs, selection = core.table.named(text)
-        if selection is None:
+        jobs, ids = core.table.named(text)
+        if ids is None:
             errors += message("pjwait", 611, f"Invalid job ID {text}.")
         elif not jobs:
             errors += message("pjwait", 612, f"Job {text} does not exist.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from typing import List
+from typing import Dict, List, Tuple
 
 from fugaku_gpt.jobs.pjm.values import parse_condition
 from fugaku_gpt.simulator import execution
@@ -34,7 +34,6 @@ from fugaku_gpt.simulator.job import (
     Job,
 )
 from fugaku_gpt.simulator.settings import Settings
-from fugaku_gpt.simulator.site import GROUPS
 from fugaku_gpt.simulator.stats import write_stats
 from fugaku_gpt.simulator.table import Table
 
@@ -46,6 +45,7 @@ REASONS = {
     CODE_DIRECTORY: "FILE IO ERROR",
     CODE_SHELL: "SHELL EXEC FAILURE",
 }
+_LOOK_SECONDS = 0.1  # between two searches for a job's processes
 _OPERATORS = {
     "==": lambda value, other: value == other,
     "!=": lambda value, other: value != other,
@@ -63,6 +63,8 @@ class Core:
         self.table = table
         self.settings = settings
         self.faults = faults
+        self._ends: Dict[str, End] = {}  # of scripts whose job still has processes
+        self._looks: Dict[str, Tuple[float, bool]] = {}  # when these were looked for, and whether there were any
 
     # --- one look -----------------------------------------------------------------------------------------------
 
@@ -131,7 +133,7 @@ class Core:
         return sorted(
             ready,
             key=lambda job: (
-                GROUPS[job.request.rscgrp].spot,
+                job.request.rscgrp.startswith("spot-"),
                 -job.request.priority,
                 job.dates["accept"],
                 job.number,
@@ -211,8 +213,10 @@ class Core:
 
     def _watch(self, job: Job, now: float) -> None:
         """A running job: has it ended, is its time up, does it not stop?"""
-        end = execution.ended(job.pid)
+        end = self._ends.pop(job.id, None) or execution.ended(job.pid)
         if end is not None:
+            if self._leaves_time(job, end, now):
+                return
             self._script_over(job, end, now)
             return
         limit = job.request.elapse_max
@@ -222,6 +226,18 @@ class Core:
             job.killed = True
             execution.kill(job)
 
+    def _leaves_time(self, job: Job, end: End, now: float) -> bool:
+        """Whether ranks of a job that is being stopped still have their grace: a shell is often gone before them."""
+        if job.stop_asked is None or job.killed or now - job.stop_asked >= self.settings.grace:
+            return False
+        looked, alive = self._looks.get(job.id, (0.0, True))
+        if now - looked >= _LOOK_SECONDS:
+            alive = bool(execution.processes(job))
+            self._looks[job.id] = (now, alive)
+        if alive:
+            self._ends[job.id] = end
+        return alive
+
     def stop(self, job: Job, code: int, now: float) -> None:
         """Ask a running job to stop; it is killed after the grace."""
         job.stopping = code
@@ -230,6 +246,7 @@ class Core:
         execution.ask_to_stop(job)
 
     def _script_over(self, job: Job, end: End, now: float) -> None:
+        self._looks.pop(job.id, None)
         execution.kill(job)  # what the script has left in the background ends with it
         job.memory = max(job.memory, end.memory)
         job.cpu_user += end.user
@@ -343,6 +360,13 @@ class Core:
                 self.table.refresh_parent(subs[0], now)
         return count
 
+    def abandon(self) -> None:
+        """The folder is gone: nothing can be written down any more, but no process stays."""
+        for job in list(self.table.open()):
+            if job.state == RUNNING and not job.parent:
+                execution.kill(job)
+                execution.ended(job.pid)
+
     def end_all(self) -> None:
         """At ``sim stop``: every job that is not over is cancelled, and no process stays."""
         now = time.time()
@@ -357,11 +381,11 @@ class Core:
         deadline = time.monotonic() + self.settings.grace
         while running:
             for job in list(running):
-                end = execution.ended(job.pid)
-                if end is None and time.monotonic() >= deadline:
+                late = time.monotonic() >= deadline
+                if late:
                     execution.kill(job)
-                    end = execution.ended(job.pid)
-                if end is not None:
+                end = self._ends.pop(job.id, None) or execution.ended(job.pid)
+                if end is not None and (late or not self._leaves_time(job, end, time.time())):
                     self._script_over(job, end, time.time())
                     self._finish(job, time.time())
                     running.remove(job)

@@ -55,10 +55,10 @@ class Daemon:
         self._selector = selectors.DefaultSelector()
         self._clients: List[_Client] = []
         self._owner = _process(settings.owner)
-        self._owner_looked = 0.0
+        self._looked = 0.0
 
     def serve(self, listener: socket.socket) -> None:
-        """Until ``stop`` is ordered, SIGTERM comes or the owner is gone."""
+        """Until ``stop`` is ordered, SIGTERM comes, or the owner or the folder is gone."""
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, None)
         busy = True
@@ -69,19 +69,34 @@ class Daemon:
                     self._accept(listener)
                 else:
                     self._receive(key.data)
-            busy = self.core.step()
+            try:
+                busy = self.core.step()
+            except FileNotFoundError:
+                if self._folder_is_there():
+                    raise
             self._answer_pending()
-            self._look_at_owner()
-        self.core.end_all()
+            self._look_around()
+        if self._folder_is_there():
+            self.core.end_all()
+        else:
+            self.core.abandon()
         self._answer_pending(final=True)
 
-    def _look_at_owner(self) -> None:
+    def _folder_is_there(self) -> bool:
+        return self.table.spool.settings.exists()
+
+    def _look_around(self) -> None:
+        """End where nobody could end this daemon any more: its owner or its folder is gone."""
         now = time.monotonic()
-        if self._owner is None or now - self._owner_looked < IDLE_SECONDS:
+        if now - self._looked < IDLE_SECONDS:
             return
-        self._owner_looked = now
-        if not self._owner.is_running() or self._owner.status() == psutil.STATUS_ZOMBIE:
+        self._looked = now
+        owner = self._owner
+        if owner is not None and (not owner.is_running() or owner.status() == psutil.STATUS_ZOMBIE):
             print("the process that started this simulator is gone: ending", file=sys.stderr, flush=True)
+            self.stopping = True
+        if not self._folder_is_there():
+            print("the simulator's folder is gone: ending", file=sys.stderr, flush=True)
             self.stopping = True
 
     def _accept(self, listener: socket.socket) -> None:
@@ -207,7 +222,8 @@ def main(root: str) -> int:
                 daemon.serve(listener)
             finally:
                 listener.close()
-                spool.socket.unlink()
+                with contextlib.suppress(FileNotFoundError):  # with the whole folder
+                    spool.socket.unlink()
     except BlockingIOError:
         print(f"{root}: a simulator runs there already", file=sys.stderr)
         return 1

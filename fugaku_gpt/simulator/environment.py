@@ -68,7 +68,7 @@ def _pjm_variables(spool: Spool, job: Job) -> Dict[str, str]:
         "PJM_MPI_PROC": str(request.processes),
         "PJM_PROC_BY_NODE": str(request.processes_per_node),
         "PJM_NORESTART": "0" if request.restart else "1",
-        "PJM_SHELL": request.shell[0],
+        "PJM_SHELL": request.interpreter[0],
         "PJM_STDOUT_PATH": out,
         "PJM_STDERR_PATH": out if request.join else err,
         "PJM_LOCALTMP": str(folder / "localtmp"),

@@ -86,7 +86,7 @@ def start(spool: Spool, job: Job, max_ranks: int) -> int:
 
         try:
             process = subprocess.Popen(
-                [*request.shell, request.script],
+                [*request.interpreter, request.script],
                 cwd=request.directory,
                 env=job_environment(spool, job, max_ranks),
                 stdin=subprocess.DEVNULL,
@@ -96,7 +96,7 @@ def start(spool: Spool, job: Job, max_ranks: int) -> int:
                 preexec_fn=prepare,
             )
         except OSError as error:
-            raise CannotStart(f"{request.shell[0]}: {error.strerror}", directory=False) from None
+            raise CannotStart(f"{request.interpreter[0]}: {error.strerror}", directory=False) from None
     process.returncode = 0  # it is waited for below, by its id: the object has nothing to wait for
     return process.pid
 

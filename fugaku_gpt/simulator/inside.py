@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import List
 
-from fugaku_gpt.simulator.call import BANNER
+from fugaku_gpt.simulator.client import BANNER
 
 
 def main(command: str, words: List[str]) -> int:

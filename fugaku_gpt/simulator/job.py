@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -30,7 +29,7 @@ class Request:
         model: ``NM``, ``ST`` or ``BU``.
         directory: where ``pjsub`` was started.
         script: where the copy lies that was taken at submission.
-        shell: words before the script's path.
+        interpreter: words before the script's path.
         dims: nodes along each axis.
         allocation: ``noncont``, ``mesh`` or ``torus``.
         elapse_min, elapse_max: seconds; None where unlimited.
@@ -48,7 +47,7 @@ class Request:
     model: str
     directory: str
     script: str
-    shell: Tuple[str, ...]
+    interpreter: Tuple[str, ...]
     dims: Tuple[int, ...]
     allocation: str
     elapse_min: Optional[int]
@@ -182,7 +181,7 @@ class Job:
 
     def to_record(self) -> Dict[str, Any]:
         """As JSON values."""
-        return dataclasses.asdict(self)
+        return {**vars(self), "request": vars(self.request)}  # asdict would copy everything first
 
 
 def job_from_record(values: Dict[str, Any]) -> Job:
@@ -192,7 +191,7 @@ def job_from_record(values: Dict[str, Any]) -> Job:
         TypeError, KeyError: the record is of another version.
     """
     request = dict(values["request"])
-    for name in ("shell", "dims", "given", "bulk", "steps"):
+    for name in ("interpreter", "dims", "given", "bulk", "steps"):
         request[name] = tuple(request[name])
     return Job(**{**values, "request": Request(**request)})
 

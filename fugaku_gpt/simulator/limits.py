@@ -6,16 +6,18 @@ import getpass
 from typing import Dict, List, Optional
 
 from fugaku_gpt.jobs.pjm.options import POWER_KNOBS
-from fugaku_gpt.simulator.call import BANNER, Call, Reply, message
+from fugaku_gpt.simulator.call import Call, Reply, message
+from fugaku_gpt.simulator.client import BANNER
 from fugaku_gpt.simulator.job import RUNNING
 from fugaku_gpt.simulator.settings import Settings
 from fugaku_gpt.simulator.site import (
-    DEFAULT_GROUP,
+    DEFAULT_ELAPSE,
     DEFAULT_PRIORITY,
-    GROUPS,
     KNOB_DEFAULTS,
     RESOURCE_UNIT,
+    Refusal,
     ResourceGroup,
+    find_group,
 )
 from fugaku_gpt.simulator.table import Table
 
@@ -78,9 +80,10 @@ def pjacl(call: Call, settings: Settings) -> Reply:
         if spelling not in names or not (equals or words):
             return Reply(err=message("pjacl", 1, f"Invalid option {word}."), code=1)
         given[names[spelling]] = argument if equals else words.pop(0)
-    group = GROUPS.get(given.get("rg", DEFAULT_GROUP))
-    if group is None:
-        return Reply(err=message("pjacl", 58, f"rscgrp={given['rg']} does not exist."), code=1)
+    try:
+        group = find_group(given.get("rg"), given.get("ru"))
+    except Refusal as refusal:
+        return Reply(err=message("pjacl", refusal.code, refusal.text), code=1)
     return Reply(out=format_acl(group, settings, given.get("user"), given.get("group")))
 
 
@@ -92,10 +95,11 @@ def clock(seconds: int) -> str:
 def format_acl(group: ResourceGroup, settings: Settings, user: Optional[str], project: Optional[str]) -> str:
     """The table ``pjsub option parameters`` with lower, upper and default value of each option."""
     short = int(settings.min_elapse)
+    usual = max(DEFAULT_ELAPSE, short)
     rows: List[List[str]] = [
-        ["(node=)", str(group.low), str(min(group.high, settings.nodes)), str(group.low)],
-        ["(elapse=)", clock(short), clock(group.elapse), clock(short)],
-        ["(adaptive elapsed time min)", clock(short), clock(group.elapse), clock(short)],
+        ["(node=)", str(group.low), str(min(group.high, settings.nodes)), str(group.usual)],
+        ["(elapse=)", clock(short), clock(group.elapse), clock(usual)],
+        ["(adaptive elapsed time min)", clock(short), clock(group.elapse), clock(usual)],
         ["(adaptive elapsed time max)", clock(short + 1), clock(group.elapse_range), clock(group.elapse_range)],
         *(
             [f"({name}=)", str(min(values)), str(max(values)), str(KNOB_DEFAULTS[name])]

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import FugakuGptError, UsageError
-from fugaku_gpt.simulator.call import BANNER
+from fugaku_gpt.simulator.client import BANNER
 from fugaku_gpt.simulator.environment import FOLDER, PART, RANKS
 
 # option (without its dashes) → what it is; each may be written with one or two dashes

@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Callable, Dict, List, Optional, Tuple
 
-from fugaku_gpt.simulator.call import BANNER, Call, Reply, message
+from fugaku_gpt.simulator.call import Call, Reply, message
+from fugaku_gpt.simulator.client import BANNER
 from fugaku_gpt.simulator.columns import BY_ITEM, DEFAULT, VERBOSE, Column, chosen
 from fugaku_gpt.simulator.faults import GARBAGE, Faults
-from fugaku_gpt.simulator.ids import parse_selection
 from fugaku_gpt.simulator.job import Job
 from fugaku_gpt.simulator.limits import format_limits
 from fugaku_gpt.simulator.settings import Settings
@@ -140,8 +140,6 @@ def read_options(words: List[str], now: float) -> Options:
                     options.flags.append("-" + letter)
         elif word.startswith("-"):
             raise BadCommand(201, f"Invalid option {word}.")
-        elif parse_selection(word) is None:
-            raise BadCommand(211, f"Invalid job ID {word}.")
         else:
             options.ids.append(word)
         at += 1
@@ -206,9 +204,18 @@ def _date(text: str) -> float:
 
 
 def select(options: Options, table: Table) -> List[Job]:
-    """The jobs that are meant, sub-jobs only where they are named; what is not known is left out without a word."""
+    """The jobs that are meant, sub-jobs only where they are named; what is not known is left out without a word.
+
+    Raises:
+        BadCommand: an id is none.
+    """
     if options.ids:
-        named = [job for text in options.ids for job in table.named(text)[0]]
+        named = []
+        for text in options.ids:
+            jobs, ids = table.named(text)
+            if ids is None:
+                raise BadCommand(211, f"Invalid job ID {text}.")
+            named.extend(jobs)
     else:
         named = list(table.top())
     seen = set()

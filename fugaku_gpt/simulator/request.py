@@ -26,6 +26,7 @@ from fugaku_gpt.machine.fugaku import CORES, RETENTION_LIMIT
 from fugaku_gpt.simulator.job import BULK, NORMAL, STEP, Request
 from fugaku_gpt.simulator.settings import Settings
 from fugaku_gpt.simulator.site import (
+    DEFAULT_ELAPSE,
     DEFAULT_PRIORITY,
     RESOURCE_UNIT,
     TEMPORARY_BYTES,
@@ -135,7 +136,7 @@ def build_request(
         model=model,
         directory=directory,
         script="",
-        shell=shell_words(text),
+        interpreter=interpreter_words(text),
         dims=shape.dims,
         allocation=allocation,
         elapse_min=minimum,
@@ -176,7 +177,7 @@ def build_request(
     return request, remarks
 
 
-def shell_words(text: str) -> Tuple[str, ...]:
+def interpreter_words(text: str) -> Tuple[str, ...]:
     """The words of the ``#!`` line; ``/bin/bash`` where there is none."""
     first = text.split("\n", 1)[0]
     if first.startswith("#!"):
@@ -223,7 +224,7 @@ def _project(options: Mapping[str, Any], group: ResourceGroup, settings: Setting
 
 
 def _nodes(resources: Mapping[str, Optional[str]], group: ResourceGroup, settings: Settings) -> Tuple[NodeShape, str]:
-    shape = read(parse_node, "node", resources["node"]) if "node" in resources else NodeShape((1,))
+    shape = read(parse_node, "node", resources["node"]) if "node" in resources else NodeShape((group.usual,))
     check_range("node", shape.count, group.low, min(group.high, settings.nodes))
     allocation = shape.allocation or ("torus" if shape.count > TORUS_ABOVE else group.allocations[0])
     if allocation not in group.allocations or (allocation != "torus" and shape.count > TORUS_ABOVE):
@@ -237,8 +238,8 @@ def _times(
     resources: Mapping[str, Optional[str]], group: ResourceGroup, settings: Settings
 ) -> Tuple[Optional[int], Optional[int], bool]:
     if "elapse" not in resources:
-        shortest = int(settings.min_elapse)
-        return shortest, shortest, False
+        usual = max(DEFAULT_ELAPSE, int(settings.min_elapse))
+        return usual, usual, False
     elapse = read(parse_elapse, "elapse", resources["elapse"])
     low = int(settings.min_elapse)
     if elapse.minimum is None:

@@ -17,8 +17,7 @@ from types import TracebackType
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Type
 
 from fugaku_gpt.errors import RunFailed, UsageError
-from fugaku_gpt.simulator.call import BANNER
-from fugaku_gpt.simulator.client import ask, values_of
+from fugaku_gpt.simulator.client import BANNER, ask, values_of
 from fugaku_gpt.simulator.install import install
 from fugaku_gpt.simulator.settings import Settings, read_settings, write_settings
 from fugaku_gpt.simulator.spool import Spool
@@ -256,18 +255,25 @@ class Simulator:
         return done.stdout.split()[-1]
 
     def wait(self, *ids: str, timeout: float = 60.0) -> List[List[str]]:
-        """``pjwait``: [id, PJM code, exit code, signal] of each job."""
-        return [line.split() for line in self.run("pjwait", *ids, timeout=timeout).stdout.splitlines()]
+        """``pjwait``: [id, PJM code, exit code, signal] of each job.
+
+        Raises:
+            OSError: they are not over within ``timeout`` seconds.
+        """
+        return [line.split() for line in self._ask("pjwait", *ids, timeout=timeout).splitlines()]
 
     def state(self, job_id: str) -> str:
         """The state of a job, finished ones included; empty where it is not known."""
         for words in ((), ("-H",)):
-            out = self.run("pjstat", *words, "-E", "--data", "--choose", "jid,st", job_id).stdout
-            for line in out.splitlines()[1:]:
+            for line in self._ask("pjstat", *words, "-E", "--data", "--choose", "jid,st", job_id).splitlines()[1:]:
                 _, found, state = line.split(",")
                 if found == job_id:
                     return state
         return ""
+
+    def _ask(self, command: str, *words: str, timeout: float = 60.0) -> str:
+        """What a command would print, without starting it."""
+        return str(ask(str(self.spool.root), values_of(command, list(words)), timeout)["out"])
 
     def fault(self, *words: str) -> None:
         """Make something go wrong; the words of ``fugaku-gpt sim fault``.

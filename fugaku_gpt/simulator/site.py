@@ -1,6 +1,6 @@
 """The rules of the simulated site: resource groups, power knobs, and the words of a refusal.
 
-The numbers are Fugaku's as public documents give them (January to March 2026); on the real machine ``pjacl`` tells.
+The limits of the groups are those of the packaged, dated file; on the real machine ``pjacl`` tells.
 """
 
 from __future__ import annotations
@@ -8,10 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, Mapping, Optional, Tuple
 
+from fugaku_gpt.jobs.pjm.groups import fugaku_limits
 from fugaku_gpt.jobs.pjm.options import POWER_KNOBS
 from fugaku_gpt.machine.fugaku import RETENTION_LIMIT
 
 HOUR = 3600
+SYSTEM_NODES = 82944  # of one job, in any group
+DEFAULT_ELAPSE = 60  # seconds, where a job says nothing
+UNKNOWN_ELAPSE = 72 * HOUR  # seconds, in a group whose limit is not known
+RANGE_EXTRA = 72 * HOUR  # that a range may go beyond the fixed limit
+ALLOCATIONS_BY_DEFAULT = ("noncont", "mesh", "torus")
 RESOURCE_UNIT = "rscunit_ft01"
 UNKNOWN_GROUP = 59999  # the group id that Fugaku names for a job without -g
 TEMPORARY_BYTES = 87 * 2**30 - 128 * 2**20  # sharedtmp and localtmp of a node
@@ -37,37 +43,25 @@ class ResourceGroup:
     """One resource group.
 
     Attributes:
-        low, high: nodes.
+        low, high: nodes; ``usual`` where a job asks for none.
         elapse: seconds, upper limit of a fixed time and of a range's minimum.
         elapse_range: seconds, upper limit of a range's maximum.
         allocations: kinds of node allocation, the default first.
-        spot: low priority; the only kind that group ``trial`` may use.
     """
 
     name: str
     low: int
     high: int
+    usual: int
     elapse: int
     elapse_range: int
     allocations: Tuple[str, ...]
-    spot: bool = False
 
+    @property
+    def spot(self) -> bool:
+        """Low priority, and the only kind that group ``trial`` may use."""
+        return self.name.startswith("spot-")
 
-_ANY = ("noncont", "mesh", "torus")
-_TORUS = ("torus",)
-GROUPS: Dict[str, ResourceGroup] = {
-    group.name: group
-    for group in (
-        ResourceGroup("small", 1, 384, 72 * HOUR, 144 * HOUR, _ANY),
-        ResourceGroup("small-torus", 1, 384, 72 * HOUR, 144 * HOUR, _TORUS),
-        ResourceGroup("large", 385, 12288, 24 * HOUR, 96 * HOUR, _TORUS),
-        ResourceGroup("f-pt", 1, 12288, 24 * HOUR, 96 * HOUR, _ANY),
-        ResourceGroup("spot-small", 1, 384, 4 * HOUR, 12 * HOUR, _ANY, spot=True),
-        ResourceGroup("spot-middle", 1, 384, 4 * HOUR, 12 * HOUR, _ANY, spot=True),
-        ResourceGroup("spot-large", 385, 12288, 4 * HOUR, 12 * HOUR, _TORUS, spot=True),
-    )
-}
-DEFAULT_GROUP = "small"
 
 # value of a knob that is not given, and what the statistics name besides
 KNOB_DEFAULTS: Dict[str, int] = {
@@ -86,17 +80,30 @@ _FREE_RESOURCES = ("jobenv", "estimated-power", "nnum_cret")
 
 
 def find_group(name: Optional[str], unit: Optional[str]) -> ResourceGroup:
-    """The group that a job goes to.
+    """The group that a job goes to, as the packaged limits of Fugaku have it.
 
     Raises:
-        Refusal: there is none of that name.
+        Refusal: there is none of that name, or only interactive jobs may use it.
     """
-    if unit is not None and unit != RESOURCE_UNIT:
+    limits = fugaku_limits()
+    if unit is not None and not limits.owns_unit(unit):
         raise Refusal(58, f"rscunit={unit} does not exist.")
-    chosen = GROUPS.get(name or DEFAULT_GROUP)
+    chosen = limits.groups.get(name or limits.default_group)
     if chosen is None:
         raise Refusal(58, f"rscgrp={name} does not exist.")
-    return chosen
+    if chosen.name in ("int", "spot-int"):
+        raise Refusal(70, f"No execute permission: rscgrp={chosen.name} is for interactive jobs.")
+    low = chosen.min_nodes or 1
+    elapse = chosen.max_elapse or UNKNOWN_ELAPSE
+    return ResourceGroup(
+        name=chosen.name,
+        low=low,
+        high=chosen.max_nodes or SYSTEM_NODES,
+        usual=chosen.default_nodes or low,
+        elapse=elapse,
+        elapse_range=chosen.range_max or elapse + RANGE_EXTRA,
+        allocations=chosen.allocations or ALLOCATIONS_BY_DEFAULT,
+    )
 
 
 def check_range(item: str, value: int, low: Optional[int], high: Optional[int]) -> None:

@@ -104,7 +104,7 @@ def rows(job: Job, settings: Settings, state: str) -> List[Row]:
         ("RESOURCE GROUP", request.rscgrp),
         ("APRIORITY", f"127{MARK}"),
         ("PRIORITY", default(str(request.priority), "priority")),
-        ("SHELL", request.shell[0]),
+        ("SHELL", request.interpreter[0]),
         ("MAIL SEND FLAG", "----"),
         ("MAIL ADDRESS", request.mail_list or job.user),
         ("STEP DEPENDENCY EXP", request.condition),
@@ -250,7 +250,9 @@ def _knob_rows(job: Job, ran: bool) -> List[Row]:
 
     def triple(name: str, value: str, given: bool) -> None:
         found.append((f"{name} (REQUIRE)", value if given else value + MARK))
-        found.extend((f"{name} ({kind})", value if ran else "") for kind in ("ALLOC", "USE"))
+        found.append((f"{name} (ALLOC)", value if ran else ""))
+        # knobs are granted as by a real PJM; this machine's cores run as they always do
+        found.append((f"{name} (USE)", value if ran and name == "jobenv" else ""))
 
     for name in order:
         triple(name, job.request.custom[name], name in resources)

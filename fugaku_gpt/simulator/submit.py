@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from fugaku_gpt.jobs.pjm.lexer import read_script
-from fugaku_gpt.simulator.call import BANNER, Call, Reply, message
+from fugaku_gpt.simulator.call import Call, Reply, message
+from fugaku_gpt.simulator.client import BANNER
 from fugaku_gpt.simulator.faults import Faults
 from fugaku_gpt.simulator.job import BULK, NORMAL, STEP, Job, Request
 from fugaku_gpt.simulator.request import build_request, step_parameters

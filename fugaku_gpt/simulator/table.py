@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, List, Optional, Set, Tuple
 
-from fugaku_gpt.simulator.ids import Selection, parse_selection
-from fugaku_gpt.simulator.job import BULK, STEP, Job, job_from_record, parent_state
+from fugaku_gpt.jobs.pjm.jobids import JobId, expand_job_ids
+from fugaku_gpt.simulator.job import BULK, Job, job_from_record, parent_state
 from fugaku_gpt.simulator.spool import Spool
 
 
@@ -40,6 +40,7 @@ class Table:
         self._open.discard(number)
         for job in self._jobs.pop(number, {}).values():
             self.spool.forget(job.id)
+        self.spool.forget(str(number))  # the script, also where a submission was cut short before the job's own record
 
     def __iter__(self) -> Iterator[Job]:
         """In the order of numbers, parents before their sub-jobs."""
@@ -80,27 +81,20 @@ class Table:
         """Jobs that are not over, sub-jobs not counted."""
         return sum(1 for job in self.top() if not job.over)
 
-    def named(self, text: str) -> Tuple[List[Job], Optional[Selection]]:
-        """(jobs that an id names, the id as data): no jobs where there are none, no data where it is no id."""
-        selection = parse_selection(text)
-        if selection is None:
+    def named(self, text: str) -> Tuple[List[Job], Optional[List[JobId]]]:
+        """(jobs that an id or range names, its ids): no jobs where there are none, no ids where it is no id."""
+        try:
+            ids = expand_job_ids(text)
+        except ValueError:
             return [], None
-        found: List[Job] = []
-        for number in self._numbers(selection):
-            if selection.kind == "job":
-                job = self.get(number)
-                found.extend([job] if job is not None else [])
-                continue
-            parent = self.get(number)
-            model = BULK if selection.kind == "bulk" else STEP
-            if parent is not None and parent.request.model == model:
-                found.extend(sub for sub in self.subs(parent) if selection.first <= (sub.sub or 0) <= selection.last)
-        return found, selection
+        return [job for job in map(self._find, ids) if job is not None], ids
 
-    def _numbers(self, selection: Selection) -> List[int]:
-        if selection.low == selection.high:
-            return [selection.low]
-        return [number for number in sorted(self._jobs) if selection.low <= number <= selection.high]
+    def _find(self, job_id: JobId) -> Optional[Job]:
+        sub = job_id.bulk if job_id.bulk is not None else job_id.step
+        job = self.get(job_id.number, sub)
+        if job is None or (sub is not None and (job.request.model == BULK) != (job_id.bulk is not None)):
+            return None
+        return job
 
     def refresh_parent(self, job: Job, now: float) -> Optional[Job]:
         """Bring the parent of a sub-job up to date; returns it if it has ended by that."""

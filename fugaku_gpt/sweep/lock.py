@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import sys
 import uuid
 from pathlib import Path
 from typing import IO, Optional
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.processes import GRACE_SECONDS, end_marked
+from fugaku_gpt.records.claim import AlreadyClaimed, release, take, this_process
 
 FILE = ".sweep.lock"
+CLAIM = ".sweep.claim"  # where the file system has no locks
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 class SweepLock:
@@ -20,10 +25,14 @@ class SweepLock:
 
     The file says who holds it and by which mark its ranks are found: the next holder ends ranks that a killed sweep has
     left behind, before they write into a run directory that is used again.
+
+    On a file system without locks a claim stands in for it (see :mod:`fugaku_gpt.records.claim`): a holder that has
+    died is noticed on its own machine only, elsewhere the claim's file has to be removed by hand.
     """
 
     def __init__(self, directory: Path) -> None:
         self.mark = uuid.uuid4().hex
+        self._directory = directory
         self._path = directory / FILE
         self._stream: Optional[IO[str]] = None
 
@@ -37,14 +46,10 @@ class SweepLock:
         stream.seek(0)
         text = stream.read()
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            self._lock(stream, text)
+        except BaseException:
             stream.close()
-            holder = _field(text, "process") or "unknown"
-            raise UsageError(
-                f"{self._path.parent}: a sweep is already running there (process {holder}); "
-                "wait for its end, or choose another --out"
-            ) from None
+            raise
         left_by = _field(text, "mark")
         if left_by:
             end_marked(left_by, GRACE_SECONDS)
@@ -57,7 +62,31 @@ class SweepLock:
     def __exit__(self, *_: object) -> None:
         if self._stream is not None:
             self._stream.truncate(0)
+            release(self._directory, CLAIM, self.mark)
             self._stream.close()
+
+    def _lock(self, stream: IO[str], text: str) -> None:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                holder = _field(text, "process") or "unknown"
+                raise UsageError(
+                    f"{self._directory}: a sweep is already running there (process {holder}); "
+                    "wait for its end, or choose another --out"
+                ) from None
+            print(
+                f"note: {self._directory}: its file system has no locks ({error.strerror}); a claim file stands in",
+                file=sys.stderr,
+            )
+        try:
+            take(self._directory, CLAIM, this_process(self.mark), same_process=False)
+        except AlreadyClaimed as taken:
+            raise UsageError(
+                f"{self._directory}: a sweep is already running there ({taken}); wait for its end, or choose another "
+                f"--out; if that process is gone, remove {taken.file}"
+            ) from None
 
 
 def _field(text: str, name: str) -> str:

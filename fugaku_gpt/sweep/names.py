@@ -40,6 +40,12 @@ def safe_name(text: str) -> str:
     return safe[:MAX_LENGTH] or "row"
 
 
+def job_name_of(name: str) -> str:
+    """A run's name as batch systems take it: a letter first, then letters, digits and ``. _ -``, 63 in all."""
+    safe = name.replace("+", "_")
+    return (safe if safe[:1].isalpha() else f"run-{safe}")[:63]
+
+
 def _part(key: str, value: str) -> str:
     leaf = key.rpartition(".")[2]
     if value.lower() in _TRUE:

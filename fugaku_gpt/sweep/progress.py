@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 from typing import IO, Any, Dict, Optional
 
 from fugaku_gpt.config.values import format_duration
-from fugaku_gpt.records.run import OK, Result, RunDirectory
+from fugaku_gpt.records.run import OK, Result, RunDirectory, last_line
 from fugaku_gpt.sweep.expand import Run
 
 _REFRESH_SECONDS = 0.5
-_TAIL_BYTES = 8192
 
 
 def describe(result: Result) -> str:
@@ -32,21 +30,7 @@ def describe(result: Result) -> str:
 
 def last_iteration(metrics: Path) -> Optional[Dict[str, Any]]:
     """The newest iteration of a metrics file that is being written, from its last lines."""
-    try:
-        with open(metrics, "rb") as stream:
-            stream.seek(0, 2)
-            stream.seek(max(0, stream.tell() - _TAIL_BYTES))
-            lines = stream.read().decode("utf-8", "replace").splitlines()
-    except OSError:  # the ranks have not come so far
-        return None
-    for text in reversed(lines):
-        try:
-            line = json.loads(text)
-        except ValueError:  # cut by our own start in the middle of a line, or half-written yet
-            continue
-        if isinstance(line, dict) and line.get("kind") == "iteration":
-            return line
-    return None
+    return last_line(metrics, "iteration")
 
 
 class PlainProgress:

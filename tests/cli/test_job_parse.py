@@ -8,6 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from fugaku_gpt.cli.main import cli
+from tests.jobs.cases import GOLDEN
 
 
 def write(path: Path, text: bytes) -> str:
@@ -49,3 +50,12 @@ def test_a_file_that_is_not_there_is_a_users_mistake(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["job", "parse", str(tmp_path / "none.sh")])
     assert result.exit_code != 0
     assert "cannot be read" in result.output + str(result.exception)
+
+
+def test_a_script_of_ours_tells_its_settings(tmp_path: Path) -> None:
+    text = (GOLDEN / "pjm-chain.sh").read_bytes()
+    found = json.loads(CliRunner().invoke(cli, ["job", "parse", write(tmp_path / "job.sh", text)]).output)
+    assert found["settings"]["job.chain"] == 4 and found["settings"]["layout.dp"] == 4
+    edited = text.replace(b"layout.dp: 4", b"layout.dp: four")
+    found = json.loads(CliRunner().invoke(cli, ["job", "parse", write(tmp_path / "job.sh", edited)]).output)
+    assert "layout.dp" in found["settings_problem"] and "settings" not in found

@@ -11,6 +11,7 @@ import pytest
 
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import load_run_config
+from tests.report.test_imported import ARGUMENTS, log_of
 from tests.sweep.fake import leave_run
 
 
@@ -68,3 +69,87 @@ def test_no_runs_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert run(["report", "table", str(tmp_path)]) == 2
     assert "holds no run directory" in capsys.readouterr().err
     assert run(["report", "table"]) == 2
+
+
+def test_html_is_one_page(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = table(capsys, str(runs), "--format", "html")
+    assert text.startswith("<!DOCTYPE html>") and text.endswith("</html>\n") and "11-14, OOM" in text
+
+
+def test_energy_is_asked_for(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with_energy = table(capsys, str(runs), "--format", "md", "--energy")
+    assert "| W/node | J/it | J/token | Notes |" in with_energy
+    header, dashes, first = with_energy.splitlines()[1:4]
+    assert header.count("|") == dashes.count("|") == first.count("|") == 16
+    assert "W/node" not in table(capsys, str(runs), "--format", "md")
+    assert "J/token" in table(capsys, str(runs), "--energy")
+
+
+CLEAN = """\
+### 124M model, Sequence Length=1024, PyTorch 1.10
+| Nodes | Size | DP | TP | PP | MBS | GBS | Mem | Sec/it | TFLOPs | Est. Aggr. PetaFLOPs | Notes |
+| ----: | ---: | -: | -: | -: | --: | --: | --: | -----: | -----: | -------------------: | ----: |
+| 1 (max-proc-per-node=4) | 124M | 4 | 1 | 1 | 1 | 1024 | 28827.7 MiB | 613.2 | 1.36 | 0.001 | 02-15, 21103755 |
+| 512 (2.2GHz) | 124M | 512 | 1 | 1 | 1 | 1024 | 8347.0 MiB | 3.2 | 0.50 | 0.250 | 02-15 |
+"""
+
+
+def test_check_is_silent_about_a_correct_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.md").write_text(CLEAN)
+    assert run(["report", "check", str(tmp_path / "notes.md")]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err == "2 rows, 0 findings\n"
+
+
+def test_check_names_line_slip_and_cause_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.md").write_text(CLEAN.replace("2.2GHz", "2.2Hz"))
+    (tmp_path / "clean.md").write_text(CLEAN)
+    words = ["report", "check", str(tmp_path / "clean.md"), str(tmp_path / "notes.md")]
+    assert run(words) == 3
+    line = capsys.readouterr().out
+    assert line == f"{tmp_path}/notes.md:5: [unit] clock '2.2Hz' is not in GHz (2.2 GHz was meant)\n"
+    assert run([*words, "--format", "json"]) == 3
+    read = json.loads(capsys.readouterr().out)
+    assert read["rows"] == 4
+    (finding,) = read["findings"]
+    assert (finding["file"], finding["line"], finding["rule"]) == (f"{tmp_path}/notes.md", 5, "unit")
+    assert run([*words, "--format", "md"]) == 3
+    assert capsys.readouterr().out.splitlines()[0] == "| file | line | rule | what | cause |"
+
+
+def test_check_changes_nothing_and_takes_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "notes.md"
+    file.write_text(CLEAN.replace("0.250", "0.256"))
+    assert run(["report", "check", str(file)]) == 3 and run(["report", "check", "--si", str(file)]) == 0
+    assert file.read_text() == CLEAN.replace("0.250", "0.256")
+    file.write_text(CLEAN.replace("28827.7 MiB", "68827.7 MiB"))
+    assert run(["report", "check", str(file)]) == 3
+    assert run(["report", "check", "--machine", "other", str(file)]) == 0
+    capsys.readouterr()
+
+
+def test_check_says_what_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", "check", str(tmp_path / "none.md")]) == 2
+    assert "none.md: cannot be read" in capsys.readouterr().err
+    (tmp_path / "other.md").write_bytes(b"\xff\xfe| a | b |\n")
+    assert run(["report", "check", str(tmp_path / "other.md")]) == 2
+    assert "no table of configurations" in capsys.readouterr().err
+
+
+def test_our_own_tables_pass_the_check(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own.md").write_text(table(capsys, str(runs), "--format", "md"))
+    assert run(["report", "check", str(tmp_path / "own.md")]) == 0, capsys.readouterr().out
+
+
+def test_a_log_is_imported_to_the_same_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.out").write_text(log_of(ARGUMENTS))
+    words = ["report", "import", str(tmp_path / "run.out"), "--out", str(tmp_path / "row")]
+    assert run(words) == 0
+    captured = capsys.readouterr()
+    assert "not in the log: nodes; say them with --set" in captured.err
+    assert run([*words, "--set", "nodes=4"]) == 0
+    assert "0.90" in capsys.readouterr().out
+    assert "| 4 | 1.3B | 1 | 4 | 1 | 2 | 1024 | - | 3231.4 | 0.90 | 0.004 |" in table(
+        capsys, str(tmp_path / "row"), "--format", "md"
+    )
+    assert run([*words, "--set", "nods=4"]) == 2 and "did you mean nodes" in capsys.readouterr().err

@@ -17,9 +17,13 @@ import numpy as np
 import pytest
 
 from fugaku_gpt.cli.main import run
+from fugaku_gpt.config import load_run_config
 from fugaku_gpt.data.indexed import IndexedWriter
 from fugaku_gpt.jobs.processes import marked
+from fugaku_gpt.records.job import JobStatus
 from fugaku_gpt.records.run import RunDirectory
+from tests.sweep.fake import leave_run
+from tests.sweep.fake_scheduler import FakeScheduler
 
 SWEEP = """
 defaults:
@@ -146,6 +150,101 @@ def test_expand_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert expand("md").startswith("| run | ranks |") and "dp1-tp3-r1" in expand("table")
 
 
+JOBS = """
+preset: tiny
+defaults: {job.elapse: 0:30:00}
+matrix: {layout.tp: [1, 2, 3]}
+variants: {base: {}, LD_PRELOAD=libtcmalloc.so: {node.tcmalloc: true}}
+where: layout.tp < 3 or not node.tcmalloc
+"""
+
+
+@pytest.fixture
+def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeScheduler:
+    (tmp_path / "jobs.yaml").write_text(JOBS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    scheduler = FakeScheduler(tmp_path / "queue")
+    monkeypatch.setattr("fugaku_gpt.jobs.schedulers.slurm.SlurmScheduler", lambda: scheduler)
+    return scheduler
+
+
+def test_a_dry_run_prints_every_job_its_script_and_the_node_hours(
+    tmp_path: Path, queue: FakeScheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(os.listdir(tmp_path))
+    assert run(["sweep", "submit", "jobs.yaml", "--out", "o", "--scheduler", "slurm", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("#!/bin/bash") == 4 and "#SBATCH --time=0:30:00" in said.replace('"', "")
+    assert "==> [2/4] dp1-tp1-LD_PRELOAD_libtcmalloc.so-r1: slurm, 1 node, at most 0:30:00, 0.5 node-hours" in said
+    assert "==> dp1-tp3-r1: refused: " in said
+    assert said.endswith("total: 4 jobs, 2 node-hours, 1 refused; nothing was written\n")
+    assert sorted(os.listdir(tmp_path)) == before and queue.jobs() == [] and queue.polls == []
+    assert run(["sweep", "submit", "jobs.yaml", "--out", "o", "--set", "job.elapse=null", "--dry-run"]) == 0
+    assert "total: 4 jobs, 0 node-hours and 4 without a time limit (job.elapse), 1 refused" in capsys.readouterr().out
+
+
+def test_jobs_are_handed_in_followed_and_resumed(
+    tmp_path: Path, queue: FakeScheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submit = ["sweep", "submit", "jobs.yaml", "--out", "an out", "--scheduler", "slurm", "--max-in-flight", "3"]
+    assert run(submit) == 0
+    said = capsys.readouterr().err
+    assert "[1/3] dp1-tp1-r1: job 100" in said and "5 runs: 3 handed in now, 1 left" in said
+    assert "to go on: fugaku-gpt sweep submit jobs.yaml --out 'an out' --scheduler slurm --max-in-flight 3" in said
+    out = tmp_path / "an out"
+    leave_run(out / "dp1-tp1-r1", load_run_config(out / "dp1-tp1-r1" / "config.yaml"))
+    queue.states = {
+        "100": JobStatus("100", "ended", "COMPLETED", exit_code=0),
+        "101": JobStatus("101", "ended", "NODE_FAIL"),
+        "102": JobStatus("102", "running", "RUNNING"),
+    }
+    assert run(["sweep", "status", "an out", "--format", "json"]) == 0
+    answer = capsys.readouterr()
+    rows = {row["run"]: row for row in json.loads(answer.out)}
+    assert [row["status"] for row in rows.values()] == ["ok", "failed", "running", "missing", "refused"]
+    assert rows["dp1-tp1-r1"]["iteration"] == "4/100" and rows["dp1-tp1-r1"]["seconds_per_iteration"] == 0.5
+    assert "node" in rows["dp1-tp1-LD_PRELOAD_libtcmalloc.so-r1"]["reason"]
+    assert "1 ok, " in answer.err and "1 failed" in answer.err
+    assert run(["sweep", "resume", "an out", "--yes", "--dry-run"]) == 0
+    assert "total: 2 jobs, 1 node-hours" in capsys.readouterr().out
+    assert run(["sweep", "resume", "an out", "--yes"]) == 0
+    assert "2 handed in now, 0 left" in capsys.readouterr().err
+    assert run(["sweep", "resume", "jobs.yaml", "--out", "an out", "--scheduler", "slurm"]) == 0
+    assert "0 handed in now, 0 left" in capsys.readouterr().err
+    assert [job["run"] for job in queue.jobs()].count("dp1-tp1-LD_PRELOAD_libtcmalloc.so-r1") == 2
+    asked = len(queue.polls)
+    assert run(["sweep", "status", "an out", "--no-ask"]) == 0
+    assert "running" in capsys.readouterr().out and len(queue.polls) == asked
+
+
+def test_a_person_is_asked_and_may_say_no(
+    tmp_path: Path, queue: FakeScheduler, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = ["n\n", "y\n"]
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for answer, jobs in zip(answers, (0, 4)):
+        monkeypatch.setattr("sys.stdin", Terminal(answer))
+        assert run(["sweep", "submit", "jobs.yaml", "--out", "o", "--scheduler", "slurm"]) == 0
+        assert "hand in 4 jobs, 2 node-hours? [y/N]" in capsys.readouterr().err
+        assert len(queue.jobs()) == jobs
+    assert run(["sweep", "submit", "jobs.yaml", "--out", "o", "--scheduler", "slurm"]) == 0  # nothing to ask about
+
+
+def test_a_refusal_by_the_scheduler_is_a_failure_with_its_words(
+    tmp_path: Path, queue: FakeScheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue.refuse = {"dp1-tp2-r1": "sbatch: error: more nodes than the partition has"}
+    assert run(["sweep", "submit", "jobs.yaml", "--out", "o", "--scheduler", "slurm"]) == 1
+    said = capsys.readouterr().err
+    assert "dp1-tp2-r1: not taken: sbatch: error: more nodes than the partition has" in said
+    assert run(["sweep", "status", "o"]) == 0
+    assert "not taken: sbatch: error" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -157,6 +256,15 @@ def test_expand_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ["sweep", "run", "s.yaml", "--out", "o", "--scheduler", "none"],
         ["sweep", "run", "s.yaml", "--out", "s.yaml"],
         ["sweep", "expand", "s.yaml", "--set", "a=b"],
+        ["sweep", "expand", "s.yaml", "--scheduler", "none"],
+        ["sweep", "submit", "s.yaml"],
+        ["sweep", "submit", "none.yaml", "--out", "o"],
+        ["sweep", "submit", "s.yaml", "--out", "o", "--max-in-flight", "0"],
+        ["sweep", "resume", "s.yaml"],
+        ["sweep", "resume", ".", "--out", "o"],
+        ["sweep", "resume", "."],
+        ["sweep", "status", "."],
+        ["sweep", "status", "none"],
     ],
 )
 def test_mistakes_are_exit_code_2_and_write_nothing(

@@ -28,7 +28,7 @@ def _wide(nodes: int) -> List[str]:
 _ALL = [
     "layout.tp=4", "layout.dp=13824", "training.global_batch=13824", "job.shape=24x24x24", "job.allocation=torus",
     "job.strict=strict-io", "job.group=hp190122", "job.resource_group=large", "job.resource_unit=rscunit_ft01",
-    "job.elapse=24:00:00", "job.node_memory=28Gi", "job.rank_map=bychip:XYZ", "job.statistics=nodes",
+    "job.elapse=24:00:00", "job.node_memory=23Gi", "job.rank_map=bychip:XYZ", "job.statistics=nodes",
     "job.volumes=[/vol0004, /vol0005]", "job.local_tmp=40Gi", "job.shared_tmp=20Gi", "job.llio=[async-close=on]",
     "job.transfer=[/vol0004/lib/libmy.so]", "job.transfer_dirs=[/vol0004/lib]", "job.tarball=/vol0004/torch.tar",
     "job.environment=[TOFU_6D=xya]", "node.freq_mhz=2000", "node.eco_state=0", "node.retention_state=0",

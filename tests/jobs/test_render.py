@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.jobs.pjm.lexer import read_script
@@ -41,6 +42,11 @@ def test_shellcheck_has_nothing_to_say() -> None:
     files = sorted(str(path) for path in GOLDEN.glob("*.sh"))
     done = subprocess.run([str(SHELLCHECK), *files], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     assert done.returncode == 0, done.stdout.decode()
+
+
+def test_our_own_check_has_nothing_to_say(capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(GOLDEN / f"{case}.sh") for case in PJM]
+    assert run(["job", "lint", *files, "--strict", "--fail-on", "info"]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize("case", sorted(CASES))

@@ -30,6 +30,13 @@ def test_power_knobs_are_read_from_what_pjm_granted(monkeypatch: pytest.MonkeyPa
     assert toggles["retention_state"].seen == "0"
 
 
+def test_what_a_simulated_pjm_grants_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PJM_CUSTOM_RESOURCES", "eco_state=2")
+    monkeypatch.setenv("FUGAKU_GPT_SIMULATOR", "1")
+    (toggle,) = local.read_back_toggles(NodeConfig(eco_state=2))
+    assert not toggle.applied and toggle.seen == "no such control here"
+
+
 def test_toggles_without_a_control_are_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PJM_CUSTOM_RESOURCES", raising=False)
     monkeypatch.setattr(local, "clock_mhz", lambda: None)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +23,7 @@ from fugaku_gpt.jobs.processes import Outcome, marked
 from fugaku_gpt.records.run import INTERRUPTED, RunDirectory
 from fugaku_gpt.records.sweep import read_sweep_entry
 from fugaku_gpt.sweep.expand import Sweep, expand_sweep
-from fugaku_gpt.sweep.lock import FILE, SweepLock
+from fugaku_gpt.sweep.lock import CLAIM, FILE, SweepLock
 from fugaku_gpt.sweep.run import run_sweep
 from tests.sweep.fake import FakeLaunch, Quiet, failing, leave_run, outcome, statuses, well
 
@@ -185,3 +188,27 @@ def test_the_live_display_follows_the_run_and_leaves_its_lines(
     said = " ".join(capfd.readouterr().err.split())
     assert "[1/4] dp1-tp1-seed1-r1: ok, 2.0 s, 0.5 s/it" in said
     assert "[2/4] dp1-tp2-seed1-r1: failed: rank 1: ValueError: no such thing" in said
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_without_locks_of_the_file_system_a_claim_stands_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    def no_locks(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with SweepLock(tmp_path):
+        assert "its file system has no locks" in capsys.readouterr().err
+        with pytest.raises(UsageError, match=rf"already running there .process {os.getpid()} on .*remove .*claim.1"):
+            SweepLock(tmp_path).__enter__()
+    with SweepLock(tmp_path):  # let go of
+        pass
+    assert sorted(os.listdir(tmp_path)) == [FILE]
+    gone = {"name": "x", "host": socket.gethostname(), "process": 2**22 + 1, "born": 1.0, "job": ""}
+    (tmp_path / f"{CLAIM}.1").write_text(json.dumps(gone))
+    with SweepLock(tmp_path):
+        pass
+    (tmp_path / f"{CLAIM}.1").write_text(json.dumps({**gone, "host": "another"}))
+    with pytest.raises(UsageError, match="on another"):
+        SweepLock(tmp_path).__enter__()

@@ -35,7 +35,7 @@ _READ_ANYWAY = 65536  # characters of a refused line whose words are still told;
 _EXPANDED = 65536  # characters that --vset may make of a value
 _DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u2212\uff0d"  # ASCII and what editors make of it
 _PREFIX = re.compile(r"#PJM(?=[ \t\r\v\f]|$)")
-_DISABLED = re.compile(rf"[ \t]*#[# \t]*PJM[ \t]*[\"']?[{_DASHES}]", re.IGNORECASE)
+_DISABLED = re.compile(rf"[ \t]*#[# \t-]*PJM[ \t]*[\"']?[{_DASHES}]", re.IGNORECASE)
 _BLANK = " \t\r\v\f\0"
 _BYTE_ORDER_MARK = "\ufeff"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")

@@ -138,6 +138,7 @@ OPTIONS: Tuple[Option, ...] = (
     Option("no_check_gfscache", ("--no-check-gfscache",), FLAG, command_line_only=True),
     Option("no_check_directory", ("--no-check-directory",), FLAG, command_line_only=True),
     Option("omp", ("--omp",), KEYED, era="site"),
+    Option("no_staging", ("--no-stging",), FLAG, era="k"),  # spelled so
     Option("stg_transfiles", ("--stg-transfiles",), era="k"),
     Option("stgin", ("--stgin",), MANY, era="k"),
     Option("stgout", ("--stgout",), MANY, era="k"),

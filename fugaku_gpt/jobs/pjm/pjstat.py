@@ -66,7 +66,7 @@ _CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?\)?[<@#]?")
 _SECONDS = re.compile(r"\((\d{1,15})\)")
 _TIME = re.compile(r"(?:(\d{1,6})[ \t]+)?(\d{1,9}):(\d{1,2}):(\d{1,2})")
 _NUMBER = re.compile(r"-?\d{1,15}")
-_DEFAULT = re.compile(r"[ \t]*<DEFAULT>[ \t]*$")
+_DEFAULT = "<DEFAULT>"
 
 
 def parse_data(text: str, delimiter: str = ",") -> List[Dict[str, str]]:
@@ -165,7 +165,9 @@ def _name_words(header: Sequence[str], words: List[str], index: int, at: int) ->
 
 def clean_value(text: str) -> Optional[str]:
     """A value without the mark that it is a default; None for ``-`` and nothing."""
-    value = _DEFAULT.sub("", text[:_LINE_LENGTH]).strip()
+    value = text[:_LINE_LENGTH].strip()
+    if value.endswith(_DEFAULT):
+        value = value[: -len(_DEFAULT)].rstrip()
     return None if value in ("", "-") else value
 
 

@@ -25,7 +25,7 @@ _CLOCK = re.compile(r"(?:(?:(\d+):)?(\d+):)?(\d+)")
 _LETTERS = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.IGNORECASE)
 _SIZE = re.compile(r"(\d+)\s*(?:([KMGTPE])(i?)B?)?", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"\$[\w{(]|`|\{\{|\}\}|@\w+@|%\(\w+\)|<[^<>]*>|\[[^\[\]]*\]")
-_VNODE = re.compile(r"(\d+)(?:\((.*)\))?")
+_VNODE = re.compile(r"(\d*)(?:\((.*)\))?")
 _CONDITION = re.compile(r"(ec|pc|sn)\s*(==|!=|<=|>=|<|>)\s*(-?\d+(?:,-?\d+)*)")
 _PATH_METACHARACTER = re.compile(r"%([%jJbsn])")
 _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
@@ -215,12 +215,12 @@ def parse_switch(text: str) -> bool:
 
 
 def parse_vnode(text: str) -> Dict[str, str]:
-    """``2`` or ``2(core=4;mem=1Gi)``: ``count`` and what is asked of each."""
+    """``2``, ``2(core=4;mem=1Gi)`` or ``(core=4)``, which is one: ``count`` and what is asked of each."""
     expected = "a number of virtual nodes such as 2(core=4;mem=1Gi)"
     found = _VNODE.fullmatch(_check_length(text, expected))
-    if not found:
+    if not found or not (found[1] or found[2]):
         raise _reject(text, expected)
-    values = {"count": str(_number(found[1], text, expected))}
+    values = {"count": str(_number(found[1] or "1", text, expected))}
     for item in filter(None, re.split("[;,]", found[2] or "")):
         key, equals, value = item.partition("=")
         if not equals:

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
+import fugaku_gpt
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.processes import GRACE_SECONDS, MARK, end_marked, marked
 from fugaku_gpt.jobs.schedulers.local_store import LocalJob, LocalStore, alive, queue_file, read_file, split_id
@@ -22,6 +23,7 @@ from fugaku_gpt.records.job import CANCELLED, HELD, LOST, OVER, QUEUED, RUNNING,
 
 GROUP = "this machine"
 _START_SECONDS = 60.0
+_IMPORTED_FROM = Path(fugaku_gpt.__file__).resolve().parent.parent  # the queue may be of a checkout, not installed
 
 
 class LocalScheduler:
@@ -34,7 +36,7 @@ class LocalScheduler:
     name = "local"
 
     def __init__(self, root: Optional[Path] = None) -> None:
-        self.store = LocalStore(root if root is not None else default_root())
+        self.store = LocalStore((root if root is not None else default_root()).absolute())
         self._host = socket.gethostname()
 
     def command_of(self, submission: Submission) -> List[str]:
@@ -184,7 +186,7 @@ class LocalScheduler:
             try:
                 done = subprocess.run(
                     words,
-                    cwd="/",
+                    cwd=_IMPORTED_FROM,
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log,

@@ -161,6 +161,7 @@ def main(root: Path) -> int:
     if os.fork() > 0:
         return 0
     os.setsid()
+    os.chdir("/")
     try:
 
         def stop(_number: int, _frame: Optional[FrameType]) -> None:

@@ -21,7 +21,7 @@ from fugaku_gpt.jobs.pjm.messages import Refusal, operation_results, refusal_of,
 from fugaku_gpt.jobs.pjm.pjstat import parse_data, status_of, statuses_of
 from fugaku_gpt.jobs.pjm.stats import read_stats_file
 from fugaku_gpt.jobs.schedulers.commands import Answer, NoAnswer, Run, run_words
-from fugaku_gpt.jobs.schedulers.protocol import Accounting, Refused, Submission, Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Accounting, Overtaken, Refused, Submission, Uncertain
 from fugaku_gpt.records.job import LOST, OVER, UNKNOWN, JobStatus, aggregate
 
 RETRY_SECONDS = (2.0, 4.0, 8.0)
@@ -29,6 +29,7 @@ HISTORY_DAYS = 90  # as long as Fugaku keeps them
 _FOUND_DAYS = 7
 _COLUMNS = "jid,st,ec,pc,sn,ermsg,rscg"
 _NO_SUCH_OPTION = ("0001", "0002")
+_STEP_JOB_OVER = "0012"
 _NOT_ANSWERED = ("0090", "0091")
 
 
@@ -54,7 +55,7 @@ class PjmScheduler:
         if submission.chain > 1:
             parts = [f"sn={submission.link - 1}"]
             if submission.after is not None:
-                parts = [f"jid={_number(submission.after)}", *parts, f"sd=ec!={EXIT_RESUME}:all"]
+                parts = [f"jid={submission.after.partition('_')[0]}", *parts, f"sd=ec!={EXIT_RESUME}:all"]
             words += ["--step", "--sparam", ",".join(parts)]
         return [*words, submission.script]
 
@@ -76,6 +77,8 @@ class PjmScheduler:
             if refusal is not None and refusal.code in _NO_SUCH_OPTION and "-z" in words:
                 words = [word for word in words if word not in ("-z", "jid")]  # before -z could name the id
                 continue
+            if refusal is not None and refusal.code == _STEP_JOB_OVER and submission.after is not None:
+                raise Overtaken(_told(refusal, answer))
             if refusal is None or refusal.matter != "retry" or not waits:
                 raise Refused(_told(refusal, answer))
             self._sleep(waits.pop(0))
@@ -163,12 +166,12 @@ class PjmScheduler:
     def _ask(self, words: Sequence[str]) -> Answer:
         """A query, again after 2, 4 and 8 seconds where PJM fails to answer it."""
         for wait in RETRY_SECONDS:
-            answer = self._run(words)
+            answer = _sense(self._run(words))
             refusal = refusal_of(answer.err)
             if answer.code == 0 or (refusal is not None and refusal.matter == "user"):
                 return answer
             self._sleep(wait)
-        return self._run(words)
+        return _sense(self._run(words))
 
     def _change(self, command: str, job_ids: Sequence[str]) -> Dict[str, str]:
         if not job_ids:
@@ -177,6 +180,15 @@ class PjmScheduler:
         told = operation_results(f"{answer.out}\n{answer.err}")
         rest = "" if answer.code == 0 else f"{command}: {answer.said or f'exit code {answer.code}'}"
         return {job_id: _result(told, job_id, rest) for job_id in job_ids}
+
+
+def _sense(answer: Answer) -> Answer:
+    """An answer of ``--data`` without its header line is none, though the exit code be 0: no job is lost for it.
+    Nothing at all, and messages alone, are an answer: there is no such job."""
+    lines = [line for line in answer.out.splitlines() if line.strip() and not line.startswith("[")]
+    if answer.code != 0 or not lines or any(line.startswith("H,") for line in lines):
+        return answer
+    return Answer(1, answer.out, f"its answer is not understood: {lines[0][:80]!r}")
 
 
 def _number(job_id: str) -> int:

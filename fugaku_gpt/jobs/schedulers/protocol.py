@@ -42,6 +42,10 @@ class Refused(UsageError):
     """The scheduler has not taken the job: there is none."""
 
 
+class Overtaken(Refused):
+    """A link of a chain was not taken because the job that it was to follow has ended already."""
+
+
 class Uncertain(UsageError):
     """The scheduler may have taken the job: it did not answer, or its answer names no job."""
 
@@ -79,6 +83,7 @@ class Scheduler(Protocol):
 
         Raises:
             Refused: there is no job.
+            Overtaken: as above, since ``submission.after`` has ended already.
             Uncertain: there may be one, under ``submission.tag``.
         """
 

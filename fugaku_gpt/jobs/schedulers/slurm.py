@@ -17,7 +17,7 @@ from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.schedulers.commands import NoAnswer, Run, run_words
-from fugaku_gpt.jobs.schedulers.protocol import Accounting, Refused, Submission, Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Accounting, Overtaken, Refused, Submission, Uncertain
 from fugaku_gpt.records.job import (
     CANCELLED,
     ENDED,
@@ -73,7 +73,7 @@ _ADVICE = (
     (re.compile("invalid partition", re.I), "job.resource_group names the partition; `sinfo -s` lists yours"),
     (re.compile("invalid account", re.I), "job.group names the account; `sacctmgr show associations user=$USER` lists"),
     (
-        re.compile("node count|node configuration|Requested node", re.I),
+        re.compile("node count|node configuration|processors requested|memory specification", re.I),
         "job.nodes, job.node_memory or the ranks per node are more than the partition has; see `sinfo`",
     ),
     (re.compile("time limit", re.I), "job.elapse is above the partition's limit; see `sinfo`"),
@@ -121,6 +121,8 @@ class SlurmScheduler:
             if wait is None or not _NOT_REACHED.search(answer.said):
                 break
             self._sleep(wait)
+        if submission.after is not None and "dependency" in answer.said.lower():
+            raise Overtaken(answer.said)
         advice = [advice for pattern, advice in _ADVICE if pattern.search(answer.said)]
         raise Refused("\n".join([answer.said or f"sbatch: exit code {answer.code}", *advice]))
 

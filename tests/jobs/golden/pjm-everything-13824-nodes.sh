@@ -5,7 +5,7 @@
 #PJM -L "rscgrp=large"
 #PJM -L "node=24x24x24:torus:strict-io"
 #PJM -L "elapse=24:00:00"
-#PJM -L "node-mem=28Gi"
+#PJM -L "node-mem=23Gi"
 #PJM -L "freq=2000"
 #PJM -L "eco_state=0"
 #PJM -L "retention_state=0"
@@ -51,7 +51,7 @@
 #   job.group: "hp190122"
 #   job.resource_group: "large"
 #   job.resource_unit: "rscunit_ft01"
-#   job.node_memory: "28Gi"
+#   job.node_memory: "23Gi"
 #   job.rank_map: "bychip:XYZ"
 #   job.statistics: "nodes"
 #   job.volumes: ["/vol0004", "/vol0005"]

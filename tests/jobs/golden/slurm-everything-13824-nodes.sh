@@ -7,7 +7,7 @@
 #SBATCH --ntasks-per-node=4
 #SBATCH --cpus-per-task=12
 #SBATCH --time=24:00:00
-#SBATCH --mem=28G
+#SBATCH --mem=23G
 #SBATCH --tmp=40G
 #SBATCH --output=slurm-%j.out
 #SBATCH --export=NONE
@@ -44,7 +44,7 @@
 #   job.group: "hp190122"
 #   job.resource_group: "large"
 #   job.resource_unit: "rscunit_ft01"
-#   job.node_memory: "28Gi"
+#   job.node_memory: "23Gi"
 #   job.rank_map: "bychip:XYZ"
 #   job.statistics: "nodes"
 #   job.volumes: ["/vol0004", "/vol0005"]

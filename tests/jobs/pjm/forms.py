@@ -46,7 +46,7 @@ RESOURCE_VALUES = {
     "rscunit": ("rscunit_ft01", "bwmpc", "rscunit_ft02", "fx", "ito-b"),
     "throttling_state": ("0",),
     "vnode-core": ("36",),
-    "vnode": ("1", "2(core=4;mem=1Gi)"),
+    "vnode": ("1", "(core=1)", "2(core=4;mem=1Gi)"),
 }
 MPI_VALUES = {
     "max-proc-per-node": ("4", "${PPN}"),
@@ -74,6 +74,7 @@ FORMS: Tuple[Tuple[str, Tuple[Item, ...]], ...] = (
     ('-L "freq=2200,eco_state=2"', (*_l("freq", "2200"), *_l("eco_state", "2"))),
     ("-L node=2,rscgrp=small,elapse=10:00", (*_l("node", "2"), *_l("rscgrp", "small"), *_l("elapse", "10:00"))),
     ("-L vnode=2(core=4,mem=1Gi),elapse=30", (*_l("vnode", "2(core=4,mem=1Gi)"), *_l("elapse", "30"))),
+    ("-L a=1),node=2", (*_l("a", "1)"), *_l("node", "2"))),
     ("--mpi assign-online-node", _l("assign-online-node", None, "--mpi")),
     ("--mpi rank-map-bychip", _l("rank-map-bychip", None, "--mpi")),
     ("--mpi rank-map-bychip:XYZ", _l("rank-map-bychip", "XYZ", "--mpi")),
@@ -113,6 +114,11 @@ FORMS: Tuple[Tuple[str, Tuple[Item, ...]], ...] = (
     ('-P "vn-policy=pack"', _l("vn-policy", "pack", "-P")),
     ("--omp thread=1", (("--omp", "thread", "1", False),)),
     ("--omp thread=$OMP_NUM_THREADS", (("--omp", "thread", "$OMP_NUM_THREADS", False),)),
+    ("--no-stging", _flag("--no-stging", False)),
+    ("--no-stging -j", (*_flag("--no-stging", False), *_flag("-j"))),
+    ('--rsc-list="rscgrp=small"', _l("rscgrp", "small", "--rsc-list")),
+    ('--mpi "shape=8x8, proc=512"', (*_l("shape", "8x8", "--mpi"), *_l("proc", "512", "--mpi"))),
+    ('--mpi      "proc=$((NODES*4))"', _l("proc", "$((NODES*4))", "--mpi")),
     ("--stg-transfiles all", _text("--stg-transfiles", "all", False)),
     ('--stgin "rank=* ./a.out %r:./"', _text("--stgin", "rank=* ./a.out %r:./", False)),
     ('--stgout "./core* ./"', _text("--stgout", "./core* ./", False)),
@@ -150,6 +156,12 @@ FORMS: Tuple[Tuple[str, Tuple[Item, ...]], ...] = (
 # line → (kind, text) of its problems, beside which nothing of it may be lost
 ODD: Tuple[Tuple[str, Tuple[Tuple[str, str], ...], Tuple[Item, ...]], ...] = (
     ("-g $(echo $(id -ng))", (("command-substitution", "$(echo $(id -ng))"),), _text("-g", "$(echo $(id -ng))")),
+    ("-g $(a $(b) c) -j", (("command-substitution", "$(a $(b) c)"),), (*_text("-g", "$(a $(b) c)"), *_flag("-j"))),
+    (
+        "--mpi proc=$((NODES * 4))",
+        (("command-substitution", "proc=$((NODES * 4))"),),
+        _l("proc", "$((NODES * 4))", "--mpi"),
+    ),
     ("--gname [project name]", (("stray-word", "name]"),), _text("--gname", "[project")),
     ("{{value}}", (("stray-word", "{{value}}"),), ()),
     (

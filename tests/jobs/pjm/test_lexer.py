@@ -42,7 +42,21 @@ def test_odd_lines_are_told_and_kept(
     assert tuple((found.kind, found.text) for found in script.problems) == problems
 
 
-@pytest.mark.parametrize("start", ["##PJM -s", "# PJM -s", " #PJM -s", "\t#PJM -s", "#pjm -s", "#PJM-s", '#  PJM "-s"'])
+@pytest.mark.parametrize(
+    "start",
+    [
+        "##PJM -s",
+        "#---#PJM -s",
+        "#\tPJM -s",
+        "# #PJM --rsc-list a",
+        "# PJM -s",
+        " #PJM -s",
+        "\t#PJM -s",
+        "#pjm -s",
+        "#PJM-s",
+        '#  PJM "-s"',
+    ],
+)
 def test_lines_that_only_look_like_directives_are_disabled(start: str) -> None:
     script = read_script(f"{start}\n#PJM -j\nls\n")
     assert script.disabled == (1,)
@@ -84,6 +98,8 @@ def test_repeats_merge_and_the_last_one_is_in_force() -> None:
     assert script.options["name"] == "b"
     assert script.options["quiet"] is True
     assert script.options["environment"] == {"B": "2", "A": "3"}
+    assert list(script.resources) == ["elapse", "node", "rscgrp"]  # in the order in which what is in force was written
+    assert script.marks["name"] == 4
     assert script.marks["resources.node"] == 3
     assert script.marks["resources.rscgrp"] == 8
     assert script.marks["environment.A"] == 7

@@ -42,6 +42,7 @@ from fugaku_gpt.jobs.pjm.pjstat import parse_data, parse_table, seconds_of, stat
         ("238 239\n", ["238", "239"]),
         ("[WARN] PJM 0024 pjsub Too many options in line.\n[INFO] PJM 0000 pjsub Job 5 submitted.\n", ["5"]),
         ("[ERR.] PJM 0071 pjsub Group not authorized to submit a job: group(59999)\n", []),
+        ("[INFO] PJM 0080 pjsub Interactive job 9 submitted before was canceled.\n", []),
         ("", []),
     ],
 )

@@ -130,9 +130,15 @@ def test_units_beside_numbers_and_sizes_without_brackets() -> None:
     assert (job.power_watts, job.energy_joules) == ({MEASURED: 1500.0}, {MEASURED: 7_200_000.0})
 
 
+def test_sizes_of_ten() -> None:
+    assert one(" MAX MEMORY SIZE (USE) : 1.5 GB\n").max_memory_bytes == 1_500_000_000
+
+
 def test_sub_jobs_of_one_file_are_told_apart() -> None:
     text = JOB.replace("31018950", "239[0]") + NODES + JOB.replace("31018950", "239[1]")
     assert [(job.job_id, len(job.nodes)) for job in parse_stats(text)] == [("239[0]", 2), ("239[1]", 0)]
+    titled = "Job Statistical Information\n STATE : EXT\n[Job Statistical Information]\n STATE : CCL\n"
+    assert [job.state for job in parse_stats(titled)] == ["EXT", "CCL"]
     assert [job.job_id for job in parse_stats(" JOB ID : 1\n STATE : EXT\n\n JOB ID : 2\n")] == ["1", "2"]
 
 

@@ -157,7 +157,8 @@ def test_switch_flags_and_axes() -> None:
 def test_virtual_nodes() -> None:
     assert parse_vnode("2") == {"count": "2"}
     assert parse_vnode("2(core=4;mem=1Gi)") == {"count": "2", "core": "4", "mem": "1Gi"}
-    for text in ("2(", "(core=4)", "2(core)"):
+    assert parse_vnode("(core=1)") == {"count": "1", "core": "1"}
+    for text in ("2(", "()", "", "2(core)"):
         with pytest.raises(ValueError, match="not a number of virtual nodes"):
             parse_vnode(text)
 

@@ -1,0 +1,108 @@
+"""``fugaku-gpt job collect``: what jobs have left, brought together, and the table."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+import click
+
+from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.report import TABLE_FORMATS, print_table, write_tables
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.records.job import JOB_FILE
+from fugaku_gpt.report.collect import collect_rows, find_runs
+from fugaku_gpt.report.gather import Gathered, gather
+from fugaku_gpt.report.imported import LoggedRun, parse_settings
+from fugaku_gpt.report.reparse import Reparsed, logs_of, reparse
+
+_COLUMNS = ("run", "jobs", "status", "accounts", "notes")
+
+
+@click.command()
+@click.argument("directories", nargs=-1, required=True, metavar="DIR...", type=click.Path(path_type=Path))
+@click.option("--reparse", "again", is_flag=True, help="Read the logs again, ours and Megatron's.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="With --reparse: what another log lacks.")
+@click.option("--out", type=click.Path(path_type=Path), help="Leave table.md, .html, .csv and .json in this folder.")
+@click.option(
+    "--format", "form", type=click.Choice(TABLE_FORMATS), default="table", show_default=True, help="Form of the table."
+)
+@click.option("--energy", is_flag=True, help="The table with watts per node, joules per iteration and per token.")
+def collect(
+    directories: Tuple[Path, ...],
+    again: bool,
+    settings: Tuple[str, ...],
+    out: Optional[Path],
+    form: str,
+    energy: bool,
+) -> None:
+    """Bring together what the jobs in DIR have left, and print the table.
+
+    DIR is a run directory, or a folder of them. The scheduler's statistics (PJM's .stats file, Slurm's accounting) are
+    left as accounting.json in each run; a run whose ranks left no result gets one, from how its job has ended. Energy
+    counts where the jobs ran for more than a minute: below that, power is not sampled.
+    """
+    given = parse_settings(settings)
+    if settings and not again:
+        raise UsageError("--set: says what a log lacks; give it together with --reparse")
+    reparsed = _reparse(directories, given) if again else []
+    places = _job_places(directories)
+    gathered = _gather(places)
+    _tell(gathered, reparsed)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        rows = write_tables(directories, out, ("md", "html", "csv", "json"))
+    else:
+        rows = collect_rows(directories)
+    print_table(rows, form, energy=energy)
+
+
+def _job_places(directories: Tuple[Path, ...]) -> List[Path]:
+    """The directories with the records of jobs; a bulk job's sub-runs are of one."""
+    runs = find_runs(directories)
+    places = [run if (run / JOB_FILE).exists() or not (run.parent / JOB_FILE).exists() else run.parent for run in runs]
+    return list(dict.fromkeys(places))
+
+
+def _gather(places: List[Path]) -> List[Gathered]:
+    if not sys.stderr.isatty() or len(places) < 2:
+        return gather(places)
+    with click.progressbar(length=len(places), label="collecting", file=sys.stderr) as bar:
+        return gather(places, progress=lambda _directory: bar.update(1))
+
+
+def _reparse(directories: Tuple[Path, ...], given: LoggedRun) -> List[Reparsed]:
+    """Logs first: a folder that holds nothing else becomes a run by them."""
+    targets: List[Path] = []
+    for directory in directories:
+        if not directory.is_dir():
+            raise UsageError(f"{directory}: no such folder; give a run directory, or a folder of run directories")
+        try:
+            targets += _job_places((directory,))
+        except UsageError:
+            if not logs_of(directory):
+                raise
+            targets.append(directory)
+    return [reparse(target, given) for target in dict.fromkeys(targets)]
+
+
+def _tell(gathered: List[Gathered], reparsed: List[Reparsed]) -> None:
+    """What was brought together, on standard error: the table alone goes to standard output."""
+    shown: List[Dict[str, Any]] = []
+    for one in gathered:
+        if one.jobs or one.accounts or one.notes:
+            shown.append(
+                {
+                    "run": one.directory.name or str(one.directory),
+                    "jobs": " ".join(one.jobs) or None,
+                    "status": one.status or None,
+                    "accounts": one.accounts,
+                    "notes": "; ".join(one.notes) or None,
+                }
+            )
+    if shown:
+        click.echo(render_rows(_COLUMNS, shown, "table"), err=True)
+    for done in reparsed:
+        words = f"{done.lines} iteration lines of {done.trainer}, {done.added} new" if done.trainer else "nothing"
+        click.echo("; ".join([f"{done.directory}: {words}", *done.notes]), err=True)

@@ -1,0 +1,301 @@
+"""``fugaku-gpt runs``: what is in a store of run directories."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+
+import click
+
+from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.config import RunConfig, changed_settings, load_run_config, preset_names, valid_keys
+from fugaku_gpt.config.values import BadValue, parse_duration
+from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.jobs.store import FIGURES
+
+if TYPE_CHECKING:
+    from fugaku_gpt.jobs.store import RunRecord
+    from fugaku_gpt.sweep.expression import Value
+
+_SHOWN = (
+    "run", "status", "size", "job.nodes", "layout.dp", "layout.tp", "layout.pp", "training.global_batch", "iterations",
+    "seconds_per_iteration", "tflops_notes", "last_loss", "started", "job", "reason",
+)  # fmt: skip
+_COLUMNS = (
+    "run", "status", "reason", "sweep", "row", "variant", "repeat", "attempt", "digest", "size", "iterations",
+    "started", "ended", "scheduler", "job", "torch", "git_commit", "problem", *FIGURES,
+)  # fmt: skip
+_RANKS = "layout.ranks"
+_DURATIONS = ("job.elapse", "job.elapse_min")
+_DEFAULT_STORE = Path("runs")
+
+_store_argument = click.argument(
+    "store", metavar="[STORE]", required=False, default=_DEFAULT_STORE, type=click.Path(path_type=Path)
+)
+
+
+@click.group()
+def runs() -> None:
+    """List and show runs: those in STORE (default: runs), in the sweeps' folders below it, and their attempts."""
+
+
+@runs.command("ls")
+@_store_argument
+@click.option("--where", "condition", metavar="EXPR", help="Only runs for which this holds, such as layout.tp > 1.")
+@click.option("--sort", "keys", metavar="NAME[,NAME]", help="Sort by columns or settings; -NAME for the largest first.")
+@click.option("--columns", metavar="NAME[,NAME]", help="What to show: columns and settings.")
+@click.option("--attempts", is_flag=True, help="Earlier attempts too.")
+@format_option
+def list_(
+    store: Path, condition: Optional[str], keys: Optional[str], columns: Optional[str], attempts: bool, form: str
+) -> None:
+    """List the runs in STORE.
+
+    EXPR and the options' names know the columns (status, sweep, iterations, seconds_per_iteration, last_loss, job, ...)
+    and every setting of a run file, such as layout.dp; in EXPR texts stand in quotes: status == "ok".
+    """
+    from fugaku_gpt.jobs.store import list_runs
+    from fugaku_gpt.sweep.expression import parse_expression
+
+    known = [*_COLUMNS, *valid_keys(), _RANKS]
+    shown = _names(columns, "--columns", known) if columns is not None else list(_SHOWN)
+    ordering = _names(keys, "--sort", known) if keys is not None else []
+    expression = parse_expression(condition, "--where", known) if condition is not None else None
+    records = [record for record in list_runs(store).runs if attempts or record.attempt == 0]
+    if expression is not None:
+        records = [one for one in records if expression.holds(_Lookup(one), one.run)]
+    for key in reversed(ordering):
+        records = _sorted(records, key)
+    rows = [{name: _shown(name, _Lookup(record)(name), form) for name in shown} for record in records]
+    click.echo(render_rows(shown, rows, form), nl=False)
+    for record in records:
+        if record.problem:
+            click.echo(f"note: {store / record.run}: {record.problem}", err=True)
+
+
+@runs.command()
+@click.argument("directory", metavar="RUN", type=click.Path(path_type=Path))
+@format_option
+def show(directory: Path, form: str) -> None:
+    """Show one run: how it ended, its settings that differ from its preset, its jobs, and what it ran on."""
+    from fugaku_gpt.jobs.store import read_record
+
+    record = read_record(directory, ".") if (directory / "config.yaml").exists() else None
+    if record is None:
+        raise UsageError(f"{directory}: not a run directory: it has no config.yaml")
+    facts = {"run": {**_run_facts(record), "path": str(directory)}, **_config_facts(directory), **_more(directory)}
+    if form == "json":
+        click.echo(json.dumps(facts, indent=2, default=str))
+        return
+    rows = [
+        {"of": part, "name": name, "value": _one(value)}
+        for part, values in facts.items()
+        for name, value in _flat(values)
+        if value not in (None, "", [], {})
+    ]
+    click.echo(render_rows(("of", "name", "value"), rows, form), nl=False)
+
+
+@runs.command()
+@_store_argument
+def reindex(store: Path) -> None:
+    """Forget the index of STORE and read every run again; clear away what killed writers have left half-written."""
+    from fugaku_gpt.jobs.store import reindex as read_all
+
+    listing, removed = read_all(store)
+    problems = [record for record in listing.runs if record.problem]
+    for record in problems:
+        click.echo(f"{store / record.run}: {record.problem}", err=True)
+    leftover = f"; {removed} leftover temporary files removed" if removed else ""
+    click.echo(f"{store}: {len(listing.runs)} runs, {len(problems)} of them damaged{leftover}")
+
+
+class _Lookup:
+    """Names of expressions and columns → values of one run."""
+
+    def __init__(self, record: "RunRecord") -> None:
+        self._record = record
+
+    def __call__(self, name: str) -> "Value":
+        if name == _RANKS:
+            sizes = [self(f"layout.{axis}") for axis in ("dp", "tp", "pp")]
+            ranks = 1
+            for size in sizes:
+                ranks *= size if isinstance(size, int) else 1
+            return ranks
+        if name in FIGURES:
+            value: Any = self._record.figures.get(name)
+        elif "." not in name:
+            value = getattr(self._record, name)
+        else:
+            section, _, leaf = name.partition(".")
+            value = self._record.settings.get(name, getattr(getattr(_DEFAULTS, section), leaf))
+            if name in _DURATIONS and isinstance(value, str):
+                value = _seconds(value)
+        return tuple(value) if isinstance(value, list) else value
+
+
+_DEFAULTS = RunConfig()
+
+
+def _names(text: str, option: str, known: List[str]) -> List[str]:
+    import difflib
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        plain = name.lstrip("-")
+        if plain not in known:
+            near = difflib.get_close_matches(plain, known, n=1)
+            hint = (
+                f"did you mean {near[0]}?" if near else f"valid: {', '.join(_COLUMNS)}, and settings such as layout.dp"
+            )
+            raise UsageError(f"{option} {name}: unknown name; {hint}")
+    return names
+
+
+def _sorted(records: List["RunRecord"], key: str) -> List["RunRecord"]:
+    """By one name, stable; runs that have no such value come last."""
+    name = key.lstrip("-")
+    values = [(_Lookup(record)(name), record) for record in records]
+    there = [(value, record) for value, record in values if value is not None and value != ""]
+    numbers = all(isinstance(value, (int, float)) for value, _ in there)
+    there.sort(key=lambda item: item[0] if numbers else str(item[0]), reverse=key.startswith("-"))
+    return [record for _, record in there] + [record for value, record in values if value is None or value == ""]
+
+
+def _shown(name: str, value: "Value", form: str) -> Any:
+    if value is None or value == "" or value == ():
+        return None
+    if form in ("csv", "json"):
+        return list(value) if isinstance(value, tuple) else value
+    if name in ("started", "ended") and isinstance(value, (int, float)):
+        return _clock(value)
+    if isinstance(value, float):
+        return f"{value:.4g}" if name != "last_loss" else f"{value:.4f}"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) + " UTC"
+
+
+def _seconds(text: str) -> Optional[float]:
+    try:
+        return parse_duration(text)
+    except BadValue:
+        return None
+
+
+def _run_facts(record: "RunRecord") -> Dict[str, Any]:
+    facts = {name: getattr(record, name) for name in _COLUMNS if name not in FIGURES and name not in ("run", "attempt")}
+    for name in ("started", "ended"):
+        facts[name] = _clock(facts[name]) if facts[name] is not None else None
+    return {**facts, "figures": dict(record.figures)}
+
+
+def _config_facts(directory: Path) -> Dict[str, Any]:
+    """The preset that the run is nearest to, and what differs from it."""
+    try:
+        settings = changed_settings(load_run_config(directory / "config.yaml"))
+    except ConfigError as error:
+        return {"settings": {"not valid": "; ".join(str(error).splitlines())}}
+    preset, base = _nearest_preset(settings)
+    usual = _DEFAULTS
+    differing: Dict[str, Any] = {}
+    for key in {**base, **settings}:
+        section, _, leaf = key.partition(".")
+        default = base.get(key, getattr(getattr(usual, section), leaf))
+        value = settings.get(key, getattr(getattr(usual, section), leaf))
+        if value != default:
+            said = list(default) if isinstance(default, tuple) else default
+            differing[key] = {"value": value, "preset" if key in base else "default": said}
+    return {"preset": {"name": preset}, "settings": differing}
+
+
+def _nearest_preset(settings: Dict[str, Any]) -> Tuple[Optional[str], Dict[str, Any]]:
+    """The preset whose model this is; (None, {}) where it is nobody's."""
+    for name in preset_names():
+        base = changed_settings(load_run_config(preset=name))
+        shape = {key: base.get(key) for key in ("model.layers", "model.hidden", "model.heads")}
+        if shape == {key: settings.get(key) for key in shape}:
+            return name, base
+    return None, {}
+
+
+def _more(directory: Path) -> Dict[str, Any]:
+    from fugaku_gpt.records.run import RunDirectory
+
+    facts: Dict[str, Any] = {"jobs": _job_facts(directory)}
+    try:
+        environment = RunDirectory(directory).environment() or {}
+    except UsageError as error:
+        return {**facts, "environment": {"damaged": str(error)}}
+    ranks = environment.pop("ranks", None)
+    if isinstance(ranks, list):
+        environment["ranks"] = len(ranks)
+        environment["hosts"] = sorted({str(rank.get("host")) for rank in ranks if isinstance(rank, dict)})
+    return {**facts, "environment": environment}
+
+
+def _job_facts(directory: Path) -> Dict[str, Any]:
+    from fugaku_gpt.jobs.judge import judge
+    from fugaku_gpt.records.job import read_history
+
+    try:
+        history = read_history(directory)
+        if not history.jobs and not history.open and not history.refused:
+            return {}
+        verdict = judge(directory)
+    except UsageError as error:
+        return {"damaged": str(error)}
+    facts: Dict[str, Any] = {}
+    for job in history.jobs:
+        state = history.statuses.get(job.job_id)
+        words = [
+            job.scheduler,
+            f"link {job.link} of {job.chain}" if job.chain > 1 else "",
+            f"bulk {job.bulk}" if job.bulk else "",
+        ]
+        words += [
+            f"handed in {_clock(job.time)}",
+            f"{state.state} {state.raw}".strip() if state is not None else "not asked yet",
+        ]
+        facts[job.job_id] = ", ".join(word for word in words if word)
+    return {
+        **facts,
+        "verdict": ": ".join(word for word in (verdict.status or verdict.state, verdict.cause) if word),
+        "advice": verdict.advice,
+        "earlier attempts": history.attempts or None,
+    }
+
+
+def _flat(values: Any, prefix: str = "") -> List[Tuple[str, Any]]:
+    """(dotted name, value) of nested facts."""
+    found: List[Tuple[str, Any]] = []
+    for name, value in values.items():
+        dotted = f"{prefix}.{name}" if prefix else str(name)
+        if isinstance(value, dict) and not ({"value"} <= set(value)):
+            found += _flat(value, dotted)
+        elif isinstance(value, list) and value and all(isinstance(item, dict) and "name" in item for item in value):
+            for item in value:
+                found.append((f"{dotted}.{item['name']}", {key: item[key] for key in item if key != "name"}))
+        else:
+            found.append((dotted, value))
+    return found
+
+
+def _one(value: Any) -> str:
+    if isinstance(value, dict) and "value" in value:
+        was = {key: value[key] for key in value if key != "value"}
+        return f"{_one(value['value'])} ({', '.join(f'{key} {_one(one)}' for key, one in was.items())})"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_one(one)}" for key, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_one, value)) or "none"
+    if value is None or value == "":
+        return "not set"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,349 @@
+"""The commands of a shell script, well enough to see what is started with what: total, and never executed.
+
+It knows words and quotes, comments, continuation lines, here-documents, lists (``&&``, ``||``, ``;``, ``|``, ``&``),
+redirections, assignments and the nesting of compound commands. What it cannot follow (``eval``, functions' callers,
+what a substitution yields) stays text. An unclosed quote or bracket is taken as a plain character.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import List, NamedTuple, Optional, Set, Tuple
+
+_TOKEN = re.compile(
+    r"(?P<plain>[^\s'\"\\$`|&;()<>#]+)(?P<gap>[ \t]+)?"
+    r"|(?P<space>(?:[ \t\r\f\v]|\\\r?\n)+)"
+    r"|(?P<newline>\n)"
+    r"|(?P<single>\$?'[^']*')"
+    r"|(?P<opening>[$][({]|[\"`])"
+    r"|(?P<operator>&&|\|\||;;&?|;&|\|&|<<<|<<-?|&>>?|>&|<&|>>|>\||<>|[|&;()<>])"
+    r"|(?P<escape>\\.)"
+    r"|(?P<other>.)",
+    re.DOTALL,
+)
+_IDLE_LINES = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)+")
+_NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[[^\]]*\])?(\+?)=")
+_INSIDE = {")": re.compile(r"[()'\"\\`]"), "}": re.compile(r"[{}'\"\\`]")}
+_IN_DOUBLE = re.compile(r"[\"\\$`]")
+_REDIRECTIONS = ("<", ">", ">>", ">|", "<>", ">&", "<&", "&>", "&>>", "<<<", "<<", "<<-")
+_OPENERS = {"if", "for", "while", "until", "case", "select", "{"}
+_CLOSERS = {"fi", "done", "esac", "}"}
+_LEADERS = {"if", "then", "elif", "else", "do", "while", "until", "!", "{", "time", "fi", "done", "esac", "}"}
+_MOST_FAILURES = 8  # unclosed brackets that are looked for to the end of the file; keeps the scan linear
+
+
+class Word(NamedTuple):
+    """A word of a command.
+
+    ``text`` is without quotes, expansions kept as written; ``raw`` is as written; ``line`` and ``column`` from 1.
+    """
+
+    text: str
+    raw: str
+    line: int
+    column: int
+
+
+class Setting(NamedTuple):
+    """``NAME=value`` in front of a command, or alone."""
+
+    name: str
+    value: Word
+    append: bool
+
+
+class Command(NamedTuple):
+    """One simple command.
+
+    ``name``: last part of the path of what is started; empty for assignments alone.
+    ``nested``: inside a loop, a condition, a function or a subshell, or after ``&&`` or ``||``: it may run not at all,
+    or often. ``background``: ends in ``&``.
+    """
+
+    line: int
+    column: int
+    settings: Tuple[Setting, ...]
+    words: Tuple[Word, ...]
+    redirections: Tuple[Tuple[str, Word], ...]
+    nested: bool
+    background: bool
+    name: str
+
+
+class Body(NamedTuple):
+    """``commands`` in order; ``inside``: lines that lie within a here-document, a string or another long word."""
+
+    commands: Tuple[Command, ...]
+    inside: Set[int]
+
+
+def scan(text: str, first_line: int = 1) -> Body:
+    """The commands of ``text``, whose first line has the number ``first_line``. Never raises."""
+    return _Scanner(text, first_line).run()
+
+
+class _Scanner:
+    def __init__(self, text: str, first_line: int) -> None:
+        self.text = text
+        self.position = 0
+        self.line = first_line
+        self.line_start = 0  # position of the current line's first character
+        self.commands: List[Command] = []
+        self.inside: Set[int] = set()
+        self.depth = 0
+        self.parens = 0
+        self.failures = 0
+        self.documents: List[Tuple[str, bool]] = []  # delimiters of here-documents that begin at the next newline
+        self.after_and_or = False
+        self._new_command()
+        self._new_word()
+
+    def _new_word(self) -> None:
+        self.parts: List[str] = []
+        self.raws: List[str] = []
+        self.word_at: Optional[Tuple[int, int]] = None
+
+    def _new_command(self) -> None:
+        self.settings: List[Setting] = []
+        self.words: List[Word] = []
+        self.redirections: List[Tuple[str, Word]] = []
+        self.redirect = ""
+        self.command_at: Optional[Tuple[int, int]] = None
+        self.opened = False  # whether leading words such as `if` of this command have been counted
+
+    def run(self) -> Body:
+        text, match, size = self.text, _TOKEN.match, len(self.text)
+        while self.position < size:
+            token = match(text, self.position)
+            assert token is not None  # `other` takes any character
+            kind, raw = token.lastgroup, token.group()
+            if kind == "gap" or kind == "plain":  # most tokens, so without _add
+                if self.word_at is None:
+                    self.word_at = (self.line, self.position - self.line_start + 1)
+                word = token[1]
+                self.parts.append(word)
+                self.raws.append(word)
+                if kind == "gap":
+                    self._end_word()
+                self.position = token.end()
+            elif kind == "space":
+                if self.word_at is not None:
+                    self._end_word()
+                if "\n" in raw:
+                    self._advance(raw)
+                else:
+                    self.position = token.end()
+            elif kind == "newline":
+                self._end_command()
+                self._advance(raw)
+                if self.documents:
+                    self._skip_documents()
+                idle = _IDLE_LINES.match(text, self.position)
+                if idle:
+                    self._advance(idle.group())
+            elif kind == "single":
+                self._add(raw[1:-1] if raw[0] == "'" else raw[2:-1], raw)
+            elif kind == "opening":
+                self._opening(raw)
+            elif kind == "operator":
+                self._operator(raw)
+            elif kind == "escape":
+                self._add(raw[1], raw)
+            elif raw == "#" and self.word_at is None:
+                end = text.find("\n", self.position)
+                self.position = end if end >= 0 else len(text)
+            else:
+                self._add(raw, raw)
+        self._end_command()
+        return Body(tuple(self.commands), self.inside)
+
+    def _advance(self, raw: str) -> None:
+        breaks = raw.count("\n")
+        if breaks:
+            self.line += breaks
+            self.line_start = self.position + raw.rindex("\n") + 1
+        self.position += len(raw)
+
+    def _add(self, part: str, raw: str) -> None:
+        if self.word_at is None:
+            self.word_at = (self.line, self.position - self.line_start + 1)
+        self.parts.append(part)
+        self.raws.append(raw)
+        before = self.line
+        self._advance(raw)
+        if self.line > before:
+            self.inside.update(range(before + 1, self.line + 1))
+
+    def _opening(self, raw: str) -> None:
+        closed = -1
+        if self.failures < _MOST_FAILURES:
+            closed = _closing(self.text, self.position, 0)
+            self.failures += closed < 0
+        if closed < 0:
+            self._add(raw, raw)
+            return
+        whole = self.text[self.position : closed]
+        self._add(_unescape(whole[1:-1]) if raw == '"' else whole, whole)
+
+    def _end_word(self) -> None:
+        if self.word_at is None:
+            return
+        if len(self.raws) == 1:
+            text, raw = self.parts[0], self.raws[0]
+        else:
+            text, raw = "".join(self.parts), "".join(self.raws)
+        word = Word(text, raw, self.word_at[0], self.word_at[1])
+        if self.command_at is None:
+            self.command_at = self.word_at
+        self._new_word()
+        if self.redirect:
+            if self.redirect in ("<<", "<<-"):
+                self.documents.append((word.text, self.redirect == "<<-"))
+            self.redirections.append((self.redirect, word))
+            self.redirect = ""
+        elif not self.words:
+            found = _NAME.match(raw) if "=" in raw else None
+            if found:
+                value = Word(word.text[found.end() :], raw[found.end() :], word.line, word.column)
+                self.settings.append(Setting(found[1], value, bool(found[2])))
+            elif raw in _OPENERS or raw in _CLOSERS or raw in _LEADERS:
+                self._keyword(word)
+            else:
+                self.words.append(word)
+        elif raw == "{" and self.words[0].raw == "function":
+            self._end_command()
+            self.depth += 1
+        else:
+            self.words.append(word)
+
+    def _keyword(self, word: Word) -> None:
+        if word.raw in _OPENERS:
+            self.depth += 1
+        elif word.raw in _CLOSERS:
+            self.depth = max(0, self.depth - 1)
+        if word.raw not in _LEADERS:
+            self.words.append(word)  # `for x in ...`, `case x in`: the words that follow are no command
+        else:
+            self.command_at = None
+
+    def _end_command(self, background: bool = False) -> None:
+        self._end_word()
+        if self.words or self.settings or self.redirections:
+            line, column = self.command_at or (self.line, 1)
+            nested = self.depth > 0 or self.parens > 0 or self.after_and_or
+            self.commands.append(
+                Command(
+                    line,
+                    column,
+                    tuple(self.settings),
+                    tuple(self.words),
+                    tuple(self.redirections),
+                    nested,
+                    background,
+                    self.words[0].text.rpartition("/")[2] if self.words else "",
+                )  # fmt: skip
+            )
+        self.after_and_or = False
+        self._new_command()
+
+    def _operator(self, raw: str) -> None:
+        if raw in _REDIRECTIONS:
+            number = self.word_at is not None and "".join(self.raws).isdigit()
+            if number:  # the descriptor of `2>`
+                self._new_word()
+            else:
+                self._end_word()
+            if self.command_at is None:
+                self.command_at = (self.line, self.position - self.line_start + 1)
+            self.redirect = raw
+            self.position += len(raw)
+            return
+        if raw == "(" and self._array_or_arithmetic():
+            return
+        self._end_command(background=raw == "&")
+        if raw == "(":
+            self.parens += 1
+        elif raw == ")":
+            self.parens = max(0, self.parens - 1)
+        self.after_and_or = raw in ("&&", "||")
+        self.position += len(raw)
+
+    def _array_or_arithmetic(self) -> bool:
+        """``NAME=(...)`` and ``((...))`` are one word each."""
+        array = self.word_at is not None and self.raws[-1].endswith("=")
+        arithmetic = self.word_at is None and not self.words and self.text.startswith("((", self.position)
+        if not (array or arithmetic) or self.failures >= _MOST_FAILURES:
+            return False
+        closed = _closing_bracket(self.text, self.position + 1, ")", 0)
+        if closed < 0:
+            self.failures += 1
+            return False
+        whole = self.text[self.position : closed]
+        self._add(whole, whole)
+        return True
+
+    def _skip_documents(self) -> None:
+        for delimiter, tabs in self.documents:
+            pattern = re.compile(("^\t*" if tabs else "^") + re.escape(delimiter) + r"\r?$", re.MULTILINE)
+            found = pattern.search(self.text, self.position)
+            first = self.line
+            self._advance(self.text[self.position : found.end() if found else len(self.text)])
+            self.inside.update(range(first, self.line + 1))
+        self.documents = []
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\([\"\\$`\n])", lambda found: "" if found[1] == "\n" else found[1], text) if "\\" in text else text
+
+
+def _closing(text: str, position: int, level: int) -> int:
+    """Position after the end of what opens at ``position`` (``$(``, ``${``, a double quote or a back-tick), or -1."""
+    if level > 40:
+        return -1
+    opening = text[position]
+    if opening == "`":
+        end = text.find("`", position + 1)
+        return end + 1 if end >= 0 else -1
+    if opening == "$":
+        return _closing_bracket(text, position + 2, ")" if text[position + 1] == "(" else "}", level)
+    position += 1
+    while True:
+        found = _IN_DOUBLE.search(text, position)
+        if not found:
+            return -1
+        position = found.end()
+        if found[0] == '"':
+            return position
+        if found[0] == "\\":
+            position += 1
+        elif found[0] == "`" or (text[position : position + 1] in ("(", "{")):
+            position = _closing(text, found.start(), level + 1)
+            if position < 0:
+                return -1
+
+
+def _closing_bracket(text: str, position: int, close: str, level: int) -> int:
+    depth = 1
+    while True:
+        found = _INSIDE[close].search(text, position)
+        if not found:
+            return -1
+        position = found.end()
+        mark = found[0]
+        if mark == close:
+            depth -= 1
+            if depth == 0:
+                return position
+        elif mark == "\\":
+            position += 1
+        elif mark == "'":
+            end = text.find("'", position)
+            if end < 0:
+                return -1
+            position = end + 1
+        elif mark in '"`':
+            position = _closing(text, found.start(), level + 1)
+            if position < 0:
+                return -1
+        else:
+            depth += 1

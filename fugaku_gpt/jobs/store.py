@@ -1,0 +1,285 @@
+"""The run store: every run directory under a folder, as records that can be listed, filtered and sorted.
+
+The truth is the directories. Listing walks them, looks at the times of their few files, and reads again only what has
+changed since it was last read (see :mod:`fugaku_gpt.records.index`); a run that has not ended is always read again. No
+lock is taken, and nothing that is half-written, damaged or just being moved makes listing fail: it is told in the run's
+``problem``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from fugaku_gpt.config import RunConfig, changed_settings, coerce_setting, load_run_config, valid_keys
+from fugaku_gpt.config.tree import flatten, plain, read_yaml_file
+from fugaku_gpt.config.values import BadValue
+from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.formulas.parameters import size_name
+from fugaku_gpt.jobs.judge import judge
+from fugaku_gpt.records.files import leftovers
+from fugaku_gpt.records.index import (
+    FILE,
+    Entries,
+    Fingerprint,
+    clock_of,
+    fingerprint_of,
+    is_settled,
+    read_index,
+    write_index,
+)
+from fugaku_gpt.records.job import EXIT_DIR, JOB_FILE, read_history
+from fugaku_gpt.records.run import REFUSED, RunDirectory, last_line
+from fugaku_gpt.records.sweep import ATTEMPTS, read_sweep_entry
+
+UNFINISHED = "unfinished"  # no result, and no job that could tell: still running, or killed
+DEPTH = 4  # folders below a store in which runs are looked for: a folder of stores, a sweep, attempts, a run
+_FILES = ("config.yaml", "sweep.json", "environment.json", "metrics.jsonl", "result.json", JOB_FILE, EXIT_DIR)
+FIGURES = (
+    "seconds_per_iteration", "tokens_per_second", "tflops_notes", "tflops_exact", "node_used_bytes", "rss_max_bytes",
+    "first_loss", "last_loss", "first_validation_loss", "last_validation_loss",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run directory in short.
+
+    Attributes:
+        run: path below the store.
+        status: one of ``records.run.STATUSES``; else its job's state; else ``UNFINISHED``.
+        reason: why, in one line.
+        attempt: 0 for the present one; earlier attempts are numbered from 1.
+        settings: those that differ from their defaults, dotted key → value.
+        size: of the model as tables write it; empty where the configuration is not valid.
+        iterations: finished so far.
+        figures: of the result's summary, those that are there.
+        started, ended: seconds since the epoch; None where there is no result.
+        job: id of the last job; empty where it has none.
+        problem: what could not be read of it; empty where all could.
+    """
+
+    run: str
+    status: str
+    reason: str = ""
+    sweep: str = ""
+    row: str = ""
+    variant: str = ""
+    repeat: int = 0
+    attempt: int = 0
+    digest: str = ""
+    settings: Dict[str, Any] = field(default_factory=dict)
+    size: str = ""
+    iterations: int = 0
+    figures: Dict[str, Any] = field(default_factory=dict)
+    started: Optional[float] = None
+    ended: Optional[float] = None
+    scheduler: str = ""
+    job: str = ""
+    torch: str = ""
+    git_commit: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What is in a store.
+
+    Attributes:
+        runs: by path.
+        read: how many of them had to be read; the others came from the index.
+    """
+
+    runs: List[RunRecord]
+    read: int
+
+
+def list_runs(store: Path, *, believe: bool = True) -> Listing:
+    """Every run under a folder, earlier attempts included. Leaves a fresh index, where it can.
+
+    Args:
+        believe: whether an index that is there may be used.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    if not store.is_dir():
+        raise UsageError(f"{store}: no such folder; give a folder of run directories")
+    began = clock_of(store)
+    known = read_index(store) if believe else {}
+    entries: Entries = {}
+    runs: List[RunRecord] = []
+    read = 0
+    for path, fingerprint in sorted(_walk(store, "", DEPTH)):
+        record = _known(known, path, fingerprint)
+        if record is None:
+            record = read_record(store, path)
+            read += 1
+        if record is None:  # moved away while we looked
+            continue
+        runs.append(record)
+        if began is not None and _is_over(record) and is_settled(fingerprint, began):
+            entries[path] = (fingerprint, asdict(record))
+    if began is not None and entries != known:
+        with contextlib.suppress(OSError):  # a store that we may only read is listed all the same
+            write_index(store, entries)
+    return Listing(runs, read)
+
+
+def reindex(store: Path) -> Tuple[Listing, int]:
+    """Forget the index and read every run; (listing, temporary files of killed writers that were removed).
+
+    Raises:
+        UsageError: there is no such folder, or the index cannot be written there.
+    """
+    if not store.is_dir():
+        raise UsageError(f"{store}: no such folder; give a folder of run directories")
+    with contextlib.suppress(FileNotFoundError):
+        _unlink(store / FILE)
+    removed = 0
+    listing = list_runs(store, believe=False)
+    for folder in {store, *(store / record.run for record in listing.runs)}:
+        for path in leftovers(folder):
+            _unlink(path)
+            removed += 1
+    return listing, removed
+
+
+def read_record(store: Path, path: str) -> Optional[RunRecord]:
+    """What one run directory says; None where it is not there (any more)."""
+    directory = RunDirectory(store / path)
+    problems: List[str] = []
+    settings: Dict[str, Any] = {}
+    size = ""
+    try:
+        config = load_run_config(directory.config_file)
+        settings, size = changed_settings(config), size_name(config.model)
+    except ConfigError as error:
+        if not directory.path.is_dir():
+            return None
+        problems.append(str(error).splitlines()[0])
+        settings = _readable_settings(directory.config_file)
+    result = _tried(directory.result, problems)
+    if result is not None and result.status == REFUSED:
+        problems = []  # its settings are known to make no run: that is its result, not a problem
+    environment = _tried(directory.environment, problems) or {}
+    entry = _tried(lambda: read_sweep_entry(directory.path), problems)
+    history = _tried(lambda: read_history(directory.path), problems)
+    last = last_line(directory.metrics_file, "iteration") or {}
+    status, reason = UNFINISHED, ""
+    if result is not None:
+        status, reason = result.status, result.reason
+    elif history is not None and (history.jobs or history.open):
+        verdict = _tried(lambda: judge(directory.path), problems)
+        if verdict is not None:
+            status, reason = verdict.status or verdict.state or UNFINISHED, verdict.cause
+    summary = result.summary if result is not None else {"seconds_per_iteration": last.get("seconds")}
+    build = environment.get("build")
+    job = history.jobs[-1] if history is not None and history.jobs else None
+    return RunRecord(
+        run=path,
+        status=status,
+        reason=reason,
+        sweep=entry.sweep if entry is not None else "",
+        row=entry.row if entry is not None else "",
+        variant=entry.variant if entry is not None else "",
+        repeat=entry.repeat if entry is not None else 0,
+        attempt=_attempt(path),
+        digest=entry.digest if entry is not None else "",
+        settings=settings,
+        size=size,
+        iterations=result.iterations if result is not None else int(last.get("iteration") or 0),
+        figures={name: summary[name] for name in FIGURES if summary.get(name) is not None},
+        started=result.started if result is not None else None,
+        ended=result.ended if result is not None else None,
+        scheduler=job.scheduler if job is not None else "",
+        job=job.job_id if job is not None else "",
+        torch=str(build.get("torch", "")) if isinstance(build, dict) else "",
+        git_commit=str(environment.get("git_commit") or ""),
+        problem="; ".join(problems),
+    )
+
+
+def _readable_settings(file: Path) -> Dict[str, Any]:
+    """As ``changed_settings``, of a file that makes no valid run: what can be read of it, each setting by itself."""
+    try:
+        written = dict(flatten(read_yaml_file(file)))
+    except ConfigError:
+        return {}
+    known, usual = set(valid_keys()), RunConfig()
+    settings: Dict[str, Any] = {}
+    for key, value in written.items():
+        section, _, leaf = key.partition(".")
+        try:
+            meant = coerce_setting(key, value) if key in known else None
+        except BadValue:
+            meant = plain(value)
+        if key in known and meant != getattr(getattr(usual, section), leaf):
+            settings[key] = list(meant) if isinstance(meant, tuple) else meant
+    return settings
+
+
+def _walk(folder: Path, path: str, depth: int) -> Iterator[Tuple[str, Fingerprint]]:
+    """(path below the store, fingerprint) of every run; links are not followed."""
+    stats: Dict[str, os.stat_result] = {}
+    below: List[str] = []
+    try:
+        with os.scandir(folder / path if path else folder) as found:
+            for entry in found:
+                if entry.name in _FILES:
+                    with contextlib.suppress(FileNotFoundError):  # moved while we look
+                        stats[entry.name] = entry.stat(follow_symlinks=False)
+                elif not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+                    below.append(entry.name)
+    except OSError:  # moved while we look, or not ours to read
+        return
+    is_run = "config.yaml" in stats
+    if is_run:
+        yield path or ".", fingerprint_of(stats)
+    if depth == 0:
+        return
+    for name in below:
+        # inside of a run: earlier attempts of its job, and the sub-jobs of a bulk job
+        if not is_run or name == ATTEMPTS or name.startswith("repeat-"):
+            yield from _walk(folder, f"{path}/{name}" if path else name, depth - 1)
+
+
+def _known(known: Entries, path: str, fingerprint: Fingerprint) -> Optional[RunRecord]:
+    before, record = known.get(path, ({}, {}))
+    if before != fingerprint or set(record) != _NAMES:
+        return None
+    return RunRecord(**record)
+
+
+_NAMES = {one.name for one in fields(RunRecord)}
+
+
+def _is_over(record: RunRecord) -> bool:
+    """Whether its record is what its files say and nothing else: a job's state comes from elsewhere."""
+    return record.ended is not None and not record.problem
+
+
+def _attempt(path: str) -> int:
+    parts = path.split("/")
+    numbers = [part for part in parts[parts.index(ATTEMPTS) + 1 :] if part.isdigit()] if ATTEMPTS in parts else []
+    return int(numbers[0]) if numbers else 0
+
+
+def _tried(read: Any, problems: List[str]) -> Any:
+    try:
+        return read()
+    except UsageError as error:
+        problems.append(str(error).splitlines()[0])
+        return None
+
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be removed: {error.strerror}") from None

@@ -1,0 +1,191 @@
+"""Pipeline schedules judged without running them: complete, in order, and free of deadlock.
+
+The judgement is exact under the strictest message passing (``rendezvous.py``): every send waits for its receive, every
+exchange for all its parts. It is made from the lists of actions alone, whoever has made them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Sequence, Set, Tuple
+
+from fugaku_gpt.layout.rendezvous import Mismatch, Rendezvous
+from fugaku_gpt.layout.schedules import (
+    ACTIVATION,
+    GRADIENT,
+    Action,
+    Exchange,
+    Forward,
+    in_words,
+)
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot be run as it is.
+
+    Attributes:
+        stage, position: the stage, and the place in its list of actions, where it shows; the length of the list where
+            something is missing at the end.
+    """
+
+    def __init__(self, stage: int, position: int, words: str) -> None:
+        super().__init__(f"stage {stage}, action {position}: {words}")
+        self.stage = stage
+        self.position = position
+
+
+@dataclass(frozen=True)
+class ScheduleReport:
+    """What a check has found.
+
+    Attributes:
+        actions: computations and exchanges of all stages.
+        messages: of all stages, each counted once.
+        peak_in_flight: per stage, most pairs of (micro-batch, chunk) whose forward pass is done and whose backward pass
+            is not: what activations are kept for. Each is of one chunk, a part of the stage's layers.
+        peak_arrived: per stage, most messages that are received, or being received, and not yet used.
+    """
+
+    actions: int
+    messages: int
+    peak_in_flight: Tuple[int, ...]
+    peak_arrived: Tuple[int, ...]
+
+
+def check_schedules(schedules: Sequence[Sequence[Action]], micro_batches: int, chunks: int = 1) -> ScheduleReport:
+    """Prove that stages which follow these schedules do all of a step's work, in order, and cannot get stuck.
+
+    Checked: every forward and backward pass once and on the right stage; each after what it needs, computed here or
+    received; every result that a neighbour needs is sent to it once, after it was computed; every send meets its
+    receive, in order on each directed pair of stages; and all stages come to their end if every send waits for its
+    receive.
+
+    Args:
+        schedules: the actions of each stage (see ``schedules.schedule``).
+        chunks: chunks of each stage.
+
+    Raises:
+        ScheduleError: the first thing that is wrong.
+    """
+    ledgers = []
+    for stage, actions in enumerate(schedules):
+        ledger = _Ledger(stage, len(schedules), micro_batches, chunks)
+        for position, action in enumerate(actions):
+            ledger.enter(position, action)
+        ledger.close(len(actions))
+        ledgers.append(ledger)
+    _check_meetings(schedules)
+    return ScheduleReport(
+        actions=sum(len(actions) for actions in schedules),
+        messages=sum(ledger.sent for ledger in ledgers),
+        peak_in_flight=tuple(ledger.peak_in_flight for ledger in ledgers),
+        peak_arrived=tuple(ledger.peak_arrived for ledger in ledgers),
+    )
+
+
+class _Ledger:
+    """What one stage has, has done and still owes; all that its own list of actions shows."""
+
+    def __init__(self, stage: int, stages: int, micro_batches: int, chunks: int) -> None:
+        self.sent = self.peak_in_flight = self.peak_arrived = 0
+        self._stage, self._stages = stage, stages
+        self._micro_batches, self._last = micro_batches, stages * chunks - 1
+        self._expected = micro_batches * chunks
+        self._forwards: Set[Tuple[int, int]] = set()
+        self._backwards: Set[Tuple[int, int]] = set()
+        self._arrived: Set[Tuple[str, int, int]] = set()
+        self._used: Set[Tuple[str, int, int]] = set()
+        self._owed: Dict[Tuple[str, int, int], int] = {}  # to which stage
+
+    def enter(self, position: int, action: Action) -> None:
+        """Enter the next action.
+
+        Raises:
+            ScheduleError: it cannot be done now, or here.
+        """
+        if isinstance(action, Exchange):
+            wrong = self._exchange(action)
+        else:
+            wrong = self._compute(action.micro_batch, action.chunk, isinstance(action, Forward))
+        if wrong:
+            raise ScheduleError(
+                self._stage, position, wrong if isinstance(action, Exchange) else f"{in_words(action)}: {wrong}"
+            )
+
+    def close(self, position: int) -> None:
+        """Judge the end.
+
+        Raises:
+            ScheduleError: something is left to do.
+        """
+        wrong = ""
+        for name, done in (("forward", self._forwards), ("backward", self._backwards)):
+            if len(done) != self._expected:
+                wrong = wrong or f"{len(done)} {name} passes are done; {self._expected} are needed"
+        for keys, what in ((self._owed, "never sent"), (self._arrived, "never used")):
+            for kind, micro_batch, chunk in keys:
+                wrong = wrong or f"{kind} of micro-batch {micro_batch} for chunk {chunk} is {what}"
+        if wrong:
+            raise ScheduleError(self._stage, position, wrong)
+
+    def _exchange(self, exchange: Exchange) -> str:
+        for message in exchange.sends + exchange.receives:
+            if not 0 <= message.peer < self._stages or message.peer == self._stage:
+                return f"{in_words(message)}: there is no such other stage"
+        for message in exchange.sends:
+            if self._owed.get(message.key) != message.peer:
+                return f"sends {in_words(message)}, which is not there to send, or not for that stage"
+            del self._owed[message.key]
+            self.sent += 1
+        for message in exchange.receives:
+            if message.key in self._arrived or message.key in self._used:
+                return f"receives {in_words(message)} a second time"
+            self._arrived.add(message.key)
+        self.peak_arrived = max(self.peak_arrived, len(self._arrived))
+        return ""
+
+    def _compute(self, micro_batch: int, chunk: int, forward: bool) -> str:
+        done, kind, ahead = (self._forwards, ACTIVATION, 1) if forward else (self._backwards, GRADIENT, -1)
+        step, before, after = (micro_batch, chunk), chunk - ahead, chunk + ahead
+        if not (0 <= chunk <= self._last and chunk % self._stages == self._stage):
+            return "is not this stage's"
+        if not 0 <= micro_batch < self._micro_batches:
+            return f"there are {self._micro_batches} micro-batches"
+        if step in done:
+            return "is done already"
+        if not forward and step not in self._forwards:
+            return "its forward pass is not done"
+        if 0 <= before <= self._last:
+            key = (kind, micro_batch, chunk)
+            if (micro_batch, before) not in done if self._stages == 1 else key not in self._arrived:
+                return f"its {kind} is not there"
+            self._arrived.discard(key)
+            self._used.add(key)
+        if 0 <= after <= self._last and self._stages > 1:
+            self._owed[kind, micro_batch, after] = after % self._stages
+        done.add(step)
+        self.peak_in_flight = max(self.peak_in_flight, len(self._forwards) - len(self._backwards))
+        return ""
+
+
+def _check_meetings(schedules: Sequence[Sequence[Action]]) -> None:
+    """Each message meets itself, in order, and all stages come to their end under synchronous sends."""
+    exchanges = [[(p, a) for p, a in enumerate(actions) if isinstance(a, Exchange)] for actions in schedules]
+    posted = [0] * len(schedules)
+    meeting = Rendezvous(len(schedules))
+    while meeting.runnable:
+        stage = meeting.runnable.popleft()
+        while posted[stage] < len(exchanges[stage]):
+            position, exchange = exchanges[stage][posted[stage]]
+            posted[stage] += 1
+            sends, receives = exchange.parts()
+            try:
+                if not meeting.exchange(stage, 0.0, sends, receives):
+                    break
+            except Mismatch as error:
+                raise ScheduleError(stage, position, f"stage {error}: not in the order of their messages") from None
+    stuck = [(stage, *exchanges[stage][posted[stage] - 1]) for stage in range(len(schedules)) if meeting.waiting[stage]]
+    if stuck:
+        who = "; ".join(f"stage {stage} at action {position}: {in_words(a)}" for stage, position, a in stuck[:8])
+        more = f"; and {len(stuck) - 8} more" if len(stuck) > 8 else ""
+        raise ScheduleError(stuck[0][0], stuck[0][1], f"deadlock: these wait for each other: {who}{more}")

@@ -1,0 +1,155 @@
+"""How long a pipeline schedule takes, and how much of it is idle: by simulation, and by the formulas of papers."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Deque, Dict, List, Sequence, Tuple, Union
+
+from fugaku_gpt.layout.rendezvous import Rendezvous
+from fugaku_gpt.layout.schedules import ACTIVATION, GRADIENT, Action, Exchange, Forward
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What things take; any one unit.
+
+    Attributes:
+        forward, backward: of one micro-batch through each chunk, by number of the chunk; one number is for all.
+        latency: of a message, from when both ends have posted it.
+    """
+
+    forward: Union[float, Sequence[float]] = 1.0
+    backward: Union[float, Sequence[float]] = 2.0
+    latency: float = 0.0
+
+
+@dataclass(frozen=True)
+class Times:
+    """How a step went.
+
+    Attributes:
+        makespan: from the start until the last stage is done.
+        busy: time in computations, per stage.
+    """
+
+    makespan: float
+    busy: Tuple[float, ...]
+
+    @property
+    def bubble(self) -> Tuple[float, ...]:
+        """Idle over busy time of each stage: the (p - 1) / m of papers."""
+        return tuple(self.makespan / busy - 1.0 for busy in self.busy)
+
+    @property
+    def idle_share(self) -> Tuple[float, ...]:
+        """Idle over all time of each stage: (p - 1) / (m + p - 1)."""
+        return tuple(1.0 - busy / self.makespan for busy in self.busy)
+
+
+def simulate(schedules: Sequence[Sequence[Action]], timing: Timing = Timing(), late_waits: bool = True) -> Times:
+    """How long the stages take for schedules that ``schedule_check.check_schedules`` has passed.
+
+    With equal stages and free messages, late waits give :func:`ideal_bubble` for every kind and any ratio of backward
+    to forward time. Waiting at once gives it for ``gpipe`` and ``1f1b``, but for ``interleaved`` only where backward
+    takes as long as forward: else stages meet that are in the middle of something.
+
+    Args:
+        late_waits: an exchange stays open: a receive is waited for by the computation that uses it, a send by nobody;
+            otherwise every exchange is waited for at once.
+
+    Raises:
+        ValueError: the schedules do not come to their end.
+    """
+    chunks = 1 + max(action.chunk for s in schedules for action in s if not isinstance(action, Exchange))
+    forward, backward = (
+        [float(time)] * chunks if isinstance(time, (int, float)) else [float(one) for one in time]
+        for time in (timing.forward, timing.backward)
+    )
+    busy = [0.0] * len(schedules)
+    for stage, actions in enumerate(schedules):
+        for action in actions:
+            if not isinstance(action, Exchange):
+                busy[stage] += (forward if isinstance(action, Forward) else backward)[action.chunk]
+    run = _late if late_waits else _strict
+    return Times(makespan=max(run(schedules, forward, backward, timing.latency)), busy=tuple(busy))
+
+
+def ideal_bubble(kind: str, stages: int, micro_batches: int, chunks: int = 1) -> float:
+    """Idle over busy time of equal stages, messages free: (p - 1) / m; over v where interleaved.
+
+    With fewer micro-batches than stages, an interleaved chunk waits until the first micro-batch has come round: p - m
+    passes more, on each of v - 1 rounds.
+    """
+    if kind != "interleaved" or chunks == 1:
+        return (stages - 1) / micro_batches
+    waits = max(0, stages - micro_batches) * (chunks - 1)
+    return (stages - 1 + waits) / (micro_batches * chunks)
+
+
+def _strict(
+    schedules: Sequence[Sequence[Action]], forward: Sequence[float], backward: Sequence[float], latency: float
+) -> List[float]:
+    """When each stage is done if every exchange is waited for at once."""
+    meeting = Rendezvous(len(schedules), latency)
+    done = [0] * len(schedules)
+    while meeting.runnable:
+        stage = meeting.runnable.popleft()
+        actions, position, now = schedules[stage], done[stage], meeting.clock[stage]
+        going = True
+        while going and position < len(actions):
+            action = actions[position]
+            position += 1
+            if isinstance(action, Exchange):
+                sends, receives = action.parts()
+                going = meeting.exchange(stage, now, sends, receives)
+                now = meeting.clock[stage]
+            else:
+                now += (forward if isinstance(action, Forward) else backward)[action.chunk]
+        done[stage] = position
+        if going:
+            meeting.clock[stage] = now
+    _all_done(schedules, done, meeting.waiting)
+    return meeting.clock
+
+
+def _late(
+    schedules: Sequence[Sequence[Action]], forward: Sequence[float], backward: Sequence[float], latency: float
+) -> List[float]:
+    """When each stage is done if a receive is waited for where it is used."""
+    stages, last = len(schedules), len(forward) - 1
+    posted: Dict[Tuple[str, int, int], float] = {}  # by the end that came first
+    arrival: Dict[Tuple[str, int, int], float] = {}
+    done, clock = [0] * stages, [0.0] * stages
+    ready: Deque[int] = deque(range(stages))
+    while ready:
+        stage = ready.popleft()
+        actions, position, now = schedules[stage], done[stage], clock[stage]
+        while position < len(actions):
+            action = actions[position]
+            if isinstance(action, Exchange):
+                for message in action.sends + action.receives:
+                    if message.key not in posted:
+                        posted[message.key] = now
+                        continue
+                    arrival[message.key] = max(posted.pop(message.key), now) + latency
+                    ready.append(message.peer)
+            else:
+                is_forward = isinstance(action, Forward)
+                source = action.chunk - 1 if is_forward else action.chunk + 1
+                if stages > 1 and 0 <= source <= last:
+                    key = (ACTIVATION if is_forward else GRADIENT, action.micro_batch, action.chunk)
+                    if key not in arrival:
+                        break
+                    now = max(now, arrival.pop(key))
+                now += (forward if is_forward else backward)[action.chunk]
+            position += 1
+        done[stage], clock[stage] = position, now
+    _all_done(schedules, done, [0] * stages)
+    return clock
+
+
+def _all_done(schedules: Sequence[Sequence[Action]], done: Sequence[int], waiting: Sequence[int]) -> None:
+    for stage, position in enumerate(done):
+        if position < len(schedules[stage]) or waiting[stage]:
+            raise ValueError(f"stage {stage} waits for ever at action {position}; check the schedules first")

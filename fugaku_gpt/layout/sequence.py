@@ -1,0 +1,266 @@
+"""The communications of one rank in one training step, in order: a function of the run's layout alone.
+
+The pipeline's schedule says when the rank computes and exchanges; around each computation stand the collectives of
+tensor parallelism, after the last one those of data parallelism. What a rank says depends on its stage only, which the
+signature of :func:`program` shows; ``sequence_check.py`` proves that a whole grid of such ranks fits together.
+
+The order here is the order of posting. Whoever posts a collective earlier, or waits for it later, to overlap it with
+computation, keeps the order on each communicator, and what cannot get stuck here cannot get stuck there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Iterable, List, Optional, Tuple, Union
+
+from fugaku_gpt.config.schema import LayoutConfig, ModelConfig, RunConfig
+from fugaku_gpt.layout.grid import ORDERS, TP_PP_DP
+from fugaku_gpt.layout.schedule_times import Timing
+from fugaku_gpt.layout.schedules import Action, Exchange, Forward, schedule
+from fugaku_gpt.layout.stages import RECOMPUTE, Chunk, split_layers, stage_tensors, work_of
+from fugaku_gpt.layout.tensors import TensorSpec
+
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all_reduce_sum", "reduce_scatter_sum", "all_gather"
+NORM_ELEMENTS = 3  # sum of squares of the gradients, sum of the losses, ranks that have met a non-finite number
+_ALIGNMENT_BYTES = 64  # of each tensor in the flat buffers
+
+
+@dataclass(frozen=True)
+class Collective:
+    """An operation that all ranks of a communicator do together.
+
+    Attributes:
+        communicator: ``tp``, ``dp``, ``embedding`` or ``world``; see ``grid.py``.
+        operation: as the flight recorder calls it.
+        elements: numbers that this rank hands in: all of them for a sum, its share for a gathering.
+    """
+
+    __slots__ = ("communicator", "operation", "elements")
+    communicator: str
+    operation: str
+    elements: int
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """An exchange of the pipeline; each of its messages has so many elements. Peers are stages of the same replica, at
+    the same tensor-parallel position."""
+
+    __slots__ = ("exchange", "elements")
+    exchange: Exchange
+    elements: int
+
+
+Communication = Union[Collective, Transfer]
+
+
+@dataclass(frozen=True)
+class SequencePlan:
+    """All that the communications of a step depend on.
+
+    Attributes:
+        micro_batches: per step and replica.
+        micro_batch: sequences in one.
+        order: of the grid's axes, fastest first.
+        schedule, chunks: kind of pipeline, and chunks of each stage.
+        split: layers of each chunk; None: balanced by work.
+        zero: 0, gradients are summed and every replica updates all weights; 1, each updates its share.
+        sequence_parallel: activations between the cut layers are shared out over tp along the sequence.
+        recompute: of each layer, ``none``, ``selective`` or ``full``; empty: none anywhere.
+        element_bytes: of gradients and parameters.
+        bucket_bytes: of one gradient sum.
+        loss_tokens: tokens whose logits exist at one time.
+    """
+
+    model: ModelConfig
+    layout: LayoutConfig
+    micro_batches: int
+    micro_batch: int = 1
+    order: str = TP_PP_DP
+    schedule: str = "1f1b"
+    chunks: int = 1
+    split: Optional[Tuple[int, ...]] = None
+    zero: int = 0
+    sequence_parallel: bool = False
+    recompute: Tuple[str, ...] = ()
+    element_bytes: int = 4
+    bucket_bytes: int = 32 * 2**20
+    loss_tokens: int = 256
+    parts: Tuple[Chunk, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check it, and cut the model into :attr:`parts`, its chunks in order of the forward pass.
+
+        Raises:
+            ValueError: a value that is not valid, and what would be.
+        """
+        model, layout = self.model, self.layout
+        for name, size in (("heads", model.heads), ("MLP width", model.ffn_size), ("padded vocabulary", self.vocab)):
+            if size % layout.tp:
+                raise ValueError(f"tp {layout.tp} must divide the {name}, {size}")
+        if self.sequence_parallel and model.seq_len % layout.tp:
+            raise ValueError(f"sequence parallelism: tp {layout.tp} must divide the sequence length, {model.seq_len}")
+        if self.zero not in (0, 1):
+            raise ValueError(f"zero {self.zero}: valid: 0, 1")
+        if self.order not in ORDERS:
+            raise ValueError(f"grid order {self.order!r}: valid: {'; '.join(ORDERS)} (fastest axis first)")
+        if self.recompute and len(self.recompute) != model.layers:
+            raise ValueError(
+                f"recompute of {len(self.recompute)} layers: valid: one for each of {model.layers}, or none"
+            )
+        for word in self.recompute:
+            if word not in RECOMPUTE:
+                raise ValueError(f"recompute {word!r}: valid: {', '.join(RECOMPUTE)}")
+        schedule(self.schedule, 0, layout.pp, self.micro_batches, self.chunks)  # judges its own arguments
+        usual = self.recompute[0] if len(set(self.recompute)) == 1 else "none"
+        work = work_of(model, self.vocab, usual)
+        object.__setattr__(self, "parts", split_layers(model.layers, layout.pp, self.chunks, work, self.split))
+
+    @property
+    def vocab(self) -> int:
+        """Rows of the embedding."""
+        return self.model.padded_vocab(self.layout.tp)
+
+    @property
+    def activation(self) -> int:
+        """Elements of a micro-batch's hidden states [micro-batch, s, h], whole."""
+        return self.micro_batch * self.model.seq_len * self.model.hidden
+
+    def recompute_of(self, layer: int) -> str:
+        """What is recomputed of a layer."""
+        return self.recompute[layer] if self.recompute else "none"
+
+
+def plan_of(config: RunConfig) -> SequencePlan:
+    """The plan of a run."""
+    training = config.training
+    return SequencePlan(
+        model=config.model,
+        layout=config.layout,
+        micro_batches=config.micro_batches,
+        micro_batch=training.micro_batch,
+        element_bytes={"float32": 4, "float64": 8}[training.dtype],
+        bucket_bytes=int(training.bucket_mib * 2**20),
+    )
+
+
+def schedule_of(plan: SequencePlan, stage: int) -> Tuple[Action, ...]:
+    """The pipeline schedule of one stage."""
+    return schedule(plan.schedule, stage, plan.layout.pp, plan.micro_batches, plan.chunks)
+
+
+@lru_cache(maxsize=256)
+def program(plan: SequencePlan, stage: int) -> Tuple[Communication, ...]:
+    """All communications of a step, of any rank of one stage."""
+    parts = {part.index: part for part in plan.parts if part.stage == stage}
+    forward = {index: tuple(_forward(plan, part)) for index, part in parts.items()}
+    backward = {index: tuple(_backward(plan, part)) for index, part in parts.items()}
+    message = plan.activation // (plan.layout.tp if plan.sequence_parallel else 1)
+    steps: List[Communication] = []
+    for action in schedule_of(plan, stage):
+        if isinstance(action, Exchange):
+            steps.append(Transfer(action, message))
+        else:
+            steps += (forward if isinstance(action, Forward) else backward)[action.chunk]
+    return (*steps, *_after_backward(plan, stage))
+
+
+def chunk_times(plan: SequencePlan) -> Timing:
+    """What each chunk takes for one micro-batch, in forward passes of a layer, by the operations of ``work_of``.
+
+    The loss makes its gradients along with the logits, so all of its work is in the forward pass.
+    """
+    h, core = plan.model.hidden, 2.0 * plan.model.seq_len * plan.model.hidden
+    layer = 4.0 * h * h + 2.0 * h * plan.model.ffn_size + core
+    again = {"none": 0.0, "selective": core / layer, "full": 1.0}
+    forward = [len(part.layers) + 3.0 * plan.vocab * h / layer * part.has_head for part in plan.parts]
+    backward = [sum(2.0 + again[plan.recompute_of(number)] for number in part.layers) for part in plan.parts]
+    return Timing(forward, backward)
+
+
+def flat_elements(specs: Iterable[TensorSpec], tp: int, element_bytes: int) -> int:
+    """Length of the flat buffer of one rank's slices of these tensors, each aligned to 64 bytes."""
+    step = _ALIGNMENT_BYTES // element_bytes
+    return sum(-(-math.prod(spec.local_shape(tp)) // step) * step for spec in specs)
+
+
+def _forward(plan: SequencePlan, part: Chunk) -> Iterable[Collective]:
+    """Tensor parallelism around one forward pass of a chunk."""
+    if plan.layout.tp == 1:
+        return
+    if part.has_embedding:
+        yield _sum(plan)
+    for _ in part.layers:
+        yield from _layer_forward(plan)
+    if part.has_head:
+        if plan.sequence_parallel:
+            yield _gather(plan)
+        tokens = plan.micro_batch * plan.model.seq_len
+        for start in range(0, tokens, plan.loss_tokens):  # largest logit, sum of exponentials, logit of the target
+            yield Collective("tp", ALL_GATHER, 3 * min(plan.loss_tokens, tokens - start))
+        yield _sum(plan)  # of the gradient of the hidden states, which the loss makes at once
+
+
+def _backward(plan: SequencePlan, part: Chunk) -> Iterable[Collective]:
+    """Tensor parallelism around one backward pass of a chunk."""
+    if plan.layout.tp == 1:
+        return
+    for layer in reversed(part.layers):
+        if plan.recompute_of(layer) == "full":
+            yield from _layer_forward(plan)
+        for _ in ("mlp", "attention"):
+            if plan.sequence_parallel:
+                yield _gather(plan)  # the gradient of the row-parallel outputs
+                yield _gather(plan)  # the column-parallel inputs once more, of which each rank has kept its share
+            yield _sum(plan)  # of the gradient of the column-parallel inputs
+    if part.has_embedding and plan.sequence_parallel:
+        yield _gather(plan)
+
+
+def _layer_forward(plan: SequencePlan) -> Iterable[Collective]:
+    for _ in ("attention", "mlp"):
+        if plan.sequence_parallel:
+            yield _gather(plan)  # column-parallel inputs
+        yield _sum(plan)  # row-parallel outputs
+
+
+def _sum(plan: SequencePlan) -> Collective:
+    """Of whole hidden states over tp: to every rank, or to each its share of the sequence."""
+    return Collective("tp", REDUCE_SCATTER if plan.sequence_parallel else ALL_REDUCE, plan.activation)
+
+
+def _gather(plan: SequencePlan) -> Collective:
+    """Each rank's share of the sequence, to all."""
+    return Collective("tp", ALL_GATHER, plan.activation // plan.layout.tp)
+
+
+def _after_backward(plan: SequencePlan, stage: int) -> Iterable[Collective]:
+    """From the last backward pass to the end of the step."""
+    layout, tp = plan.layout, plan.layout.tp
+    specs = stage_tensors(plan.model, tp, plan.parts, stage)
+    if plan.sequence_parallel and tp > 1:  # what every rank holds whole has met its share of the sequence only
+        yield Collective("tp", ALL_REDUCE, sum(math.prod(spec.shape) for spec in specs if spec.tp_dim is None))
+    if layout.pp > 1 and stage in (0, layout.pp - 1):
+        yield Collective("embedding", ALL_REDUCE, plan.vocab // tp * plan.model.hidden)
+    buckets = bucket_elements(plan, stage)
+    if layout.dp > 1:
+        for elements in buckets:
+            yield Collective("dp", REDUCE_SCATTER if plan.zero else ALL_REDUCE, elements)
+    if layout.ranks > 1:
+        yield Collective("world", ALL_REDUCE, NORM_ELEMENTS)
+    if layout.dp > 1 and plan.zero:
+        for elements in buckets:
+            yield Collective("dp", ALL_GATHER, elements // layout.dp)
+
+
+def bucket_elements(plan: SequencePlan, stage: int) -> List[int]:
+    """Elements of each bucket of a stage's flat gradients; with ZeRO, each is padded to whole shares."""
+    share = plan.layout.dp if plan.zero else 1
+    total = flat_elements(
+        stage_tensors(plan.model, plan.layout.tp, plan.parts, stage), plan.layout.tp, plan.element_bytes
+    )
+    total = -(-total // share) * share
+    step = -(-max(1, plan.bucket_bytes // plan.element_bytes) // share) * share
+    return [min(step, total - start) for start in range(0, total, step)]

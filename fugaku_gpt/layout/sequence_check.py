@@ -1,0 +1,342 @@
+"""Proof that the ranks of a whole grid fit together, for ten thousand of them on a laptop.
+
+1. Every rank's own view of its groups is made from its number; all members of a group must have the same view, and sit
+   where such a group's members sit.
+2. Every rank's program is looked at: on each communicator its members do the same operations with the same sizes, in
+   the same order; and on each ordered pair of ranks, what one sends is what the other receives.
+3. Nothing gets stuck under the strictest message passing (``rendezvous.py``), where every operation waits for all. If
+   all ranks of a stage have one program (found in 2, not assumed), it is enough to run one rank per stage, and to let
+   every rank of the grid do what its stage's does: a tp or dp group lies within a stage, so its members come to each
+   operation together; partners in the pipeline, both ends of the embedding and the world come from the same stages as
+   the few do. So a run of the few that comes to its end is a run of all that does. Where programs differ, or on demand,
+   all ranks are run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Callable, Dict, Hashable, List, Mapping, Optional, Sequence, Tuple
+
+from fugaku_gpt.config.schema import LayoutConfig
+from fugaku_gpt.layout.grid import (
+    Coordinates,
+    coordinates_of,
+    dp_group,
+    embedding_group,
+    pp_group,
+    rank_of,
+    tp_group,
+)
+from fugaku_gpt.layout.rendezvous import Part, Rendezvous
+from fugaku_gpt.layout.sequence import Collective, Communication, SequencePlan, Transfer, program
+
+Programs = Callable[[int], Sequence[Communication]]
+GroupOf = Callable[[Coordinates, LayoutConfig, str], List[int]]
+COLLECTIVE_GROUPS = ("tp", "dp", "embedding", "world")
+GROUPS: Mapping[str, GroupOf] = {"tp": tp_group, "pp": pp_group, "dp": dp_group, "embedding": embedding_group}
+
+
+class GridError(ValueError):
+    """A grid of ranks that does not fit together.
+
+    Attributes:
+        rank: one that shows it.
+        communicator: where.
+        position: of the first thing that differs: in the rank's operations on this communicator; for a deadlock, in all
+            of the rank's communications; -1 where it is the group itself.
+    """
+
+    def __init__(self, rank: int, communicator: str, position: int, words: str) -> None:
+        at = f", position {position}" if position >= 0 else ""
+        super().__init__(f"rank {rank}, communicator {communicator}{at}: {words}")
+        self.rank = rank
+        self.communicator = communicator
+        self.position = position
+
+
+@dataclass(frozen=True)
+class GridReport:
+    """What was checked.
+
+    Attributes:
+        groups: by kind of communicator, how many of two ranks or more.
+        programs: different ones among the ranks.
+        communications: of all ranks, one by one.
+        ran: how many ranks were run for the proof that nothing gets stuck.
+    """
+
+    ranks: int
+    groups: Mapping[str, int]
+    programs: int
+    communications: int
+    ran: int
+
+
+def check_grid(
+    plan: SequencePlan,
+    programs: Optional[Programs] = None,
+    groups: Mapping[str, GroupOf] = GROUPS,
+    run_all: bool = False,
+) -> GridReport:
+    """Prove that all ranks of a layout make fitting sequences of communications that cannot get stuck.
+
+    Args:
+        programs: from a rank to its communications; default: :func:`sequence.program` of its stage.
+        groups: from a kind of communicator to the function by which a rank finds its group.
+        run_all: run every rank, whatever is known about them: slower by a factor of ten or so.
+
+    Raises:
+        GridError: the first thing that does not fit.
+    """
+    layout = plan.layout
+    places = [coordinates_of(rank, layout, plan.order) for rank in range(layout.ranks)]
+    members = {kind: _groups(kind, group_of, places, plan) for kind, group_of in groups.items()}
+    grid = _Grid(places, members)
+    for rank, place in enumerate(places):
+        grid.add(programs(rank) if programs is not None else program(plan, place.pp))
+    for kind in COLLECTIVE_GROUPS:
+        grid.check_collectives(kind)
+    grid.check_pipelines()
+    of_stage = [{grid.class_of[rank] for rank, place in enumerate(places) if place.pp == s} for s in range(layout.pp)]
+    if run_all or any(len(classes) > 1 for classes in of_stage):
+        ran = layout.ranks
+        _run([grid.classes[number] for number in grid.class_of], grid.group_of, grid.peer_of, list(range(ran)))
+    else:
+        ran = layout.pp
+        one_of_each = [rank_of(Coordinates(0, stage, 0), layout, plan.order) for stage in range(ran)]
+        of_few = [grid.classes[grid.class_of[rank]] for rank in one_of_each]
+        _run(of_few, _group_among_stages(ran), lambda stage, peer: peer, one_of_each)
+    return GridReport(
+        ranks=layout.ranks,
+        groups={kind: sum(len(group) > 1 for group in grid.groups[kind]) for kind in (*groups, "world")},
+        programs=len(grid.classes),
+        communications=sum(len(grid.classes[number]) for number in grid.class_of),
+        ran=ran,
+    )
+
+
+def _group_among_stages(stages: int) -> Callable[[int, str], Tuple[Hashable, int]]:
+    """A name and a size for the group of a kind that one rank of each stage is in, when there is one rank of each."""
+
+    def group_of(stage: int, kind: str) -> Tuple[Hashable, int]:
+        if kind == "world":
+            return kind, stages
+        if kind == "embedding" and stage in (0, stages - 1):
+            return kind, min(2, stages)
+        return (kind, stage), 1
+
+    return group_of
+
+
+def _groups(kind: str, group_of: GroupOf, places: Sequence[Coordinates], plan: SequencePlan) -> List[Tuple[int, ...]]:
+    """The group of each rank as the rank itself sees it, once all members are found to agree."""
+    views: Dict[Tuple[int, ...], Tuple[int, ...]] = {}  # each group once, however many ranks see it
+    claimed: Dict[Tuple[int, ...], List[int]] = {}
+    found = []
+    for rank, place in enumerate(places):
+        view = tuple(group_of(place, plan.layout, plan.order))
+        found.append(views.setdefault(view, view))
+        claimed.setdefault(view, []).append(rank)
+    for view, ranks in claimed.items():
+        if sorted(view) != ranks:
+            odd = sorted(set(view).symmetric_difference(ranks)) or list(view)
+            words = f"its group is {_some(view)}, but ranks {_some(ranks)} see themselves in it; look at rank {odd[0]}"
+            raise GridError(ranks[0], kind, -1, words)
+        _check_seats(kind, view, places, plan)
+    return found
+
+
+def _check_seats(kind: str, view: Sequence[int], places: Sequence[Coordinates], plan: SequencePlan) -> None:
+    """The members of a group sit along its axis, in order, and share the other two coordinates."""
+    first, last = places[view[0]], plan.layout.pp - 1
+    if kind == "embedding":
+        stages = [0, last] if last and first.pp in (0, last) else [first.pp]
+        seats = [replace(first, pp=stage) for stage in stages]
+    else:
+        seats = [replace(first, **{kind: position}) for position in range(getattr(plan.layout, kind))]
+    if [places[rank] for rank in view] != seats:
+        words = f"its group {_some(view)} is not the ranks along {kind} from {seats[0]} to {seats[-1]}, in order"
+        raise GridError(view[0], kind, -1, words)
+
+
+class _Grid:
+    """The ranks, each with its groups and its program; equal programs are kept once."""
+
+    def __init__(self, places: Sequence[Coordinates], members: Mapping[str, List[Tuple[int, ...]]]) -> None:
+        self.classes: List[Sequence[Communication]] = []
+        self.class_of: List[int] = []
+        world = tuple(range(len(places)))
+        self.members = {**members, "world": [world] * len(places)}
+        self.groups = {kind: list(dict.fromkeys(views)) for kind, views in members.items()}
+        self.groups["world"] = [world]
+        self._number = {kind: {group: n for n, group in enumerate(groups)} for kind, groups in self.groups.items()}
+        self._places = places
+        self._by_identity: Dict[int, int] = {}
+        self._by_value: Dict[Tuple[Communication, ...], int] = {}
+        self._projections: Dict[Tuple[int, str], List[Tuple[str, int]]] = {}
+
+    def add(self, steps: Sequence[Communication]) -> None:
+        """The program of the next rank."""
+        number = self._by_identity.get(id(steps))
+        if number is None:
+            number = self._by_value.setdefault(tuple(steps), len(self.classes))
+            if number == len(self.classes):
+                for position, step in enumerate(steps):
+                    if isinstance(step, Collective) and step.communicator not in COLLECTIVE_GROUPS:
+                        words = f"there is no such communicator; valid: {', '.join(COLLECTIVE_GROUPS)}"
+                        raise GridError(len(self.class_of), step.communicator, position, words)
+                self.classes.append(steps)  # kept, so that its id stays its own
+                self._by_identity[id(steps)] = number
+        self.class_of.append(number)
+
+    def group_of(self, rank: int, kind: str) -> Tuple[Hashable, int]:
+        """A name for the rank's group, and its size."""
+        group = self.members[kind][rank]
+        return (kind, group[0]), len(group)
+
+    def peer_of(self, rank: int, stage: int) -> int:
+        """The rank of another stage that this one exchanges with."""
+        return self.members["pp"][rank][stage]
+
+    def check_collectives(self, kind: str) -> None:
+        """On every communicator of a kind, all members do the same.
+
+        Raises:
+            GridError: one does not.
+        """
+        for group in self.groups[kind]:
+            first = group[0]
+            expected = self._on(self.class_of[first], kind)
+            for rank in group[1:]:
+                if self.class_of[rank] == self.class_of[first]:
+                    continue
+                steps = self._on(self.class_of[rank], kind)
+                if steps != expected:
+                    position = _first_difference(steps, expected)
+                    here, there = (_operation(each, position) for each in (steps, expected))
+                    words = f"{here}, where rank {first} of the same group ({_some(group)}) has {there}"
+                    raise GridError(rank, kind, position, words)
+
+    def check_pipelines(self) -> None:
+        """Every message is sent and received alike, in one order for each ordered pair of ranks.
+
+        Raises:
+            GridError: one is not.
+        """
+        good = set()
+        for stages in self.groups["pp"]:
+            classes = tuple(self.class_of[rank] for rank in stages)
+            if classes in good:
+                continue
+            sent, received = (
+                [self._messages(number, True) for number in classes],
+                [self._messages(number, False) for number in classes],
+            )
+            for stage, rank in enumerate(stages):
+                for peer in sorted({*sent[stage], *(p for p in range(len(stages)) if stage in received[p])}):
+                    if not 0 <= peer < len(stages) or peer == stage:
+                        raise GridError(rank, "pp", 0, f"sends to stage {peer}; valid: another one below {len(stages)}")
+                    ours, theirs = sent[stage].get(peer, []), received[peer].get(stage, [])
+                    if ours != theirs:
+                        position = _first_difference(ours, theirs)
+                        here, there = (_part(each, position) for each in (ours, theirs))
+                        raise GridError(
+                            rank, "pp", position, f"sends {here}, where rank {stages[peer]} receives {there}"
+                        )
+                for peer in received[stage]:
+                    if not 0 <= peer < len(stages) or peer == stage:
+                        raise GridError(
+                            rank, "pp", 0, f"receives from stage {peer}; valid: another one below {len(stages)}"
+                        )
+            good.add(classes)
+
+    def _on(self, number: int, kind: str) -> List[Tuple[str, int]]:
+        key = (number, kind)
+        if key not in self._projections:
+            self._projections[key] = [
+                (step.operation, step.elements)
+                for step in self.classes[number]
+                if isinstance(step, Collective) and step.communicator == kind
+            ]
+        return self._projections[key]
+
+    def _messages(self, number: int, sends: bool) -> Dict[int, List[Hashable]]:
+        """By the other stage, what is sent to or received from it, in order."""
+        found: Dict[int, List[Hashable]] = {}
+        for step in self.classes[number]:
+            if isinstance(step, Transfer):
+                for message in step.exchange.sends if sends else step.exchange.receives:
+                    found.setdefault(message.peer, []).append((*message.key, step.elements))
+        return found
+
+
+def _run(
+    programs: Sequence[Sequence[Communication]],
+    group_of: Callable[[int, str], Tuple[Hashable, int]],
+    peer_of: Callable[[int, int], int],
+    ranks: Sequence[int],
+) -> None:
+    """Run participants, whose numbers as ranks are ``ranks``, to their end."""
+    done = [0] * len(programs)
+    meeting = Rendezvous(len(programs))
+    while meeting.runnable:
+        me = meeting.runnable.popleft()
+        steps, position, going = programs[me], done[me], True
+        while going and position < len(steps):  # that both ends of everything say the same is known already
+            step = steps[position]
+            position += 1
+            if isinstance(step, Collective):
+                group, size = group_of(me, step.communicator)
+                if size > 1:
+                    going = meeting.collective(me, 0.0, group, size, step)
+            else:
+                going = meeting.exchange(me, 0.0, *_parts(me, step, peer_of))
+        done[me] = position
+    stuck = [me for me, position in enumerate(done) if meeting.waiting[me]]
+    if stuck:
+        steps, position = programs[stuck[0]], done[stuck[0]] - 1
+        others = [f"rank {ranks[me]} at {done[me] - 1}: {_in_words(programs[me][done[me] - 1])}" for me in stuck[1:5]]
+        words = (
+            f"deadlock: it waits for ever in {_in_words(steps[position])}; so does {'; '.join(others) or 'no other'}"
+        )
+        raise GridError(ranks[stuck[0]], _communicator(steps[position]), position, words)
+
+
+def _parts(me: int, step: Transfer, peer_of: Callable[[int, int], int]) -> Tuple[List[Part], List[Part]]:
+    sends, receives = step.exchange.parts()
+    return (
+        [(peer_of(me, peer), (what, step.elements)) for peer, what in sends],
+        [(peer_of(me, peer), (what, step.elements)) for peer, what in receives],
+    )
+
+
+def _first_difference(ours: Sequence[object], theirs: Sequence[object]) -> int:
+    same = (position for position, (a, b) in enumerate(zip(ours, theirs)) if a != b)
+    return next(same, min(len(ours), len(theirs)))
+
+
+def _operation(steps: Sequence[Tuple[str, int]], position: int) -> str:
+    if position >= len(steps):
+        return f"no more than {len(steps)} operations"
+    return f"{steps[position][0]} of {steps[position][1]} elements"
+
+
+def _part(parts: Sequence[Hashable], position: int) -> str:
+    return str(parts[position]) if position < len(parts) else f"no more than {len(parts)} messages"
+
+
+def _in_words(step: Communication) -> str:
+    if isinstance(step, Collective):
+        return f"{step.operation} of {step.elements} elements on {step.communicator}"
+    sends = [f"{m.key} to stage {m.peer}" for m in step.exchange.sends]
+    receives = [f"{m.key} from stage {m.peer}" for m in step.exchange.receives]
+    return "an exchange: " + ", ".join(sends + receives)
+
+
+def _communicator(step: Communication) -> str:
+    return step.communicator if isinstance(step, Collective) else "pp"
+
+
+def _some(ranks: Sequence[int]) -> str:
+    """The first of many ranks."""
+    return ", ".join(map(str, ranks[:6])) + (f", ... ({len(ranks)} ranks)" if len(ranks) > 6 else "")

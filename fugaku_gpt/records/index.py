@@ -1,0 +1,77 @@
+"""A cache over many run directories: one file that can be deleted at any time, and that is never believed blindly.
+
+An entry counts as long as the fingerprints of the run's own files (size, time of change, inode) are those of now. The
+file is replaced whole by a rename, so readers need no lock and the last of several writers wins. It begins with a
+checksum: one that is damaged or of another version is as good as none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from fugaku_gpt.records.files import write_text_atomically
+
+FILE = ".runs-index.json"
+VERSION = 1
+# Time stamps tick coarsely, down to a second or two on some file systems: within a tick, a file can change twice.
+TICK_NS = 2_000_000_000
+
+Fingerprint = Dict[str, List[int]]  # name of a file → size, time of change in ns, inode
+Entries = Dict[str, Tuple[Fingerprint, Dict[str, Any]]]  # run → what its files were like, what was read of them
+
+
+def fingerprint_of(stats: Mapping[str, os.stat_result]) -> Fingerprint:
+    """The fingerprint of a run's files."""
+    return {name: [stat.st_size, stat.st_mtime_ns, stat.st_ino] for name, stat in sorted(stats.items())}
+
+
+def is_settled(fingerprint: Fingerprint, since_ns: int) -> bool:
+    """Whether every file was last changed well before ``since_ns``, so that a later change shows in the fingerprint."""
+    return all(changed < since_ns - TICK_NS for _, changed, _ in fingerprint.values())
+
+
+def clock_of(folder: Path) -> Optional[int]:
+    """What time it is by the file system that holds a folder, in ns; None where nothing can be written there."""
+    probe = folder / f".{FILE}.{uuid.uuid4().hex}.tmp"
+    try:
+        with open(probe, "xb"):
+            pass
+        return probe.stat().st_mtime_ns
+    except OSError:
+        return None
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+
+
+def read_index(folder: Path) -> Entries:
+    """The entries of a folder's index; none where it is missing, damaged or of another version."""
+    try:
+        head, _, body = (folder / FILE).read_bytes().partition(b"\n")
+        if json.loads(head) != _head(body):
+            return {}
+        entries = json.loads(body)
+        return {str(run): (fingerprint, record) for run, (fingerprint, record) in entries.items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def write_index(folder: Path, entries: Entries) -> None:
+    """Replace a folder's index.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    body = json.dumps({run: list(entry) for run, entry in sorted(entries.items())})
+    head = json.dumps(_head(body.encode("utf-8")))
+    write_text_atomically(folder / FILE, f"{head}\n{body}")
+
+
+def _head(body: bytes) -> Dict[str, Any]:
+    return {"kind": "index of runs", "version": VERSION, "sha256": hashlib.sha256(body).hexdigest()}

@@ -1,0 +1,36 @@
+"""Rows → one HTML file that opens anywhere: no network, no script, everything escaped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+from fugaku_gpt.records.run import OK
+from fugaku_gpt.report.notes_table import cells, columns, grouped
+from fugaku_gpt.report.rows import UNSAID, Row, raw_values
+
+TEMPLATE = Path(__file__).parent / "table.html.j2"
+
+
+def html_tables(rows: Sequence[Row], si: bool = False, energy: bool = False) -> str:
+    """The notes' tables, and below each row what its figures come from.
+
+    Args:
+        si, energy: as for ``notes_tables``.
+    """
+    from jinja2 import Environment, StrictUndefined  # here: no other form of a table needs it
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    tables: List[Dict[str, Any]] = []
+    for heading, members in grouped(rows):
+        shown = [
+            {
+                "cells": cells(row, si, energy),
+                "ok": row.status in (OK, UNSAID),
+                "origin": [(name, value) for name, value in raw_values(row).items() if value not in (None, "", False)],
+            }
+            for row in members
+        ]
+        tables.append({"heading": heading.lstrip("# "), "rows": shown})
+    return template.render(tables=tables, columns=columns(energy), si=si) + "\n"

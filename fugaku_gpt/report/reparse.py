@@ -1,0 +1,173 @@
+"""Logs read again: figures that were lost with ``metrics.jsonl`` come back, and logs of other trainers become rows."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.schedulers.registry import scheduler_named
+from fugaku_gpt.records.files import write_text_atomically
+from fugaku_gpt.records.job import read_history, sub_job_ids
+from fugaku_gpt.records.logs import OURS, Log, read_log_files
+from fugaku_gpt.records.run import CUT, Result, RunDirectory
+from fugaku_gpt.records.summary import summarise
+from fugaku_gpt.report.collect import is_sub, job_place, sub_runs
+from fugaku_gpt.report.imported import LoggedRun, import_logs, is_imported, read_imported
+
+DAMAGED = "metrics.jsonl.damaged"  # what reparse has replaced, where it could not be read whole
+_LOGS = ("log.txt", "*.out", "*.err", "*.log", "output.*/*/*/stdout.*", "output.*/stdout.*")
+
+
+@dataclass(frozen=True)
+class Reparsed:
+    """What was found in the logs of one run.
+
+    Attributes:
+        trainer: whose iteration lines they are; empty where there are none.
+        lines: iteration lines that were read.
+        added: of these, how many were not there before.
+        notes: one line each.
+    """
+
+    directory: Path
+    trainer: str
+    lines: int
+    added: int
+    notes: Tuple[str, ...] = ()
+
+
+def logs_of(directory: Path) -> List[Path]:
+    """The logs of a run directory: what its jobs have printed, then what else looks like a log, oldest first."""
+    found: Dict[Path, None] = {}
+    place, sub = job_place(directory)
+    for job in read_history(place).jobs:
+        ids = [job.job_id] if not sub else [name for name in sub_job_ids(job) if is_sub(name, sub)]
+        for job_id in ids:
+            found.update((path, None) for path in scheduler_named(job.scheduler).output_files(place, job_id))
+    for pattern in _LOGS:
+        found.update((path, None) for path in sorted(directory.glob(pattern), key=_by_numbers))
+    return [path for path in found if path.is_file()]
+
+
+def reparse(directory: Path, given: Optional[LoggedRun] = None) -> Reparsed:
+    """Read the logs of a directory again.
+
+    Of a run of ours, iterations that only the log has are added to ``metrics.jsonl``, which keeps what it has: its
+    figures have more digits. Another trainer's lines are imported.
+
+    Raises:
+        UsageError: there is no log, or a file of the run is damaged.
+    """
+    runs = sub_runs(directory)
+    if runs:
+        parts = [reparse(run, given) for run in runs if logs_of(run)]
+        notes = tuple(f"{part.directory.name}: {note}" for part in parts for note in part.notes)
+        lines, added = (sum(getattr(part, name) for part in parts) for name in ("lines", "added"))
+        return Reparsed(directory, parts[0].trainer if parts else "", lines, added, notes)
+    logs = logs_of(directory)
+    if not logs and is_imported(directory):
+        logs = [Path(name) for name in read_imported(directory)["logs"]]
+    if not logs:
+        raise UsageError(f"{directory}: holds no log (log.txt, *.out, *.log, output.<job>/...)")
+    log = read_log_files(logs)
+    torn = (f"{log.torn} torn iteration lines left out",) if log.torn else ()
+    if not log.iterations:
+        return Reparsed(directory, "", 0, 0, ("no iteration line in " + ", ".join(path.name for path in logs),))
+    if log.trainer == OURS and (directory / "config.yaml").exists():
+        added, notes = _restore(directory, log)
+        return Reparsed(directory, log.trainer, len(log.iterations), added, torn + notes)
+    before = _count(directory)
+    import_logs(logs, directory, _settings(directory, given), over=True)
+    return Reparsed(directory, log.trainer, len(log.iterations), max(0, len(log.iterations) - before), torn)
+
+
+def _settings(directory: Path, given: Optional[LoggedRun]) -> LoggedRun:
+    """What the user says now, over what was said at the last import, over the nodes of the run's own configuration."""
+    known: Dict[str, Any] = {}
+    if (directory / "config.yaml").exists():
+        config = load_run_config(directory / "config.yaml")
+        known.update(nodes=config.job.nodes)  # the job's; the rest is the other trainer's own affair
+    if is_imported(directory):
+        known.update(read_imported(directory)["given"])
+    if given is not None:
+        known.update((key, value) for key, value in vars(given).items() if value is not None)
+    return LoggedRun(**known)
+
+
+def _count(directory: Path) -> int:
+    try:
+        return len(RunDirectory(directory).metrics("iteration"))
+    except UsageError:
+        return 0
+
+
+def _restore(directory: Path, log: Log) -> Tuple[int, Tuple[str, ...]]:
+    record = RunDirectory(directory)
+    lines, damaged = _lines(record.metrics_file)
+    known = {(line.get("kind"), line.get("iteration")) for line in lines}
+    missing = [
+        {"kind": "iteration", **line}
+        for line in log.iterations
+        if ("iteration", line["iteration"]) not in known and line.get("seconds") is not None
+    ]
+    missing += [
+        {"kind": "validation", **line} for line in log.validations if ("validation", line["iteration"]) not in known
+    ]
+    notes: List[str] = []
+    if missing or damaged:
+        if damaged:
+            write_text_atomically(
+                directory / DAMAGED, record.metrics_file.read_text(encoding="utf-8", errors="replace")
+            )
+            notes.append(f"{damaged} damaged lines of metrics.jsonl left out; it is kept as {DAMAGED}")
+        whole = sorted([*lines, *missing], key=lambda line: line.get("iteration") or 0)
+        text = "".join(json.dumps(_complete(line), allow_nan=False) + "\n" for line in whole)
+        write_text_atomically(record.metrics_file, text)
+    result = record.result()
+    config = load_run_config(record.config_file)
+    iterations = record.metrics("iteration")
+    if result is not None and iterations:
+        summary = summarise(config, iterations, record.metrics("validation"))
+        again = Result(**{**vars(result), "summary": summary, "iterations": iterations[-1]["iteration"]})
+        if again != result:
+            record.write_result(again)
+            notes.append("summary of result.json made anew")
+    return sum(line["kind"] == "iteration" for line in missing), tuple(notes)
+
+
+def _complete(line: Dict[str, Any]) -> Dict[str, Any]:
+    """A line with the keys that readers count on."""
+    return {"loss": None, **line} if line.get("kind") == "iteration" else line
+
+
+def _lines(path: Path) -> Tuple[List[Dict[str, Any]], int]:
+    """The lines that can be read, and how many cannot, the last one not counted: a kill cuts it short."""
+    try:
+        texts = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return [], 0
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    lines: List[Dict[str, Any]] = []
+    damaged = 0
+    for number, text in enumerate(texts):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if isinstance(line, dict):
+            if line.get("kind") != CUT:
+                lines.append(line)
+        elif number < len(texts) - 1:
+            damaged += 1
+    return lines, damaged
+
+
+def _by_numbers(path: Path) -> Tuple[Any, ...]:
+    """``stdout.1.10`` after ``stdout.1.9``."""
+    return tuple(int(part) if part.isdigit() else 0 for part in re.split(r"(\d{1,18})", str(path))[1::2]), str(path)

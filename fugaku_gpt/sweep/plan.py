@@ -1,0 +1,82 @@
+"""What a sweep's folder was made from: the file's text and the overrides, so that it can be gone on with later."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Optional, Tuple
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.records.files import write_json_atomically
+from fugaku_gpt.sweep.expand import Sweep, expand_text
+
+FILE = "sweep-plan.json"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep as it was last started.
+
+    Attributes:
+        file: the sweep file's path, for messages.
+        name: of the sweep where the text gives none.
+        text: of the sweep file.
+        overrides: ``key=value`` over every row.
+        base: folder from which relative paths are meant.
+    """
+
+    file: str
+    name: str
+    text: str
+    overrides: Tuple[str, ...]
+    base: str
+    version: int = VERSION
+
+    def sweep(self) -> Sweep:
+        """Its runs.
+
+        Raises:
+            ConfigError: the text makes no sweep.
+        """
+        return expand_text(self.text, self.file, self.name, self.overrides)
+
+
+def plan_of(file: Path, overrides: Tuple[str, ...] = ()) -> Plan:
+    """The plan of a sweep file, from the present folder.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"{file}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file}: cannot be read: {error}") from None
+    return Plan(str(file), file.stem, text, overrides, str(Path.cwd()))
+
+
+def write_plan(out: Path, plan: Plan) -> None:
+    """Keep the plan in the sweep's folder."""
+    write_json_atomically(out / FILE, asdict(plan))
+
+
+def read_plan(out: Path) -> Optional[Plan]:
+    """The plan of a sweep's folder, or None where there is none.
+
+    Raises:
+        UsageError: the file is not of this format.
+    """
+    path = out / FILE
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        plan = Plan(**{**values, "overrides": tuple(values["overrides"])})
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError):
+        raise UsageError(f"{path}: not a sweep's plan; remove it, and name the sweep file again") from None
+    if plan.version != VERSION:
+        raise UsageError(f"{path}: version {plan.version} of this format; this program reads version {VERSION}")
+    return plan

@@ -1,0 +1,97 @@
+"""``fugaku-gpt job collect``: from what jobs have left to the table."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from fugaku_gpt.cli.main import run
+from fugaku_gpt.config import dump_run_config, load_run_config
+from fugaku_gpt.records.job import ENDED
+from fugaku_gpt.records.run import RunDirectory
+from tests.report.jobs import exit_record, over, stats, submitted
+from tests.report.test_imported import ARGUMENTS, log_of, our_line
+from tests.sweep.fake import leave_run
+
+CONFIG = load_run_config(preset="tiny", overrides=["layout.dp=4", "job.nodes=4", "node.freq_mhz=2200"])
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    """A run that ended well, and one that was ended at its time limit before its ranks could record anything."""
+    well, late = tmp_path / "runs" / "well", tmp_path / "runs" / "late"
+    leave_run(well, CONFIG)
+    submitted(well, "101")
+    over(well, "101")
+    exit_record(well, "101", 0)
+    (well / "well.101.stats").write_text(stats("101"))
+    late.mkdir()
+    (late / "config.yaml").write_text(dump_run_config(load_run_config(preset="tiny", overrides=["layout.dp=2"])))
+    submitted(late, "102")
+    over(late, "102", ENDED, raw="EXT", exit_code=0, signal=24, code=11, reason="ELAPSE LIMIT EXC")
+    (late / "late.102.stats").write_text(stats("102", code="11", reason="ELAPSE LIMIT EXC", elapse="00:00:40 (40)"))
+    return tmp_path / "runs"
+
+
+def test_statistics_and_results_and_the_table(jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["job", "collect", str(jobs), "--format", "md", "--energy"]) == 0
+    captured = capsys.readouterr()
+    rows = [line for line in captured.out.splitlines() if line.startswith("| ")]
+    ended = next(line for line in rows if "102" in line)
+    assert "timeout" in ended and "too short to tell" in ended
+    assert any("4 (2.2GHz)" in line and "| 100 | 200 | 0.09766 |" in line and "101" in line for line in rows)
+    assert "result written: timeout" in captured.err and "101" in captured.err
+    result = RunDirectory(jobs / "late").result()
+    assert result is not None and result.status == "timeout"
+    accounting = json.loads((jobs / "well" / "accounting.json").read_text())
+    assert accounting["version"] == 1 and accounting["jobs"][0]["knobs"]["freq"]["use"] == "2200"
+
+
+def test_doing_it_again_changes_nothing(jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["job", "collect", str(jobs), "--format", "md"]
+    assert run(words) == 0
+    first = capsys.readouterr().out
+    assert run(words) == 0
+    assert capsys.readouterr().out == first
+
+
+def test_tables_are_left_where_they_are_wanted(jobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert run(["job", "collect", str(jobs), "--out", str(out)]) == 0
+    assert {path.name for path in out.iterdir()} == {"table.md", "table.html", "table.csv", "table.json"}
+    lines = {line["job_id"]: line for line in csv.DictReader((out / "table.csv").read_text().splitlines())}
+    assert float(lines["101"]["watts_per_node"]) == pytest.approx(100.0)
+    assert lines["102"]["energy"] == "too short to tell" and lines["102"]["joules_per_token"] == ""
+    capsys.readouterr()
+
+
+def test_reparse_reads_our_logs_again(jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (jobs / "well" / "metrics.jsonl").write_text("")
+    (jobs / "well" / "well.101.out").write_text("".join(our_line(number, 0.125) for number in (1, 2, 3)))
+    (jobs / "late" / "late.102.out").write_text(our_line(1, 0.5))
+    assert run(["job", "collect", str(jobs), "--reparse", "--format", "md"]) == 0
+    captured = capsys.readouterr()
+    assert "3 iteration lines of fugaku_gpt, 3 new" in captured.err
+    assert "| 0.125 |" in captured.out and "| 0.500 |" in captured.out
+
+
+def test_reparse_makes_a_row_of_another_trainers_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "megatron").mkdir()
+    (tmp_path / "megatron" / "run.out").write_text(log_of(ARGUMENTS))
+    words = ["job", "collect", "--reparse", str(tmp_path / "megatron"), "--set", "nodes=4", "--format", "md"]
+    assert run(words) == 0
+    captured = capsys.readouterr()
+    assert "| 4 | 1.3B | 1 | 4 | 1 | 2 | 1024 | - | 3231.4 | 0.90 | 0.004 | from a log of megatron |" in captured.out
+    assert "3 iteration lines of megatron" in captured.err
+
+
+def test_what_cannot_be_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["job", "collect", str(tmp_path / "none")]) == 2
+    assert "no such folder" in capsys.readouterr().err
+    assert run(["job", "collect", "--reparse", str(tmp_path)]) == 2
+    assert "holds no run directory" in capsys.readouterr().err
+    assert run(["job", "collect", str(tmp_path), "--set", "nodes=4"]) == 2
+    assert "together with --reparse" in capsys.readouterr().err

@@ -1,0 +1,83 @@
+"""``fugaku-gpt sim``: start, use, break and stop a simulated PJM from the command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+from fugaku_gpt.simulator.session import stop
+from fugaku_gpt.simulator.spool import Spool
+
+PROGRAM = [sys.executable, "-m", "fugaku_gpt", "sim"]
+
+
+def sim(*words: str, stdin: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*PROGRAM, *words], capture_output=True, text=True, input=stdin, env={**os.environ, **environment}, timeout=60
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "the site"
+    yield place
+    if Spool(place).daemon_pid() is not None:
+        stop(Spool(place))
+
+
+def test_from_start_to_stop(folder: Path, tmp_path: Path) -> None:
+    started = sim("start", "--dir", str(folder), "--nodes", "48", "--min-elapse", "1")
+    assert started.returncode == 0, started.stderr
+    assert started.stderr.splitlines()[0] == "This is a simulated PJM on this machine, not Fugaku."
+    line = started.stdout
+    assert line == f"export PATH='{folder}/bin':\"$PATH\"\n"
+    assert sim("env", "--dir", str(folder)).stdout == line
+
+    (tmp_path / "job.sh").write_text("#PJM -L node=2,elapse=5\necho $PJM_NODE\n")
+    used = subprocess.run(
+        ["sh", "-c", f"{line}\npjsub -z jid job.sh && pjwait 1"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert used.stdout == "1\n1 0 0 0\n"
+    assert (tmp_path / "job.sh.1.out").read_text() == "2\n"
+
+    told = sim("status", "--dir", str(folder)).stdout
+    assert "jobs    1 EXT\n" in told and "faults  none\n" in told
+    assert sim("fault", "--dir", str(folder), "refuse", "--code", "0072").returncode == 0
+    assert "faults  refuse 1\n" in sim("status", FUGAKU_GPT_SIM_DIR=str(folder)).stdout
+    refused = subprocess.run([str(folder / "bin" / "pjsub"), "job.sh"], cwd=tmp_path, capture_output=True, text=True)
+    assert "[ERR.] PJM 0072 pjsub " in refused.stderr
+    unknown = sim("fault", "--dir", str(folder), "explode")
+    assert unknown.returncode == 2 and "valid are" in unknown.stderr
+
+    again = sim("start", "--dir", str(folder))
+    assert again.returncode == 2 and "runs there already" in again.stderr
+    stopped = sim("stop", "--dir", str(folder))
+    assert stopped.returncode == 0
+    assert Spool(folder).daemon_pid() is None
+    for verb in ("stop", "status", "env"):
+        assert sim(verb, "--dir", str(folder)).returncode == 2
+
+    assert sim("start", "--dir", str(folder)).returncode == 0  # with the settings of the first start, and its jobs
+    assert "jobs    1 EXT\n" in sim("status", "--dir", str(folder)).stdout
+    nodes = subprocess.run([str(folder / "bin" / "pjstat"), "--rsc"], capture_output=True, text=True).stdout
+    assert nodes.split()[-1] == "48"
+
+
+def test_a_shell_with_the_commands(folder: Path) -> None:
+    done = sim("start", "--dir", str(folder), "--shell", stdin="pjstat\nexit 0\n", SHELL="/bin/sh")
+    assert done.returncode == 0
+    assert done.stdout.startswith("JOB_ID ")
+    assert "not Fugaku" in done.stderr
+    assert Spool(folder).daemon_pid() is None
+
+
+@pytest.mark.parametrize("words", [[], ["start"], ["stop"], ["status"], ["env"], ["fault"]])
+def test_help_says_what_it_is(words: "list[str]") -> None:
+    done = sim(*words, "--help")
+    assert done.returncode == 0
+    assert "not Fugaku" in " ".join(done.stdout.split())

@@ -1,0 +1,97 @@
+"""Schedulers for tests: one whose commands answer from a list, and one that is a mapping."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Callable, Dict, List, Optional, Sequence, Union
+
+from fugaku_gpt.jobs.schedulers.commands import Answer
+from fugaku_gpt.jobs.schedulers.protocol import Accounting, Submission
+from fugaku_gpt.records.job import CANCELLED, HELD, LOST, QUEUED, JobStatus
+
+Reply = Union[Answer, Exception]
+
+
+class Commands:
+    """Stands for :func:`run_words`: gives the replies in order, and keeps what was asked."""
+
+    def __init__(self, *replies: Reply) -> None:
+        self.replies = list(replies)
+        self.asked: List[List[str]] = []
+        self.slept: List[float] = []
+
+    def __call__(self, words: Sequence[str], *, cwd: Optional[Path] = None, timeout: float = 60.0) -> Answer:
+        self.asked.append(list(words))
+        reply = self.replies.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+
+def said(out: str = "", err: str = "", code: int = 0) -> Answer:
+    """What a command answers."""
+    return Answer(code, out, err)
+
+
+class FakeScheduler:
+    """A scheduler in memory; ``statuses`` is what it says."""
+
+    name = "pjm"
+
+    def __init__(self, submit: Optional[Callable[[Submission], None]] = None) -> None:
+        self.statuses: Dict[str, JobStatus] = {}
+        self.tags: Dict[str, str] = {}
+        self.submitted: List[Submission] = []
+        self.polls: List[List[str]] = []
+        self.outputs: List[Path] = []
+        self._before = submit
+
+    def command_of(self, submission: Submission) -> List[str]:
+        """See the protocol."""
+        return ["pjsub", submission.script]
+
+    def submit(self, submission: Submission) -> str:
+        """See the protocol."""
+        if self._before is not None:
+            self._before(submission)
+        self.submitted.append(submission)
+        job_id = f"{100 + len(self.submitted)}"
+        self.tags[submission.tag] = job_id
+        self.statuses[job_id] = JobStatus(job_id, QUEUED, "QUE")
+        return job_id
+
+    def find(self, tags: Sequence[str]) -> Dict[str, str]:
+        """See the protocol."""
+        return {tag: self.tags[tag] for tag in tags if tag in self.tags}
+
+    def poll(self, job_ids: Sequence[str]) -> Dict[str, JobStatus]:
+        """See the protocol."""
+        self.polls.append(list(job_ids))
+        return {job_id: self.statuses.get(job_id, JobStatus(job_id, LOST)) for job_id in job_ids}
+
+    def _turn(self, job_ids: Sequence[str], state: str, raw: str) -> Dict[str, str]:
+        told = {}
+        for job_id in job_ids:
+            told[job_id] = "" if job_id in self.statuses else f"Job {job_id} does not exist."
+            self.statuses[job_id] = JobStatus(job_id, state, raw)
+        return told
+
+    def cancel(self, job_ids: Sequence[str]) -> Dict[str, str]:
+        """See the protocol."""
+        return self._turn(job_ids, CANCELLED, "CCL")
+
+    def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
+        """See the protocol."""
+        return self._turn(job_ids, HELD, "HLD")
+
+    def release(self, job_ids: Sequence[str]) -> Dict[str, str]:
+        """See the protocol."""
+        return self._turn(job_ids, QUEUED, "QUE")
+
+    def output_files(self, directory: Path, job_id: str) -> List[Path]:
+        """See the protocol."""
+        return [path for path in self.outputs if path.exists()]
+
+    def accounting(self, directory: Path, job_id: str) -> Optional[Accounting]:
+        """See the protocol."""
+        return None

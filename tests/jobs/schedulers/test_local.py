@@ -1,0 +1,245 @@
+"""This machine as a scheduler, with real processes: the queue outlives who has started it, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Iterator
+
+import pytest
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.processes import MARK, end_marked, marked
+from fugaku_gpt.jobs.schedulers.local import LocalScheduler
+from fugaku_gpt.jobs.schedulers.local_queue import Queue
+from fugaku_gpt.jobs.schedulers.local_store import LocalStore, alive, queue_file, read_file
+from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission
+from fugaku_gpt.records.job import CANCELLED, ENDED, HELD, LOST, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus
+
+WAIT_SECONDS = 60.0
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalScheduler]:
+    scheduler = LocalScheduler(tmp_path / "queue")
+    yield scheduler
+    for job in scheduler.store.jobs():
+        scheduler.store.want(job, "cancel")
+        end_marked(job.mark, grace=0.0)
+
+
+def write(directory: Path, body: str, **more: Any) -> Submission:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "job.sh").write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
+    return Submission("job.sh", directory, "test", **more)
+
+
+def until(local: LocalScheduler, job_id: str, *states: str) -> JobStatus:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        status = local.poll([job_id])[job_id]
+        if status.state in states:
+            return status
+        assert time.monotonic() < deadline, f"{job_id} is {status}, not {states}"
+        time.sleep(0.05)
+
+
+def until_exists(path: Path) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.02)
+
+
+def queue_of(local: LocalScheduler) -> Any:
+    return read_file(local.store.root / queue_file(local._host))
+
+
+def test_a_job_runs_in_its_directory_and_its_end_is_known(local: LocalScheduler, tmp_path: Path) -> None:
+    body = "echo $FUGAKU_GPT_JOB $FUGAKU_GPT_SUB_JOB in $PWD; echo wrong >&2; exit 3"
+    submission = write(tmp_path / "a run", body, tag="t-1")
+    job_id = local.submit(submission)
+    assert job_id == "local-1"
+    status = until(local, job_id, *OVER)
+    assert status == JobStatus(job_id, ENDED, "FAILED", exit_code=3, group="this machine")
+    (output,) = local.output_files(submission.directory, job_id)
+    assert output.read_text(encoding="utf-8") == f"local-1 local-1 in {tmp_path / 'a run'}\nwrong\n"
+    assert local.find(["t-1", "t-2"]) == {"t-1": job_id}
+    measured = local.accounting(submission.directory, job_id)
+    assert measured is not None and measured.elapsed_seconds is not None and measured.nodes == 1
+
+
+def test_jobs_run_one_at_a_time_in_their_order(local: LocalScheduler, tmp_path: Path) -> None:
+    body = "mkdir ../busy || echo overlap >> ../order; echo $FUGAKU_GPT_JOB >> ../order; sleep 0.3; rmdir ../busy"
+    ids = [local.submit(write(tmp_path / str(number), body)) for number in range(4)]
+    until(local, ids[-1], *OVER)
+    assert (tmp_path / "order").read_text(encoding="utf-8").split() == ids
+
+
+def test_a_job_outlives_who_has_handed_it_in(local: LocalScheduler, tmp_path: Path) -> None:
+    write(tmp_path / "run", "sleep 1; echo done")
+    program = (
+        "import os, signal; from pathlib import Path; from fugaku_gpt.jobs.schedulers.local import LocalScheduler; "
+        "from fugaku_gpt.jobs.schedulers.protocol import Submission; "
+        f"LocalScheduler(Path({str(local.store.root)!r})).submit("
+        f"Submission('job.sh', Path({str(tmp_path / 'run')!r}), 'x')); os.kill(0, signal.SIGKILL)"
+    )
+    starter = subprocess.run([sys.executable, "-c", program], start_new_session=True, check=False)
+    assert starter.returncode == -signal.SIGKILL
+    assert until(local, "local-1", *OVER).exit_code == 0
+
+
+def test_the_time_limit_asks_first_and_then_ends_everything(local: LocalScheduler, tmp_path: Path) -> None:
+    polite = write(tmp_path / "polite", "trap 'echo asked; exit 75' TERM; sleep 60 & wait", elapse=0.5)
+    status = until(local, local.submit(polite), *OVER)
+    assert (status.raw, status.exit_code) == ("TIMEOUT", 75) and "0.5 s" in status.reason
+    assert "asked" in (tmp_path / "polite" / "local-1.out").read_text(encoding="utf-8")
+
+
+def test_a_job_that_does_not_listen_is_killed_after_its_grace(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "queue")
+    job = store.add(write(tmp_path / "deaf", "trap '' TERM; exec sleep 60", elapse=0.2), "here")
+    Queue(store, "here", grace=0.5).serve()
+    state = store.state(job, "")
+    assert state is not None and (state["raw"], state["signal"]) == ("TIMEOUT", 9)
+    assert marked(job.mark) == []
+
+
+def test_what_a_script_leaves_in_the_background_is_ended(local: LocalScheduler, tmp_path: Path) -> None:
+    job_id = local.submit(write(tmp_path, "setsid sleep 60 & disown; exit 0"))
+    until(local, job_id, *OVER)
+    assert marked(local.store.jobs()[0].mark) == []
+
+
+def test_a_running_job_and_a_waiting_one_are_cancelled(local: LocalScheduler, tmp_path: Path) -> None:
+    first = local.submit(write(tmp_path / "first", "touch up; sleep 60"))
+    second = local.submit(write(tmp_path / "second", "touch up"))
+    until_exists(tmp_path / "first" / "up")
+    assert local.cancel([second, first]) == {second: "", first: ""}
+    assert until(local, first, *OVER).state == CANCELLED
+    assert until(local, second, *OVER).state == CANCELLED
+    assert not (tmp_path / "second" / "up").exists()
+    assert local.cancel([first]) == {first: "is over"}
+
+
+def test_a_held_job_lets_others_pass_until_it_is_released(local: LocalScheduler, tmp_path: Path) -> None:
+    first = local.submit(write(tmp_path / "first", "touch up; while [ ! -e go ]; do sleep 0.1; done"))
+    until_exists(tmp_path / "first" / "up")
+    second = local.submit(write(tmp_path / "second", "true"))
+    third = local.submit(write(tmp_path / "third", "true"))
+    assert local.hold([second, first]) == {second: "", first: "is running"}
+    (tmp_path / "first" / "go").touch()
+    until(local, third, *OVER)
+    assert local.poll([second])[second].state == HELD
+    assert local.release([second, third]) == {second: "", third: "is ended"}
+    assert until(local, second, *OVER).exit_code == 0
+
+
+@pytest.mark.parametrize(("code", "states"), [(75, [ENDED, ENDED]), (0, [ENDED, CANCELLED]), (1, [ENDED, CANCELLED])])
+def test_a_link_follows_one_that_wants_to_be_resumed(
+    local: LocalScheduler, tmp_path: Path, code: int, states: Any
+) -> None:
+    first = local.submit(write(tmp_path / "first", f"until [[ -e go ]]; do sleep 0.1; done; exit {code}"))
+    second = local.submit(write(tmp_path / "second", "echo $FUGAKU_GPT_AFTER", after=first, link=2, chain=2))
+    assert local.poll([second])[second].reason == f"after {first}"
+    (tmp_path / "first" / "go").touch()
+    assert [until(local, job_id, *OVER).state for job_id in (first, second)] == states
+    output = tmp_path / "second" / f"{second}.out"
+    assert (output.read_text(encoding="utf-8").strip() if output.exists() else "") == (first if code == 75 else "")
+
+
+def test_a_bulk_job_is_its_sub_jobs(local: LocalScheduler, tmp_path: Path) -> None:
+    job_id = local.submit(write(tmp_path, "echo $FUGAKU_GPT_SUB_JOB; exit $FUGAKU_GPT_SUB_NUMBER", bulk="0-2"))
+    status = until(local, job_id, *OVER)
+    assert (status.state, status.exit_code, status.raw) == (ENDED, 1, "COMPLETED:1 FAILED:2")
+    assert local.poll([f"{job_id}[2]"])[f"{job_id}[2]"].exit_code == 2
+    assert [path.name for path in local.output_files(tmp_path, job_id)] == [f"local-1[{n}].out" for n in range(3)]
+    assert local.poll([f"{job_id}[7]"])[f"{job_id}[7]"].state == LOST
+
+
+def test_a_job_of_a_killed_queue_is_lost_and_cancel_ends_what_it_left(local: LocalScheduler, tmp_path: Path) -> None:
+    job_id = local.submit(write(tmp_path, "touch up; sleep 60"))
+    until_exists(tmp_path / "up")
+    os.kill(queue_of(local)["pid"], signal.SIGKILL)
+    status = until(local, job_id, LOST)
+    assert "still run" in status.reason
+    assert local.cancel([job_id]) == {job_id: ""}
+    assert marked(local.store.jobs()[0].mark) == []
+    assert "still run" not in local.poll([job_id])[job_id].reason
+
+
+def test_after_a_killed_queue_the_next_one_clears_up_and_goes_on(local: LocalScheduler, tmp_path: Path) -> None:
+    first = local.submit(write(tmp_path / "first", "touch up; sleep 60"))
+    second = local.submit(write(tmp_path / "second", "true"))
+    until_exists(tmp_path / "first" / "up")
+    os.kill(queue_of(local)["pid"], signal.SIGKILL)
+    assert until(local, second, *OVER).exit_code == 0  # asking for it has started the queue again
+    assert local.poll([first])[first].state == LOST
+    assert marked(local.store.jobs()[0].mark) == []
+
+
+def test_a_stopped_queue_stops_its_job_and_leaves(local: LocalScheduler, tmp_path: Path) -> None:
+    job_id = local.submit(write(tmp_path, "touch up; sleep 60"))
+    until_exists(tmp_path / "up")
+    queue = queue_of(local)
+    os.kill(queue["pid"], signal.SIGTERM)
+    assert until(local, job_id, *OVER).raw == "STOPPED"
+    deadline = time.monotonic() + WAIT_SECONDS
+    while alive(queue):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_an_idle_queue_leaves(local: LocalScheduler, tmp_path: Path) -> None:
+    until(local, local.submit(write(tmp_path, "true")), *OVER)
+    deadline = time.monotonic() + WAIT_SECONDS
+    while alive(queue_of(local)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_queue_is_not_one_of_its_starter_s_processes(
+    local: LocalScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MARK, "starter")
+    monkeypatch.setenv("SECRET_OF_THE_USER", "x")
+    job_id = local.submit(write(tmp_path, "touch up; echo ${SECRET_OF_THE_USER:-none}; sleep 0.3"))
+    until_exists(tmp_path / "up")
+    assert marked("starter") == []
+    until(local, job_id, *OVER)
+    assert (tmp_path / f"{job_id}.out").read_text(encoding="utf-8") == "none\n"
+
+
+def test_a_script_that_is_not_there_is_refused(local: LocalScheduler, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="no such job script"):
+        local.submit(Submission("job.sh", tmp_path, "x"))
+
+
+def test_ids_of_others_and_of_nobody_are_told(local: LocalScheduler, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="'238': not a job of this machine"):
+        local.poll(["238"])
+    assert local.poll(["local-9"])["local-9"].state == LOST
+    with pytest.raises(UsageError, match="no such job"):
+        local.cancel(["local-9"])
+    elsewhere = local.store.add(write(tmp_path, "true"), "another-host")
+    assert local.poll([elsewhere.job_id])[elsewhere.job_id].state == QUEUED
+    local.store.write_state(elsewhere, "", {"state": RUNNING, "started": 0.0, "pid": 1, "created": 0.0})
+    assert local.poll([elsewhere.job_id])[elsewhere.job_id].state == UNKNOWN
+    assert "another-host" in local.cancel([elsewhere.job_id])[elsewhere.job_id]
+
+
+def test_many_at_once_get_numbers_of_their_own(tmp_path: Path) -> None:
+    write(tmp_path / "run", "true")
+    program = (
+        "from pathlib import Path; from fugaku_gpt.jobs.schedulers.local_store import LocalStore; "
+        "from fugaku_gpt.jobs.schedulers.protocol import Submission; "
+        f"s = LocalStore(Path({str(tmp_path / 'queue')!r})); "
+        f"[print(s.add(Submission('job.sh', Path({str(tmp_path / 'run')!r}), 'x'), 'h').number) for _ in range(25)]"
+    )
+    adders = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(4)]
+    numbers = [int(word) for adder in adders for word in adder.communicate()[0].split()]
+    assert sorted(numbers) == list(range(1, 101))

@@ -1,0 +1,175 @@
+"""PJM by its simulator: real scripts under the commands' own message forms, with their faults."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, Iterator
+
+import pytest
+
+from fugaku_gpt.config import dump_run_config, load_run_config
+from fugaku_gpt.jobs.follow import watch
+from fugaku_gpt.jobs.judge import Verdict
+from fugaku_gpt.jobs.schedulers.pjm import PjmScheduler
+from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission
+from fugaku_gpt.jobs.submission import submit
+from fugaku_gpt.records import run as runs
+from fugaku_gpt.records.job import CANCELLED, ENDED, HELD, LOST, OVER, RUNNING, UNKNOWN, JobStatus
+from fugaku_gpt.simulator.session import Simulator
+from tests.support.simulated import simulated
+
+WAIT_SECONDS = 60.0
+RECORD = """
+end() {
+  mkdir -p exit
+  printf '{"version": 1, "job_id": "%s", "sub_job": "%s", "exit_code": %d, "signal": "", "started": 1, "ended": 2, ' \\
+    "$PJM_JOBID" "$PJM_SUBJOBID" "$1" > "exit/.$PJM_SUBJOBID.tmp"
+  echo '"host": "x"}' >> "exit/.$PJM_SUBJOBID.tmp"
+  mv "exit/.$PJM_SUBJOBID.tmp" "exit/$PJM_SUBJOBID.json"
+  exit "$1"
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Simulator]:
+    before = os.environ["PATH"]
+    with simulated() as one:
+        os.environ["PATH"] = one.environment["PATH"]
+        yield one
+        os.environ["PATH"] = before
+
+
+@pytest.fixture
+def pjm(site: Simulator) -> Iterator[PjmScheduler]:
+    yield PjmScheduler(sleep=lambda seconds: time.sleep(seconds / 20))
+    site.fault("clear")
+
+
+def write(directory: Path, body: str, *directives: str, **more: Any) -> Submission:
+    directory.mkdir(parents=True, exist_ok=True)
+    lines = "".join(f"#PJM {line}\n" for line in ("-N gpt", '-L "node=1,elapse=60"', *directives))
+    (directory / "job.sh").write_text(f"#!/bin/bash\n{lines}{RECORD}{body}\n", encoding="utf-8")
+    return Submission("job.sh", directory, "gpt", **more)
+
+
+def until(pjm: PjmScheduler, job_id: str, *states: str) -> JobStatus:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        status = pjm.poll([job_id])[job_id]
+        if status.state in states:
+            return status
+        assert time.monotonic() < deadline, f"{job_id} is {status}, not {states}"
+        time.sleep(0.1)
+
+
+def follow(pjm: PjmScheduler, directory: Path, *settings: str) -> Verdict:
+    """Hand in a written directory as a run, and follow it to its end."""
+    config = load_run_config(preset="tiny", overrides=["job.scheduler=pjm", *settings])
+    (directory / "config.yaml").write_text(dump_run_config(config), encoding="utf-8")
+    submit(directory, pjm)
+    (directory / "go").touch()
+    *_, (last,) = watch([directory], lambda name: pjm, sleep=lambda seconds: time.sleep(min(seconds, 0.2)))
+    return last.verdict
+
+
+def test_a_job_s_end_is_known_in_all_its_codes(pjm: PjmScheduler, tmp_path: Path) -> None:
+    job_id = pjm.submit(write(tmp_path, "echo hello; exit 3", tag="t-1"))
+    status = until(pjm, job_id, *OVER)
+    assert (status.state, status.raw, status.exit_code, status.signal, status.code) == (ENDED, "EXT", 3, None, 0)
+    (output, *_) = pjm.output_files(tmp_path, job_id)
+    assert output.name == f"gpt.{job_id}.out" and "hello" in output.read_text(encoding="utf-8")
+    assert pjm.find(["t-1", "t-none"]) == {"t-1": job_id}
+
+
+def test_the_elapse_limit_is_told_as_one(pjm: PjmScheduler, tmp_path: Path) -> None:
+    write(tmp_path, "sleep 60", '-L "elapse=1"')
+    verdict = follow(pjm, tmp_path)
+    assert (verdict.status, verdict.retry) == (runs.TIMEOUT, "resume") and "PJM code 11" in verdict.cause
+    kept = runs.RunDirectory(tmp_path).result()
+    assert kept is not None and (kept.status, kept.judged) == (runs.TIMEOUT, True)
+
+
+def test_a_node_that_goes_down_is_to_be_tried_again(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
+    site.fault("node-down", "next")
+    write(tmp_path, "sleep 60")
+    verdict = follow(pjm, tmp_path)
+    assert (verdict.status, verdict.retry) == (runs.FAILED, "retry") and "node down" in verdict.cause
+
+
+def test_a_lost_job_is_lost(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
+    site.fault("lose", "next")
+    write(tmp_path, "true")
+    verdict = follow(pjm, tmp_path)
+    assert (verdict.status, verdict.state, verdict.retry) == (runs.LOST, LOST, "retry")
+
+
+def test_jobs_are_held_released_and_deleted(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
+    running = pjm.submit(write(tmp_path / "running", "sleep 60"))
+    until(pjm, running, RUNNING)
+    assert pjm.cancel([running, "999999"])[running] == ""
+    status = until(pjm, running, *OVER)
+    assert (status.state, status.code) == (CANCELLED, 1)
+    assert "does not exist" in pjm.cancel(["999999"])["999999"]
+    waiting = [pjm.submit(write(tmp_path / str(number), "sleep 60")) for number in range(5)]  # four run at once
+    assert pjm.hold(waiting[-1:]) == {waiting[-1]: ""}
+    assert until(pjm, waiting[-1], HELD).raw == "HLD"
+    assert pjm.release(waiting[-1:]) == {waiting[-1]: ""}
+    assert pjm.poll(waiting)[waiting[-1]].state != HELD
+    assert set(pjm.cancel(waiting).values()) == {""}
+
+
+def test_a_bulk_job_is_told_by_its_sub_jobs(pjm: PjmScheduler, tmp_path: Path) -> None:
+    job_id = pjm.submit(write(tmp_path, "exit $PJM_BULKNUM", "--bulk", '--sparam "0-2"'))
+    assert "[" not in job_id
+    status = until(pjm, job_id, *OVER)
+    assert (status.state, status.exit_code) == (ENDED, 1)
+    assert pjm.poll([f"{job_id}[2]"])[f"{job_id}[2]"].exit_code == 2
+    assert len([path for path in pjm.output_files(tmp_path, job_id) if path.suffix == ".out"]) == 3
+
+
+@pytest.mark.parametrize(("code", "ran"), [(75, True), (0, False), (1, False)])
+def test_a_link_runs_only_after_one_that_wants_to_be_resumed(
+    pjm: PjmScheduler, tmp_path: Path, code: int, ran: bool
+) -> None:
+    write(
+        tmp_path,
+        f"touch ran-$PJM_STEPNUM; until [[ -e go ]]; do sleep 0.1; done; ((PJM_STEPNUM > 0)) || end {code}; end 4",
+    )
+    verdict = follow(pjm, tmp_path, "job.chain=3")
+    assert (tmp_path / "ran-0").exists() and (tmp_path / "ran-1").exists() is ran
+    assert not (tmp_path / "ran-2").exists()
+    assert verdict.status == runs.FAILED
+    assert ("exit code 4" if ran else f"exit code {code}") in verdict.cause
+
+
+def test_a_refusal_that_passes_is_waited_for(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
+    site.fault("refuse", "72", "2")
+    job_id = pjm.submit(write(tmp_path, "true"))
+    assert until(pjm, job_id, *OVER).exit_code == 0
+    site.fault("refuse", "71", "1")
+    with pytest.raises(Refused, match="PJM 0071"):
+        pjm.submit(write(tmp_path, "true"))
+
+
+def test_a_job_taken_in_spite_of_an_error_is_not_handed_in_twice(
+    site: Simulator, pjm: PjmScheduler, tmp_path: Path
+) -> None:
+    site.fault("unanswered")
+    job_id = pjm.submit(write(tmp_path, "echo ran >> ran", tag="t-unanswered"))
+    assert until(pjm, job_id, *OVER).exit_code == 0
+    assert (tmp_path / "ran").read_text(encoding="utf-8") == "ran\n"
+
+
+def test_pjstat_may_fail_and_talk_nonsense(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
+    job_id = pjm.submit(write(tmp_path, "sleep 60"))
+    until(pjm, job_id, RUNNING)
+    site.fault("pjstat-fails", "2")
+    assert pjm.poll([job_id])[job_id].state == RUNNING
+    site.fault("garbage")
+    assert pjm.poll([job_id])[job_id].state == RUNNING
+    site.fault("pjstat-fails", "4")
+    assert pjm.poll([job_id])[job_id].state == UNKNOWN
+    assert pjm.cancel([job_id]) == {job_id: ""}

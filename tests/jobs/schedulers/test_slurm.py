@@ -1,0 +1,180 @@
+"""Slurm's commands by what they are asked and what they answer; ``tests/test_slurm.py`` asks a real one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.schedulers.commands import NoAnswer
+from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission, Uncertain
+from fugaku_gpt.jobs.schedulers.slurm import SlurmScheduler
+from fugaku_gpt.records.job import CANCELLED, ENDED, HELD, LOST, QUEUED, RUNNING, UNKNOWN, JobStatus
+from tests.jobs.schedulers.fake import Commands, Reply, said
+
+NO_ACCOUNTING = said(err="Slurm accounting storage is disabled\n", code=1)
+INVALID = said(err="slurm_load_jobs error: Invalid job id specified\n", code=1)
+
+
+def slurm(*replies: Reply) -> Any:
+    """A scheduler and the commands that it runs."""
+    commands = Commands(*replies)
+    return SlurmScheduler(commands, commands.slept.append), commands
+
+
+def submission(directory: Path, **more: Any) -> Submission:
+    return Submission("job.sh", directory, "gpt", **more)
+
+
+@pytest.mark.parametrize("out", ["123\n", "123;cluster\n", "sbatch: a site's greeting\n123\n"])
+def test_the_job_id_is_found_in_every_form_of_answer(tmp_path: Path, out: str) -> None:
+    scheduler, commands = slurm(said(out))
+    assert scheduler.submit(submission(tmp_path, tag="t-1", after="122", link=2, chain=2)) == "123"
+    assert commands.asked == [
+        ["sbatch", "--parsable", "--comment=t-1", "--dependency=afternotok:122", "--kill-on-invalid-dep=yes", "job.sh"]
+    ]
+
+
+def test_a_controller_that_is_not_reached_is_tried_again(tmp_path: Path) -> None:
+    away = said(err="sbatch: error: Batch job submission failed: Unable to contact slurm controller\n", code=1)
+    scheduler, commands = slurm(away, away, said("9\n"))
+    assert scheduler.submit(submission(tmp_path)) == "9"
+    assert commands.slept == [2.0, 4.0]
+    scheduler, commands = slurm(*[away] * 4)
+    with pytest.raises(Refused, match="Unable to contact"):
+        scheduler.submit(submission(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        said("what?\n"),
+        NoAnswer("sbatch: no answer"),
+        said(err="sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n", code=1),
+    ],
+)
+def test_an_answer_that_does_not_come_leaves_it_open(tmp_path: Path, reply: Reply) -> None:
+    scheduler, commands = slurm(reply)
+    with pytest.raises(Uncertain):
+        scheduler.submit(submission(tmp_path))
+    assert len(commands.asked) == 1
+
+
+def test_waiting_held_and_running_jobs_are_told_apart() -> None:
+    rows = (
+        "1|PENDING|all|Priority\n2|PENDING|all|JobHeldUser\n3|RUNNING|all|None\n4|COMPLETING|all|None\n"
+        "5|NEW_WORD|all|None\n6|PENDING|all|(Nodes required for job are DOWN, DRAINED | reserved)\n"
+    )
+    scheduler, commands = slurm(said(rows))
+    statuses = scheduler.poll(["1", "2", "3", "4", "5", "6"])
+    states = [statuses[str(number)].state for number in range(1, 7)]
+    assert states == [QUEUED, HELD, RUNNING, RUNNING, UNKNOWN, QUEUED]
+    assert statuses["6"].reason == "(Nodes required for job are DOWN, DRAINED | reserved)"
+    assert commands.asked == [
+        ["squeue", "--noheader", "--array", "--states=all", "--jobs=1,2,3,4,5,6", "--format=%i|%T|%P|%r"]
+    ]
+
+
+def test_finished_jobs_come_from_the_accounting() -> None:
+    kept = "1|COMPLETED|0:0|all\n2|CANCELLED by 1000|0:15|all\n3|OUT_OF_MEMORY|0:125|all\n4|TIMEOUT|75:0|all\n"
+    scheduler, commands = slurm(INVALID, said(kept))
+    statuses = scheduler.poll(["1", "2", "3", "4", "5"])
+    assert statuses["1"] == JobStatus("1", ENDED, "COMPLETED", 0, group="all")
+    assert statuses["2"] == JobStatus("2", CANCELLED, "CANCELLED", 0, 15, group="all")
+    assert (statuses["3"].raw, statuses["4"].exit_code) == ("OUT_OF_MEMORY", 75)
+    assert statuses["5"].state == LOST
+    assert commands.asked[1][:6] == ["sacct", "-n", "-P", "-X", "-j", "1,2,3,4,5"]
+
+
+def test_the_state_of_squeue_stands_over_an_accounting_that_lags_behind() -> None:
+    scheduler, _ = slurm(said("1|FAILED|all|NonZeroExitCode\n"), said("1|RUNNING|0:0|all\n"))
+    status = scheduler.poll(["1"])["1"]
+    assert (status.state, status.raw, status.exit_code) == (ENDED, "FAILED", None)
+
+
+def test_a_vanished_job_that_the_accounting_still_calls_running_runs() -> None:
+    scheduler, _ = slurm(INVALID, said("1|RUNNING|0:0|all\n"))
+    assert scheduler.poll(["1"])["1"].state == RUNNING
+
+
+SHOWN = (
+    "JobId=1 JobName=a b JobState=x UserId=root(0) JobState=FAILED Reason=NonZeroExitCode Dependency=(null) "
+    "ExitCode=3:0 RunTime=00:00:05 NumNodes=2 Partition=all\n"
+    "JobId=10 ArrayJobId=6 ArrayTaskId=1 JobName=c JobState=COMPLETED Reason=None Dependency=(null) "
+    "ExitCode=0:0 RunTime=1-00:00:03 NumNodes=1 Partition=all\n"
+    "JobId=6 ArrayJobId=6 ArrayTaskId=2-5%1 JobName=c JobState=PENDING Reason=JobArrayTaskLimit Dependency=(null) "
+    "ExitCode=0:0 RunTime=00:00:00 NumNodes=1 Partition=all\n"
+)
+
+
+def test_without_accounting_the_controller_s_memory_is_asked() -> None:
+    scheduler, commands = slurm(INVALID, NO_ACCOUNTING, said(SHOWN))
+    statuses = scheduler.poll(["6_1", "7"])
+    assert statuses["6_1"] == JobStatus("6_1", ENDED, "COMPLETED", 0, group="all")
+    assert statuses["7"].state == LOST
+    assert commands.asked[-1] == ["scontrol", "-o", "show", "job"]
+
+
+def test_a_machine_without_sacct_is_no_error() -> None:
+    scheduler, _ = slurm(INVALID, UsageError("sacct: no such command"), INVALID)
+    assert scheduler.poll(["7"])["7"].state == LOST
+
+
+@pytest.mark.parametrize(
+    "replies",
+    [
+        [NoAnswer("squeue: no answer")],
+        [said(err="slurm_load_jobs error: Unable to contact slurm controller\n", code=1)],
+        [INVALID, said(err="sacct: error: slurmdbd: Connection refused\n", code=1), INVALID],
+        [INVALID, NoAnswer("sacct: no answer"), INVALID],
+        [INVALID, NO_ACCOUNTING, said(err="slurm_load_jobs error: Zero Bytes were transmitted\n", code=1)],
+    ],
+)
+def test_no_job_is_lost_to_a_scheduler_that_does_not_answer(replies: Any) -> None:
+    scheduler, _ = slurm(*replies)
+    status = scheduler.poll(["1"])["1"]
+    assert status.state == UNKNOWN and status.reason
+
+
+@pytest.mark.parametrize("text", ["1;rm", "--help", "1_", "x", ""])
+def test_a_text_that_is_no_job_id_is_not_asked_for(text: str) -> None:
+    scheduler, commands = slurm()
+    with pytest.raises(UsageError, match="not a job id of Slurm"):
+        scheduler.poll([text])
+    assert commands.asked == []
+
+
+def test_cancel_tells_of_each_job() -> None:
+    err = "scancel: Terminating job 1\nscancel: error: Kill job error on job id 2: Invalid job id specified\n"
+    scheduler, _ = slurm(said(err=err))
+    assert scheduler.cancel(["1", "2"]) == {"1": "", "2": "Invalid job id specified"}
+    scheduler, _ = slurm(said(err="scancel: error: Unable to contact slurm controller\n", code=1))
+    assert "Unable to contact" in scheduler.cancel(["1"])["1"]
+
+
+def test_a_job_is_found_by_its_comment() -> None:
+    scheduler, commands = slurm(said("7|t-1\n8|other\n"), said("5_3|t-0\n"))
+    assert scheduler.find(["t-1", "t-0", "t-2"]) == {"t-1": "7", "t-0": "5"}
+    scheduler, _ = slurm(said(err="squeue: error: away\n", code=1))
+    with pytest.raises(UsageError, match="away"):
+        scheduler.find(["t"])
+
+
+def test_energy_is_the_job_s_or_its_steps(tmp_path: Path) -> None:
+    kept = "7|120|4|0|||\n7.batch|120|1|0|5M||\n7.0|118|4|36000|7M|2.2G|2200000\n"
+    scheduler, _ = slurm(said(kept))
+    measured = scheduler.accounting(tmp_path, "7")
+    assert measured is not None
+    assert (measured.elapsed_seconds, measured.nodes) == (120, 4)
+    assert (measured.energy_joules, measured.power_watts) == (36000, 300)
+    assert measured.values["AveCPUFreq"] == "2.2G"
+
+
+def test_without_accounting_time_and_nodes_come_from_the_controller(tmp_path: Path) -> None:
+    scheduler, _ = slurm(NO_ACCOUNTING, said(SHOWN.splitlines()[1]))
+    measured = scheduler.accounting(tmp_path, "6_1")
+    assert measured is not None and (measured.elapsed_seconds, measured.nodes) == (86403, 1)
+    scheduler, _ = slurm(NO_ACCOUNTING, INVALID)
+    assert scheduler.accounting(tmp_path, "6") is None

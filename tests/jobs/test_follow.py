@@ -1,0 +1,197 @@
+"""Many run directories are looked at with one query for each scheduler, and what is seen is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.follow import job_directories, look, output_of, watch
+from fugaku_gpt.records import run as runs
+from fugaku_gpt.records.job import ENDED, LOST, QUEUED, RUNNING, UNKNOWN, JobStatus, append_event, read_events
+from fugaku_gpt.records.run import RunDirectory
+from tests.jobs.schedulers.fake import FakeScheduler
+from tests.jobs.test_judge import exit_record, hand_in, result
+
+UNREACHABLE = "pjstat: no such command on this machine"
+
+
+class Unreachable(FakeScheduler):
+    """Its commands are not there."""
+
+    def poll(self, job_ids: Any) -> Dict[str, JobStatus]:
+        raise UsageError(UNREACHABLE)
+
+    def find(self, tags: Any) -> Dict[str, str]:
+        raise UsageError(UNREACHABLE)
+
+
+def site(*states: str) -> FakeScheduler:
+    """A scheduler with jobs 1, 2, ... in these states."""
+    scheduler = FakeScheduler()
+    for number, state in enumerate(states, 1):
+        scheduler.statuses[str(number)] = JobStatus(str(number), state, state[:3].upper())
+    return scheduler
+
+
+def kinds(directory: Path) -> List[str]:
+    return [event.kind for event in read_events(directory)]
+
+
+def test_one_query_tells_of_all_directories(tmp_path: Path) -> None:
+    scheduler = site(QUEUED, RUNNING, RUNNING)
+    directories = [tmp_path / name for name in ("a", "b", "c")]
+    for number, directory in enumerate(directories, 1):
+        hand_in(directory, str(number))
+    seen = look(directories, lambda name: scheduler)
+    assert [one.verdict.state for one in seen] == [QUEUED, RUNNING, RUNNING]
+    assert [one.job_id for one in seen] == ["1", "2", "3"]
+    assert scheduler.polls == [["1", "2", "3"]]
+
+
+def test_what_has_changed_is_written_down_once(tmp_path: Path) -> None:
+    scheduler = site(QUEUED)
+    hand_in(tmp_path, "1")
+    for _ in range(3):
+        look([tmp_path], lambda name: scheduler)
+    scheduler.statuses["1"] = JobStatus("1", RUNNING, "RUN")
+    look([tmp_path], lambda name: scheduler)
+    assert kinds(tmp_path) == ["submitted", "status", "status"]
+
+
+def test_a_job_that_is_over_is_not_asked_for_again(tmp_path: Path) -> None:
+    scheduler = site(ENDED)
+    hand_in(tmp_path, "1")
+    exit_record(tmp_path, 0, sub_job="1")
+    result(tmp_path, runs.OK)
+    assert [look([tmp_path], lambda name: scheduler)[0].verdict.status for _ in range(2)] == [runs.OK, runs.OK]
+    assert scheduler.polls == [["1"]]
+
+
+def test_a_lost_job_is_asked_for_again(tmp_path: Path) -> None:
+    scheduler = FakeScheduler()
+    hand_in(tmp_path, "1")
+    assert look([tmp_path], lambda name: scheduler)[0].verdict.status == runs.LOST
+    scheduler.statuses["1"] = JobStatus("1", RUNNING, "RUN")
+    assert look([tmp_path], lambda name: scheduler)[0].verdict.state == RUNNING
+
+
+def test_a_finished_job_whose_ranks_left_nothing_gets_a_result(tmp_path: Path) -> None:
+    scheduler = FakeScheduler()
+    scheduler.statuses["1"] = JobStatus("1", ENDED, "EXT", 0, 24, 11)
+    hand_in(tmp_path, "1")
+    look([tmp_path], lambda name: scheduler, now=lambda: 500.0)
+    kept = RunDirectory(tmp_path).result()
+    assert kept is not None and (kept.status, kept.ended, kept.judged) == (runs.TIMEOUT, 500.0, True)
+
+
+def test_without_its_scheduler_our_own_records_are_still_told(tmp_path: Path) -> None:
+    hand_in(tmp_path / "a", "1")
+    hand_in(tmp_path / "b", "2")
+    exit_record(tmp_path / "b", 0, sub_job="2")
+    result(tmp_path / "b", runs.OK)
+    waiting, ended = look([tmp_path / "a", tmp_path / "b"], lambda name: Unreachable())
+    assert (waiting.verdict.state, waiting.verdict.cause) == (UNKNOWN, UNREACHABLE)
+    assert ended.verdict.status == runs.OK
+
+
+def test_no_news_is_not_written_over_what_was_known(tmp_path: Path) -> None:
+    scheduler = site(RUNNING)
+    hand_in(tmp_path, "1")
+    look([tmp_path], lambda name: scheduler)
+    assert look([tmp_path], lambda name: Unreachable())[0].verdict.state == UNKNOWN
+    assert kinds(tmp_path) == ["submitted", "status"]
+
+
+def test_an_open_submission_is_asked_for_by_its_tag(tmp_path: Path) -> None:
+    append_event(tmp_path, "intent", 1.0, scheduler="pjm", tag="t-1", link=1, chain=1, bulk="")
+    assert UNREACHABLE in look([tmp_path], lambda name: Unreachable(), now=lambda: 2.0)[0].verdict.cause
+    scheduler = site(RUNNING)
+    assert look([tmp_path], lambda name: scheduler, now=lambda: 2.0)[0].verdict.state == UNKNOWN
+    scheduler.tags["t-1"] = "1"
+    (seen,) = look([tmp_path], lambda name: scheduler, now=lambda: 2.0)
+    assert (seen.job_id, seen.verdict.state) == ("1", RUNNING)
+    append_event(tmp_path, "intent", 1.0, scheduler="pjm", tag="t-2", link=1, chain=1, bulk="")
+    look([tmp_path], lambda name: scheduler, now=lambda: 1000.0)
+    assert kinds(tmp_path)[-1] == "abandoned"
+
+
+def test_each_sub_job_that_has_ended_is_kept(tmp_path: Path) -> None:
+    scheduler = FakeScheduler()
+    hand_in(tmp_path, "1", bulk="0-1")
+    statuses = {
+        "1": JobStatus("1", RUNNING, "EXT:1 RUN:1"),
+        "1[0]": JobStatus("1[0]", ENDED, "EXT", 0, 24, 11),
+        "1[1]": JobStatus("1[1]", RUNNING, "RUN"),
+    }
+    scheduler.poll = lambda ids: statuses  # type: ignore
+    (seen,) = look([tmp_path], lambda name: scheduler)
+    assert (seen.verdict.state, seen.verdict.cause) == (RUNNING, "1 of 2 sub-jobs have ended")
+    assert [event.values["job_id"] for event in read_events(tmp_path) if event.kind == "status"] == ["1", "1[0]"]
+
+
+def test_a_directory_that_one_may_only_read_is_told_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = FakeScheduler()
+    scheduler.statuses["1"] = JobStatus("1", ENDED, "EXT", 0, 24, 11)
+    hand_in(tmp_path, "1")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("fugaku_gpt.jobs.follow.append_status", refuse)
+    monkeypatch.setattr("fugaku_gpt.jobs.follow.settle", refuse)
+    assert look([tmp_path], lambda name: scheduler)[0].verdict.status == runs.TIMEOUT
+
+
+def test_watching_ends_when_all_are_over_and_waits_longer_while_nothing_happens(tmp_path: Path) -> None:
+    scheduler, slept = site(QUEUED), []
+    hand_in(tmp_path, "1")
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 6:
+            scheduler.statuses["1"] = JobStatus("1", RUNNING, "RUN")
+        if len(slept) == 9:
+            scheduler.statuses["1"] = JobStatus("1", ENDED, "EXT", 0, 24, 11)
+
+    states = [one.verdict.state for (one,) in watch([tmp_path], lambda name: scheduler, sleep=sleep, longest=8.0)]
+    assert states == [QUEUED] * 5 + [RUNNING] * 3 + [ENDED]
+    assert slept == [0.0, 2.0, 4.0, 8.0, 8.0, 8.0, 2.0, 4.0, 8.0]
+
+
+def test_directories_are_found_in_folders_of_folders_without_earlier_attempts(tmp_path: Path) -> None:
+    for name in ("sweep/b", "sweep/a", "sweep/attempts/a/1", "lone", "lone/repeat-0"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("sweep/b", "sweep/a", "sweep/attempts/a/1", "lone"):
+        hand_in(tmp_path / name)
+    found = job_directories([tmp_path, tmp_path / "lone"])
+    assert [str(path.relative_to(tmp_path)) for path in found] == ["lone", "sweep/a", "sweep/b"]
+
+
+def test_a_folder_without_jobs_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such folder"):
+        job_directories([tmp_path / "none"])
+    with pytest.raises(UsageError, match="holds no run directory"):
+        job_directories([tmp_path])
+
+
+def test_output_is_asked_of_the_job_s_scheduler(tmp_path: Path) -> None:
+    scheduler = site(RUNNING)
+    hand_in(tmp_path, "1")
+    (tmp_path / "gpt.1.out").touch()
+    scheduler.outputs = [tmp_path / "gpt.1.out", tmp_path / "gpt.1.err"]
+    (seen,) = look([tmp_path], lambda name: scheduler)
+    assert output_of(seen, lambda name: scheduler) == [tmp_path / "gpt.1.out"]
+
+
+def test_a_damaged_record_is_told_with_its_place(tmp_path: Path) -> None:
+    hand_in(tmp_path, "1")
+    (tmp_path / "exit").mkdir()
+    (tmp_path / "exit" / "1.json").write_text(json.dumps([]), encoding="utf-8")
+    with pytest.raises(UsageError, match="1.json: not an exit record"):
+        look([tmp_path], lambda name: site(LOST))

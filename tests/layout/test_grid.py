@@ -1,0 +1,77 @@
+"""Groups of ranks in every order of the axes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fugaku_gpt.config import LayoutConfig
+from fugaku_gpt.layout.grid import (
+    ORDERS,
+    Coordinates,
+    coordinates_of,
+    dp_group,
+    embedding_group,
+    pp_group,
+    rank_of,
+    tp_group,
+)
+
+layouts = st.builds(LayoutConfig, dp=st.integers(1, 5), tp=st.integers(1, 5), pp=st.integers(1, 5))
+orders = st.sampled_from(ORDERS)
+
+
+@given(layouts, orders)
+def test_every_rank_has_one_place_in_every_order(layout: LayoutConfig, order: str) -> None:
+    places = [coordinates_of(rank, layout, order) for rank in range(layout.ranks)]
+    assert len(set(places)) == layout.ranks
+    assert [rank_of(place, layout, order) for place in places] == list(range(layout.ranks))
+
+
+@given(layouts, orders)
+def test_the_fastest_axis_makes_neighbours(layout: LayoutConfig, order: str) -> None:
+    fastest = order.split(",")[0]
+    group = {"tp": tp_group, "pp": pp_group, "dp": dp_group}[fastest]
+    for rank in range(layout.ranks):
+        ranks = group(coordinates_of(rank, layout, order), layout, order)
+        assert ranks == list(range(ranks[0], ranks[0] + getattr(layout, fastest)))
+
+
+@given(layouts, orders)
+def test_groups_partition_the_ranks_and_hold_their_rank_at_its_place(layout: LayoutConfig, order: str) -> None:
+    for axis, group_of in (("tp", tp_group), ("pp", pp_group), ("dp", dp_group)):
+        groups = set()
+        for rank in range(layout.ranks):
+            place = coordinates_of(rank, layout, order)
+            group = group_of(place, layout, order)
+            assert group[getattr(place, axis)] == rank
+            groups.add(tuple(group))
+        assert sorted(rank for group in groups for rank in group) == list(range(layout.ranks))
+
+
+@given(layouts, orders)
+def test_the_embedding_is_shared_by_the_ends_of_each_pipeline(layout: LayoutConfig, order: str) -> None:
+    for rank in range(layout.ranks):
+        place = coordinates_of(rank, layout, order)
+        group = embedding_group(place, layout, order)
+        assert rank in group
+        if layout.pp > 1 and place.pp in (0, layout.pp - 1):
+            assert group == [
+                rank_of(Coordinates(place.dp, stage, place.tp), layout, order) for stage in (0, layout.pp - 1)
+            ]
+        else:
+            assert group == [rank]
+
+
+def test_the_usual_order_is_tp_then_pp_then_dp() -> None:
+    layout = LayoutConfig(dp=2, tp=3, pp=4)
+    assert coordinates_of(23, layout) == Coordinates(dp=1, pp=3, tp=2)
+    assert pp_group(coordinates_of(1, layout), layout) == [1, 4, 7, 10]
+    assert dp_group(coordinates_of(1, layout), layout) == [1, 13]
+    assert coordinates_of(1, layout, "dp,tp,pp") == Coordinates(dp=1, pp=0, tp=0)
+
+
+def test_an_order_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="valid: tp,pp,dp; "):
+        coordinates_of(0, LayoutConfig(), "tp,pp")

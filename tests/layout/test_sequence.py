@@ -1,0 +1,321 @@
+"""What every rank says in a step, and the proof that a grid of them fits: sizes, order, members, no deadlock."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fugaku_gpt.config import LayoutConfig, ModelConfig, load_run_config
+from fugaku_gpt.formulas.parameters import parameter_count
+from fugaku_gpt.layout import grid
+from fugaku_gpt.layout.grid import ORDERS, Coordinates, coordinates_of
+from fugaku_gpt.layout.schedule_times import simulate
+from fugaku_gpt.layout.schedules import KINDS, Exchange
+from fugaku_gpt.layout.sequence import (
+    Collective,
+    Communication,
+    SequencePlan,
+    Transfer,
+    bucket_elements,
+    chunk_times,
+    flat_elements,
+    plan_of,
+    program,
+    schedule_of,
+)
+from fugaku_gpt.layout.sequence_check import GROUPS, GridError, check_grid
+from fugaku_gpt.layout.stages import stage_tensors
+
+MODEL = ModelConfig(layers=12, hidden=24, heads=6, seq_len=12, vocab_size=100, vocab_multiple=8)
+
+
+@st.composite
+def plans(draw: Any, most_ranks: int = 24) -> SequencePlan:
+    """Any mixture of dp, tp, pp, chunks, ZeRO, sequence parallelism and recompute."""
+    tp = draw(st.sampled_from([1, 2, 3]))
+    pp = draw(st.integers(1, 4))
+    dp = draw(st.integers(1, max(1, min(4, most_ranks // (tp * pp)))))
+    kind = draw(st.sampled_from(KINDS))
+    return SequencePlan(
+        model=MODEL,
+        layout=LayoutConfig(dp=dp, tp=tp, pp=pp),
+        micro_batches=draw(st.integers(1, 5)),
+        micro_batch=draw(st.integers(1, 2)),
+        order=draw(st.sampled_from(ORDERS)),
+        schedule=kind,
+        chunks=draw(st.integers(1, 3)) if kind == "interleaved" else 1,
+        zero=draw(st.sampled_from([0, 1])),
+        sequence_parallel=draw(st.booleans()),
+        recompute=tuple(draw(st.lists(st.sampled_from(["none", "selective", "full"]), min_size=12, max_size=12))),
+        bucket_bytes=draw(st.sampled_from([4096, 30000, 2**20])),
+        loss_tokens=draw(st.sampled_from([5, 256])),
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans())
+def test_every_layout_fits_run_by_stages_and_run_by_ranks(plan: SequencePlan) -> None:
+    few, all_ranks = check_grid(plan), check_grid(plan, run_all=True)
+    assert (few.ran, all_ranks.ran) == (plan.layout.pp, plan.layout.ranks)
+    assert few.communications == sum(
+        len(program(plan, coordinates_of(rank, plan.layout, plan.order).pp)) for rank in range(plan.layout.ranks)
+    )
+    layout = plan.layout
+    assert few.groups == {
+        "tp": layout.dp * layout.pp * (layout.tp > 1),
+        "pp": layout.dp * layout.tp * (layout.pp > 1),
+        "dp": layout.tp * layout.pp * (layout.dp > 1),
+        "embedding": layout.dp * layout.tp * (layout.pp > 1),
+        "world": int(layout.ranks > 1),
+    }
+
+
+def on(steps: Sequence[Communication], communicator: str) -> Dict[Tuple[str, int], int]:
+    """How often each operation is done on one communicator."""
+    found = (step for step in steps if isinstance(step, Collective) and step.communicator == communicator)
+    return Counter((step.operation, step.elements) for step in found)
+
+
+def test_tensor_parallel_operations_are_megatron_s_four_per_layer() -> None:
+    plan = SequencePlan(MODEL, LayoutConfig(tp=2, pp=3), micro_batches=5, micro_batch=2)
+    whole = 2 * 12 * 24
+    assert [len(part.layers) for part in plan.parts] == [4, 4, 4]
+    middle = on(program(plan, 1), "tp")
+    assert middle == {("all_reduce_sum", whole): 5 * 4 * 4}
+    assert on(program(plan, 0), "tp") == {("all_reduce_sum", whole): 5 * (4 * 4 + 1)}
+    assert on(program(plan, 2), "tp") == {("all_reduce_sum", whole): 5 * (4 * 4 + 1), ("all_gather", 3 * 24): 5}
+    again = replace(plan, recompute=("none",) * 4 + ("full", "selective", "full", "none") + ("none",) * 4)
+    assert on(program(again, 1), "tp") == {("all_reduce_sum", whole): 5 * (4 * 4 + 2 * 2)}
+    shared = replace(plan, sequence_parallel=True)
+    norms_and_biases = 4 * (2 * 2 * 24 + 2 * 24)  # of each layer: two LayerNorms, two biases of row-parallel outputs
+    assert on(program(shared, 1), "tp") == {
+        ("reduce_scatter_sum", whole): 5 * 4 * 4,
+        ("all_gather", whole // 2): 5 * 4 * 6,
+        ("all_reduce_sum", norms_and_biases): 1,
+    }
+
+
+def test_pipeline_messages_are_hidden_states_or_their_shares() -> None:
+    plan = SequencePlan(MODEL, LayoutConfig(tp=2, pp=2), micro_batches=3, micro_batch=2)
+    for sequence_parallel, elements in ((False, 2 * 12 * 24), (True, 12 * 24)):
+        steps = program(replace(plan, sequence_parallel=sequence_parallel), 0)
+        assert {step.elements for step in steps if isinstance(step, Transfer)} == {elements}
+        assert [step.exchange for step in steps if isinstance(step, Transfer)] == [
+            action for action in schedule_of(plan, 0) if isinstance(action, Exchange)
+        ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans())
+def test_gradients_are_summed_once_and_whole(plan: SequencePlan) -> None:
+    layout = plan.layout
+    for stage in range(layout.pp):
+        steps = program(plan, stage)
+        specs = stage_tensors(plan.model, layout.tp, plan.parts, stage)
+        held = sum(math.prod(spec.local_shape(layout.tp)) for spec in specs)
+        buckets = bucket_elements(plan, stage)
+        assert held <= sum(buckets) < held + 16 * len(specs) + layout.dp
+        assert max(buckets) <= max(plan.bucket_bytes // 4, 1) + layout.dp
+        sums = "reduce_scatter_sum" if plan.zero else "all_reduce_sum"
+        expected = Counter((sums, elements) for elements in buckets)
+        if plan.zero:
+            assert all(elements % layout.dp == 0 for elements in buckets)
+            expected += Counter(("all_gather", elements // layout.dp) for elements in buckets)
+        assert on(steps, "dp") == (expected if layout.dp > 1 else {})
+        assert on(steps, "world") == ({("all_reduce_sum", 3): 1} if layout.ranks > 1 else {})
+        tied = {("all_reduce_sum", plan.vocab // layout.tp * 24): 1}
+        assert on(steps, "embedding") == (tied if layout.pp > 1 and stage in (0, layout.pp - 1) else {})
+
+
+def test_buckets_of_one_element_are_whole_shares_too() -> None:
+    plan = SequencePlan(MODEL, LayoutConfig(dp=3, pp=6), micro_batches=1, zero=1, bucket_bytes=1)
+    assert set(bucket_elements(plan, 3)) == {3}
+    assert set(bucket_elements(replace(plan, zero=0), 3)) == {1}
+
+
+def test_flat_buffers_of_one_rank_hold_all_parameters() -> None:
+    plan = SequencePlan(replace(MODEL, vocab_size=104), LayoutConfig(), micro_batches=1)
+    specs = stage_tensors(plan.model, 1, plan.parts, 0)
+    assert flat_elements(specs, 1, element_bytes=64) == parameter_count(plan.model)
+    assert flat_elements(specs, 1, element_bytes=4) % 16 == 0
+
+
+def test_chunk_times_are_those_of_the_formula_of_flops() -> None:
+    plan = SequencePlan(MODEL, LayoutConfig(pp=2), micro_batches=4, recompute=("full",) * 12)
+    timing = chunk_times(plan)
+    head = 3 * plan.vocab / (12 * 24 + 2 * 12)
+    assert timing.forward == pytest.approx([len(plan.parts[0].layers), len(plan.parts[1].layers) + head])
+    assert timing.backward == [3.0 * len(part.layers) for part in plan.parts]
+    assert simulate([schedule_of(plan, stage) for stage in range(2)], timing).makespan > 0
+
+
+def test_the_plan_of_a_run_follows_its_config() -> None:
+    config = load_run_config(overrides=["layout.dp=2", "layout.tp=2", "training.dtype=float64"])
+    plan = plan_of(config)
+    assert (plan.layout, plan.micro_batches, plan.element_bytes) == (config.layout, config.micro_batches, 8)
+    assert check_grid(plan).ranks == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layout": LayoutConfig(tp=5)}, "tp 5 must divide the heads, 6"),
+        ({"model": replace(MODEL, seq_len=7), "sequence_parallel": True}, "must divide the sequence length, 7"),
+        ({"zero": 2}, "zero 2: valid: 0, 1"),
+        ({"order": "tp,dp"}, "valid: tp,pp,dp"),
+        ({"recompute": ("full",)}, "one for each of 12"),
+        ({"recompute": ("all",) * 12}, "valid: none, selective, full"),
+        ({"split": (12,)}, "valid: 2, one for each chunk"),
+        ({"schedule": "2f2b"}, "valid: gpipe, 1f1b, interleaved"),
+        ({"chunks": 2}, "or the schedule interleaved"),
+        ({"schedule": "interleaved", "chunks": 7}, "valid: stages \\* chunks up to 12"),
+    ],
+)
+def test_plans_that_are_not_valid_are_refused(change: Dict[str, Any], words: str) -> None:
+    plan = SequencePlan(MODEL, LayoutConfig(tp=2, pp=2), micro_batches=4)
+    with pytest.raises(ValueError, match=words):
+        replace(plan, **change)
+
+
+def test_the_grid_of_the_run_on_13824_nodes() -> None:
+    model = load_run_config(preset="13b").model
+    plan = SequencePlan(model, LayoutConfig(dp=288, tp=6, pp=8), micro_batches=7, zero=1)
+    report = check_grid(plan)
+    assert (report.ranks, report.programs, report.ran) == (13824, 8, 8)
+    assert report.groups == {"tp": 2304, "pp": 1728, "dp": 48, "embedding": 1728, "world": 1}
+
+
+# Mutations: one rank, or one group, that is almost right.
+
+
+def _odd_one(plan: SequencePlan, odd: int, steps: Sequence[Communication]) -> Callable[[int], Sequence[Communication]]:
+    return lambda rank: steps if rank == odd else program(plan, coordinates_of(rank, plan.layout, plan.order).pp)
+
+
+@settings(max_examples=200, deadline=None)
+@given(plans(), st.data())
+def test_one_rank_that_leaves_out_repeats_or_resizes_a_collective_is_named(plan: SequencePlan, data: Any) -> None:
+    rank = data.draw(st.integers(0, plan.layout.ranks - 1))
+    steps = list(program(plan, coordinates_of(rank, plan.layout, plan.order).pp))
+    places = [n for n, step in enumerate(steps) if isinstance(step, Collective)]
+    if not places:
+        assert plan.layout.ranks == 1
+        return
+    place = data.draw(st.sampled_from(places))
+    step = steps[place]
+    assert isinstance(step, Collective)
+    steps[place : place + 1] = data.draw(
+        st.sampled_from(
+            [
+                [],
+                [step, step],
+                [Collective(step.communicator, step.operation, step.elements + 1)],
+                [Collective(step.communicator, "broadcast", step.elements)],
+            ]
+        )
+    )
+    with pytest.raises(GridError) as error:
+        check_grid(plan, _odd_one(plan, rank, steps))
+    assert error.value.communicator == step.communicator
+    assert f"rank {rank}" in str(error.value)
+    # where it shows: a run of equal operations shows at its end that one is missing
+    before = [s for s in steps[:place] if isinstance(s, Collective) and s.communicator == step.communicator]
+    assert error.value.position >= len(before)
+
+
+@settings(max_examples=150, deadline=None)
+@given(plans(), st.data())
+def test_one_rank_whose_messages_differ_is_named(plan: SequencePlan, data: Any) -> None:
+    if plan.layout.pp == 1:
+        return
+    rank = data.draw(st.integers(0, plan.layout.ranks - 1))
+    stage = coordinates_of(rank, plan.layout, plan.order).pp
+    steps = list(program(plan, stage))
+    place = data.draw(st.sampled_from([n for n, step in enumerate(steps) if isinstance(step, Transfer)]))
+    step = steps[place]
+    assert isinstance(step, Transfer)
+    side = data.draw(st.sampled_from([name for name in ("sends", "receives") if getattr(step.exchange, name)]))
+    message = getattr(step.exchange, side)[0]
+    others = getattr(step.exchange, side)[1:]
+    values = {name: getattr(message, name) for name in ("kind", "micro_batch", "chunk", "peer")}
+    changed = data.draw(
+        st.sampled_from([None, "size", *({name: values[name] + 1} for name in ("micro_batch", "chunk", "peer"))])
+    )
+    if changed == "size":
+        steps[place] = replace(step, elements=step.elements + 1)
+    else:
+        first = () if changed is None else (type(message)(**{**values, **changed}),)
+        steps[place] = replace(step, exchange=replace(step.exchange, **{side: (*first, *others)}))
+    with pytest.raises(GridError) as error:
+        check_grid(plan, _odd_one(plan, rank, steps))
+    assert error.value.communicator == "pp"
+    assert f"rank {rank}" in str(error.value) or f"stage {stage}" in str(error.value)
+
+
+def test_a_circle_over_communicators_that_are_fine_one_by_one_is_found() -> None:
+    plan = SequencePlan(MODEL, LayoutConfig(dp=2, tp=2), micro_batches=1)
+    tp, dp = Collective("tp", "all_reduce_sum", 8), Collective("dp", "all_reduce_sum", 8)
+    # tp groups 0 1 and 2 3, dp groups 0 2 and 1 3: 0 waits for 1, 1 for 3, 3 for 2, 2 for 0
+    circle: List[Tuple[Communication, ...]] = [(tp, dp), (dp, tp), (dp, tp), (tp, dp)]
+    with pytest.raises(GridError, match="rank 0, communicator tp, position 0: deadlock.*rank 1 at 0.*rank 3 at 0"):
+        check_grid(plan, lambda rank: circle[rank])
+    # the same operations in an order that differs between replicas only: strange, but it comes to its end
+    report = check_grid(plan, lambda rank: [(tp, dp), (tp, dp), (dp, tp), (dp, tp)][rank])
+    assert (report.ran, report.programs) == (4, 2)
+
+
+def test_a_circle_between_stages_is_found_by_one_rank_of_each() -> None:
+    plan = SequencePlan(MODEL, LayoutConfig(dp=3, tp=2, pp=2), micro_batches=1)
+
+    def crossed(rank: int) -> Sequence[Communication]:
+        steps = list(program(plan, coordinates_of(rank, plan.layout, plan.order).pp))
+        if coordinates_of(rank, plan.layout, plan.order).pp == 0:
+            tied = next(n for n, s in enumerate(steps) if isinstance(s, Collective) and s.communicator == "embedding")
+            steps.insert(0, steps.pop(tied))  # the first stage sums the embedding before it has sent anything
+        return steps
+
+    for run_all, ran in ((False, 2), (True, 12)):
+        with pytest.raises(GridError, match="deadlock") as error:
+            check_grid(plan, crossed, run_all=run_all)
+        assert error.value.communicator == "embedding" and error.value.rank == 0, ran
+
+
+def test_a_communicator_that_does_not_exist_is_refused() -> None:
+    plan = SequencePlan(MODEL, LayoutConfig(dp=2), micro_batches=1)
+    with pytest.raises(GridError, match="rank 0, communicator node, position 0: .*valid: tp, dp, embedding, world"):
+        check_grid(plan, lambda rank: (Collective("node", "all_reduce_sum", 1),))
+
+
+@pytest.mark.parametrize("kind", sorted(GROUPS))
+def test_groups_whose_members_disagree_are_found(kind: str) -> None:
+    plan = SequencePlan(MODEL, LayoutConfig(dp=2, tp=2, pp=3), micro_batches=1)
+
+    def but_for_one(place: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
+        group = GROUPS[kind](place, layout, order)
+        return group[::-1] if grid.rank_of(place, layout, order) == group[0] else group
+
+    def turned(place: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
+        return GROUPS[kind](place, layout, order)[::-1]
+
+    def too_small(place: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
+        return [grid.rank_of(place, layout, order)]
+
+    for wrong in (but_for_one, turned, too_small):
+        with pytest.raises(GridError) as error:
+            check_grid(plan, groups={**GROUPS, kind: wrong})
+        assert (error.value.communicator, error.value.position) == (kind, -1)
+
+
+def test_groups_that_cross_stages_are_found_even_where_all_agree() -> None:
+    plan = SequencePlan(MODEL, LayoutConfig(dp=1, tp=2, pp=2), micro_batches=1)
+    pairs = {0: [0, 2], 2: [0, 2], 1: [1, 3], 3: [1, 3]}
+    with pytest.raises(GridError, match="rank 0, communicator tp: its group 0, 2 is not the ranks along tp"):
+        check_grid(
+            plan, groups={**GROUPS, "tp": lambda place, layout, order: pairs[grid.rank_of(place, layout, order)]}
+        )

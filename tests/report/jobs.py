@@ -1,0 +1,95 @@
+"""Run directories as jobs leave them, and a scheduler that says what it is told to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.schedulers.protocol import Accounting
+from fugaku_gpt.records.job import ENDED, JobStatus, append_event, append_status
+
+SUBMITTED = 1_763_700_000.0  # 11-21 in UTC
+
+STATS = """\
+ Job Statistical Information
+ ------------------------------------------------------------
+ JOB ID                                  : {job_id}
+ JOB NAME                                : run
+ EXIT CODE                               : 0
+ SIGNAL NO                               : 0
+ PJM CODE                                : {code}
+ REASON                                  : {reason}
+ NODE NUM (REQUIRE)                      : 4:noncont
+ NODE NUM (ALLOC)                        : 4:2x2:noncont
+ NODE NUM (USE)                          : 4
+ ELAPSE TIME (USE)                       : {elapse}
+ MAX MEMORY SIZE (USE)                   : 8.0 GiB (8589934592)
+ AVG POWER CONSUMPTION OF NODE (IDEAL)   : 380.000000
+ AVG POWER CONSUMPTION OF NODE (MEASURED) : 400.000000
+ ENERGY CONSUMPTION OF NODE (IDEAL)      : 63.333333
+ ENERGY CONSUMPTION OF NODE (MEASURED)   : 66.666667
+ POWER CAPPING DATE                      : {capped}
+ freq (REQUIRE)                          : 2200
+ freq (ALLOC)                            : 2200
+ freq (USE)                              : {freq}
+ retention_state (USE)                   : 0
+ eco_state (USE)                         : 2
+"""
+
+
+def stats(job_id: str, **values: str) -> str:
+    """A statistics file of a job of 600 s on four nodes at 400 W together."""
+    known = {"code": "0", "reason": "-", "elapse": "00:10:00 (600)", "capped": "-", "freq": "2200"}
+    return STATS.format(job_id=job_id, **{**known, **values})
+
+
+def submitted(directory: Path, job_id: str, scheduler: str = "pjm", **values: Any) -> None:
+    """As after ``job submit``."""
+    facts = {"tag": f"tag-{job_id}", "link": 1, "chain": 1, "bulk": "", **values}
+    directory.mkdir(parents=True, exist_ok=True)
+    append_event(directory, "submitted", SUBMITTED, scheduler=scheduler, job_id=job_id, **facts)
+
+
+def over(directory: Path, job_id: str, state: str = ENDED, **values: Any) -> None:
+    """As after the scheduler has said how a job ended."""
+    append_status(directory, SUBMITTED + 700, JobStatus(job_id, state, **values))
+
+
+def exit_record(directory: Path, job_id: str, exit_code: int) -> None:
+    """What the job script writes at its end."""
+    (directory / "exit").mkdir(exist_ok=True)
+    record = {
+        "version": 1, "job_id": job_id, "sub_job": job_id, "exit_code": exit_code, "signal": "",
+        "started": int(SUBMITTED) + 10, "ended": int(SUBMITTED) + 610, "host": "node",
+    }  # fmt: skip
+    (directory / "exit" / f"{job_id}.json").write_text(json.dumps(record))
+
+
+class ToldScheduler:
+    """Says what it is told to, and remembers what it was asked."""
+
+    name = "pjm"
+
+    def __init__(
+        self,
+        statuses: Optional[Dict[str, JobStatus]] = None,
+        accounting: Optional[Accounting] = None,
+        trouble: str = "",
+    ) -> None:
+        self.statuses = statuses or {}
+        self.account = accounting
+        self.trouble = trouble
+        self.asked: List[List[str]] = []
+
+    def poll(self, job_ids: Sequence[str]) -> Dict[str, JobStatus]:
+        self.asked.append(list(job_ids))
+        if self.trouble:
+            raise UsageError(self.trouble)
+        return {job_id: self.statuses[job_id] for job_id in job_ids if job_id in self.statuses}
+
+    def accounting(self, directory: Path, job_id: str) -> Optional[Accounting]:
+        if self.trouble:
+            raise UsageError(self.trouble)
+        return self.account

@@ -1,0 +1,179 @@
+"""Whatever correct table is made up, nothing is found in it; whatever slip is put into it, the row is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from typing import List
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fugaku_gpt.report.check import check_text
+from fugaku_gpt.report.figures import Interval, read_figure
+from fugaku_gpt.report.notes_table import COLUMNS, notes_tables
+from fugaku_gpt.report.rows import Row
+from tests.report.kept_tables import cells_of, column, rows, table_of
+
+few = settings(max_examples=40, deadline=None)
+many = settings(max_examples=150, deadline=None)
+LAYOUT = {column("DP"), column("TP"), column("PP")}
+
+
+def rules(text: str) -> List[str]:
+    return [finding.rule for finding in check_text(text)[1]]
+
+
+@few
+@given(st.lists(rows(), min_size=1, max_size=4, unique_by=lambda row: (row.size, row.nodes, row.dp, row.tp, row.pp)))
+def test_correct_rows_are_silent(kept: List[Row]) -> None:
+    text = notes_tables(kept)
+    count, findings = check_text(text)
+    assert count == len(kept) and findings == []
+
+
+@few
+@given(rows(failed=True))
+def test_failures_with_a_cause_are_silent_and_without_one_are_not(row: Row) -> None:
+    assert rules(notes_tables([row])) == []
+    assume(row.remarks != ("forward and backward reduce are slow",))
+    assert rules(notes_tables([replace(row, status="ok")])) == ["no-cause"]
+
+
+@few
+@given(rows())
+def test_swapped_seconds_and_tflops(row: Row) -> None:
+    own = cells_of(row)
+    a, b = column("Sec/it"), column("TFLOPs")
+    own[a], own[b] = own[b], own[a]
+    assert rules(table_of(row, own)) == ["swapped"]
+
+
+@many
+@given(rows(), st.sampled_from(list(combinations(range(len(COLUMNS)), 2))))
+def test_any_two_cells_swapped(row: Row, places: "tuple[int, int]") -> None:
+    own = cells_of(row)
+    first, second = places
+    assume(own[first] != own[second])
+    assume(not {first, second} <= LAYOUT)  # another layout, as good as the first: see below
+    if {first, second} == {column("TFLOPs"), column("Est. Aggr. PetaFLOPs")}:
+        speed, aggregate = (read_figure(own[place]) for place in (first, second))
+        assume(not speed.interval.meets(aggregate.interval))  # about 1024 nodes: the same figure twice
+        assume(aggregate.value > 0.02)  # else it is rounded to nothing
+    own[first], own[second] = own[second], own[first]
+    assert rules(table_of(row, own))
+
+
+@few
+@given(rows(), st.integers(2, 6))
+def test_a_tensor_split_that_the_heads_do_not_have(row: Row, factor: int) -> None:
+    dp, nodes, batch = (100 * factor * (value or 0) for value in (row.dp, row.nodes, row.global_batch))
+    wide = replace(row, dp=dp, nodes=nodes, global_batch=batch)
+    assert rules(notes_tables([wide])) == []
+    own = cells_of(wide)
+    a, b = column("DP"), column("TP")
+    own[a], own[b] = own[b], own[a]
+    assert "swapped" in rules(table_of(wide, own)) or "layout" in rules(table_of(wide, own))
+
+
+@few
+@given(rows(), st.integers(0, len(COLUMNS) - 2), st.sampled_from(["", "-"]))
+def test_a_cell_too_many(row: Row, place: int, blank: str) -> None:
+    own = cells_of(row)
+    assert rules(table_of(row, [*own[:place], blank, *own[place:-1]]))
+    assert rules(table_of(row, [*own[:place], blank, *own[place:]]))
+
+
+@few
+@given(rows(), st.integers(0, len(COLUMNS) - 2))
+def test_a_cell_too_few(row: Row, place: int) -> None:
+    own = cells_of(row)
+    assert rules(table_of(row, own[:place] + own[place + 1 :]))
+
+
+@few
+@given(rows(), st.sampled_from([("MiB", "GiB"), ("MiB", ""), ("MiB", "KiB")]))
+def test_another_unit_of_memory(row: Row, units: "tuple[str, str]") -> None:
+    own = cells_of(row)
+    own[column("Mem")] = own[column("Mem")].replace(*units)
+    assert rules(table_of(row, own))
+
+
+@few
+@given(rows(), st.sampled_from(["2.2Hz", "2.0Hz", "2200GHz", "2.2MHz"]))
+def test_another_unit_of_the_clock(row: Row, clock: str) -> None:
+    own = cells_of(row)
+    nodes, _, toggles = own[0].partition(" (")
+    others = [word for word in toggles.rstrip(")").split(", ") if word and "GHz" not in word]
+    own[0] = f"{nodes} ({', '.join([*others, clock])})"
+    assert rules(table_of(row, own)) == ["unit"]
+
+
+@few
+@given(rows(), st.sampled_from([1000.0, 60.0, 0.001]))
+def test_another_unit_of_time(row: Row, factor: float) -> None:
+    assert row.seconds_per_iteration is not None
+    seconds = row.seconds_per_iteration * factor
+    assume(seconds > 1e-3)
+    assert set(rules(notes_tables([replace(row, seconds_per_iteration=seconds)]))) & {"tflops", "swapped"}
+
+
+@few
+@given(rows())
+def test_the_speed_of_one_rank(row: Row) -> None:
+    assume(row.ranks_per_node > 1 and row.tflops_notes is not None)
+    one = replace(row, tflops_notes=(row.tflops_notes or 0) / row.ranks_per_node)
+    findings = check_text(notes_tables([one]))[1]
+    assert [finding.rule for finding in findings] == ["tflops"]
+
+
+@few
+@given(rows(), st.integers(2, 40))
+def test_another_global_batch(row: Row, factor: int) -> None:
+    """The formula sees it, or at least the micro-batches do."""
+    assert row.global_batch is not None
+    assert set(rules(notes_tables([replace(row, global_batch=row.global_batch * factor)]))) & {"tflops", "swapped"}
+
+
+@few
+@given(rows(), st.floats(1.1, 5.0))
+def test_an_aggregate_of_another_row(row: Row, factor: float) -> None:
+    own = cells_of(row)
+    place = column("Est. Aggr. PetaFLOPs")
+    wrong = f"{float(own[place]) * factor + 0.002:.3f}"
+    speed = read_figure(own[column("TFLOPs")]).interval.times((row.nodes or 0) / 1024.0)
+    assume(not speed.meets(Interval(float(wrong) - 0.0005, float(wrong) + 0.0005)))
+    own[place] = wrong
+    assert rules(table_of(row, own)) == ["aggregate"]
+
+
+@few
+@given(st.lists(rows(), min_size=1, max_size=3), st.data())
+def test_a_row_copied(kept: List[Row], data: st.DataObject) -> None:
+    row = data.draw(st.sampled_from(kept))
+    assert "duplicate" in rules(notes_tables([*kept, row]))
+
+
+@few
+@given(st.text())
+def test_any_text_can_be_checked(text: str) -> None:
+    check_text(text)
+
+
+CELL = st.one_of(
+    st.text(max_size=8),
+    st.sampled_from(
+        ["-", "x", "OOM", "1", "64", "124M", "8.1 GiB", "1e9999", "0", "1,024", "~3", "0,000", "3.7^^", "\\|", "2.2Hz"]
+    ),
+)
+
+
+@many
+@given(st.lists(st.lists(CELL, min_size=1, max_size=14), max_size=4), st.booleans())
+def test_any_cells_can_be_checked(kept: List[List[str]], gpus: bool) -> None:
+    header = (
+        "| NNODES | TP | PP | DP | MBS | GBS | Speed | TFlops | Notes |" if gpus else "| " + " | ".join(COLUMNS) + " |"
+    )
+    lines = ["### 1.3B model, Sequence Length=1024", header, "|" + "--|" * header.count("|")]
+    lines += ["| " + " | ".join(cells) + " |" for cells in kept]
+    check_text("\n".join(lines))

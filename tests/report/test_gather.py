@@ -1,0 +1,210 @@
+"""After jobs have ended: statistics, states and results brought into the run directories, and from there to tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Callable
+
+import pytest
+
+from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config
+from fugaku_gpt.jobs.schedulers.protocol import Accounting
+from fugaku_gpt.records.accounting import TOO_SHORT, read_accounting
+from fugaku_gpt.records.job import ENDED, LOST, REJECTED, RUNNING, JobStatus, read_history
+from fugaku_gpt.records.run import RunDirectory
+from fugaku_gpt.report.collect import collect_rows, find_runs, read_run
+from fugaku_gpt.report.gather import gather
+from fugaku_gpt.report.notes_table import cells, columns, notes_cell
+from fugaku_gpt.report.rows import raw_values
+from tests.report.jobs import SUBMITTED, ToldScheduler, exit_record, over, stats, submitted
+from tests.sweep.fake import leave_run
+
+CONFIG = load_run_config(
+    preset="tiny",
+    overrides=["node.freq_mhz=2200", "node.retention_state=0", "node.eco_state=0", "layout.dp=4", "job.nodes=4"],
+)
+
+
+def told(scheduler: ToldScheduler) -> Callable[[str], ToldScheduler]:
+    return lambda _name: scheduler
+
+
+def run(directory: Path, config: RunConfig = CONFIG) -> Path:
+    """A finished run of 0.5 s per iteration, by job 21103755."""
+    leave_run(directory, config)
+    submitted(directory, "21103755")
+    over(directory, "21103755")
+    exit_record(directory, "21103755", 0)
+    return directory
+
+
+def test_statistics_go_into_the_run_and_its_row(tmp_path: Path) -> None:
+    directory = run(tmp_path / "run")
+    (directory / "run.21103755.stats").write_text(stats("21103755"))
+    (one,) = gather([directory], told(ToldScheduler()))
+    assert (one.jobs, one.accounts, one.status) == (("21103755",), 1, "ok")
+    (account,) = read_accounting(directory)
+    assert account.energy_joules == pytest.approx(240_000) and account.energy_joules_ideal == pytest.approx(228_000)
+    assert (account.nodes, account.elapsed_seconds, account.code) == (4, 600.0, 0)
+    assert account.max_memory_bytes == 8 * 2**30 and account.source == "run.21103755.stats"
+    assert account.knobs["freq"].require == "2200" and account.values["JOB NAME"] == "run"
+    row = read_run(directory)
+    assert row.job_id == "21103755" and row.energy_words == "measured"
+    assert row.watts_per_node == pytest.approx(100.0)
+    assert row.joules_per_iteration == pytest.approx(200.0)
+    assert row.joules_per_token == pytest.approx(200.0 / (16 * 128))
+    values = raw_values(row)
+    assert values["energy_joules_all_nodes"] == pytest.approx(240_000) and "average power" in values["formula_energy"]
+
+
+def test_knobs_really_used_are_the_applied_toggles(tmp_path: Path) -> None:
+    directory = run(tmp_path / "run")
+    before = read_run(directory)
+    assert before.freq_mhz is None and before.not_applied == ("2.2GHz", "retention_state=0", "eco_state=0")
+    (directory / "run.21103755.stats").write_text(stats("21103755", capped="2026/11/20 10:00:00"))
+    gather([directory], told(ToldScheduler()))
+    row = read_run(directory)
+    assert (row.freq_mhz, row.retention_state, row.knobs) == (2200, 0, ())
+    assert row.not_applied == ("eco_state=0",)  # 2 was used
+    assert cells(row)[0] == '4 (2.2GHz, "retention_state=0")'
+    assert row.remarks == ("power capped 2026/11/20 10:00:00",)
+
+
+def test_a_clock_that_nobody_asked_for_is_said(tmp_path: Path) -> None:
+    directory = run(tmp_path / "run", load_run_config(preset="tiny", overrides=["node.eco_state=2"]))
+    (directory / "run.21103755.stats").write_text(stats("21103755"))
+    gather([directory], told(ToldScheduler()))
+    row = read_run(directory)
+    assert cells(row)[0] == '1 (2.2GHz, "eco_state=2")' and row.not_applied == ()
+
+
+def test_the_simulators_energy_is_called_so(tmp_path: Path) -> None:
+    directory = run(tmp_path / "run")
+    text = stats("21103755") + " SUPPLEMENTARY INFORMATION : SIMULATED: a crude model, no measurement\n"
+    (directory / "run.21103755.stats").write_text(text)
+    gather([directory], told(ToldScheduler()))
+    row = read_run(directory)
+    assert row.energy_words == "simulated" and row.remarks == ("energy simulated",)
+
+
+def test_a_job_shorter_than_the_sampling_has_no_energy(tmp_path: Path) -> None:
+    directory = run(tmp_path / "run")
+    (directory / "run.21103755.stats").write_text(stats("21103755", elapse="00:00:30 (30)"))
+    gather([directory], told(ToldScheduler()))
+    row = read_run(directory)
+    assert row.energy_joules is None and row.energy_words == TOO_SHORT
+    shown = dict(zip(columns(energy=True), cells(row, energy=True)))
+    assert shown["W/node"] == TOO_SHORT and shown["J/token"] == "-"
+
+
+def test_energy_columns_stand_before_the_notes(tmp_path: Path) -> None:
+    directory = run(tmp_path / "run")
+    (directory / "run.21103755.stats").write_text(stats("21103755"))
+    gather([directory], told(ToldScheduler()))
+    assert columns(energy=True)[-4:] == ("W/node", "J/it", "J/token", "Notes")
+    assert cells(read_run(directory), energy=True)[-4:-1] == ["100", "200", "0.09766"]
+
+
+def test_slurm_accounts_come_from_the_scheduler(tmp_path: Path) -> None:
+    leave_run(tmp_path / "run", CONFIG)
+    submitted(tmp_path / "run", "92", "slurm")
+    over(tmp_path / "run", "92", exit_code=0)
+    exit_record(tmp_path / "run", "92", 0)
+    accounting = Accounting(120.0, 4, 48_000.0, 400.0, {"State": "COMPLETED", "source": "sacct"})
+    (one,) = gather([tmp_path / "run"], told(ToldScheduler(accounting=accounting)))
+    assert one.accounts == 1
+    (account,) = read_accounting(tmp_path / "run")
+    assert (account.scheduler, account.source, account.energy_joules) == ("slurm", "sacct", 48_000.0)
+    (none,) = gather([tmp_path / "run"], told(ToldScheduler()))
+    assert none.accounts == 0 and "keeps no accounts" in none.notes[0]
+
+
+def prepared(directory: Path, job_id: str = "7") -> Path:
+    """A job that was handed in; its ranks left nothing."""
+    directory.mkdir(parents=True)
+    (directory / "config.yaml").write_text(dump_run_config(load_run_config(preset="tiny")))
+    submitted(directory, job_id)
+    return directory
+
+
+def test_a_run_whose_ranks_left_no_result_gets_one(tmp_path: Path) -> None:
+    directory = prepared(tmp_path / "run")
+    status = JobStatus("7", ENDED, "EXT", exit_code=0, signal=24, code=11, reason="ELAPSE LIMIT EXC")
+    (one,) = gather([directory], told(ToldScheduler({"7": status})), now=lambda: SUBMITTED + 900)
+    assert one.status == "timeout" and any(note.startswith("result written: timeout") for note in one.notes)
+    result = RunDirectory(directory).result()
+    assert result is not None and result.status == "timeout"
+    assert read_history(directory).statuses["7"].code == 11
+    row = read_run(directory)
+    assert (row.status, row.job_id, row.date) == ("timeout", "7", "11-21")
+    (again,) = gather([directory], told(ToldScheduler()))
+    assert again.status == "timeout"
+
+
+@pytest.mark.parametrize("state", [LOST, REJECTED])
+def test_lost_and_rejected_jobs_are_rows(tmp_path: Path, state: str) -> None:
+    directory = prepared(tmp_path / "run")
+    before = read_run(directory)
+    assert before.status == "unfinished"
+    gather([directory], told(ToldScheduler({"7": JobStatus("7", state, reason="why")})))
+    assert read_run(directory).status != "ok" and notes_cell(read_run(directory)).startswith("11-21, 7, ")
+
+
+def test_a_job_that_goes_on_stays_as_it_is(tmp_path: Path) -> None:
+    directory = prepared(tmp_path / "run")
+    (one,) = gather([directory], told(ToldScheduler({"7": JobStatus("7", RUNNING, "RUN")})))
+    assert one.status == "" and RunDirectory(directory).result() is None
+    assert notes_cell(read_run(directory)) == "11-21, 7, running"
+
+
+def test_one_query_for_all_jobs_and_none_for_those_that_are_over(tmp_path: Path) -> None:
+    first, second, third = (prepared(tmp_path / str(number), str(number)) for number in (1, 2, 3))
+    over(third, "3", exit_code=1)
+    scheduler = ToldScheduler({name: JobStatus(name, RUNNING) for name in "12"})
+    gather([first, second, third], told(scheduler))
+    assert scheduler.asked == [["1", "2"]]
+
+
+def test_a_scheduler_that_does_not_answer_is_a_note(tmp_path: Path) -> None:
+    directory = prepared(tmp_path / "run")
+    (one,) = gather([directory], told(ToldScheduler(trouble="pjstat: no such command\nmore")))
+    assert "pjstat: no such command" in one.notes and one.status == ""
+
+
+def test_statistics_of_a_script_that_was_handed_in_by_hand(tmp_path: Path) -> None:
+    leave_run(tmp_path / "run", CONFIG)
+    (tmp_path / "run" / "run.123.stats").write_text(stats("123"))
+    (one,) = gather([tmp_path / "run"], told(ToldScheduler()))
+    assert one.accounts == 1 and read_run(tmp_path / "run").watts_per_node == pytest.approx(100.0)
+
+
+def test_sub_jobs_of_a_bulk_job_are_repeats_with_their_own_energy(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / "config.yaml").write_text(dump_run_config(CONFIG))
+    submitted(directory, "239", bulk="0-1")
+    over(directory, "239")
+    for number, elapse in ((0, "00:10:00 (600)"), (1, "00:00:30 (30)")):
+        leave_run(directory / f"repeat-{number}", CONFIG, pace=0.5)
+        exit_record(directory, f"239[{number}]", 0)
+        (directory / f"run.239[{number}].stats").write_text(stats(f"239[{number}]", elapse=elapse))
+    (directory / "run.239.stats").write_text(stats("239"))
+    gather([directory], told(ToldScheduler()))
+    assert [account.job_id for account in read_accounting(directory)] == ["239[0]", "239[1]"]
+    assert find_runs([directory]) == [directory / "repeat-0", directory / "repeat-1"]
+    (merged,), singles = collect_rows([tmp_path])
+    assert merged.remarks == ("n=2",) and [row.job_id for row in singles] == ["239[0]", "239[1]"]
+    assert [row.energy_words for row in singles] == ["measured", TOO_SHORT]
+
+
+def test_a_chain_counts_the_energy_of_all_its_links(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    leave_run(directory, CONFIG)
+    for link in (1, 2):
+        submitted(directory, f"240_{link - 1}", link=link, chain=2)
+        over(directory, f"240_{link - 1}")
+        exit_record(directory, f"240_{link - 1}", 75 if link == 1 else 0)
+        (directory / f"run.240_{link - 1}.stats").write_text(stats(f"240_{link - 1}"))
+    gather([directory], told(ToldScheduler()))
+    row = read_run(directory)
+    assert row.energy_joules == pytest.approx(480_000) and row.job_id == "240_1"

@@ -1,0 +1,247 @@
+"""Logs of other trainers as rows: what they say, what the user adds, and nothing else; and logs of ours read again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import pytest
+
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.records.run import RunDirectory
+from fugaku_gpt.report.collect import collect_rows, read_run
+from fugaku_gpt.report.imported import import_logs, imported_row, is_imported, parse_settings
+from fugaku_gpt.report.notes_table import cells, notes_cell, notes_tables
+from fugaku_gpt.report.reparse import DAMAGED, logs_of, reparse
+from fugaku_gpt.report.rows import Row
+from tests.report.jobs import submitted
+from tests.sweep.fake import leave_run
+
+ARGUMENTS = {
+    "bf16": "False",
+    "checkpoint_activations": "True",
+    "fp16": "False",
+    "global_batch_size": "1024",
+    "hidden_size": "2048",
+    "micro_batch_size": "2",
+    "num_attention_heads": "32",
+    "num_layers": "24",
+    "padded_vocab_size": "50304",
+    "params_dtype": "torch.float32",
+    "pipeline_model_parallel_size": "1",
+    "seq_length": "1024",
+    "tensor_model_parallel_size": "4",
+    "vocab_size": "50257",
+    "world_size": "4",
+}
+
+
+def log_of(
+    arguments: Dict[str, str], seconds: float = 3231.4, tflops: float = 0.90, lines: int = 3, planned: int = 3
+) -> str:
+    """A log as Megatron-DeepSpeed prints it; by default the notes' 1.3B on four nodes, TP=4."""
+    text = "------------------------ arguments ------------------------\n"
+    text += "".join(f"  {name} {'.' * (48 - len(name))} {value}\n" for name, value in arguments.items())
+    text += "-------------------- end of arguments ---------------------\n"
+    for number in range(1, lines + 1):
+        text += (
+            f" iteration {number:8d}/{planned:8d} | consumed samples: {number * 1024:12d} | "
+            f"elapsed time per iteration (s): {seconds:.1f} | learning rate: 1.000E-05 | global batch size:  1024 | "
+            f"lm loss: {11.0 - number:.6E} | loss scale: 1.0 | grad norm: 1.000 | "
+            f"number of skipped iterations:   0 | samples per second: 0.317 | TFLOPs: {tflops:.2f} |\n"
+        )
+    return text
+
+
+def imported(tmp_path: Path, text: str, *settings: str) -> Row:
+    (tmp_path / "run.out").write_text(text)
+    return import_logs([tmp_path / "run.out"], tmp_path / "imported", parse_settings(settings))
+
+
+def test_a_log_becomes_the_row_that_the_notes_have(tmp_path: Path) -> None:
+    row = imported(tmp_path, log_of(ARGUMENTS), "nodes=4", "torch=1.7", "date=02-15")
+    assert cells(row)[:-1] == ["4", "1.3B", "1", "4", "1", "2", "1024", "-", "3231.4", "0.90", "0.004"]
+    assert notes_cell(row) == "02-15, from a log of megatron"
+    assert notes_tables([row]).startswith(
+        "### 1.3B model, Sequence Length=1024, Activation Checkpointing, PyTorch 1.7\n"
+    )
+    assert (row.first_loss, row.last_loss, row.iterations, row.dtype, row.status) == (10.0, 8.0, 3, "float32", "ok")
+    assert row.tflops_exact is not None and row.tokens_per_second == pytest.approx(1024 * 1024 / 3231.4)
+    assert read_run(tmp_path / "imported") == row and collect_rows([tmp_path])[0] == [row]
+
+
+def test_what_nobody_says_stays_unknown(tmp_path: Path) -> None:
+    row = imported(tmp_path, log_of(ARGUMENTS))
+    assert row.nodes is None and cells(row)[0] == "-" and cells(row)[9:11] == ["-", "-"]
+    assert "the log claims 0.9 TFLOPs per rank" in row.remarks
+    bare = imported(tmp_path, log_of({}), "nodes=4")
+    assert (bare.dp, bare.tp, bare.pp, bare.micro_batch, bare.seq_len, bare.size) == (None, None, None, None, None, "-")
+    assert bare.global_batch == 1024 and bare.tflops_notes is None and cells(bare)[2:6] == ["-"] * 4
+
+
+def test_sums_and_quotients_of_what_is_known(tmp_path: Path) -> None:
+    row = imported(tmp_path, log_of({**ARGUMENTS, "world_size": "16"}), "ranks_per_node=4")
+    assert (row.nodes, row.dp, row.ranks_per_node) == (4, 4, 4)
+    without = {name: value for name, value in ARGUMENTS.items() if name not in ("padded_vocab_size", "world_size")}
+    row = imported(tmp_path, log_of({**without, "make_vocab_size_divisible_by": "128"}), "nodes=4", "dp=1")
+    assert row.tflops_notes == pytest.approx(0.90, abs=0.005) and row.ranks_per_node == 1
+
+
+def test_recompute_decides_the_formula_and_is_not_guessed(tmp_path: Path) -> None:
+    full = imported(tmp_path, log_of(ARGUMENTS), "nodes=4").tflops_notes
+    without = imported(tmp_path, log_of({**ARGUMENTS, "checkpoint_activations": "False"}), "nodes=4").tflops_notes
+    assert full is not None and without is not None and without == pytest.approx(full * 3 / 4)
+    lm = {name: value for name, value in ARGUMENTS.items() if name != "checkpoint_activations"}
+    assert imported(tmp_path, log_of({**lm, "recompute_granularity": "full"}), "nodes=4").tflops_notes == full
+    assert imported(tmp_path, log_of({**lm, "recompute_granularity": "None"}), "nodes=4").tflops_notes == without
+    unknown = imported(tmp_path, log_of(lm), "nodes=4")
+    assert unknown.tflops_notes is None and unknown.tflops_exact is not None
+    assert imported(tmp_path, log_of(lm), "nodes=4", "recompute=true").tflops_notes == full
+
+
+def test_a_claim_that_differs_from_the_formula_is_a_remark(tmp_path: Path) -> None:
+    assert not any("claims" in remark for remark in imported(tmp_path, log_of(ARGUMENTS), "nodes=4").remarks)
+    row = imported(tmp_path, log_of(ARGUMENTS, tflops=0.68), "nodes=4")
+    assert "the log claims 0.68 TFLOPs per rank: 0.76 times the formula" in row.remarks
+    per_rank = imported(tmp_path, log_of({**ARGUMENTS, "world_size": "16"}, tflops=0.2246), "nodes=4")
+    assert per_rank.tflops_notes == pytest.approx(0.90, abs=0.005)
+    assert not any("claims" in remark for remark in per_rank.remarks)  # 0.2246 is printed as 0.22
+    other = imported(tmp_path, log_of({**ARGUMENTS, "swiglu": "True"}), "nodes=4")
+    assert "TFLOPs as of a plain GPT, but swiglu" in other.remarks
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "reason"),
+    [
+        ("", "unfinished", ""),
+        ("ValueError: no\n", "failed", "ValueError: no"),
+        (
+            "RuntimeError: CUDA out of memory. Tried to allocate\n",
+            "oom",
+            "RuntimeError: CUDA out of memory. Tried to allocate",
+        ),
+    ],
+)
+def test_how_an_unfinished_log_ended(tmp_path: Path, text: str, status: str, reason: str) -> None:
+    row = imported(tmp_path, log_of(ARGUMENTS, planned=100) + text)
+    assert (row.status, row.reason) == (status, reason)
+    assert imported(tmp_path, log_of(ARGUMENTS, planned=100) + text, "status=ok").status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("nods=4", "did you mean nodes"),
+        ("nodes", "not KEY=VALUE"),
+        ("nodes=four", "expected a number"),
+        ("nodes=0", "at least 1"),
+    ],
+)
+def test_settings_are_checked(setting: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_settings([setting])
+
+
+def test_what_is_no_log_or_no_place_for_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no iteration line"):
+        imported(tmp_path, "hello\n")
+    with pytest.raises(UsageError, match="cannot be read"):
+        import_logs([tmp_path / "none"], tmp_path / "x", parse_settings([]))
+    leave_run(tmp_path / "run", load_run_config(preset="tiny"))
+    (tmp_path / "run.out").write_text(log_of(ARGUMENTS))
+    with pytest.raises(UsageError, match="already holds a run"):
+        import_logs([tmp_path / "run.out"], tmp_path / "run", parse_settings([]))
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"version": 1}', '{"version": 9, "given": {}, "arguments": {}, "logs": []}']
+)
+def test_a_damaged_import_is_named(tmp_path: Path, text: str) -> None:
+    imported(tmp_path, log_of(ARGUMENTS))
+    (tmp_path / "imported" / "imported.json").write_text(text)
+    with pytest.raises(UsageError, match="imported.json"):
+        imported_row(tmp_path / "imported")
+
+
+# reparse
+
+
+def our_line(number: int, seconds: float = 0.25) -> str:
+    return (
+        f"iteration {number}/4 | consumed samples: {number * 16} | elapsed time per iteration (s): {seconds:.3f} | "
+        f"global batch size: 16 | lm loss: {8 - number:.6f} | TFLOPs: 0.039 (exact 0.042) | rank RSS: 366 MiB | "
+        "node used: 1712 MiB |\n"
+    )
+
+
+def ours(tmp_path: Path, log: str, metrics: Optional[List[Dict[str, Any]]] = None) -> Path:
+    """A run of ours of which the figures are gone but for ``metrics``."""
+    leave_run(tmp_path / "run", load_run_config(preset="tiny"))
+    (tmp_path / "run" / "log.txt").write_text(log)
+    file = tmp_path / "run" / "metrics.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in metrics or []))
+    return tmp_path / "run"
+
+
+def test_figures_that_were_lost_come_back_from_the_log(tmp_path: Path) -> None:
+    kept = {"kind": "iteration", "iteration": 1, "seconds": 0.2504, "loss": 7.0}
+    directory = ours(tmp_path, "".join(our_line(number) for number in (1, 2, 3, 4)), [kept])
+    done = reparse(directory)
+    assert (done.trainer, done.lines, done.added) == ("fugaku_gpt", 4, 3)
+    lines = RunDirectory(directory).metrics("iteration")
+    assert lines[0]["seconds"] == 0.2504 and [line["iteration"] for line in lines] == [1, 2, 3, 4]
+    result = RunDirectory(directory).result()
+    assert result is not None and result.summary["seconds_per_iteration"] == 0.25
+    assert read_run(directory).seconds_per_iteration == 0.25
+    assert reparse(directory).added == 0 and RunDirectory(directory).metrics("iteration") == lines
+
+
+def test_a_damaged_file_of_figures_is_mended_and_kept(tmp_path: Path) -> None:
+    directory = ours(tmp_path, our_line(1) + our_line(2))
+    (directory / "metrics.jsonl").write_text(
+        '{"kind": "iter\n' + json.dumps({"kind": "validation", "iteration": 0, "loss": 8.0})
+    )
+    with pytest.raises(UsageError, match="not JSON lines"):
+        read_run(directory)
+    done = reparse(directory)
+    assert done.added == 2 and any(DAMAGED in note for note in done.notes)
+    assert read_run(directory).seconds_per_iteration == 0.25 and (directory / DAMAGED).exists()
+
+
+def test_the_ranks_output_of_a_job_is_a_log(tmp_path: Path) -> None:
+    directory = ours(tmp_path, "")
+    ranks = directory / "output.123" / "0" / "1"
+    ranks.mkdir(parents=True)
+    (ranks / "stdout.1.10").write_text("nothing\n")
+    (ranks / "stdout.1.2").write_text(our_line(1))
+    submitted(directory, "123")
+    names = [path.name for path in logs_of(directory)]
+    assert names.index("stdout.1.2") < names.index("stdout.1.10")
+    assert reparse(directory).added == 1
+
+
+def test_a_job_that_ran_another_trainer_becomes_its_row(tmp_path: Path) -> None:
+    directory = ours(tmp_path, "")
+    (directory / "run.123.out").write_text(log_of({**ARGUMENTS, "world_size": "4"}))
+    submitted(directory, "123")
+    done = reparse(directory)
+    assert done.trainer == "megatron" and is_imported(directory)
+    row = read_run(directory)
+    assert (row.job_id, row.nodes, row.size, row.ranks_per_node) == ("123", 1, "1.3B", 4)
+
+
+def test_a_folder_of_nothing_but_a_log_becomes_a_run(tmp_path: Path) -> None:
+    (tmp_path / "other.log").write_text(log_of(ARGUMENTS))
+    reparse(tmp_path, parse_settings(["nodes=4"]))
+    assert read_run(tmp_path).nodes == 4
+    again = reparse(tmp_path)
+    assert again.lines == 3 and again.added == 0 and read_run(tmp_path).nodes == 4
+
+
+def test_no_log_and_no_line_are_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no log"):
+        reparse(tmp_path)
+    (tmp_path / "a.log").write_text("nothing\n")
+    assert reparse(tmp_path).notes == ("no iteration line in a.log",)

@@ -1,0 +1,113 @@
+"""Faults on request: what a caller must be able to live with."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.pjm.pjstat import parse_data, statuses_of
+from fugaku_gpt.simulator.session import Simulator, status
+from tests.simulator.conftest import Write
+from tests.simulator.test_running import alive, until
+
+
+@pytest.fixture(autouse=True)
+def _no_faults_left(site: Simulator) -> Iterator[None]:
+    yield
+    site.fault("clear")
+
+
+def test_refusals_with_any_code_and_then_no_more(site: Simulator, write: Write, tmp_path: Path) -> None:
+    script = write("true")
+    site.fault("refuse", "72", "2")
+    for _ in range(2):
+        done = site.run("pjsub", script, cwd=tmp_path)
+        assert (done.returncode, done.stderr[:23]) == (1, "[ERR.] PJM 0072 pjsub T")
+    assert site.run("pjsub", script, cwd=tmp_path).returncode == 0
+
+
+def test_a_lost_job_is_known_to_nobody(site: Simulator, write: Write, tmp_path: Path) -> None:
+    script = write("echo $$ > pid; sleep 60")
+    site.fault("lose", "next")
+    gone = site.submit(script, cwd=tmp_path)
+    running = site.submit("-L", "elapse=1:00", script, cwd=tmp_path)
+    until((tmp_path / "pid").exists)
+    site.fault("lose", running)
+    for job_id in (gone, running):
+        assert site.state(job_id) == ""
+        assert "PJM 0112" in site.run("pjdel", job_id).stderr
+    assert not alive(tmp_path / "pid")
+
+
+def test_a_waiting_caller_is_not_left_waiting_for_a_lost_job(site: Simulator, write: Write, tmp_path: Path) -> None:
+    import subprocess
+
+    job_id = site.submit("-L", "elapse=1:00", write("sleep 60"), cwd=tmp_path)
+    waiting = subprocess.Popen([str(site.bin / "pjwait"), job_id], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    until(lambda: site.state(job_id) == "RUN")
+    site.fault("lose", job_id)
+    assert waiting.wait(10) == 1
+
+
+def test_a_node_goes_down(site: Simulator, write: Write, tmp_path: Path) -> None:
+    script = write("echo start >> starts; touch up; sleep 60")
+    job_id = site.submit("-L", "elapse=1:00", script, cwd=tmp_path)
+    until((tmp_path / "up").exists)
+    site.fault("node-down", job_id)
+    assert site.wait(job_id) == [[job_id, "20", "0", "0"]]
+    (status_of,) = statuses_of(
+        parse_data(site.run("pjstat", "-H", "--data", "--choose", "jid,st,pc,ermsg", job_id).stdout)
+    ).values()
+    assert (status_of.raw, status_of.code, status_of.reason) == ("EXT", 20, "NODE DOWN")
+
+
+def test_a_job_that_may_is_run_again_after_a_node_failure(site: Simulator, write: Write, tmp_path: Path) -> None:
+    site.fault("node-down", "next")
+    body = "test -e once && exit 0; touch once; sleep 60"
+    job_id = site.submit("-s", "--restart", "-L", "elapse=1:00", write(body), cwd=tmp_path)
+    until(lambda: site.state(job_id) in ("RUN", "EXT"))
+    if not (tmp_path / "once").exists():  # the node was gone before the script's first command
+        (tmp_path / "once").touch()
+    assert site.wait(job_id) == [[job_id, "0", "0", "0"]]
+    assert " RETRY NUM                 : 1\n" in (tmp_path / f"job.sh.{job_id}.stats").read_text()
+
+
+def test_an_answer_that_gets_lost_leaves_a_job(site: Simulator, write: Write, tmp_path: Path) -> None:
+    site.fault("unanswered")
+    done = site.run("pjsub", "-z", "jid", "--comment", "tag-17", write("true"), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("[ERR.] PJM 0091 pjsub ")
+    rows = site.run("pjstat", "-s", "--data", "--choose", "jid,cmt").stdout
+    rows += site.run("pjstat", "-H", "-s", "--data", "--choose", "jid,cmt").stdout
+    assert ",tag-17\n" in rows
+
+
+def test_pjstat_fails_is_slow_or_prints_nonsense(site: Simulator) -> None:
+    site.fault("pjstat-fails", "1")
+    assert site.run("pjstat").returncode == 1
+    assert site.run("pjstat").returncode == 0
+    site.fault("garbage")
+    garbage = site.run("pjstat", "--data").stdout
+    assert garbage and parse_data(garbage) == []
+    site.fault("slow-pjstat", "0.5")
+    begun = time.monotonic()
+    assert site.run("pjstat").returncode == 0
+    assert time.monotonic() - begun >= 0.5  # not a measurement: it cannot be sooner
+    assert "slow-pjstat 0.5" in status(site.spool)["faults"]
+    site.fault("clear")
+    assert status(site.spool)["faults"] == ""
+
+
+@pytest.mark.parametrize("words", [["explode"], ["lose"], ["lose", "999999"], ["refuse", "x"], ["slow-pjstat"]])
+def test_unknown_faults_are_named(site: Simulator, words: "list[str]") -> None:
+    with pytest.raises(UsageError, match="valid are: refuse"):
+        site.fault(*words)
+
+
+def test_no_running_job_for_a_node_to_fail(site: Simulator) -> None:
+    with pytest.raises(UsageError, match="no running job"):
+        site.fault("node-down")

@@ -1,0 +1,94 @@
+"""A scheduler that keeps its jobs in a folder and runs none: it outlives the processes that hand in, as real ones do.
+
+As a program it hands in a sweep, to be killed at it: arguments are the sweep file, its folder, the scheduler's folder,
+and what time it is.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence
+
+from fugaku_gpt.jobs.schedulers.protocol import Accounting, Refused, Submission, Uncertain
+from fugaku_gpt.records.files import append_line
+from fugaku_gpt.records.job import LOST, QUEUED, JobStatus
+from fugaku_gpt.sweep.plan import plan_of
+from fugaku_gpt.sweep.submit import submit_sweep
+
+
+class FakeScheduler:
+    """See :class:`fugaku_gpt.jobs.schedulers.protocol.Scheduler`.
+
+    Attributes:
+        states: job id → what it is said to be; queued where nothing is.
+        refuse: name of a run's folder → the words of a refusal.
+        polls: how often it was asked.
+    """
+
+    name = "slurm"
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(exist_ok=True)
+        self.states: Dict[str, JobStatus] = {}
+        self.refuse: Dict[str, str] = {}
+        self.uncertain: List[str] = []
+        self.polls: List[List[str]] = []
+
+    def jobs(self) -> List[Dict[str, str]]:
+        """Everything that was taken, in order."""
+        file = self.root / "jobs"
+        return [json.loads(line) for line in file.read_text().splitlines() if line] if file.exists() else []
+
+    def command_of(self, submission: Submission) -> List[str]:
+        return ["sbatch", submission.script]
+
+    def submit(self, submission: Submission) -> str:
+        name = submission.directory.name
+        if name in self.refuse:
+            raise Refused(self.refuse[name])
+        assert (submission.directory / submission.script).exists() and (submission.directory / "sweep.json").exists()
+        job_id = str(100 + len(self.jobs()))
+        append_line(self.root / "jobs", json.dumps({"id": job_id, "tag": submission.tag, "run": name}))
+        if name in self.uncertain:
+            raise Uncertain("sbatch: no answer within 60 s")
+        return job_id
+
+    def find(self, tags: Sequence[str]) -> Dict[str, str]:
+        return {job["tag"]: job["id"] for job in self.jobs() if job["tag"] in tags}
+
+    def poll(self, job_ids: Sequence[str]) -> Dict[str, JobStatus]:
+        self.polls.append(list(job_ids))
+        there = {job["id"] for job in self.jobs()}
+        unknown = {job_id: JobStatus(job_id, LOST) for job_id in job_ids if job_id not in there}
+        return {**{job_id: self.states.get(job_id, JobStatus(job_id, QUEUED)) for job_id in job_ids}, **unknown}
+
+    def cancel(self, job_ids: Sequence[str]) -> Dict[str, str]:
+        return dict.fromkeys(job_ids, "")
+
+    def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
+        return dict.fromkeys(job_ids, "")
+
+    def release(self, job_ids: Sequence[str]) -> Dict[str, str]:
+        return dict.fromkeys(job_ids, "")
+
+    def output_files(self, directory: Path, job_id: str) -> List[Path]:
+        return []
+
+    def accounting(self, directory: Path, job_id: str) -> Optional[Accounting]:
+        return None
+
+
+if __name__ == "__main__":
+    plan = plan_of(Path(sys.argv[1]), ("job.scheduler=slurm",))
+    print("ready", flush=True)
+    submit_sweep(
+        plan.sweep(),
+        Path(sys.argv[2]),
+        plan,
+        named=lambda name: FakeScheduler(Path(sys.argv[3])),
+        now=lambda: float(sys.argv[4]),
+    )
+    print("done", flush=True)

@@ -1,0 +1,177 @@
+"""A job from its run file to its row, through every scheduler that this machine can have: render, check, hand in, train
+on real ranks, follow, collect, table; and a sweep through the simulated PJM."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List
+
+import pytest
+
+from fugaku_gpt.cli.main import run
+from fugaku_gpt.errors import EXIT_FINDINGS
+from fugaku_gpt.simulator.session import Simulator
+from tests.support import slurm
+from tests.support.corpus import write_byte_corpus
+from tests.support.simulated import simulated_pjm  # noqa: F401  # a fixture
+
+LONGEST_SECONDS = 180.0
+ROOT = Path(__file__).resolve().parent.parent
+TINY = [
+    "model.layers=1", "model.hidden=16", "model.heads=2", "model.seq_len=16", "model.vocab_size=256",
+    "training.iterations=4", "training.global_batch=4", "training.eval_interval=2", "layout.dp=2",
+    "node.threads_per_rank=1", "job.elapse=10:00", "job.group=hp000000", "job.volumes=[/vol0004]",
+]  # fmt: skip
+Said = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_corpus(tmp_path_factory.mktemp("corpus") / "bytes")
+
+
+@pytest.fixture
+def cluster() -> Iterator[Path]:
+    why_not = slurm.missing()
+    if why_not:
+        pytest.skip(f"REAL SLURM IS NOT TESTED HERE: {why_not}")
+    with slurm.slurm_cluster() as logs:
+        yield logs
+
+
+@pytest.fixture
+def local_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+
+
+def words_of(corpus: Path, *settings: str) -> List[str]:
+    words: List[str] = []
+    for setting in (*TINY, f"data.paths=[{json.dumps(str(corpus))}]", *settings):
+        words += ["--set", setting]
+    return words
+
+
+def read(capsys: Said, *words: str) -> Any:
+    """What a read verb says as JSON; its exit code is 0, or 1 where a run has failed."""
+    capsys.readouterr()
+    assert run([*words, "--format", "json"]) in (0, 1)
+    return json.loads(capsys.readouterr().out)
+
+
+def wait_until_over(capsys: Said, directory: Path) -> Dict[str, Any]:
+    """The row of a job in `job status` once it is over."""
+    deadline = time.monotonic() + LONGEST_SECONDS
+    while True:
+        (row,) = read(capsys, "job", "status", str(directory))
+        if row["state"] not in ("queued", "running", "held"):
+            return dict(row)
+        assert time.monotonic() < deadline, row
+        time.sleep(0.2)
+
+
+def train_and_collect(capsys: Said, corpus: Path, out: Path, *settings: str) -> Dict[str, Any]:
+    """Hand a run in, wait for its end, collect it; the row of its table."""
+    assert run(["job", "submit", *words_of(corpus, *settings), "--out", str(out), "--yes"]) == 0
+    status = wait_until_over(capsys, out)
+    assert (status["state"], status["status"]) == ("ended", "ok"), status
+    (row,) = read(capsys, "job", "collect", str(out))
+    assert (row["status"], row["iterations"], row["dp"]) == ("ok", 4, 2)
+    assert row["seconds_per_iteration"] > 0 and row["last_validation_loss"] < row["first_validation_loss"] + 1
+    assert status["job"] in row["job_id"]
+    return dict(row)
+
+
+def test_a_job_goes_through_the_simulated_pjm(
+    simulated_pjm: Simulator,  # noqa: F811
+    corpus: Path,
+    tmp_path: Path,
+    capsys: Said,
+) -> None:
+    script = tmp_path / "job.sh"
+    assert run(["job", "render", *words_of(corpus), "--scheduler", "pjm", "--out", str(script)]) == 0
+    # two ranks with a thread each on 48 cores: the check says so, and nothing else
+    assert run(["job", "lint", str(script), "--ignore", "PJM062"]) == 0
+    assert run(["job", "lint", str(script)]) == EXIT_FINDINGS
+    row = train_and_collect(capsys, corpus, tmp_path / "run", "job.scheduler=pjm")
+    accounting = json.loads((tmp_path / "run" / "accounting.json").read_text())
+    assert accounting and list((tmp_path / "run").glob("*.stats"))
+    assert run(["report", "table", str(tmp_path / "run"), "--format", "md"]) == 0
+    table = capsys.readouterr().out
+    assert "| 1 (max-proc-per-node=2) | " in table and f", {row['job_id']} |" in table
+
+
+def test_power_knobs_that_the_simulator_grants_are_not_in_the_table_as_applied(
+    simulated_pjm: Simulator,  # noqa: F811
+    corpus: Path,
+    tmp_path: Path,
+    capsys: Said,
+) -> None:
+    row = train_and_collect(capsys, corpus, tmp_path / "run", "job.scheduler=pjm", "node.freq_mhz=2200")
+    assert row["freq_mhz_applied"] is None and "2.2GHz" in row["not_applied"]
+
+
+def test_a_job_goes_through_real_slurm(cluster: Path, corpus: Path, tmp_path: Path, capsys: Said) -> None:
+    settings = [
+        "job.scheduler=slurm",
+        "job.nodes=2",
+        "job.volumes=[]",
+        f"job.profile={ROOT / 'env' / 'torch-2.13.yaml'}",
+    ]
+    row = train_and_collect(capsys, corpus, tmp_path / "run", *settings)
+    assert row["nodes"] == 2
+    hosts = json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"]
+    assert len(hosts) == 2
+    long = [*settings, "training.iterations=100000", "training.log_interval=50"]
+    assert run(["job", "submit", *words_of(corpus, *long), "--out", str(tmp_path / "long"), "--yes"]) == 0
+    until(lambda: (tmp_path / "long" / "metrics.jsonl").exists())
+    assert run(["job", "cancel", str(tmp_path / "long")]) == 0
+    status = wait_until_over(capsys, tmp_path / "long")
+    assert status["state"] == "cancelled" and status["status"] == "interrupted", status
+
+
+def test_a_job_goes_through_this_machines_queue(local_queue: None, corpus: Path, tmp_path: Path, capsys: Said) -> None:
+    train_and_collect(capsys, corpus, tmp_path / "run", "job.scheduler=local", "job.volumes=[]")
+
+
+def test_a_sweep_goes_through_the_simulated_pjm(
+    simulated_pjm: Simulator,  # noqa: F811
+    corpus: Path,
+    tmp_path: Path,
+    capsys: Said,
+) -> None:
+    file = tmp_path / "two.yaml"
+    lines = [f"  {key}: {value}" for key, _, value in (setting.partition("=") for setting in TINY)]
+    file.write_text(
+        "\n".join(
+            ["defaults:", *lines, f"  data.paths: [{corpus}]", "matrix:", "  layout.tp: [1, 2]", "  layout.pp: [1]"]
+        ),
+        encoding="utf-8",
+    )
+    out = tmp_path / "sweep"
+    submit = ["sweep", "submit", str(file), "--out", str(out), "--scheduler", "pjm", "--yes"]
+    assert run([*submit, "--max-in-flight", "1"]) == 0
+    handed_in = len(list(out.glob("*/job.jsonl")))
+    assert handed_in == 1
+    deadline = time.monotonic() + LONGEST_SECONDS
+    while len(list(out.glob("*/result.json"))) < 2:
+        assert run(submit) == 0  # never blocks, hands nothing in twice
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    rows = read(capsys, "sweep", "status", str(out))
+    assert [row["status"] for row in rows] == ["ok", "ok"], rows
+    jobs = [json.loads(line) for path in out.glob("*/job.jsonl") for line in path.read_text().splitlines()]
+    assert len([event for event in jobs if event["kind"] == "submitted"]) == 2
+    assert run(["job", "collect", *map(str, sorted(path.parent for path in out.glob("*/job.jsonl")))]) == 0
+    table = read(capsys, "report", "table", str(out))
+    assert sorted((row["dp"], row["tp"]) for row in table) == [(2, 1), (2, 2)]
+    assert len({round(row["last_validation_loss"], 5) for row in table}) == 1  # the same curve in both layouts
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONGEST_SECONDS
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
