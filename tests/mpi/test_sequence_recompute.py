@@ -1,0 +1,163 @@
+"""Sequence parallelism and recompute, with every other way of cutting a run: the same training as on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Tuple
+
+import pytest
+import torch
+
+from fugaku_gpt.comm import Communicator, ProcessGrid
+from fugaku_gpt.config import RunConfig
+from fugaku_gpt.layout.memory import ends_bytes, moments_of, peak_bytes
+from fugaku_gpt.model import recompute_of
+from fugaku_gpt.model.attention import uses_fused_kernel
+from fugaku_gpt.training.trainer import Trainer, chunks_of
+from tests.mpi.test_parity import largest_difference, whole_tensors
+from tests.support.kept import HAS_HOOKS, counting
+from tests.support.text import ByteSamples
+from tests.support.tiny import tiny_config
+
+STEPS = 3
+TOLERANCE = 1e-12
+MODEL = ("training.dtype=float64", "training.micro_batch=2", "training.global_batch=16", "model.layers=4")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layout and what it recomputes."""
+
+    grid: Tuple[int, int, int]  # dp, tp, pp
+    recompute: str
+    sequence_parallel: bool = True
+    zero: int = 0
+    schedule: str = "1f1b"
+    layers: str = "null"
+    attention_dropout: float = 0.1
+
+    def __str__(self) -> str:
+        words = [f"dp{self.grid[0]}-tp{self.grid[1]}-pp{self.grid[2]}", self.recompute, self.schedule]
+        words += ["sp"] * self.sequence_parallel + [f"zero{self.zero}", self.layers, f"{self.attention_dropout:g}"]
+        return "-".join(words)
+
+    def config(self) -> RunConfig:
+        """The tiny run of this case."""
+        dp, tp, pp = self.grid
+        return tiny_config(
+            *MODEL,
+            f"layout.dp={dp}",
+            f"layout.tp={tp}",
+            f"layout.pp={pp}",
+            f"layout.zero={self.zero}",
+            f"layout.schedule={self.schedule}",
+            f"layout.chunks={2 if self.schedule == 'interleaved' else 1}",
+            f"layout.sequence_parallel={self.sequence_parallel}",
+            f"training.recompute={self.recompute}",
+            f"training.recompute_layers={self.layers}",
+            f"model.attention_dropout={self.attention_dropout}",
+        )
+
+
+CASES = [
+    Case((1, 1, 1), "full", zero=1),
+    Case((1, 1, 1), "selective", schedule="interleaved"),
+    # two ranks: every kind with and without sequence parallelism, and with each of the other cuts
+    Case((1, 2, 1), "none"),
+    Case((1, 2, 1), "selective"),
+    Case((1, 2, 1), "full"),
+    Case((1, 2, 1), "full", layers="1"),
+    Case((1, 2, 1), "full", attention_dropout=0.0),
+    Case((1, 2, 1), "selective", sequence_parallel=False),
+    Case((1, 2, 1), "full", sequence_parallel=False),
+    Case((2, 1, 1), "full", zero=1),
+    Case((2, 1, 1), "selective"),
+    Case((1, 1, 2), "full"),
+    Case((1, 1, 2), "selective", schedule="interleaved"),
+    Case((1, 1, 2), "full", schedule="gpipe"),
+    # four
+    Case((1, 4, 1), "none"),
+    Case((1, 4, 1), "selective"),
+    Case((1, 4, 1), "full"),
+    Case((1, 4, 1), "full", sequence_parallel=False),
+    Case((2, 2, 1), "none", zero=1),
+    Case((2, 2, 1), "full", zero=1),
+    Case((2, 2, 1), "selective"),
+    Case((1, 2, 2), "none"),
+    Case((1, 2, 2), "full", schedule="interleaved"),
+    Case((1, 2, 2), "selective", schedule="gpipe"),
+    Case((1, 2, 2), "full", sequence_parallel=False, layers="1"),
+    Case((2, 1, 2), "full", zero=1),
+    Case((2, 1, 2), "selective", zero=1, schedule="interleaved"),
+    # eight: all three axes at once
+    Case((2, 2, 2), "none", zero=1),
+    Case((2, 2, 2), "full", zero=1, schedule="interleaved"),
+    Case((2, 2, 2), "selective", zero=0, schedule="gpipe"),
+    Case((1, 4, 2), "full"),
+    Case((2, 4, 1), "selective", zero=1),
+]
+
+
+def trainer_of(grid: ProcessGrid, config: RunConfig) -> Trainer:
+    samples = ByteSamples(config.model.seq_len)
+    return Trainer(config, grid, samples, samples)
+
+
+def summed_gradients(trainer: Trainer) -> Dict[str, torch.Tensor]:
+    """This stage's gradients as the optimiser saw them, whole; under ZeRO each replica has its share. Collective."""
+    shards = trainer.grid.dp.size if trainer.config.layout.zero else 1
+    flat = torch.zeros_like(trainer.buffers.gradients)
+    for owned in trainer.buffers.owned(trainer.grid.dp.rank if shards > 1 else 0, shards):
+        flat[owned.parameters] = trainer.buffers.gradients[owned.gradients]
+    if shards > 1:
+        trainer.grid.dp.all_reduce(flat)
+    return whole_tensors(trainer, flat)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_it_trains_as_one_rank_does_that_keeps_everything(world: Communicator, case: Case) -> None:
+    config = case.config()
+    if config.layout.ranks != world.size:
+        pytest.skip("another number of ranks")
+    ours = trainer_of(ProcessGrid(world, config.layout), config)
+    judge = trainer_of(ProcessGrid.alone(), tiny_config(*MODEL, f"model.attention_dropout={case.attention_dropout}"))
+    worst = 0.0
+    for _ in range(STEPS):
+        step, judged = ours.step(), judge.step()
+        gradients = summed_gradients(ours)
+        theirs = {name: tensor for name, tensor in summed_gradients(judge).items() if name in gradients}
+        worst = max(
+            worst,
+            abs(step.loss / judged.loss - 1),
+            abs(step.grad_norm / judged.grad_norm - 1),
+            largest_difference(gradients, theirs),
+        )
+    worst = max(worst, abs(ours.validate() / judge.validate() - 1))
+    largest = torch.tensor([worst], dtype=torch.float64)
+    world.all_reduce(largest, "max")
+    if world.rank == 0:
+        print(f"\nsequence and recompute {case}: {float(largest):.1e}")
+    assert float(largest) <= TOLERANCE
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_stage_keeps_what_the_formula_says(world: Communicator, case: Case) -> None:
+    config = case.config()
+    if config.layout.ranks != world.size:
+        pytest.skip("another number of ranks")
+    if not HAS_HOOKS:
+        pytest.skip("this PyTorch does not show what it saves")
+    trainer = trainer_of(ProcessGrid(world, config.layout), config)
+    with counting(list(trainer.pieces.values())) as kept:
+        trainer.step()
+    chunks, stage = chunks_of(config), trainer.grid.place.pp
+    mine = [chunk for chunk in chunks if chunk.stage == stage]
+    kinds = dict(enumerate(recompute_of(config, chunks)))
+    moments = moments_of(config, stage)
+    told = peak_bytes(config, mine, {layer: kinds[layer] for c in mine for layer in c.layers}, moments, False)
+    assert not uses_fused_kernel(config.model)
+    # autograd does not count what the pipeline and the loss hold: a chunk's output, the gradients made with the loss
+    elsewhere = max(sum(n * ends_bytes(config, c) for n, c in zip(counts, mine)) for counts, _ in moments)
+    print(f"\nstage {stage} of {case}: kept {kept.most} bytes, formula {told}, of them elsewhere up to {elsewhere}")
+    assert kept.now == 0
+    assert kept.most <= 1.01 * told and told <= 1.01 * (kept.most + elsewhere)
