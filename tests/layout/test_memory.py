@@ -1,0 +1,232 @@
+"""The formulas against what PyTorch really saves, and the choice of what to recompute against its budget."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Dict, List, Sequence, Set, Tuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fugaku_gpt.comm import Communicator
+from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.layout.memory import (
+    Moment,
+    ends_bytes,
+    layer_bytes,
+    moments_of,
+    peak_bytes,
+    recompute_of_layers,
+)
+from fugaku_gpt.layout.stages import Chunk, split_layers
+from fugaku_gpt.model import attention, build_model
+from fugaku_gpt.model.attention import uses_fused_kernel
+from tests.support.kept import HAS_HOOKS, counting
+from tests.support.text import ByteSamples
+from tests.support.tiny import tiny_config
+
+KINDS = ("none", "selective", "full")
+
+
+def kept_by(config: RunConfig) -> int:
+    """Bytes that PyTorch saves in the forward pass of a micro-batch, and those that the loss holds beside them."""
+    model = build_model(config, Communicator.alone()).train()
+    tokens = torch.from_numpy(ByteSamples(config.model.seq_len).batch(0, config.training.micro_batch))
+    with counting([model]) as kept:
+        loss = model(tokens[:, :-1], tokens[:, 1:], 0)
+        saved = kept.now
+    held = loss.grad_fn.gradients
+    return saved + sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+
+@pytest.mark.skipif(not HAS_HOOKS, reason="this PyTorch does not show what it saves")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (),
+        ("training.dtype=float64", "training.micro_batch=4"),
+        ("model.dropout=0",),
+        ("model.attention_dropout=0",),
+        ("model.embedding_layernorm=false", "model.ffn_hidden=80"),
+        ("model.dropout=0", "model.attention_dropout=0", "model.seq_len=40", "model.heads=2"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("fused", [False, True], ids=["batched", "fused"])
+def test_the_formula_is_what_pytorch_saves(
+    kind: str, changes: Sequence[str], fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "FUSED_FROM_TOKENS", 1 if fused else 10**9)
+    config = tiny_config("model.layers=3", f"training.recompute={kind}", *changes)
+    fused = uses_fused_kernel(config.model)
+    (chunk,) = split_layers(3, 1)
+    told = ends_bytes(config, chunk) + 3 * layer_bytes(config, kind, fused)
+    assert kept_by(config) == pytest.approx(told, rel=1e-3)
+
+
+def test_the_paper_s_layer_is_a_special_case() -> None:
+    """Korthikanti et al. 2022, equation 2: s b h (10 + 24 / t + 5 a s / (h t)) bytes; the same tensors as ours, where
+    a number takes two bytes and an element of a mask one, and LayerNorm's means and deviations are left out."""
+    s, h, a, t = 32, 64, 4, 2
+    config = load_run_config(
+        overrides=[
+            "model.layers=1",
+            f"model.hidden={h}",
+            f"model.heads={a}",
+            f"model.seq_len={s}",
+            "model.dropout=0.1",
+            "model.attention_dropout=0.1",
+            f"layout.tp={t}",
+        ]
+    )
+    numbers, masks = 4 * s * h + 12 * s * h // t + 2 * a * s * s // t, 2 * s * h + a * s * s // t
+    assert 2 * numbers + masks == s * h * (10 + 24 / t + 5 * a * s / (h * t))
+    assert layer_bytes(config, "none", fused=False) == 4 * (numbers + masks + 4 * s)
+
+
+def test_sequence_parallelism_cuts_what_lies_between_by_tp() -> None:
+    plain, cut = (
+        load_run_config(preset="13b", overrides=["layout.tp=4", f"layout.sequence_parallel={on}"])
+        for on in (False, True)
+    )
+    s, h = plain.model.seq_len, plain.model.hidden
+    assert layer_bytes(plain, "full", True) == 4 * layer_bytes(cut, "full", True) == 4 * s * h
+    saved = layer_bytes(plain, "none", True) - layer_bytes(cut, "none", True)
+    assert saved == 4 * (s - s // 4) * (4 * h + 4) + (8 * h * (s - s // 4) if plain.model.dropout else 0)
+
+
+def pipeline(schedule: str, pp: int, micro_batches: int, chunks: int = 1, *more: str) -> Tuple[RunConfig, List[Chunk]]:
+    config = tiny_config(
+        f"layout.schedule={schedule}",
+        f"layout.pp={pp}",
+        f"layout.chunks={chunks}",
+        f"model.layers={3 * pp * chunks}",
+        f"training.global_batch={micro_batches}",
+        *more,
+    )
+    return config, list(split_layers(config.model.layers, pp, chunks))
+
+
+@pytest.mark.parametrize(("schedule", "in_flight"), [("gpipe", [8, 8, 8, 8]), ("1f1b", [4, 3, 2, 1])])
+def test_late_stages_of_1f1b_hold_fewer_micro_batches(schedule: str, in_flight: List[int]) -> None:
+    config, _ = pipeline(schedule, 4, 8)
+    assert [max(counts[0] for counts, _ in moments_of(config, stage)) for stage in range(4)] == in_flight
+
+
+def choice(config: RunConfig, chunks: Sequence[Chunk]) -> List[Dict[str, int]]:
+    """How many layers of each stage are recomputed in which way."""
+    kinds = recompute_of_layers(config, chunks, fused=False)
+    found: List[Dict[str, int]] = [dict.fromkeys(KINDS, 0) for _ in range(config.layout.pp)]
+    for chunk in chunks:
+        for layer in chunk.layers:
+            found[chunk.stage][kinds[layer]] += 1
+    return found
+
+
+def work(stage: Dict[str, int]) -> int:
+    """A stage's place in the order of plans."""
+    return stage["selective"] + 10 * stage["full"]
+
+
+def least(config: RunConfig, chunks: Sequence[Chunk]) -> float:
+    """The smallest budget in MiB, as the refusal of a far too small one says it."""
+    with pytest.raises(UsageError) as caught:
+        recompute_of_layers(config, chunks, fused=False)
+    found = re.search(r"valid: ([0-9.e+]+) or more", str(caught.value))
+    assert found, caught.value
+    return float(found[1])
+
+
+def test_with_a_budget_late_stages_recompute_less() -> None:
+    """Sizes of a real model, so that a tenth of a MiB matters."""
+    size = ("model.hidden=512", "model.heads=8", "model.seq_len=256", "training.recompute=full")
+    _, chunks = pipeline("1f1b", 4, 8, 1, *size)
+    (smallest,) = {least(*pipeline("1f1b", 4, 8, 1, *size, "training.recompute_budget_mib=0.1"))}
+    config, _ = pipeline("1f1b", 4, 8, 1, *size, f"training.recompute_budget_mib={smallest}")
+    plans = choice(config, chunks)
+    works = [work(plan) for plan in plans]
+    assert works == sorted(works, reverse=True) and works[0] > works[-1]
+    assert plans[0]["full"] > 0
+    with pytest.raises(UsageError, match=r"training.recompute_budget_mib: .*: stage 0 keeps .* MiB"):
+        small, _ = pipeline("1f1b", 4, 8, 1, *size, f"training.recompute_budget_mib={smallest - 0.2}")
+        recompute_of_layers(small, chunks, fused=False)
+
+
+def test_enough_memory_recomputes_nothing_and_selective_goes_no_further() -> None:
+    for kind in ("selective", "full"):
+        config, chunks = pipeline("1f1b", 2, 4, 1, f"training.recompute={kind}", "training.recompute_budget_mib=1000")
+        assert choice(config, chunks) == [{"none": 3, "selective": 0, "full": 0}] * 2
+    tight = "training.recompute_budget_mib=0.01"
+    floors = [least(*pipeline("1f1b", 2, 4, 1, tight, f"training.recompute={kind}")) for kind in ("selective", "full")]
+    assert floors[0] > floors[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    schedule=st.sampled_from([("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)]),
+    pp=st.integers(1, 4),
+    micro_batches=st.integers(1, 9),
+    kind=st.sampled_from(["selective", "full"]),
+    share=st.floats(1.0, 3.0),
+    fused=st.booleans(),
+)
+def test_every_stage_fits_into_any_budget_that_is_not_refused(
+    schedule: Tuple[str, int], pp: int, micro_batches: int, kind: str, share: float, fused: bool
+) -> None:
+    size = ("model.hidden=128", "model.seq_len=128", f"training.recompute={kind}")
+    name, chunks_per_stage = schedule
+    tight, chunks = pipeline(name, pp, micro_batches, chunks_per_stage, *size, "training.recompute_budget_mib=0.01")
+    with pytest.raises(UsageError) as caught:
+        recompute_of_layers(tight, chunks, fused)
+    found = re.search(r"valid: ([0-9.e+]+) or more", str(caught.value))
+    assert found
+    budget = float(found[1]) * share
+    config, _ = pipeline(name, pp, micro_batches, chunks_per_stage, *size, f"training.recompute_budget_mib={budget}")
+    kinds = dict(enumerate(recompute_of_layers(config, chunks, fused)))
+    for stage in range(pp):
+        mine = [chunk for chunk in chunks if chunk.stage == stage]
+        assert peak_bytes(config, mine, kinds, moments_of(config, stage), fused) <= budget * 2**20
+
+
+def test_layers_named_by_number_are_the_first_of_each_chunk() -> None:
+    config, chunks = pipeline("interleaved", 2, 4, 2, "training.recompute=full", "training.recompute_layers=2")
+    assert recompute_of_layers(config, chunks, fused=False) == ("full", "full", "none") * 4
+    none, _ = pipeline("interleaved", 2, 4, 2)
+    assert set(recompute_of_layers(none, chunks, fused=False)) == {"none"}
+
+
+def test_a_peak_by_hand() -> None:
+    """Two stages, two micro-batches, 1F1B: the first holds two at its fullest; a layer that is recomputed whole comes
+    on top as it was before."""
+    config, chunks = pipeline("1f1b", 2, 2)
+    mine = chunks[:1]
+    whole, slim = (layer_bytes(config, kind, False) for kind in ("none", "full"))
+    moments: Set[Moment] = moments_of(config, 0)
+    plain = peak_bytes(config, mine, {0: "none", 1: "none", 2: "none"}, moments, False)
+    assert plain == 2 * (3 * whole + ends_bytes(config, mine[0]))
+    first = peak_bytes(config, mine, {0: "full", 1: "none", 2: "none"}, moments, False)
+    assert first == 2 * (2 * whole + slim + ends_bytes(config, mine[0]))  # two layers are freed before it
+    last = peak_bytes(config, mine, {0: "none", 1: "none", 2: "full"}, moments, False)
+    assert last == first + whole - slim
+
+
+def test_a_plan_for_sixty_four_stages_is_quick() -> None:
+    config = load_run_config(
+        preset="13b",
+        overrides=[
+            "model.layers=128",
+            "layout.pp=64",
+            "training.global_batch=512",
+            "training.recompute=full",
+            "training.recompute_budget_mib=100000",
+        ],
+    )
+    before = time.process_time()
+    kinds = recompute_of_layers(config, split_layers(128, 64), fused=False)
+    assert len(kinds) == 128
+    print(f"64 stages of 512 micro-batches: {time.process_time() - before:.2f} s")
