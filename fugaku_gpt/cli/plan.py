@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from fugaku_gpt.layout.sequence import SequencePlan
 
 _COLUMNS = ("stage", "layers", "busy", "idle_share", "in_flight", "arrived", "messages", "communications")
-_KINDS = ("gpipe", "1f1b", "interleaved")  # as in layout.schedules, which a test holds equal
-_ORDERS = ("tp,pp,dp", "tp,dp,pp", "pp,tp,dp", "pp,dp,tp", "dp,tp,pp", "dp,pp,tp")
 _positive = click.IntRange(min=1)
 
 
@@ -33,16 +31,7 @@ def plan() -> None:
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override; repeatable.")
 @click.option("--ranks", type=_positive, help="Ranks there will be; without --dp, dp is these / (tp * pp).")
 @click.option("--dp", type=_positive, help="Replicas, in place of layout.dp.")
-@click.option("--tp", type=_positive, help="Tensor-parallel ranks, in place of layout.tp.")
-@click.option("--pp", type=_positive, help="Pipeline stages, in place of layout.pp.")
-@click.option("--order", type=click.Choice(_ORDERS), default=_ORDERS[0], show_default=True, help="Axes, fastest first.")
-@click.option("--schedule", type=click.Choice(_KINDS), default="1f1b", show_default=True)
-@click.option("--chunks", type=_positive, default=1, show_default=True, help="Chunks of each stage, if interleaved.")
-@click.option("--split", metavar="N,N,...", help="Layers of each chunk; default: balanced by work.")
 @click.option("--micro-batches", type=_positive, help="Per iteration and replica, in place of the global batch's.")
-@click.option("--zero", type=click.IntRange(0, 1), default=0, show_default=True, help="ZeRO stage.")
-@click.option("--sequence-parallel", is_flag=True, help="Activations between cut layers are shared out over tp.")
-@click.option("--recompute", type=click.Choice(("none", "selective", "full")), default="none", show_default=True)
 @click.option("--every-rank", is_flag=True, help="Run every rank's communications, not one rank of each stage.")
 @format_option
 def check(
@@ -51,12 +40,9 @@ def check(
     settings: Tuple[str, ...],
     ranks: Optional[int],
     dp: Optional[int],
-    tp: Optional[int],
-    pp: Optional[int],
     micro_batches: Optional[int],
     every_rank: bool,
     form: str,
-    **options: Any,
 ) -> int:
     """Prove, without a cluster, that the ranks of a run fit together and cannot get stuck.
 
@@ -70,19 +56,16 @@ def check(
     from fugaku_gpt.config import load_run_config
 
     started = time.monotonic()
-    config = load_run_config(run_file, preset, list(settings))
+    config = load_run_config(run_file, preset, list(settings), check=False)
     try:
-        sequence = _plan(config, _layout(config, ranks, dp, tp, pp), micro_batches, options)
+        sequence = _plan(config, _replicas(config, ranks, dp), micro_batches)
     except ValueError as error:
         raise UsageError(f"{run_file or preset or 'plan check'}: {error}") from None
     return _judge(sequence, every_rank, form, started)
 
 
-def _layout(
-    config: "RunConfig", ranks: Optional[int], dp: Optional[int], tp: Optional[int], pp: Optional[int]
-) -> Tuple[int, int, int]:
-    tp = tp if tp is not None else config.layout.tp
-    pp = pp if pp is not None else config.layout.pp
+def _replicas(config: "RunConfig", ranks: Optional[int], dp: Optional[int]) -> int:
+    tp, pp = config.layout.tp, config.layout.pp
     if dp is None and ranks is not None:
         if ranks % (tp * pp):
             below = ranks // (tp * pp) * tp * pp
@@ -92,40 +75,22 @@ def _layout(
     dp = dp if dp is not None else config.layout.dp
     if ranks is not None and dp * tp * pp != ranks:
         raise UsageError(f"--ranks {ranks}: dp {dp} * tp {tp} * pp {pp} = {dp * tp * pp}; leave --dp or --ranks out")
-    return dp, tp, pp
+    return dp
 
 
-def _plan(
-    config: "RunConfig", sizes: Tuple[int, int, int], micro_batches: Optional[int], options: Dict[str, Any]
-) -> "SequencePlan":
-    from fugaku_gpt.config.schema import LayoutConfig
+def _plan(config: "RunConfig", dp: int, micro_batches: Optional[int]) -> "SequencePlan":
     from fugaku_gpt.layout.sequence import plan_of
 
-    training, (dp, tp, pp) = config.training, sizes
-    if micro_batches is None:
-        share = training.micro_batch * dp
-        if training.global_batch % share:
-            raise UsageError(
-                f"training.global_batch {training.global_batch} must be a multiple of training.micro_batch "
-                f"{training.micro_batch} * dp {dp} = {share}; change it with --set, or give --micro-batches"
-            )
-        micro_batches = training.global_batch // share
-    split, recompute = options.pop("split"), options.pop("recompute")
-    return replace(
-        plan_of(config),
-        layout=LayoutConfig(dp=dp, tp=tp, pp=pp),
-        micro_batches=micro_batches,
-        split=_numbers(split) if split is not None else None,
-        recompute=(recompute,) * config.model.layers,
-        **options,
-    )
-
-
-def _numbers(text: str) -> Tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in text.split(","))
-    except ValueError:
-        raise UsageError(f"--split {text!r}: valid: whole numbers with commas between, such as 3,4,4,1") from None
+    training = config.training
+    share = training.micro_batch * dp
+    if micro_batches is not None:
+        config = replace(config, training=replace(training, global_batch=micro_batches * share))
+    elif training.global_batch % share:
+        raise UsageError(
+            f"training.global_batch {training.global_batch} must be a multiple of training.micro_batch "
+            f"{training.micro_batch} * dp {dp} = {share}; change it with --set, or give --micro-batches"
+        )
+    return plan_of(replace(config, layout=replace(config.layout, dp=dp)))
 
 
 def _judge(sequence: "SequencePlan", every_rank: bool, form: str, started: float) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Callable, List
+
 from fugaku_gpt.comm.communicator import Communicator
 from fugaku_gpt.config.schema import LayoutConfig
-from fugaku_gpt.layout.grid import coordinates_of
+from fugaku_gpt.layout.grid import Coordinates, coordinates_of, dp_group, embedding_group, pp_group, tp_group
 
 
 class ProcessGrid:
@@ -30,14 +32,16 @@ class ProcessGrid:
             raise ValueError(f"a layout of {layout.ranks} ranks was given {world.size} ranks")
         self.world = world
         self.layout = layout
-        self.place = coordinates_of(world.rank, layout)
-        dp, pp, tp = self.place.dp, self.place.pp, self.place.tp
-        pipeline = dp * layout.tp + tp
-        self.tp = world.split(color=dp * layout.pp + pp, key=tp, name="tp")
-        self.pp = world.split(color=pipeline, key=pp, name="pp")
-        self.dp = world.split(color=pp * layout.tp + tp, key=dp, name="dp")
-        ends = layout.pp > 1 and pp in (0, layout.pp - 1)
-        self.embedding = world.split(color=pipeline if ends else None, key=pp, name="embedding")
+        self.place = coordinates_of(world.rank, layout, layout.order)
+        self.tp = self._group(tp_group, "tp")
+        self.pp = self._group(pp_group, "pp")
+        self.dp = self._group(dp_group, "dp")
+        self.embedding = self._group(embedding_group, "embedding")
+
+    def _group(self, members: Callable[[Coordinates, LayoutConfig, str], List[int]], name: str) -> Communicator:
+        group = members(self.place, self.layout, self.layout.order)
+        color = group[0] if len(group) > 1 else None  # whoever is alone needs no communicator
+        return self.world.split(color, key=group.index(self.world.rank), name=name)
 
     @classmethod
     def alone(cls) -> "ProcessGrid":

@@ -25,6 +25,7 @@ def problems_of(config: RunConfig, locate: Locate) -> List[str]:
     _check_dropout(config, broken)
     _check_layout(config, broken)
     _check_training(config, broken)
+    _check_precision(config, broken)
     _check_ramps(config, broken)
     _check_health(config, broken)
     _check_recompute(config, broken)
@@ -194,6 +195,18 @@ def _check_health(config: RunConfig, broken: Report) -> None:
             "training.rollback_every",
             training.rollback_every,
             "needs training.spike_deviations or training.spike_ratio, by which a loss is a spike",
+        )
+
+
+def _check_precision(config: RunConfig, broken: Report) -> None:
+    training = config.training
+    if training.dtype == "float64" and training.gradient_dtype is not None:
+        broken("training.gradient_dtype", training.gradient_dtype, "must be left out with training.dtype float64")
+    if training.loss_scale < training.loss_scale_min:
+        broken(
+            "training.loss_scale",
+            f"{training.loss_scale:g}",
+            f"must be at least training.loss_scale_min {training.loss_scale_min:g}",
         )
 
 

@@ -35,9 +35,11 @@ def preset_names() -> List[str]:
 
 
 def load_run_config(
-    file: Optional[Path] = None, preset: Optional[str] = None, overrides: Sequence[str] = ()
+    file: Optional[Path] = None, preset: Optional[str] = None, overrides: Sequence[str] = (), *, check: bool = True
 ) -> RunConfig:
     """The run described by a preset, then a YAML file over it, then ``key=value`` overrides over both.
+
+    Without ``check`` the rules between fields are left to the caller, who will change some of them.
 
     A run file may name its own preset with a top-level ``preset:``; ``--preset`` on the command line replaces that.
 
@@ -49,10 +51,10 @@ def load_run_config(
         layers.append(Settings(str(file), dict(flatten(read_yaml_file(file)))))
     command_line = [parse_override(text) for text in overrides]
     layers.append(Settings("--set", dict(command_line)))
-    return build_run_config(layers, preset)
+    return build_run_config(layers, preset, check=check)
 
 
-def build_run_config(layers: Iterable[Settings], preset: Optional[str] = None) -> RunConfig:
+def build_run_config(layers: Iterable[Settings], preset: Optional[str] = None, *, check: bool = True) -> RunConfig:
     """The run described by settings, later layers over earlier ones, over their preset (see :func:`load_run_config`).
 
     Raises:
@@ -75,7 +77,7 @@ def build_run_config(layers: Iterable[Settings], preset: Optional[str] = None) -
     config, problems = _construct(merged, places)
     if config.job.shape and "job.nodes" not in merged:
         config = replace(config, job=replace(config.job, nodes=math.prod(int(n) for n in config.job.shape.split("x"))))
-    if not problems:
+    if not problems and check:
         problems = problems_of(config, lambda key: places.get(key, ""))
     if problems:
         raise ConfigError("\n".join(problems))

@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import Field, dataclass, field
 from typing import Any, Optional, Sequence, Tuple
 
-DTYPES = ("float32", "float64")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+SIXTEEN_BITS = ("bfloat16", "float16")
+GRID_ORDERS = ("tp,pp,dp", "tp,dp,pp", "pp,tp,dp", "pp,dp,tp", "dp,tp,pp", "dp,pp,tp")
+PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved")
 SCHEDULERS = ("pjm", "slurm", "local")
 RECOMPUTE = ("none", "selective", "full")
 LR_SCHEDULES = ("cosine", "linear", "constant", "wsd")
@@ -103,14 +106,15 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class LayoutConfig:
-    """How the ranks are arranged; ranks = dp * tp * pp, tp fastest."""
+    """How the ranks are arranged; ranks = dp * tp * pp."""
 
     dp: int = option(1, "data-parallel replicas", at_least=1)
     tp: int = option(1, "tensor-parallel ranks that share each layer", at_least=1)
     pp: int = option(1, "pipeline stages", at_least=1)
-    schedule: str = option(
-        "1f1b", "order of forward and backward passes in the pipeline", choices=("gpipe", "1f1b", "interleaved")
+    order: str = option(
+        "tp,pp,dp", "which ranks are neighbours: the axes of the grid, fastest first", choices=GRID_ORDERS
     )
+    schedule: str = option("1f1b", "order of forward and backward passes in the pipeline", choices=PIPELINE_SCHEDULES)
     chunks: int = option(1, "virtual stages of each pipeline stage; above 1 with the interleaved schedule", at_least=1)
     split: Tuple[int, ...] = option(
         (), "layers of each chunk, first to last; default: balanced, embedding and logits counted", at_least=1
@@ -157,7 +161,23 @@ class TrainingConfig:
     )
     iterations: int = option(100, "optimiser steps", at_least=1)
     seed: int = option(1234, "seed of weights, sample order and dropout", at_least=0)
-    dtype: str = option("float32", "precision of weights, activations and gradients", choices=DTYPES)
+    dtype: str = option(
+        "float32", "precision of computing; with 16 bits, weights and sums of gradients are float32", choices=DTYPES
+    )
+    gradient_dtype: Optional[str] = option(
+        None,
+        "precision in which replicas' gradients are summed; default: float32, or float64 with dtype float64",
+        choices=("float32", "bfloat16"),
+    )
+    loss_scale: float = option(
+        65536.0, "float16: first factor on a micro-batch's mean loss, so that small gradients are not lost", above=0
+    )
+    loss_scale_window: int = option(
+        1000, "float16: iterations without overflow after which the loss scale doubles", unit="iterations", at_least=1
+    )
+    loss_scale_min: float = option(
+        1.0, "float16: the loss scale halves at each overflow; one at this scale ends the run", above=0
+    )
     lr: float = option(6e-4, "highest learning rate", above=0)
     min_lr: float = option(6e-5, "learning rate at the end of the schedule, but for the constant one", at_least=0)
     warmup_iterations: int = option(0, "linear warm-up", unit="iterations", at_least=0)
@@ -192,9 +212,7 @@ class TrainingConfig:
     spike_deviations: Optional[float] = option(
         6.0, "a loss so many standard deviations above their mean is a spike; null: none is", above=0
     )
-    spike_ratio: Optional[float] = option(
-        None, "a loss so many times their mean is a spike; default: none is", above=1
-    )
+    spike_ratio: Optional[float] = option(None, "a loss so many times their mean is a spike; default: none is", above=1)
     log_interval: int = option(1, "iterations between log lines", unit="iterations", at_least=1)
     eval_interval: Optional[int] = option(
         None, "iterations between validations, one more at the end; default: never", unit="iterations", at_least=1

@@ -10,13 +10,12 @@ world with the first rank as colour and the place in the list as key makes all g
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import permutations
 from typing import Dict, List
 
-from fugaku_gpt.config.schema import LayoutConfig
+from fugaku_gpt.config.schema import GRID_ORDERS, LayoutConfig
 
 TP_PP_DP = "tp,pp,dp"
-ORDERS = tuple(",".join(axes) for axes in permutations(("tp", "pp", "dp")))
+ORDERS = GRID_ORDERS
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Deque, Dict, List, Sequence, Tuple, Union
 
+from fugaku_gpt.config.schema import PIPELINE_SCHEDULES
 from fugaku_gpt.layout.rendezvous import Part
 
-KINDS = ("gpipe", "1f1b", "interleaved")
+KINDS = PIPELINE_SCHEDULES
 ACTIVATION, GRADIENT = "activation", "gradient"
 
 

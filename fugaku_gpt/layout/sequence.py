@@ -135,12 +135,18 @@ class SequencePlan:
 
 def plan_of(config: RunConfig) -> SequencePlan:
     """The plan of a run."""
-    training = config.training
+    training, layout = config.training, config.layout
     return SequencePlan(
         model=config.model,
-        layout=config.layout,
+        layout=layout,
         micro_batches=config.micro_batches,
         micro_batch=training.micro_batch,
+        order=layout.order,
+        schedule=layout.schedule,
+        chunks=layout.chunks,
+        split=layout.split or None,
+        zero=layout.zero,
+        sequence_parallel=layout.sequence_parallel,
         element_bytes={"float32": 4, "float64": 8}[training.dtype],
         bucket_bytes=int(training.bucket_mib * 2**20),
     )

@@ -13,13 +13,11 @@ from typing import List
 
 import pytest
 
-from fugaku_gpt.cli import plan as module
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.layout import sequence_check
-from fugaku_gpt.layout.grid import ORDERS
-from fugaku_gpt.layout.schedules import KINDS
 
-BIG = ["plan", "check", "--preset", "13b", "--tp", "6", "--pp", "8", "--ranks", "13824"]
+BIG = ["plan", "check", "--preset", "13b", "--set", "layout.tp=6", "--set", "layout.pp=8", "--ranks", "13824"]
+WHOLE = ["--set", "training.global_batch=288"]
 GIB = 2**30
 
 
@@ -29,7 +27,7 @@ def _within_two_gib() -> None:
 
 def test_the_run_on_13824_nodes_fits_within_two_gib() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "fugaku_gpt", *BIG, "--zero", "1"],
+        [sys.executable, "-m", "fugaku_gpt", *BIG, "--set", "layout.zero=1", "--set", "training.global_batch=2304"],
         capture_output=True,
         preexec_fn=_within_two_gib,
         timeout=60,
@@ -45,9 +43,11 @@ def test_the_run_on_13824_nodes_fits_within_two_gib() -> None:
 
 def test_a_run_file_is_judged_with_options_over_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text("model: {layers: 8, heads: 4}\ntraining: {global_batch: 16}\n", encoding="utf-8")
-    words = ["--pp", "2", "--dp", "2", "--schedule", "interleaved", "--chunks", "2", "--split", "1,3,2,2"]
-    assert run(["plan", "check", str(file), *words, "--order", "dp,tp,pp", "--every-rank", "--format", "csv"]) == 0
+    layout = "{pp: 2, dp: 2, schedule: interleaved, chunks: 2, split: [1, 3, 2, 2]}"
+    text = f"model: {{layers: 8, heads: 4}}\ntraining: {{global_batch: 16}}\nlayout: {layout}\n"
+    file.write_text(text, encoding="utf-8")
+    words = ["--set", "layout.order=dp,tp,pp", "--every-rank", "--format", "csv"]
+    assert run(["plan", "check", str(file), *words]) == 0
     captured = capsys.readouterr()
     rows = list(csv.DictReader(io.StringIO(captured.out)))
     assert [row["layers"] for row in rows] == ["1+2", "3+2"]
@@ -57,7 +57,7 @@ def test_a_run_file_is_judged_with_options_over_it(tmp_path: Path, capsys: pytes
 
 def test_equal_stages_idle_as_the_formula_says(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--set", "model.layers=16", "--set", "model.vocab_size=2", "--set", "model.padded_vocab_size=2"]
-    assert run(["plan", "check", *words, "--pp", "4", "--micro-batches", "12", "--format", "json"]) == 0
+    assert run(["plan", "check", *words, "--set", "layout.pp=4", "--micro-batches", "12", "--format", "json"]) == 0
     captured = capsys.readouterr()
     rows = json.loads(captured.out)
     assert [row["idle_share"] for row in rows] == pytest.approx([1 - 12 / 15] * 4, abs=0.002)
@@ -71,12 +71,13 @@ def test_equal_stages_idle_as_the_formula_says(capsys: pytest.CaptureFixture[str
         (["--ranks", "13820"], "--ranks 13820: must be a multiple of tp 6 * pp 8 = 48; valid: 13776 or 13824"),
         (["--ranks", "5"], "valid: 48"),
         (["--dp", "4"], "--ranks 13824: dp 4 * tp 6 * pp 8 = 192; leave --dp or --ranks out"),
-        (["--tp", "7", "--ranks", "56"], "13b: tp 7 must divide the heads, 36"),
-        (["--sequence-parallel"], "tp 6 must divide the sequence length, 2048"),
-        (["--chunks", "2"], "schedule 1f1b with 2 chunks per stage: valid: 1, or the schedule interleaved"),
-        (["--schedule", "interleaved", "--chunks", "6"], "valid: stages * chunks up to 40"),
-        (["--split", "5,5"], "has 2 numbers; valid: 8"),
-        (["--split", "5;5"], "--split '5;5': valid: whole numbers with commas"),
+        (["--set", "layout.tp=7", "--ranks", "56"], "13b: tp 7 must divide the heads, 36"),
+        (["--set", "layout.chunks=2", *WHOLE], "schedule 1f1b with 2 chunks per stage: valid: 1, or the schedule"),
+        (
+            ["--set", "layout.schedule=interleaved", "--set", "layout.chunks=6", *WHOLE],
+            "valid: stages * chunks up to 40",
+        ),
+        (["--set", "layout.split=[5, 5]", *WHOLE], "has 2 numbers; valid: 8"),
         (["--ranks", "528"], "must be a multiple of training.micro_batch 1 * dp 11 = 11"),
     ],
 )
@@ -98,13 +99,7 @@ def test_a_mismatch_is_named_and_ends_with_1(
         return steps[1:] if stage == 1 else steps
 
     monkeypatch.setattr(sequence_check, "program", program_of_stage)
-    assert run(["plan", "check", "--tp", "2", "--pp", "2", "--dp", "2"]) == 1
+    assert run(["plan", "check", "--set", "layout.tp=2", "--set", "layout.pp=2", "--dp", "2"]) == 1
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith("does not fit: rank 0, communicator pp, position ")
-
-
-def test_the_choices_are_those_of_the_layout() -> None:
-    assert module._KINDS == KINDS
-    assert sorted(module._ORDERS) == sorted(ORDERS)
-    assert module._ORDERS[0] == ORDERS[0] == "tp,pp,dp"
