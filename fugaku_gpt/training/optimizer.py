@@ -23,12 +23,15 @@ class BlockedAdamW:
 
     def __init__(self, runs: Sequence[Run], training: TrainingConfig) -> None:
         self._training = training
-        self._steps = 0
+        self._steps = torch.zeros((), dtype=torch.int64)
+        self._moments: List[torch.Tensor] = []
         scratch = torch.empty(BLOCK, dtype=runs[0].parameters.dtype)
         # each block: weight decay, and its views of parameters, gradients, both moments and the scratch space
         self._blocks: List[Tuple[float, Tuple[torch.Tensor, ...]]] = []
         for run in runs:
-            flats = (run.parameters, run.gradients, torch.zeros_like(run.parameters), torch.zeros_like(run.parameters))
+            moments = [torch.zeros_like(run.parameters), torch.zeros_like(run.parameters)]
+            self._moments += moments
+            flats = (run.parameters, run.gradients, *moments)
             for start in range(0, run.parameters.numel(), BLOCK):
                 end = min(start + BLOCK, run.parameters.numel())
                 views = (*(flat[start:end] for flat in flats), scratch[: end - start])
@@ -38,8 +41,9 @@ class BlockedAdamW:
         """Change the parameters by their gradients."""
         t = self._training
         self._steps += 1
-        step_size = lr / (1.0 - t.beta1**self._steps)
-        root_correction = math.sqrt(1.0 - t.beta2**self._steps)
+        steps = int(self._steps)
+        step_size = lr / (1.0 - t.beta1**steps)
+        root_correction = math.sqrt(1.0 - t.beta2**steps)
         for weight_decay, (parameter, gradient, first, second, scratch) in self._blocks:
             if weight_decay:
                 parameter.mul_(1.0 - lr * weight_decay)
@@ -48,6 +52,10 @@ class BlockedAdamW:
             torch.sqrt(second, out=scratch)
             scratch.div_(root_correction).add_(t.eps)
             parameter.addcdiv_(first, scratch, value=-step_size)
+
+    def tensors(self) -> List[torch.Tensor]:
+        """All that is kept from step to step, but for the parameters: the number of steps, and the moments."""
+        return [self._steps, *self._moments]
 
 
 class FusedAdamW:
@@ -61,6 +69,11 @@ class FusedAdamW:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
+
+    def tensors(self) -> List[torch.Tensor]:
+        """All that is kept from step to step, but for the parameters; empty before the first step."""
+        states = [self._optimizer.state[flat] for group in self._optimizer.param_groups for flat in group["params"]]
+        return [state[name] for state in states for name in sorted(state)]
 
 
 def build_optimizer(runs: Sequence[Run], training: TrainingConfig) -> "BlockedAdamW | FusedAdamW":

@@ -28,13 +28,11 @@ def learning_rate(training: TrainingConfig, iteration: int) -> float:
         return training.lr * (iteration + 1) / warmup
     if training.lr_schedule == "constant":
         return training.lr
-    if iteration >= end - 1 > warmup or iteration >= end:
+    if iteration >= max(1, end - 1):
         return training.min_lr
     if training.lr_schedule == "cosine":
-        left = 0.5 * (1.0 + math.cos(math.pi * (iteration - warmup) / (end - warmup)))
-    else:
-        # of a straight line, the last iteration at lr and the number of iterations after it
-        decaying = round(training.decay_fraction * end) if training.lr_schedule == "wsd" else end - warmup - 1
-        decaying = max(1, min(decaying, end - warmup - 1))
-        left = min(1.0, (end - 1 - iteration) / decaying)
-    return training.min_lr + (training.lr - training.min_lr) * left
+        progress = (iteration - warmup) / max(1, end - warmup)
+        return training.min_lr + 0.5 * (training.lr - training.min_lr) * (1.0 + math.cos(math.pi * progress))
+    longest = max(1, end - 1 - warmup)  # iterations after the one that has all of lr
+    decaying = min(longest, max(1, round(training.decay_fraction * end))) if training.lr_schedule == "wsd" else longest
+    return training.min_lr + (training.lr - training.min_lr) * min(1.0, (end - 1 - iteration) / decaying)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
-from typing import Any, Callable, Optional, Protocol, Tuple
+from typing import Any, Callable, Dict, Optional, Protocol, Tuple
 
 import numpy as np
 import torch
 
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.config import RunConfig
-from fugaku_gpt.errors import RunFailed
-from fugaku_gpt.layout.batch import first_sample
+from fugaku_gpt.layout.batch import LeftOut, first_sample, global_batch, sequence_length
 from fugaku_gpt.layout.schedules import schedule
 from fugaku_gpt.layout.stages import Chunk, split_layers, stage_tensors, work_of
 from fugaku_gpt.model import build_stage, named_parameters, recompute_of
 from fugaku_gpt.parallel.buffers import FlatBuffers
-from fugaku_gpt.parallel.gradients import GradientSum, ParameterGather, counted_here, sum_of_squares
+from fugaku_gpt.parallel.gradients import GradientSum, ParameterGather, counted_here
 from fugaku_gpt.parallel.pipeline import Pipeline
+from fugaku_gpt.training.health import DONE, SPIKE, Health, StateCopy, squares_of
 from fugaku_gpt.training.optimizer import build_optimizer
 from fugaku_gpt.training.schedule import learning_rate
 
@@ -30,22 +31,54 @@ class Samples(Protocol):
         """Samples [first, first + count) as [count, seq_len + 1] token ids."""
 
 
+class Remaining:
+    """The samples that are not left out, numbered anew without gaps."""
+
+    def __init__(self, samples: Samples, left_out: LeftOut) -> None:
+        self._samples = samples
+        self._left_out = left_out
+
+    def batch(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """As of ``Samples``."""
+        start = self._left_out.number(first)
+        if self._left_out.number(first + count - 1) == start + count - 1:
+            return self._samples.batch(start, count)
+        numbers = [self._left_out.number(used) for used in range(first, first + count)]
+        return np.concatenate([self._samples.batch(number, 1) for number in numbers])
+
+
 @dataclass(frozen=True)
 class Step:
-    """What one iteration did, equal on every rank: mean loss per token, norm of the mean gradient before clipping,
-    rate."""
+    """What one iteration did, equal on every rank.
+
+    Attributes:
+        loss: mean per token.
+        grad_norm: of the mean gradient, before clipping.
+        lr: learning rate.
+        samples, seq_len: the batch: so many samples of so many tokens.
+        left_out: why the step was not done (``not finite``, ``spike``), or "".
+        returned_to: the iteration after which weights were what they are now, where a spike made the run return.
+    """
 
     loss: float
     grad_norm: float
     lr: float
+    samples: int
+    seq_len: int
+    left_out: str = DONE
+    returned_to: Optional[int] = None
 
 
 class Trainer:
     """Trains on ``train`` over the ranks of ``grid``; ``valid`` is what :meth:`validate` measures.
 
     Attributes:
-        iteration: optimiser steps done.
-        consumed_samples: samples used by them; the only state of the data.
+        iteration: iterations done, those included whose step was left out.
+        consumed_samples: samples that are behind, those included that ``training.skip_samples`` names; the only state
+            of the data.
+        consumed_tokens: tokens of the samples that were used.
+        pipeline_seconds, waited_seconds: in the pipeline over all iterations, and what of it was waiting for other
+            stages.
     """
 
     def __init__(self, config: RunConfig, grid: ProcessGrid, train: Samples, valid: Optional[Samples] = None) -> None:
@@ -53,7 +86,12 @@ class Trainer:
         self.grid = grid
         self.iteration = 0
         self.consumed_samples = 0
-        self._train = train
+        self.consumed_tokens = 0
+        self.pipeline_seconds = 0.0
+        self.waited_seconds = 0.0
+        self.health = Health(config.training)
+        self._left_out = LeftOut(config.training.skip_samples)
+        self._train = Remaining(train, self._left_out)
         self._valid = valid
         layout, training, model = config.layout, config.training, config.model
         chunks = chunks_of(config)
@@ -75,45 +113,89 @@ class Trainer:
         self._optimizer = build_optimizer(self._runs, training)
         self.sum = GradientSum(self.buffers, pieces, grid, sharded, layout.sequence_parallel)
         self._gather = ParameterGather(self.buffers, pieces, grid.dp) if sharded else None
-        self.pipeline = Pipeline(
-            schedule(layout.schedule, grid.place.pp, layout.pp, config.micro_batches, layout.chunks),
-            grid.pp,
-            chunks[-1].index,
-            (training.micro_batch, model.seq_len // (layout.tp if layout.sequence_parallel else 1), model.hidden),
-            getattr(torch, training.dtype),
-        )
+        self._copy = StateCopy(self._runs, self._optimizer)
+        self._last_chunk = chunks[-1].index
+        self._pipelines: Dict[Tuple[int, int], Pipeline] = {}
+        self.pipeline = self._pipeline(training.global_batch, model.seq_len)
         self._order = list(self.pieces)
-        self._tokens_per_batch = training.global_batch * model.seq_len
 
     def step(self) -> Step:
         """One iteration over one global batch.
 
         Raises:
-            RunFailed: loss or gradient is not finite; on every rank alike, and the parameters are left as they were.
+            RunFailed: loss or gradient is not finite, and ``training.non_finite`` or its limit says that the run stops;
+                on every rank alike, and the parameters are left as they were.
         """
         training = self.config.training
+        samples = global_batch(self.config, self.consumed_samples)
+        seq_len = sequence_length(self.config, self.iteration)
+        used = self._left_out.used(self.consumed_samples)
         for piece in self.pieces.values():
             piece.train()
         self.sum.begin()
-        total = self._losses(self._train, self.consumed_samples, self._before_last_backward)
+        self.pipeline = self._pipeline(samples, seq_len)
+        began = time.perf_counter()
+        total = self._losses(self._train, used, seq_len, self._before_last_backward)
+        self.pipeline_seconds += time.perf_counter() - began
+        self.waited_seconds += self.pipeline.waited_seconds
         self.sum.finish()
-        loss, norm = self._agree(total)
-        if not (math.isfinite(norm) and math.isfinite(loss)):
-            raise RunFailed(
-                f"iteration {self.iteration + 1}: loss {loss:g}, gradient norm {norm:g}: not finite; "
-                "lower training.lr, set training.clip_grad, or look at the data"
-            )
-        clip = training.clip_grad / norm if training.clip_grad and norm > training.clip_grad else 1.0
-        # gradients are sums over all tokens of the global batch up to here: one pass divides and clips
-        for gradients in self._owned_gradients:
-            gradients.mul_(clip / self._tokens_per_batch)
+        loss, norm, bad_ranks = self._agree(total, samples * seq_len)
+        verdict = self.health.judge(self.iteration + 1, loss, norm, bad_ranks)
         lr = learning_rate(training, self.iteration)
-        self._optimizer.step(lr)
-        if self._gather is not None:
+        if verdict == DONE:
+            clip = training.clip_grad / norm if training.clip_grad and norm > training.clip_grad else 1.0
+            # gradients are sums over all tokens of the global batch up to here: one pass divides and clips
+            for gradients in self._owned_gradients:
+                gradients.mul_(clip / (samples * seq_len))
+            self._optimizer.step(lr)
+        elif verdict == SPIKE:
+            self._settle()
+            self._copy.go_back()
+        if verdict in (DONE, SPIKE) and self._gather is not None:
             self._gather.start()
         self.iteration += 1
-        self.consumed_samples += training.global_batch
-        return Step(loss=loss, grad_norm=norm, lr=lr)
+        self.consumed_samples = self._left_out.number(used + samples - 1) + 1
+        self.consumed_tokens += samples * seq_len
+        self._keep_copy(verdict)
+        returned_to = self._copy.iteration if verdict == SPIKE else None
+        return Step(loss, norm, lr, samples, seq_len, verdict, returned_to)
+
+    @property
+    def copy_bytes(self) -> int:
+        """Memory of the copy to which a loss spike returns, on this rank; 0 while there is none."""
+        return self._copy.bytes
+
+    def _keep_copy(self, verdict: str) -> None:
+        """Keep a copy where one is due; before the first step there is nothing worth it, and after a return it is what
+        is there."""
+        stepped = self.iteration > self.health.left_out
+        if verdict != SPIKE and stepped and self.health.copy_is_due(self.iteration):
+            self._settle()
+            self._copy.keep(self.iteration)
+            self.health.kept(verdict)
+
+    def _settle(self) -> None:
+        if self.buffers.settle is not None:
+            self.buffers.settle()
+
+    def _pipeline(self, samples: int, seq_len: int) -> Pipeline:
+        """The pipeline of a global batch of so many samples of so many tokens; made once for each size."""
+        layout, training = self.config.layout, self.config.training
+        micro_batches = samples // (training.micro_batch * layout.dp)
+        size = (micro_batches, seq_len)
+        if size not in self._pipelines:
+            self._pipelines[size] = Pipeline(
+                schedule(layout.schedule, self.grid.place.pp, layout.pp, micro_batches, layout.chunks),
+                self.grid.pp,
+                self._last_chunk,
+                (
+                    training.micro_batch,
+                    seq_len // (layout.tp if layout.sequence_parallel else 1),
+                    self.config.model.hidden,
+                ),
+                getattr(torch, training.dtype),
+            )
+        return self._pipelines[size]
 
     def validate(self) -> float:
         """Mean loss per token over the first ``training.eval_batches`` global batches of the validation split."""
@@ -121,28 +203,40 @@ class Trainer:
             raise ValueError("this trainer was built without validation samples")
         for piece in self.pieces.values():
             piece.eval()
+        batches, samples = self.config.training.eval_batches, self.config.training.global_batch
+        seq_len = self.config.model.seq_len
+        self.pipeline = self._pipeline(samples, seq_len)
         total = 0.0
         with torch.no_grad():
-            for batch in range(self.config.training.eval_batches):
-                total += self._losses(self._valid, batch * self.config.training.global_batch)
+            for batch in range(batches):
+                total += self._losses(self._valid, batch * samples, seq_len)
         whole = torch.tensor([total], dtype=torch.float64)
         self.grid.dp.all_reduce(whole)
         self.grid.pp.all_reduce(whole)
-        return float(whole) / (self.config.training.eval_batches * self._tokens_per_batch)
+        return float(whole) / (batches * samples * seq_len)
 
     def _losses(
-        self, samples: Samples, consumed: int, before_last_backward: Optional[Callable[[int], None]] = None
+        self,
+        samples: Samples,
+        used: int,
+        seq_len: int,
+        before_last_backward: Optional[Callable[[int], None]] = None,
     ) -> float:
         """The sum of this replica's tokens' losses over one global batch, on the last stage; 0 elsewhere. With
-        gradients enabled they are left in the buffers."""
-        total = 0.0
+        gradients enabled they are left in the buffers.
+
+        Args:
+            used: samples that earlier batches have used.
+            seq_len: tokens of each sample that are used.
+        """
+        total, micro_size = 0.0, self.config.training.micro_batch
 
         def forward(micro_batch: int, chunk: int, x: Optional[torch.Tensor]) -> torch.Tensor:
             nonlocal total
             piece = self.pieces[chunk]
-            first = first_sample(self.config, consumed, micro_batch, self.grid.place.dp)
+            first = first_sample(self.config, used, micro_batch, self.grid.place.dp)
             ends = piece.chunk.has_embedding or piece.chunk.has_head  # tokens are wanted there only
-            tokens = torch.from_numpy(samples.batch(first, self.config.training.micro_batch)) if ends else None
+            tokens = torch.from_numpy(samples.batch(first, micro_size)[:, : seq_len + 1]) if ends else None
             y: torch.Tensor = piece(
                 tokens[:, :-1] if x is None and tokens is not None else x,
                 tokens[:, 1:] if tokens is not None else None,
@@ -158,13 +252,15 @@ class Trainer:
     def _before_last_backward(self, chunk: int) -> None:
         self.sum.last_backward(self._order.index(chunk))
 
-    def _agree(self, total: float) -> Tuple[float, float]:
-        """(mean loss per token, norm of the mean gradient), from one sum over all ranks: whatever is not finite
-        anywhere is not finite everywhere."""
-        counted = total if self.grid.place.tp == 0 else 0.0 * total
-        sums = torch.tensor([counted, sum_of_squares(self._runs)], dtype=torch.float64)
+    def _agree(self, total: float, tokens: int) -> Tuple[float, float, int]:
+        """(mean loss per token, norm of the mean gradient, ranks that have seen something that is not finite), from one
+        sum over all ranks, so equal on every rank."""
+        squares, finite = squares_of(self._runs)
+        counted = total if self.grid.place.tp == 0 else 0.0
+        bad = 0.0 if finite and math.isfinite(total) else 1.0
+        sums = torch.tensor([counted, squares, bad], dtype=torch.float64)
         self.grid.world.all_reduce(sums)
-        return float(sums[0]) / self._tokens_per_batch, math.sqrt(float(sums[1])) / self._tokens_per_batch
+        return float(sums[0]) / tokens, math.sqrt(float(sums[1])) / tokens, int(sums[2])
 
 
 def chunks_of(config: RunConfig) -> Tuple[Chunk, ...]:

@@ -1,0 +1,101 @@
+"""How many samples an iteration uses, how long they are, and which are left out."""
+
+from __future__ import annotations
+
+from typing import List
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.errors import ConfigError
+from fugaku_gpt.layout.batch import LeftOut, global_batch, sequence_length
+
+RAMP = ("training.global_batch=32", "training.ramp_start=8", "training.ramp_increment=8", "training.ramp_samples=300")
+
+
+def test_the_global_batch_grows_in_equal_shares_of_the_samples() -> None:
+    config = load_run_config(overrides=RAMP)
+    sizes = [global_batch(config, consumed) for consumed in range(400)]
+    assert sizes == [8] * 100 + [16] * 100 + [24] * 100 + [32] * 100
+
+
+def test_without_a_ramp_every_iteration_has_the_full_size() -> None:
+    config = load_run_config(overrides=("training.global_batch=32",))
+    assert {global_batch(config, consumed) for consumed in (0, 1, 10**12)} == {32}
+    assert {sequence_length(config, iteration) for iteration in (0, 1, 10**12)} == {config.model.seq_len}
+
+
+def test_samples_grow_with_the_iterations() -> None:
+    config = load_run_config(
+        overrides=(
+            "model.seq_len=64",
+            "training.seq_ramp_start=16",
+            "training.seq_ramp_increment=24",
+            "training.seq_ramp_iterations=10",
+        )
+    )
+    assert [sequence_length(config, iteration) for iteration in range(12)] == [16] * 5 + [40] * 5 + [64] * 2
+
+
+@given(
+    start=st.integers(1, 9), increment=st.integers(1, 9), steps=st.integers(0, 9), samples=st.integers(1, 200)
+)
+def test_a_ramp_is_megatron_s(start: int, increment: int, steps: int, samples: int) -> None:
+    full = start + increment * steps
+    config = load_run_config(
+        overrides=(
+            f"training.global_batch={full}",
+            f"training.ramp_start={start}",
+            f"training.ramp_increment={increment}",
+            f"training.ramp_samples={samples}",
+        )
+    )
+    for consumed in range(0, 220, 7):
+        # num_microbatches_calculator.py: int(consumed / (samples / steps)), up to and with the ramp's end
+        expected = full if consumed >= samples else start + increment * (consumed * steps // samples)
+        assert global_batch(config, consumed) == expected
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (("training.ramp_start=6",), r"ramp_start: 6: must be a multiple of .* = 4, at most .* 32; valid: 4, 8"),
+        (("training.ramp_start=40",), r"ramp_start: 40: must be a multiple of .* = 4, at most .* 32; valid: 32"),
+        (("training.ramp_increment=6",), r"ramp_increment: 6: must be .* 32 - 8 = 24; valid: 4, 8, 12, 24"),
+        (("training.ramp_increment=16",), r"ramp_increment: 16: must be .* 32 - 8 = 24; valid: 4, 8, 12, 24"),
+        (("training.ramp_samples=null",), r"ramp_samples: null: is needed with training.ramp_start; valid: all of"),
+    ],
+)
+def test_a_step_that_does_not_divide_is_refused_with_what_would(overrides: List[str], message: str) -> None:
+    layout = ("layout.dp=2", "training.micro_batch=2")
+    load_run_config(overrides=(*RAMP, *layout))
+    with pytest.raises(ConfigError, match=message):
+        load_run_config(overrides=(*RAMP, *layout, *overrides))
+
+
+def test_short_samples_must_divide_over_the_ranks_of_sequence_parallelism() -> None:
+    ramp = ("training.seq_ramp_start=31", "training.seq_ramp_increment=97", "training.seq_ramp_iterations=10")
+    load_run_config(overrides=ramp)
+    with pytest.raises(ConfigError, match=r"seq_ramp_start: 31: .* layout.tp 2 .*; valid: 30, 32"):
+        load_run_config(overrides=(*ramp, "layout.tp=2", "layout.sequence_parallel=true"))
+
+
+@pytest.mark.parametrize("text", ["9-3", "a", "1-", "-2", "1-2-3"])
+def test_a_range_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="skip_samples"):
+        load_run_config(overrides=(f"training.skip_samples=[{text}]",))
+
+
+ranges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=6)
+
+
+@given(ranges)
+def test_samples_that_are_left_out_are_those_that_are_named(pairs: "List[tuple[int, int]]") -> None:
+    left_out = LeftOut([f"{first}-{first + more}" if more else str(first) for first, more in pairs])
+    named = {number for first, more in pairs for number in range(first, first + more + 1)}
+    remaining = [number for number in range(100) if number not in named]
+    assert [left_out.number(used) for used in range(len(remaining))] == remaining
+    for consumed in range(100):
+        assert left_out.used(consumed) == sum(number < consumed for number in remaining)
