@@ -1,13 +1,19 @@
-"""What this PyTorch can do, found by trying it. No other module asks, and none compares version strings."""
+"""What this PyTorch can do, found by trying it. No other module asks, and none compares version strings.
+
+Operations of the model that have no good kernel for a 16-bit type in this build are computed in float32, with casts
+before and after; each is tried once, forward and backward.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 # (query, key, value [b, heads, s, d]) -> [b, heads, s, d], causal, fused; None before PyTorch 2.0
 scaled_dot_product_attention: Optional[Callable[..., torch.Tensor]] = getattr(F, "scaled_dot_product_attention", None)
@@ -19,11 +25,175 @@ except TypeError:
     _GELU_HAS_APPROXIMATE = False
 
 
-def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """GELU by its tanh approximation, as in GPT-2's published weights (Hendrycks and Gimpel 2016, section 2)."""
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     if _GELU_HAS_APPROXIMATE:
         return F.gelu(x, approximate="tanh")
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+# operations that are tried for each 16-bit type, with inputs for the trial; the sums in them have so many equal terms
+# that a kernel which adds up in 16 bits is found out
+_Trial = Tuple[Callable[..., torch.Tensor], Callable[[], Sequence[torch.Tensor]]]
+_TRIALS: Dict[str, _Trial] = {
+    "linear": (F.linear, lambda: (_ones(600, 600), _ones(8, 600), _ones(8))),
+    "matmul": (torch.matmul, lambda: (_ones(600, 600), _ones(600, 8))),
+    "bmm": (torch.bmm, lambda: (_ones(2, 600, 600), _ones(2, 600, 8))),
+    "baddbmm": (
+        lambda x, y, z: torch.baddbmm(x, y, z, alpha=0.25),
+        lambda: (_ones(2, 600, 8), _ones(2, 600, 600), _ones(2, 600, 8)),
+    ),
+    "layer_norm": (
+        lambda x, weight, bias: F.layer_norm(x, (64,), weight, bias),
+        lambda: (_waves(5000, 64) + 2.0, _ones(64), _ones(64)),
+    ),
+    "gelu": (F.gelu, lambda: (_waves(8, 600),)),
+    "gelu_tanh": (_gelu_tanh, lambda: (_waves(8, 600),)),
+    "softmax": (lambda x: torch.softmax(x, dim=-1) * 600.0, lambda: (0.0 * _ones(8, 600),)),
+    "embedding": (lambda table: F.embedding(torch.arange(2).repeat_interleave(5000), table), lambda: (_ones(4, 8),)),
+    "sum": (lambda x: x.sum(0), lambda: (_ones(5000, 8),)),
+}
+if scaled_dot_product_attention is not None:
+    _TRIALS["scaled_dot_product_attention"] = (
+        lambda x: scaled_dot_product_attention(x, x, x, is_causal=True),  # type: ignore[misc]  # it is there
+        lambda: (_waves(1, 2, 600, 16),),
+    )
+_WIDE = (torch.float32, torch.float64)
+_LOOSE = 4.0  # roundings of a 16-bit type by which a kernel may be off
+
+
+def _ones(*shape: int) -> torch.Tensor:
+    return torch.ones(shape)
+
+
+def _waves(*shape: int) -> torch.Tensor:
+    return torch.arange(float(math.prod(shape))).sin().view(shape)
+
+
+@functools.lru_cache(maxsize=None)
+def has_kernel(operation: str, dtype: torch.dtype) -> bool:
+    """Whether this build computes an operation and its gradients in a type, to that type's precision."""
+    if dtype in _WIDE:
+        return True
+    function, make_inputs = _TRIALS[operation]
+    tensors = [x.to(dtype) for x in make_inputs()]
+    try:
+        ours, judge = (_with_gradients(function, [x.to(kind) for x in tensors]) for kind in (dtype, torch.float32))
+    except RuntimeError:  # "... not implemented for 'BFloat16'"
+        return False
+    precision = _LOOSE * torch.finfo(dtype).eps
+    return all(
+        float((x.float() - y).abs().max()) <= precision * float(y.abs().max().clamp(min=1.0))
+        for x, y in zip(ours, judge)
+    )
+
+
+def _with_gradients(function: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    y = function(*leaves)
+    y.backward((1.0 + 0.5 * _waves(*y.shape)).to(y.dtype))
+    return [y.detach(), *(x.grad for x in leaves if x.grad is not None)]
+
+
+def in_float32(dtype: torch.dtype) -> List[str]:
+    """The operations that are computed in float32 in this build when training in a type; none for wide types."""
+    return [] if dtype in _WIDE else [name for name in _TRIALS if not has_kernel(name, dtype)]
+
+
+def can_train(dtype: torch.dtype) -> bool:
+    """Whether this build adds, multiplies and copies tensors of a type; what it lacks besides is made up for."""
+    try:
+        x = torch.ones(3).to(dtype).requires_grad_()
+        y = (x * x + x) * 2.0  # whose gradient has two terms that are added up
+        y.sum().backward()
+        total = torch.zeros(3).add_(y.detach())
+        total.copy_(y.detach().clone().mul_(2.0).add_(y.detach()).masked_fill_(torch.tensor([True, False, True]), 0.0))
+        return x.grad is not None and x.grad.tolist() == [6.0] * 3 and total.tolist() == [0.0, 12.0, 0.0]
+    except RuntimeError:
+        return False
+
+
+def _or_in_float32(operation: str, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def computed(x: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
+        dtype = x.dtype
+        if dtype in _WIDE or has_kernel(operation, dtype):
+            return function(x, *others, **options)
+        wide = [other.float() if isinstance(other, torch.Tensor) else other for other in others]
+        return function(x.float(), *wide, **options).to(dtype)
+
+    return computed
+
+
+# products of matrices: autograd keeps the float32 copies
+linear = _or_in_float32("linear", F.linear)
+matmul = _or_in_float32("matmul", torch.matmul)
+bmm = _or_in_float32("bmm", torch.bmm)
+baddbmm = _or_in_float32("baddbmm", torch.baddbmm)
+
+
+class _InFloat32(torch.autograd.Function):
+    """A cheap operation in float32 of which the 16-bit inputs are kept; the backward pass computes it again."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+        ctx.function = function
+        ctx.save_for_backward(*inputs)
+        return function(*(x.float() for x in inputs)).to(inputs[0].dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
+        inputs = [x.detach().float().requires_grad_() for x in ctx.saved_tensors]
+        with torch.enable_grad():
+            y = ctx.function(*inputs)
+        return (None, *(x.to(grad.dtype) for x in torch.autograd.grad(y, inputs, grad.float())))
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """The exact GELU."""
+    y: torch.Tensor = F.gelu(x) if has_kernel("gelu", x.dtype) else _InFloat32.apply(F.gelu, x)
+    return y
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """GELU by its tanh approximation, as in GPT-2's published weights (Hendrycks and Gimpel 2016, section 2)."""
+    y: torch.Tensor = _gelu_tanh(x) if has_kernel("gelu_tanh", x.dtype) else _InFloat32.apply(_gelu_tanh, x)
+    return y
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    """Over the last dimension."""
+    y: torch.Tensor = _softmax(x) if has_kernel("softmax", x.dtype) else _InFloat32.apply(_softmax, x)
+    return y
+
+
+def _softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, dim=-1)
+
+
+class LayerNorm(nn.LayerNorm):
+    """PyTorch's; statistics and sums over tokens in float32 at least."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if has_kernel("layer_norm", x.dtype):
+            return super().forward(x)
+
+        def normalised(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+            return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
+        y: torch.Tensor = _InFloat32.apply(normalised, x, self.weight, self.bias)
+        return y
+
+
+def sum_of_rows(x: torch.Tensor) -> torch.Tensor:
+    """[n, width] → [width], added up in float32 at least."""
+    return x.sum(0) if has_kernel("sum", x.dtype) else x.float().sum(0).to(x.dtype)
+
+
+def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal attention by PyTorch's fused kernel, where there is one; all [b, heads, s, d]."""
+    assert scaled_dot_product_attention is not None
+    if has_kernel("scaled_dot_product_attention", q.dtype):
+        return scaled_dot_product_attention(q, k, v, is_causal=True)
+    return scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=True).to(q.dtype)
 
 
 def fused_adamw(parameter_groups: List[Dict[str, Any]], **options: Any) -> Optional[torch.optim.Optimizer]:

@@ -15,10 +15,10 @@ import torch
 
 from fugaku_gpt.comm.flight_recorder import FlightRecorder
 from fugaku_gpt.comm.mpi import MPI
+from fugaku_gpt.comm.sums import array_of, operation_for
 
 MAX_ELEMENTS = 2**31 - 1  # the largest count that every MPI library takes
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 2e-5, 1e-3
-_OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
 
 
 class Pending:
@@ -90,21 +90,21 @@ class Communicator:
         """Replace ``tensor`` by the sum, max or min over the group, equal on every rank."""
         if self._handle is None or self.size == 1:
             return
-        flat = _flat(tensor)
+        flat, how = _flat(tensor), operation_for(operation, tensor.dtype)
         slot = self._enter("all_reduce_" + operation, tensor)
         for start in range(0, flat.size, self._max_elements):
             part = flat[start : start + self._max_elements]
-            self._wait(self._handle.Iallreduce(MPI.IN_PLACE, part, _OPERATIONS[operation]))
+            self._wait(self._handle.Iallreduce(MPI.IN_PLACE, part, how))
         self._leave(slot)
 
     def start_all_reduce(self, tensor: torch.Tensor) -> Pending:
         """As :meth:`all_reduce` with a sum, without waiting for its end."""
         if self._handle is None or self.size == 1:
             return Pending(self, [], -1, None)
-        flat = _flat(tensor)
+        flat, how = _flat(tensor), operation_for("sum", tensor.dtype)
         slot = self._enter("all_reduce_sum", tensor)
         parts = [flat[start : start + self._max_elements] for start in range(0, flat.size, self._max_elements)]
-        return Pending(self, [self._handle.Iallreduce(MPI.IN_PLACE, part, MPI.SUM) for part in parts], slot, flat)
+        return Pending(self, [self._handle.Iallreduce(MPI.IN_PLACE, part, how) for part in parts], slot, flat)
 
     def start_reduce_scatter(self, tensor: torch.Tensor) -> Pending:
         """Sum [size * n] elements over the group and leave part ``rank`` of the sum in the first n of them.
@@ -113,9 +113,9 @@ class Communicator:
         """
         if self._handle is None or self.size == 1:
             return Pending(self, [], -1, None)
-        flat = self._divisible(tensor)
+        flat, how = self._divisible(tensor), operation_for("sum", tensor.dtype)
         slot = self._enter("reduce_scatter_sum", tensor)
-        return Pending(self, [self._handle.Ireduce_scatter_block(MPI.IN_PLACE, flat, MPI.SUM)], slot, flat)
+        return Pending(self, [self._handle.Ireduce_scatter_block(MPI.IN_PLACE, flat, how)], slot, flat)
 
     def start_all_gather(self, tensor: torch.Tensor) -> Pending:
         """Fill [size * n] elements from the group: rank r gives elements [r * n, (r + 1) * n), which it has in place.
@@ -247,5 +247,4 @@ def _flat(tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
     """
     if not tensor.is_contiguous():
         raise ValueError(f"MPI needs contiguous memory; got a tensor of shape {tuple(tensor.shape)} with gaps")
-    array: np.ndarray[Any, Any] = tensor.detach().view(-1).numpy()
-    return array
+    return array_of(tensor.detach().view(-1))

@@ -33,8 +33,7 @@ def attend_naively(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.T
 
 def attend_fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """PyTorch's kernel, which never stores the [s, s] probabilities."""
-    assert compat.scaled_dot_product_attention is not None
-    return compat.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return compat.fused_attention(q, k, v)
 
 
 def attend_batched(
@@ -44,11 +43,11 @@ def attend_batched(
     factors."""
     b, heads, s, d = q.shape
     q, k, v = (x.reshape(b * heads, s, d) for x in (q, k, v))
-    scores = torch.baddbmm(future.expand(b * heads, s, s), q, k.transpose(1, 2), alpha=1.0 / math.sqrt(d))
-    probabilities = torch.softmax(scores, dim=-1)
+    scores = compat.baddbmm(future.expand(b * heads, s, s), q, k.transpose(1, 2), alpha=1.0 / math.sqrt(d))
+    probabilities = compat.softmax(scores)
     if drop is not None:
         probabilities = probabilities * drop
-    return torch.bmm(probabilities, v).view(b, heads, s, d)
+    return compat.bmm(probabilities, v).view(b, heads, s, d)
 
 
 def uses_fused_kernel(model: ModelConfig) -> bool:
@@ -90,8 +89,8 @@ class CausalSelfAttention(nn.Module):
         self._fused = uses_fused_kernel(model)
         self._recompute_core = recompute_core and not self._fused
         if not self._fused:
-            future = torch.full((model.seq_len, model.seq_len), -math.inf, dtype=dtype).triu(1)
-            self.register_buffer("future", future, persistent=False)
+            future = torch.full((model.seq_len, model.seq_len), -math.inf).triu(1)
+            self.register_buffer("future", future.to(dtype), persistent=False)
 
     def forward(self, x: torch.Tensor, first_sample: int) -> torch.Tensor:
         b, here, _ = x.shape  # tokens of each sample: all s, or under sequence parallelism s / parts

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from fugaku_gpt import compat
@@ -35,7 +34,7 @@ class MLP(nn.Module):
         super().__init__()
         self.up = ColumnParallelLinear(model.hidden, model.ffn_size, tp, dtype, 1, sequence_parallel)
         self.down = RowParallelLinear(model.ffn_size, model.hidden, tp, dtype, sequence_parallel)
-        self._gelu = compat.gelu_tanh if model.gelu == "tanh" else F.gelu
+        self._gelu = compat.gelu_tanh if model.gelu == "tanh" else compat.gelu
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self._gelu(self.up(x)))
@@ -61,10 +60,10 @@ class Block(nn.Module):
         super().__init__()
         site = 1 + _SITES_PER_BLOCK * layer
         shard = Shard.of(tp, sequence_parallel)
-        self.attention_norm = nn.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
+        self.attention_norm = compat.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
         self.attention = CausalSelfAttention(model, tp, dtype, seed, site, sequence_parallel, recompute == "selective")
         self.attention_dropout = KeyedDropout(model.dropout, seed, site + 1, shard)
-        self.mlp_norm = nn.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
+        self.mlp_norm = compat.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
         self.mlp = MLP(model, tp, dtype, sequence_parallel)
         self.mlp_dropout = KeyedDropout(model.dropout, seed, site + 2, shard)
         self._recompute_all = recompute == "full"
@@ -85,6 +84,9 @@ class GPT(nn.Module):
     The first chunk takes token ids [b, s], others the hidden states [b, s, h] of the chunk before; the last gives the
     sum of the tokens' losses, others hidden states. A last chunk that does not hold the embeddings has the token
     embedding all the same, as the weights of its logits: ``shared`` where this rank has it already, its own otherwise.
+
+    Attributes:
+        gradient_scale: the last chunk's gradients are those of this times the loss (float16 loses small ones).
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config = model
         self.chunk = chunk
+        self.gradient_scale = 1.0
         self._tp = tp
         self._sequence_parallel = sequence_parallel
         self._shard = Shard.of(tp, sequence_parallel)
@@ -113,7 +116,7 @@ class GPT(nn.Module):
         if chunk.has_embedding:
             self.position_embedding = nn.Embedding(model.seq_len, model.hidden).to(dtype)
             self.embedding_norm = (
-                nn.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
+                compat.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
                 if model.embedding_layernorm
                 else nn.Identity()
             )
@@ -125,7 +128,7 @@ class GPT(nn.Module):
             }
         )
         if chunk.has_head:
-            self.final_norm = nn.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
+            self.final_norm = compat.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
 
     def hidden_states(self, x: torch.Tensor, first_sample: int = 0) -> torch.Tensor:
         """[b, s] int64, or [b, s, h] → [b, s, h], equal on every rank of ``tp`` but for sequence parallelism."""
@@ -150,6 +153,7 @@ class GPT(nn.Module):
             self._tp,
             self.config.vocab_size,
             sequence_parallel=self._sequence_parallel,
+            gradient_scale=self.gradient_scale,
         )
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -158,7 +162,7 @@ class GPT(nn.Module):
         x = self.hidden_states(tokens)
         if self._sequence_parallel:
             x = self._shard.in_order_of_samples(gather(x, self._tp))
-        return F.linear(x, self.token_embedding.weight)
+        return compat.linear(x, self.token_embedding.weight)
 
 
 def build_model(config: RunConfig, tp: Communicator) -> GPT:

@@ -3,6 +3,9 @@
 Parameters and their ``.grad`` are views into them: the optimiser and the gradient sum work on long contiguous ranges,
 and nothing is packed, flattened or allocated per step.
 
+With 16-bit parameters the flat gradients are float32 sums: what a backward pass finishes is added to them at once and
+freed. The optimiser then steps float32 masters of what this rank owns, and the parameters are rounded from those.
+
 Order: first the tensors that are cut over tensor-parallel ranks, in reverse order of their use in the forward pass,
 which is the order in which the backward pass finishes their gradients; then those that every such rank holds whole;
 last the token embedding, whose gradient the last stage of a pipeline shares with the first. So what must be summed over
@@ -12,7 +15,7 @@ other groups before the replicas lies together at the end.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -38,10 +41,12 @@ class Placement:
 
 @dataclass(frozen=True)
 class Owned:
-    """A range of parameters whose optimiser step this rank does, and where the sum of their gradients ends up."""
+    """A range of parameters whose optimiser step this rank does, where the sum of their gradients ends up, and which
+    of all elements that this rank owns they are."""
 
     parameters: slice
     gradients: slice
+    masters: slice
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Run:
     Attributes:
         decays: takes weight decay.
         counts: this rank is the one that counts them in the norm of the whole model's gradient.
-        parameters, gradients: [elements] views into the flat tensors.
+        parameters, gradients: [elements] views: what the optimiser steps, parameters or their masters, and the sums.
     """
 
     decays: bool
@@ -64,7 +69,7 @@ class FlatBuffers:
     """The flat parameters and gradients of a rank. Gaps from alignment hold zeros.
 
     Attributes:
-        gradients: [elements].
+        gradients: [elements], float32 at least.
         placements: where each parameter lies, in order.
         buckets: consecutive ranges that are summed over replicas in one message each; each divides by ``shards``.
     """
@@ -78,6 +83,7 @@ class FlatBuffers:
     ) -> None:
         dtype = next(iter(named.values())).dtype
         itemsize = torch.empty(0, dtype=dtype).element_size()
+        wide = dtype in (torch.float32, torch.float64)
         step = ALIGNMENT_BYTES // itemsize
         self.placements: List[Placement] = []
         end = 0
@@ -87,16 +93,32 @@ class FlatBuffers:
             self.placements.append(Placement(spec, end, size))
             end += -(-size // step) * step
         end = -(-end // (step * shards)) * step * shards
-        width = max(1, bucket_bytes // itemsize // (step * shards)) * step * shards
+        self.gradients = torch.zeros(end, dtype=dtype if wide else torch.float32)
+        width = max(1, bucket_bytes // self.gradients.element_size() // (step * shards)) * step * shards
         self.buckets = [slice(start, min(start + width, end)) for start in range(0, end, width)]
         self._parameters = torch.zeros(end, dtype=dtype)
-        self.gradients = torch.zeros(end, dtype=dtype)
+        self._nodes: List[Any] = []  # hooks live as long as the nodes that they are on
         self.settle: Optional[Callable[[], None]] = None
         for placement in self.placements:
             parameter = named[placement.spec.name]
             self._parameters[placement.part].copy_(parameter.detach().reshape(-1))
             parameter.data = self._parameters[placement.part].view(parameter.shape)
-            parameter.grad = self.gradients[placement.part].view(parameter.shape)
+            sums = self.gradients[placement.part].view(parameter.shape)
+            if wide:
+                parameter.grad = sums
+            else:
+                self._add_when_finished(parameter, sums)
+
+    def _add_when_finished(self, parameter: nn.Parameter, sums: torch.Tensor) -> None:
+        node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+
+        def add(*_: Any) -> None:
+            if parameter.grad is not None:
+                sums.add_(parameter.grad)
+                parameter.grad = None
+
+        node.register_hook(add)
+        self._nodes.append(node)
 
     @property
     def parameters(self) -> torch.Tensor:
@@ -119,36 +141,75 @@ class FlatBuffers:
     def owned(self, shard: int, shards: int) -> List[Owned]:
         """What one of ``shards`` ranks owns of every bucket; with one shard, everything."""
         if shards == 1:
-            return [Owned(slice(0, self.gradients.numel()), slice(0, self.gradients.numel()))]
-        found = []
+            everything = slice(0, self.gradients.numel())
+            return [Owned(everything, everything, everything)]
+        found: List[Owned] = []
+        before = 0
         for bucket in self.buckets:
             size = (bucket.stop - bucket.start) // shards
             first = bucket.start + shard * size
-            found.append(Owned(slice(first, first + size), slice(bucket.start, bucket.start + size)))
+            found.append(
+                Owned(
+                    slice(first, first + size),
+                    slice(bucket.start, bucket.start + size),
+                    slice(before, before + size),
+                )
+            )
+            before += size
         return found
 
-    def runs(self, owned: Sequence[Owned], counts: Callable[[TensorSpec], bool]) -> Iterator[Run]:
+    def runs(
+        self,
+        owned: Sequence[Owned],
+        counts: Callable[[TensorSpec], bool],
+        masters: "Optional[MasterWeights]" = None,
+    ) -> Iterator[Run]:
         """The longest runs of owned neighbours that are treated alike, gaps included.
 
-        ``counts`` says of a tensor whether this rank counts it in the norm.
+        Args:
+            counts: whether this rank counts a tensor in the norm.
+            masters: what the optimiser steps; default: the parameters themselves.
         """
-        flat = self.parameters
+
+        def run(kind: Tuple[bool, bool], mine: Owned, start: int, stop: int) -> Run:
+            flat, own = (self.parameters, mine.parameters) if masters is None else (masters.values, mine.masters)
+            here, sums = (part.start - mine.parameters.start for part in (own, mine.gradients))
+            return Run(*kind, flat[start + here : stop + here], self.gradients[start + sums : stop + sums])
+
         for mine in owned:
-            part, shift = mine.parameters, mine.gradients.start - mine.parameters.start
+            part = mine.parameters
             start, kind = part.start, None
             for placement in self.placements:
                 if placement.part.stop <= part.start or placement.start >= part.stop:
                     continue
                 now = (placement.spec.decays, counts(placement.spec))
                 if kind is not None and now != kind:
-                    yield Run(*kind, flat[start : placement.start], self._shifted(start, placement.start, shift))
+                    yield run(kind, mine, start, placement.start)
                     start = placement.start
                 kind = now
             if kind is not None:
-                yield Run(*kind, flat[start : part.stop], self._shifted(start, part.stop, shift))
+                yield run(kind, mine, start, part.stop)
 
-    def _shifted(self, start: int, stop: int, shift: int) -> torch.Tensor:
-        return self.gradients[start + shift : stop + shift]
+
+class MasterWeights:
+    """The 16-bit parameters that this rank owns, in float32: steps too small for 16 bits add up in them.
+
+    Attributes:
+        values: [elements owned].
+    """
+
+    def __init__(self, buffers: FlatBuffers, owned: Sequence[Owned]) -> None:
+        self._buffers = buffers
+        self._owned = list(owned)
+        self.values = torch.zeros(self._owned[-1].masters.stop, dtype=torch.float32)
+        for mine in self._owned:
+            self.values[mine.masters].copy_(buffers.parameters[mine.parameters])
+
+    def round(self) -> None:
+        """Write the parameters from them."""
+        flat = self._buffers.parameters
+        for mine in self._owned:
+            flat[mine.parameters].copy_(self.values[mine.masters])
 
 
 def _rank_of_kind(spec: TensorSpec) -> int:

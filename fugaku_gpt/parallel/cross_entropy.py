@@ -13,6 +13,7 @@ from typing import Any, Optional, Tuple
 
 import torch
 
+from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.parallel.sequence import gather, scatter
 
@@ -28,6 +29,7 @@ def vocab_parallel_cross_entropy(
     chunk_tokens: int = CHUNK_TOKENS,
     *,
     sequence_parallel: bool = False,
+    gradient_scale: float = 1.0,
 ) -> torch.Tensor:
     """Sum over tokens of -log softmax(hidden weightᵀ)[target].
 
@@ -39,12 +41,16 @@ def vocab_parallel_cross_entropy(
         vocab_size: the true vocabulary.
         chunk_tokens: tokens whose logits exist at one time.
         sequence_parallel: the ranks have different tokens, which are gathered here, and their gradients scattered.
+        gradient_scale: what the gradients are multiplied by before they are rounded to the type of ``hidden``.
 
     Returns:
-        A scalar, equal on every rank of ``tp``.
+        A scalar, equal on every rank of ``tp``; of 16-bit types in float32, in which everything but the products is
+        computed.
     """
     wants_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    return _CrossEntropy.apply(hidden, weight, targets, tp, vocab_size, chunk_tokens, wants_gradient, sequence_parallel)
+    return _CrossEntropy.apply(
+        hidden, weight, targets, tp, vocab_size, chunk_tokens, wants_gradient, sequence_parallel, gradient_scale
+    )
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -59,20 +65,26 @@ class _CrossEntropy(torch.autograd.Function):
         chunk_tokens: int,
         wants_gradient: bool,
         sequence_parallel: bool,
+        gradient_scale: float,
     ) -> torch.Tensor:
         if sequence_parallel:
             hidden = gather(hidden, tp)
         first_row = tp.rank * weight.shape[0]
         used = weight[: max(0, min(weight.shape[0], vocab_size - first_row))]
         tokens = hidden.shape[0]
-        buffer = hidden.new_empty(min(chunk_tokens, tokens), used.shape[0])
+        dtype = hidden.dtype
+        narrow = dtype not in (torch.float32, torch.float64)
+        buffer = hidden.new_empty(0 if narrow else min(chunk_tokens, tokens), used.shape[0])
         loss = hidden.new_zeros((), dtype=torch.float64)  # thousands of terms: the sum itself should not round
         grad_hidden = torch.empty_like(hidden) if wants_gradient else None
-        grad_weight = torch.zeros_like(weight) if wants_gradient else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32 if narrow else dtype) if wants_gradient else None
         for start in range(0, tokens, chunk_tokens):
             rows = slice(start, min(start + chunk_tokens, tokens))
             chunk = hidden[rows]
-            logits = torch.mm(chunk, used.t(), out=buffer[: chunk.shape[0]])
+            if narrow:
+                logits = compat.matmul(chunk, used.t()).float()
+            else:
+                logits = torch.mm(chunk, used.t(), out=buffer[: chunk.shape[0]])
             log_sum, largest, target_logit, target_index, target_here = _softmax_sums(
                 logits, targets[rows] - first_row, tp
             )
@@ -81,14 +93,21 @@ class _CrossEntropy(torch.autograd.Function):
                 # logits now holds exp(logit - largest of this rank): to probabilities, minus 1 at the target
                 logits.mul_((largest - log_sum).exp_().unsqueeze(1))
                 logits[target_here.nonzero(as_tuple=True)[0], target_index[target_here]] -= 1.0
-                torch.mm(logits, used, out=grad_hidden[rows])
-                grad_weight[: used.shape[0]].addmm_(logits.t(), chunk)
+                if gradient_scale != 1.0:
+                    logits.mul_(gradient_scale)
+                if narrow:
+                    rounded = logits.to(dtype)
+                    grad_hidden[rows] = compat.matmul(rounded, used)
+                    grad_weight[: used.shape[0]].add_(compat.matmul(rounded.t(), chunk))
+                else:
+                    torch.mm(logits, used, out=grad_hidden[rows])
+                    grad_weight[: used.shape[0]].addmm_(logits.t(), chunk)
         if grad_hidden is not None and sequence_parallel:
             grad_hidden = scatter(grad_hidden, tp).clone()  # a tensor of its own, so that the whole one is freed
         elif grad_hidden is not None:
             tp.all_reduce(grad_hidden)
-        ctx.gradients = (grad_hidden, grad_weight)
-        return loss.to(hidden.dtype)
+        ctx.gradients = (grad_hidden, grad_weight.to(dtype) if grad_weight is not None else None)
+        return loss.to(torch.float32 if narrow else dtype)
 
     @staticmethod
     def backward(ctx: Any, grad_loss: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
@@ -101,7 +120,7 @@ class _CrossEntropy(torch.autograd.Function):
         if float(grad_loss) != 1.0:  # 1 when the sum itself is differentiated, as training does
             grad_hidden.mul_(grad_loss)
             grad_weight.mul_(grad_loss)
-        return grad_hidden, grad_weight, None, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None, None, None
 
 
 def _softmax_sums(

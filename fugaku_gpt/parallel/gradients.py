@@ -9,7 +9,7 @@ while the next forward pass begins.
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 from torch import nn
@@ -41,7 +41,9 @@ class GradientSum:
         grid: ProcessGrid,
         sharded: bool,
         sequence_parallel: bool = False,
+        dtype: Optional[torch.dtype] = None,
     ) -> None:
+        """``dtype``: precision of the sums over replicas; default: that of the flat gradients."""
         self._buffers = buffers
         self._grid = grid
         self._sharded = sharded
@@ -62,6 +64,10 @@ class GradientSum:
             node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
             node.register_hook(self._hook(id(parameter)))  # runs when the gradient has been added up
             self._nodes.append(node)
+        # [elements] of another type than the gradients, in which they travel
+        self._rounded: Optional[torch.Tensor] = None
+        if grid.dp.size > 1 and dtype not in (None, buffers.gradients.dtype):
+            self._rounded = torch.zeros_like(buffers.gradients, dtype=dtype)
         self._missing: Dict[int, int] = {}
         self._armed: List[int] = []
         self._started: List[Pending] = []
@@ -97,8 +103,12 @@ class GradientSum:
         before = time.perf_counter()
         while len(self._started) < len(self._buffers.buckets):
             self._start_next()
-        for pending in self._started:
+        for pending, bucket in zip(self._started, self._buffers.buckets):
             pending.wait()
+            if self._rounded is not None:  # with sharded sums only the first part of a bucket means anything
+                size = (bucket.stop - bucket.start) // (self._grid.dp.size if self._sharded else 1)
+                part = slice(bucket.start, bucket.start + size)
+                self._buffers.gradients[part].copy_(self._rounded[part])
         self.exposed_seconds = time.perf_counter() - before
         if self._steps == 0:
             self.alone_seconds = self.exposed_seconds
@@ -134,7 +144,10 @@ class GradientSum:
         return not any(part.start < bucket.stop and bucket.start < part.stop for part in (self._whole, self._embedding))
 
     def _start_next(self) -> None:
-        bucket = self._buffers.gradients[self._buffers.buckets[len(self._started)]]
+        part = self._buffers.buckets[len(self._started)]
+        bucket = self._buffers.gradients[part]
+        if self._rounded is not None:
+            bucket = self._rounded[part].copy_(bucket)
         dp = self._grid.dp
         self._started.append(dp.start_reduce_scatter(bucket) if self._sharded else dp.start_all_reduce(bucket))
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.parallel.sequence import gather, scatter, start_gather, start_scatter
 
@@ -46,7 +47,7 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight, bias = self.weight.view(-1, self.weight.shape[-1]), self.bias.view(-1)
-        if self._tp.size == 1:
+        if self._tp.size == 1 and compat.has_kernel("linear", x.dtype):
             return F.linear(x, weight, bias)
         return self._function.apply(x, weight, bias, self._tp)
 
@@ -67,7 +68,7 @@ class RowParallelLinear(nn.Module):
         self._function = _RowParallelScatter if sequence_parallel else _RowParallel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self._tp.size == 1:
+        if self._tp.size == 1 and compat.has_kernel("linear", x.dtype):
             return F.linear(x, self.weight, self.bias)
         return self._function.apply(x, self.weight, self.bias, self._tp)
 
@@ -88,7 +89,7 @@ class VocabParallelEmbedding(nn.Module):
         self._sequence_parallel = sequence_parallel
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        if self._tp.size == 1:
+        if self._tp.size == 1 and compat.has_kernel("embedding", self.weight.dtype):
             return F.embedding(tokens, self.weight)
         return _VocabParallelLookup.apply(tokens, self.weight, self.first_row, self._tp, self._sequence_parallel)
 
@@ -98,22 +99,22 @@ class _ColumnParallel(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, tp: Communicator) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.tp = tp
-        return F.linear(x, weight, bias)
+        return compat.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
         x, weight = ctx.saved_tensors
-        grad_x = grad.matmul(weight)  # this rank's outputs only: the sum over tp is the gradient of x
+        grad_x = compat.matmul(grad, weight)  # this rank's outputs only: the sum over tp is the gradient of x
         ctx.tp.all_reduce(grad_x)
         rows = _rows(grad)
-        return grad_x, rows.t().mm(_rows(x)), rows.sum(0), None
+        return grad_x, compat.matmul(rows.t(), _rows(x)), compat.sum_of_rows(rows), None
 
 
 class _RowParallel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, tp: Communicator) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        y = F.linear(x, weight)
+        y = compat.linear(x, weight)
         tp.all_reduce(y)
         return y.add_(bias)
 
@@ -121,7 +122,7 @@ class _RowParallel(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
         x, weight = ctx.saved_tensors
         rows = _rows(grad)
-        return grad.matmul(weight), rows.t().mm(_rows(x)), rows.sum(0), None
+        return compat.matmul(grad, weight), compat.matmul(rows.t(), _rows(x)), compat.sum_of_rows(rows), None
 
 
 class _GatherColumnParallel(torch.autograd.Function):
@@ -129,17 +130,17 @@ class _GatherColumnParallel(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, tp: Communicator) -> torch.Tensor:
         ctx.save_for_backward(x, weight)  # this rank's part alone: the backward pass gathers again
         ctx.tp = tp
-        return F.linear(gather(x, tp), weight, bias)
+        return compat.linear(gather(x, tp), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
         x, weight = ctx.saved_tensors
         x, gathering = start_gather(x, ctx.tp)
-        grad_x = grad.matmul(weight)
+        grad_x = compat.matmul(grad, weight)
         gathering.wait()
         grad_x, scattering = start_scatter(grad_x, ctx.tp)
         rows = _rows(grad)
-        grad_weight, grad_bias = rows.t().mm(_rows(x)), rows.sum(0)
+        grad_weight, grad_bias = compat.matmul(rows.t(), _rows(x)), compat.sum_of_rows(rows)
         scattering.wait()
         return grad_x, grad_weight, grad_bias, None
 
@@ -149,13 +150,14 @@ class _RowParallelScatter(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, tp: Communicator) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.tp = tp
-        return scatter(F.linear(x, weight), tp) + bias  # a tensor of its own, so that the whole one is freed
+        return scatter(compat.linear(x, weight), tp) + bias  # a tensor of its own, so that the whole one is freed
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
         x, weight = ctx.saved_tensors
         whole = gather(grad, ctx.tp)
-        return whole.matmul(weight), _rows(whole).t().mm(_rows(x)), _rows(grad).sum(0), None
+        grad_weight = compat.matmul(_rows(whole).t(), _rows(x))
+        return compat.matmul(whole, weight), grad_weight, compat.sum_of_rows(_rows(grad)), None
 
 
 class _VocabParallelLookup(torch.autograd.Function):
@@ -187,8 +189,14 @@ class _VocabParallelLookup(torch.autograd.Function):
         if ctx.tp is not None:
             grad = gather(grad, ctx.tp)
         here = ~elsewhere.view(-1)
+        rows, values = local.view(-1)[here], _rows(grad)[here]
         grad_weight = grad.new_zeros(ctx.shape)
-        grad_weight.index_add_(0, local.view(-1)[here], _rows(grad)[here])
+        if grad.dtype in (torch.float32, torch.float64):
+            grad_weight.index_add_(0, rows, values)
+        else:  # a frequent token has thousands of terms: they are added up in float32
+            used, where = torch.unique(rows, return_inverse=True)
+            sums = torch.zeros(used.numel(), values.shape[1]).index_add_(0, where, values.float())
+            grad_weight[used] = sums.to(grad.dtype)
         return None, grad_weight, None, None, None
 
 
