@@ -29,8 +29,8 @@ def first_sample(config: RunConfig, used: int, micro_batch: int, dp_rank: int) -
 def global_batch(config: RunConfig, consumed: int) -> int:
     """Samples of the iteration that begins when ``consumed`` samples are behind.
 
-    From ``training.ramp_start`` in steps of ``ramp_increment``, each for an equal share of ``ramp_samples``, to the full
-    size: Megatron-LM's meaning of its option --rampup-batch-size.
+    From ``training.ramp_start`` in steps of ``ramp_increment``, each for an equal share of ``ramp_samples``, to the
+    full size: Megatron-LM's meaning of its option --rampup-batch-size.
     """
     training = config.training
     return _ramp(training.global_batch, training.ramp_start, training.ramp_increment, training.ramp_samples, consumed)

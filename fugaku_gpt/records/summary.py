@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any, Dict, Optional, Sequence
+from dataclasses import replace
+from typing import Any, Dict, List, Optional, Sequence
 
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
@@ -18,7 +19,9 @@ def summarise(
     """The figures of a run.
 
     ``seconds_per_iteration`` is the median over the logged iterations after the first ``WARMUP_SAMPLES`` (over all,
-    where there are no more than those). Keys are absent where nothing was measured.
+    where there are no more than those). Where batch or samples grow, times and rates are those of the size that was
+    reached last, which ``timed_batch`` and ``timed_seq_len`` tell if it is not the full one. Keys are absent where
+    nothing was measured.
     """
     summary: Dict[str, Any] = {
         "parameters": parameter_count(config.model),
@@ -27,24 +30,35 @@ def summarise(
         "samples": len(iterations),
     }
     if iterations:
-        samples = [line["seconds"] for line in iterations]
+        samples = [line["seconds"] for line in _of_last_size(iterations)]
         timed = samples[WARMUP_SAMPLES:] or samples
         seconds = statistics.median(timed)
-        batch, vocab, nodes = config.training.global_batch, config.padded_vocab, config.job.nodes
+        vocab, nodes = config.padded_vocab, config.job.nodes
+        batch = iterations[-1].get("global_batch") or config.training.global_batch
+        model = replace(config.model, seq_len=iterations[-1].get("actual_seq_len") or config.model.seq_len)
+        if (batch, model) != (config.training.global_batch, config.model):
+            summary.update(timed_batch=batch, timed_seq_len=model.seq_len)
+        losses = [line["loss"] for line in iterations if line["loss"] is not None]  # null: it was not finite
         summary.update(
             warmup_samples=len(samples) - len(timed),
             seconds_per_iteration=seconds,
-            tokens_per_second=batch * config.model.seq_len / seconds,
-            tflops_notes=tflops_per_node(notes_flops(config.model, batch, vocab), seconds, nodes),
-            tflops_exact=tflops_per_node(exact_flops(config.model, batch, vocab), seconds, nodes),
+            tokens_per_second=batch * model.seq_len / seconds,
+            tflops_notes=tflops_per_node(notes_flops(model, batch, vocab), seconds, nodes),
+            tflops_exact=tflops_per_node(exact_flops(model, batch, vocab), seconds, nodes),
             rss_max_bytes=_largest(iterations, "rss_max_bytes"),
             node_used_bytes=_largest(iterations, "node_used_bytes"),
-            first_loss=iterations[0]["loss"],
-            last_loss=iterations[-1]["loss"],
+            first_loss=losses[0] if losses else None,
+            last_loss=losses[-1] if losses else None,
         )
     if validations:
         summary.update(first_validation_loss=validations[0]["loss"], last_validation_loss=validations[-1]["loss"])
     return summary
+
+
+def _of_last_size(lines: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """The lines whose iteration has had as large a batch as the last one's."""
+    size = [(line.get("global_batch"), line.get("actual_seq_len")) for line in lines]
+    return [line for line, its in zip(lines, size) if its == size[-1]]
 
 
 def _largest(lines: Sequence[Dict[str, Any]], key: str) -> Optional[int]:

@@ -1,7 +1,7 @@
 """Numerical health: what becomes of a step whose loss or gradient is not finite, or whose loss is a spike.
 
-Every rank decides alone and all decide alike, since they decide by the same numbers: those of the one sum over all ranks
-that gives loss and norm. (MPI demands that an all-reduce gives identical results on every rank.)
+Every rank decides alone and all decide alike, since they decide by the same numbers: those of the one sum over all
+ranks that gives loss and norm. (MPI demands that an all-reduce gives identical results on every rank.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fugaku_gpt.config import TrainingConfig
 from fugaku_gpt.errors import RunFailed
 from fugaku_gpt.parallel.buffers import Run
 
-DONE, NOT_FINITE, SPIKE = "", "not finite", "spike"  # what became of a step
+DONE, NOT_FINITE, OVERFLOW, SPIKE = "", "not finite", "overflow", "spike"  # what became of a step
 
 _NORM_BLOCK = 65536  # elements whose squares are summed in the tensor's own precision before float64 takes over
 
@@ -46,8 +46,8 @@ def squares_of(runs: Sequence[Run]) -> Tuple[float, bool]:
 class Health:
     """Judges step after step.
 
-    A step that is left out changes neither weights nor moments nor the optimiser's count of steps; its iteration and its
-    samples are used up, and so is its place in the schedule of the learning rate.
+    A step that is left out changes neither weights nor moments nor the optimiser's count of steps; its iteration and
+    its samples are used up, and so is its place in the schedule of the learning rate.
 
     Attributes:
         left_out: steps that were not done, so far.
@@ -60,17 +60,21 @@ class Health:
         self.left_out = 0
         self._window = LossWindow(training.spike_window, training.spike_deviations, training.spike_ratio)
 
-    def judge(self, iteration: int, loss: float, norm: float, bad_ranks: int) -> str:
-        """What becomes of a step: ``DONE``, ``NOT_FINITE`` or ``SPIKE``.
+    def judge(self, iteration: int, loss: float, norm: float, bad_ranks: int, overflow: bool = False) -> str:
+        """What becomes of a step: ``DONE``, ``NOT_FINITE``, ``OVERFLOW`` or ``SPIKE``.
 
         Args:
             iteration: its number, from 1.
             bad_ranks: how many ranks have seen something that is not finite.
+            overflow: that is because of the loss scale, which is lowered: no reason to stop.
 
         Raises:
             RunFailed: the run is to stop here; on every rank alike.
         """
         training = self._training
+        if overflow:
+            self.left_out += 1
+            return OVERFLOW
         if bad_ranks or not (math.isfinite(norm) and math.isfinite(loss)):
             where = f" on {bad_ranks} ranks" if bad_ranks > 1 else ""
             what = f"iteration {iteration}: loss {loss:g}, gradient norm {norm:g}: not finite{where}"
@@ -79,7 +83,7 @@ class Health:
                 raise RunFailed(f"{what}; {mend}, or set training.non_finite=skip")
             self._in_a_row += 1
             if self._in_a_row >= training.max_skips:
-                raise RunFailed(f"{what}, for the {self._in_a_row}th time in a row; {mend}")
+                raise RunFailed(f"{what}, {self._in_a_row} times in a row; {mend}")
             self.left_out += 1
             return NOT_FINITE
         self._in_a_row = 0
@@ -150,7 +154,7 @@ class StateCopy:
     """Weights and optimiser state of what this rank owns, as they were.
 
     Attributes:
-        iteration: after which it was kept; None before the first time.
+        iteration, consumed: iterations done and samples consumed when it was kept; 0 before the first time.
         bytes: of memory that it takes.
     """
 
@@ -158,9 +162,10 @@ class StateCopy:
         self._runs = list(runs)
         self._optimizer = optimizer
         self._kept: List[torch.Tensor] = []
-        self.iteration: Optional[int] = None
+        self.iteration = 0
+        self.consumed = 0
 
-    def keep(self, iteration: int) -> None:
+    def keep(self, iteration: int, consumed: int) -> None:
         """Keep what there is now."""
         live = self._live()
         if self._kept:
@@ -168,7 +173,7 @@ class StateCopy:
                 kept.copy_(tensor)
         else:
             self._kept = [tensor.clone() for tensor in live]
-        self.iteration = iteration
+        self.iteration, self.consumed = iteration, consumed
 
     def go_back(self) -> None:
         """Have what was kept last again."""

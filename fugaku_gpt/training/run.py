@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Callable, Optional, TypeVar
+from typing import Callable, List, Optional, TypeVar
 
 import torch
 
@@ -19,8 +19,13 @@ from fugaku_gpt.machine import local
 from fugaku_gpt.records.claim import HOLDER_VARIABLE
 from fugaku_gpt.records.run import FAILED, INTERRUPTED, OK, OUT_OF_MEMORY, MetricsWriter, Result, RunDirectory
 from fugaku_gpt.records.summary import summarise
-from fugaku_gpt.training.log import TrainingLog
-from fugaku_gpt.training.startup import collect_environment, describe_environment, prepare_process
+from fugaku_gpt.training.log import Measured, TrainingLog
+from fugaku_gpt.training.startup import (
+    check_precision,
+    collect_environment,
+    describe_environment,
+    prepare_process,
+)
 from fugaku_gpt.training.trainer import Step, Trainer
 
 T = TypeVar("T")
@@ -39,6 +44,7 @@ def train(config: RunConfig, out: Path, threads: int) -> int:
     try:
         _check_ranks(config, world)
         process = prepare_process(threads)
+        _together(world, lambda: check_precision(config))
         train_samples = _together(world, lambda: open_samples(config, "train"))
         evaluates = config.training.eval_interval is not None
         valid_samples = _together(world, lambda: open_samples(config, "valid")) if evaluates else None
@@ -88,24 +94,68 @@ def _loop(trainer: Trainer, log: Optional[TrainingLog]) -> None:
     if training.eval_interval is not None:
         validated = _validate(trainer, log, validated)
     trainer.grid.world.barrier()
-    since, last = time.perf_counter(), trainer.iteration
+    meter = _Meter(trainer)
+    steps: List[Step] = []  # since the last line
+    keeps = False
     while trainer.iteration < training.iterations:
-        step: Step = trainer.step()
+        step = trainer.step()
+        steps.append(step)
         iteration = trainer.iteration
+        if log is not None and step.left_out:
+            log.left_out(iteration, step)
+        if log is not None and trainer.copy_bytes and not keeps:
+            keeps = True
+            log.say(
+                f"a copy of weights and optimiser state for loss spikes, every {training.rollback_every} iterations, "
+                f"takes {trainer.copy_bytes / 2**20:.1f} MiB of rank 0"
+            )
         if iteration % training.log_interval == 0 or iteration == training.iterations:
-            memory = torch.tensor([local.resident_bytes(), local.node_used_bytes()], dtype=torch.float64)
-            trainer.grid.world.all_reduce(memory, "max")  # waits for the slowest rank, whose time is the iteration's
-            now = time.perf_counter()
+            measured = meter.read(len(steps))  # waits for the slowest rank, whose time is the iteration's
             if log is not None:
-                log.iteration(iteration, step, (now - since) / (iteration - last), int(memory[0]), int(memory[1]))
-            since, last = now, iteration
+                consumed = trainer.consumed_samples, trainer.consumed_tokens
+                log.iteration(iteration, steps, consumed, trainer.health.left_out, measured)
+            steps = []
         if training.eval_interval is not None and (
             iteration % training.eval_interval == 0 or iteration == training.iterations
         ):
             before = time.perf_counter()
             validated = _validate(trainer, log, validated)
             trainer.grid.world.barrier()
-            since += time.perf_counter() - before  # an iteration's time is without validation
+            meter.since += time.perf_counter() - before  # an iteration's time is without validation
+
+
+class _Meter:
+    """Reads what a line of the log says of the machine.
+
+    Attributes:
+        since: when the first iteration after the last reading has begun, by ``time.perf_counter()``.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._read = (0.0, 0.0)
+        self.since = time.perf_counter()
+
+    def read(self, iterations: int) -> Measured:
+        """Over all ranks, from the largest values of each, and over the iterations since the last reading;
+        collective."""
+        trainer, stages = self._trainer, self._trainer.config.layout.pp
+        seconds, waited = trainer.pipeline_seconds - self._read[0], trainer.waited_seconds - self._read[1]
+        self._read = (trainer.pipeline_seconds, trainer.waited_seconds)
+        figures = torch.zeros(3 + stages, dtype=torch.float64)
+        figures[0], figures[1] = local.resident_bytes(), local.node_used_bytes()
+        figures[2] = -trainer.sum.hidden
+        # each rank fills its own stage's place
+        figures[3 + trainer.grid.place.pp] = waited / max(seconds - waited, 1e-9)
+        trainer.grid.world.all_reduce(figures, "max")
+        before, self.since = self.since, time.perf_counter()
+        return Measured(
+            (self.since - before) / iterations,
+            int(figures[0]),
+            int(figures[1]),
+            tuple(figures[3:].tolist()) if stages > 1 else (),
+            -float(figures[2]) if trainer.config.layout.dp > 1 else None,
+        )
 
 
 def _validate(trainer: Trainer, log: Optional[TrainingLog], previous: Optional[float]) -> float:

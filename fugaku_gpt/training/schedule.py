@@ -12,8 +12,8 @@ def learning_rate(training: TrainingConfig, iteration: int) -> float:
 
     First a linear warm-up to ``lr`` (Goyal et al. 2017, section 2.2), then, up to ``decay_length`` iterations in all:
 
-    * ``cosine``: Loshchilov and Hutter 2017, "SGDR", eq. 5, one period. Its last iteration, one short of the period, has
-      ``min_lr`` too.
+    * ``cosine``: Loshchilov and Hutter 2017, "SGDR", eq. 5, one period. Its last iteration, one short of the period,
+      has ``min_lr`` too.
     * ``linear``: a straight line.
     * ``constant``: ``lr`` for ever.
     * ``wsd``: warm-up, stable, decay (Hu et al. 2024, "MiniCPM", section 4.2): ``lr``, and a straight line in the last
@@ -35,4 +35,4 @@ def learning_rate(training: TrainingConfig, iteration: int) -> float:
         return training.min_lr + 0.5 * (training.lr - training.min_lr) * (1.0 + math.cos(math.pi * progress))
     longest = max(1, end - 1 - warmup)  # iterations after the one that has all of lr
     decaying = min(longest, max(1, round(training.decay_fraction * end))) if training.lr_schedule == "wsd" else longest
-    return training.min_lr + (training.lr - training.min_lr) * min(1.0, (end - 1 - iteration) / decaying)
+    return training.min_lr + (training.lr - training.min_lr) * min(1.0, (max(1, end - 1) - iteration) / decaying)

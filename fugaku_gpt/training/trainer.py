@@ -12,14 +12,16 @@ import torch
 
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.config import RunConfig
+from fugaku_gpt.config.schema import SIXTEEN_BITS
 from fugaku_gpt.layout.batch import LeftOut, first_sample, global_batch, sequence_length
 from fugaku_gpt.layout.schedules import schedule
 from fugaku_gpt.layout.stages import Chunk, split_layers, stage_tensors, work_of
 from fugaku_gpt.model import build_stage, named_parameters, recompute_of
-from fugaku_gpt.parallel.buffers import FlatBuffers
+from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights
 from fugaku_gpt.parallel.gradients import GradientSum, ParameterGather, counted_here
 from fugaku_gpt.parallel.pipeline import Pipeline
 from fugaku_gpt.training.health import DONE, SPIKE, Health, StateCopy, squares_of
+from fugaku_gpt.training.loss_scale import LossScale
 from fugaku_gpt.training.optimizer import build_optimizer
 from fugaku_gpt.training.schedule import learning_rate
 
@@ -56,8 +58,10 @@ class Step:
         grad_norm: of the mean gradient, before clipping.
         lr: learning rate.
         samples, seq_len: the batch: so many samples of so many tokens.
-        left_out: why the step was not done (``not finite``, ``spike``), or "".
+        left_out: why the step was not done (``not finite``, ``overflow``, ``spike``), or "".
+        lost_samples: those that have no lasting effect because of that, as ``training.skip_samples`` names them.
         returned_to: the iteration after which weights were what they are now, where a spike made the run return.
+        loss_scale: what a micro-batch's mean loss was multiplied by for its gradients; 1 but for float16.
     """
 
     loss: float
@@ -66,7 +70,9 @@ class Step:
     samples: int
     seq_len: int
     left_out: str = DONE
+    lost_samples: str = ""
     returned_to: Optional[int] = None
+    loss_scale: float = 1.0
 
 
 class Trainer:
@@ -90,6 +96,7 @@ class Trainer:
         self.pipeline_seconds = 0.0
         self.waited_seconds = 0.0
         self.health = Health(config.training)
+        self.loss_scale = LossScale(config.training)
         self._left_out = LeftOut(config.training.skip_samples)
         self._train = Remaining(train, self._left_out)
         self._valid = valid
@@ -109,9 +116,11 @@ class Trainer:
         )
         owned = self.buffers.owned(grid.dp.rank if sharded else 0, grid.dp.size if sharded else 1)
         self._owned_gradients = [self.buffers.gradients[part.gradients] for part in owned]
-        self._runs = list(self.buffers.runs(owned, counted_here(grid, sharded)))
+        self.masters = MasterWeights(self.buffers, owned) if training.dtype in SIXTEEN_BITS else None
+        self._runs = list(self.buffers.runs(owned, counted_here(grid, sharded), self.masters))
         self._optimizer = build_optimizer(self._runs, training)
-        self.sum = GradientSum(self.buffers, pieces, grid, sharded, layout.sequence_parallel)
+        sum_dtype = getattr(torch, training.gradient_dtype) if training.gradient_dtype is not None else None
+        self.sum = GradientSum(self.buffers, pieces, grid, sharded, layout.sequence_parallel, sum_dtype)
         self._gather = ParameterGather(self.buffers, pieces, grid.dp) if sharded else None
         self._copy = StateCopy(self._runs, self._optimizer)
         self._last_chunk = chunks[-1].index
@@ -130,8 +139,11 @@ class Trainer:
         samples = global_batch(self.config, self.consumed_samples)
         seq_len = sequence_length(self.config, self.iteration)
         used = self._left_out.used(self.consumed_samples)
+        loss_scale = self.loss_scale.value
+        scale = self.loss_scale.gradient_scale(training.micro_batch * seq_len)
         for piece in self.pieces.values():
             piece.train()
+            piece.gradient_scale = scale
         self.sum.begin()
         self.pipeline = self._pipeline(samples, seq_len)
         began = time.perf_counter()
@@ -139,26 +151,32 @@ class Trainer:
         self.pipeline_seconds += time.perf_counter() - began
         self.waited_seconds += self.pipeline.waited_seconds
         self.sum.finish()
-        loss, norm, bad_ranks = self._agree(total, samples * seq_len)
-        verdict = self.health.judge(self.iteration + 1, loss, norm, bad_ranks)
+        loss, norm, bad_ranks = self._agree(total, samples * seq_len, scale)
+        overflow = self.loss_scale.is_overflow(loss, bad_ranks)
+        verdict = self.health.judge(self.iteration + 1, loss, norm, bad_ranks, overflow)
+        self.loss_scale.update(overflow)
         lr = learning_rate(training, self.iteration)
         if verdict == DONE:
             clip = training.clip_grad / norm if training.clip_grad and norm > training.clip_grad else 1.0
-            # gradients are sums over all tokens of the global batch up to here: one pass divides and clips
+            # gradients are scaled sums over all tokens of the global batch up to here: one pass divides and clips
             for gradients in self._owned_gradients:
-                gradients.mul_(clip / (samples * seq_len))
+                gradients.mul_(clip / (samples * seq_len) / scale)
             self._optimizer.step(lr)
         elif verdict == SPIKE:
             self._settle()
             self._copy.go_back()
+        if verdict in (DONE, SPIKE) and self.masters is not None:
+            self.masters.round()
         if verdict in (DONE, SPIKE) and self._gather is not None:
             self._gather.start()
+        lost_from = self._copy.consumed if verdict == SPIKE else self._left_out.number(used)
         self.iteration += 1
         self.consumed_samples = self._left_out.number(used + samples - 1) + 1
         self.consumed_tokens += samples * seq_len
         self._keep_copy(verdict)
+        lost = f"{lost_from}-{self.consumed_samples - 1}" if verdict != DONE else ""
         returned_to = self._copy.iteration if verdict == SPIKE else None
-        return Step(loss, norm, lr, samples, seq_len, verdict, returned_to)
+        return Step(loss, norm, lr, samples, seq_len, verdict, lost, returned_to, loss_scale)
 
     @property
     def copy_bytes(self) -> int:
@@ -171,7 +189,7 @@ class Trainer:
         stepped = self.iteration > self.health.left_out
         if verdict != SPIKE and stepped and self.health.copy_is_due(self.iteration):
             self._settle()
-            self._copy.keep(self.iteration)
+            self._copy.keep(self.iteration, self.consumed_samples)
             self.health.kept(verdict)
 
     def _settle(self) -> None:
@@ -252,7 +270,7 @@ class Trainer:
     def _before_last_backward(self, chunk: int) -> None:
         self.sum.last_backward(self._order.index(chunk))
 
-    def _agree(self, total: float, tokens: int) -> Tuple[float, float, int]:
+    def _agree(self, total: float, tokens: int, scale: float) -> Tuple[float, float, int]:
         """(mean loss per token, norm of the mean gradient, ranks that have seen something that is not finite), from one
         sum over all ranks, so equal on every rank."""
         squares, finite = squares_of(self._runs)
@@ -260,7 +278,7 @@ class Trainer:
         bad = 0.0 if finite and math.isfinite(total) else 1.0
         sums = torch.tensor([counted, squares, bad], dtype=torch.float64)
         self.grid.world.all_reduce(sums)
-        return float(sums[0]) / tokens, math.sqrt(float(sums[1])) / tokens, int(sums[2])
+        return float(sums[0]) / tokens, math.sqrt(float(sums[1])) / tokens / scale, int(sums[2])
 
 
 def chunks_of(config: RunConfig) -> Tuple[Chunk, ...]:

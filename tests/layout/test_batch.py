@@ -39,9 +39,7 @@ def test_samples_grow_with_the_iterations() -> None:
     assert [sequence_length(config, iteration) for iteration in range(12)] == [16] * 5 + [40] * 5 + [64] * 2
 
 
-@given(
-    start=st.integers(1, 9), increment=st.integers(1, 9), steps=st.integers(0, 9), samples=st.integers(1, 200)
-)
+@given(start=st.integers(1, 9), increment=st.integers(1, 9), steps=st.integers(0, 9), samples=st.integers(1, 200))
 def test_a_ramp_is_megatron_s(start: int, increment: int, steps: int, samples: int) -> None:
     full = start + increment * steps
     config = load_run_config(

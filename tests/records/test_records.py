@@ -26,6 +26,24 @@ def test_the_summary_leaves_out_the_first_samples() -> None:
     assert "seconds_per_iteration" not in summarise(config, [], [])
 
 
+def test_where_the_batch_grows_the_summary_s_rates_are_those_of_the_last_size() -> None:
+    config = load_run_config(preset="tiny")
+    sizes = [(4, 9.0), (4, 9.0), (8, 5.0), (8, 4.0), (8, 2.0), (8, 2.0)]
+    lines = [
+        {**iteration(number, seconds), "global_batch": batch, "actual_seq_len": 64}
+        for number, (batch, seconds) in enumerate(sizes, start=1)
+    ]
+    summary = summarise(config, lines, [])
+    assert (summary["seconds_per_iteration"], summary["samples"], summary["warmup_samples"]) == (2.0, 6, 2)
+    assert (summary["timed_batch"], summary["timed_seq_len"], summary["tokens_per_second"]) == (8, 64, 8 * 64 / 2.0)
+
+
+def test_the_summary_s_losses_are_finite_ones() -> None:
+    lines = [{**iteration(number), "loss": loss} for number, loss in enumerate((None, 7.0, 6.0, None), start=1)]
+    summary = summarise(load_run_config(preset="tiny"), lines, [])
+    assert (summary["first_loss"], summary["last_loss"]) == (7.0, 6.0)
+
+
 def test_flights_keep_the_last_calls_in_order(tmp_path: Path) -> None:
     path = write_flight(tmp_path, 1001, 2000, [("tp", "all_reduce", "a.py:1", True)] * 400)
     assert path == tmp_path / "001" / "rank-001001.flight"

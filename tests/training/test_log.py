@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
@@ -12,12 +13,13 @@ import pytest
 
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops
 from fugaku_gpt.records.run import MetricsWriter
-from fugaku_gpt.training.log import TrainingLog
+from fugaku_gpt.training.log import Measured, TrainingLog
 from fugaku_gpt.training.trainer import Step
 from tests.support.tiny import tiny_config
 
 CONFIG = tiny_config("training.iterations=1000", "job.nodes=2", "layout.dp=2")
-STEP = Step(loss=2.345678901, grad_norm=0.98765, lr=6e-4)
+STEP = Step(loss=2.345678901, grad_norm=0.98765, lr=6e-4, samples=8, seq_len=CONFIG.model.seq_len)
+CONSUMED = (56, 56 * CONFIG.model.seq_len)
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def records(file: Path) -> List[Dict[str, Any]]:
 
 def test_an_iteration_is_one_line_with_everything_in_its_place(opened: Tuple[TrainingLog, io.StringIO, Path]) -> None:
     log, stream, _ = opened
-    log.iteration(7, STEP, 0.25, 300 * 2**20, 2 * 2**30)
+    log.iteration(7, [STEP], CONSUMED, 0, Measured(0.25, 300 * 2**20, 2 * 2**30))
     fields = [field.strip() for field in stream.getvalue().rstrip("\n").split(" | ")]
     tokens = 8 * CONFIG.model.seq_len
     notes = notes_flops(CONFIG.model, 8, CONFIG.padded_vocab) / 0.25 / 2 / 1e12
@@ -59,7 +61,7 @@ def test_an_iteration_is_one_line_with_everything_in_its_place(opened: Tuple[Tra
 
 def test_the_record_of_an_iteration_has_unrounded_values(opened: Tuple[TrainingLog, io.StringIO, Path]) -> None:
     log, _, file = opened
-    log.iteration(7, STEP, 0.25, 300, 4000)
+    log.iteration(7, [STEP], CONSUMED, 0, Measured(0.25, 300, 4000))
     (record,) = records(file)
     assert record == {
         "kind": "iteration",
@@ -104,5 +106,54 @@ def test_a_number_that_json_cannot_hold_is_null(opened: Tuple[TrainingLog, io.St
 def test_each_record_is_on_disk_when_its_line_is_said(opened: Tuple[TrainingLog, io.StringIO, Path]) -> None:
     log, _, file = opened
     for iteration in range(1, 4):
-        log.iteration(iteration, STEP, 1.0, 1, 1)
+        log.iteration(iteration, [STEP], CONSUMED, 0, Measured(1.0, 1, 1))
         assert len(records(file)) == iteration
+
+
+def opened_for(tmp_path: Path, *overrides: str) -> Tuple[TrainingLog, io.StringIO, Path]:
+    stream, file = io.StringIO(), tmp_path / "metrics.jsonl"
+    return TrainingLog(tiny_config(*overrides), MetricsWriter(file), stream), stream, file
+
+
+def test_rates_are_those_of_the_batches_that_were_really_used(tmp_path: Path) -> None:
+    ramp = ("training.ramp_start=2", "training.ramp_increment=2", "training.ramp_samples=40")
+    lengths = ("training.seq_ramp_start=8", "training.seq_ramp_increment=8", "training.seq_ramp_iterations=20")
+    log, stream, file = opened_for(tmp_path, *ramp, *lengths, "training.log_interval=2")
+    steps = [replace(STEP, samples=4, seq_len=8), replace(STEP, samples=6, seq_len=16)]
+    log.iteration(8, steps, (30, 250), 0, Measured(0.5, 1, 1))
+    (record,) = records(file)
+    assert (record["global_batch"], record["actual_seq_len"], record["consumed_samples"]) == (6, 16, 30)
+    assert record["samples_per_second"] == 10.0 and record["tokens_per_second"] == 4 * 8 + 6 * 16
+    config = tiny_config()
+    flops = [
+        exact_flops(replace(config.model, seq_len=seq_len), samples, config.padded_vocab)
+        for samples, seq_len in ((4, 8), (6, 16))
+    ]
+    assert record["tflops_exact"] == pytest.approx(sum(flops) / 1e12)
+    assert "| global batch size: 6 | actual seqlen: 16 | lm loss:" in stream.getvalue()
+
+
+def test_what_a_pipeline_and_replicas_wait_for_is_shown_where_there_are_some(tmp_path: Path) -> None:
+    log, stream, file = opened_for(tmp_path, "layout.pp=2", "layout.dp=2")
+    log.iteration(1, [STEP], CONSUMED, 0, Measured(0.5, 1, 1, (0.25, 0.75), 0.875))
+    (record,) = records(file)
+    assert (record["bubble"], record["bubble_max"], record["hidden_communication"]) == (0.5, 0.75, 0.875)
+    assert record["bubble_predicted"] == (2 - 1) / 4  # 8 samples are 4 micro-batches of each replica
+    fields = "| pipeline bubble: 0.500 (most 0.750, predicted 0.250) | hidden communication: 0.88 | rank RSS:"
+    assert fields in stream.getvalue()
+
+
+def test_steps_that_were_left_out_are_told_and_counted(tmp_path: Path) -> None:
+    log, stream, file = opened_for(tmp_path, "training.non_finite=skip")
+    bad = replace(STEP, loss=math.nan, left_out="not finite", lost_samples="48-55")
+    log.left_out(7, bad)
+    log.iteration(7, [bad], CONSUMED, 1, Measured(0.5, 1, 1))
+    log.left_out(9, replace(STEP, loss=9.5, left_out="spike", lost_samples="40-71", returned_to=5))
+    told, line, returned = stream.getvalue().splitlines()
+    assert told == "iteration 7 was skipped: not finite: loss nan, gradient norm 0.98765; samples lost: 48-55"
+    assert "| lm loss: nan | grad norm: 0.988 | number of skipped iterations: 1 | samples per second" in line
+    assert returned.endswith("; weights are those after iteration 5 again; samples lost: 40-71")
+    first, iteration, second = records(file)
+    assert (first["kind"], first["why"], first["loss"], first["samples"]) == ("left_out", "not finite", None, "48-55")
+    assert (iteration["loss"], iteration["skipped_iterations"]) == (None, 1)
+    assert (second["why"], second["loss"], second["returned_to"]) == ("spike", 9.5, 5)

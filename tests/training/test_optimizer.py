@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, List
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import torch
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.layout.tensors import model_tensors
 from fugaku_gpt.model import build_model
-from fugaku_gpt.parallel.buffers import FlatBuffers
+from fugaku_gpt.parallel.buffers import FlatBuffers, Run
 from fugaku_gpt.training import optimizer as optimizers
 from fugaku_gpt.training.optimizer import BlockedAdamW, FusedAdamW, build_optimizer
 from tests.support.tiny import tiny_config
@@ -25,11 +25,15 @@ def trained(build: Any) -> "tuple[FlatBuffers, np.ndarray[Any, Any]]":
     model = build_model(CONFIG, Communicator.alone())
     buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(CONFIG.model, 1))
     before = buffers.parameters.numpy().copy()
-    adamw = build(buffers, CONFIG.training)
+    adamw = build(runs_of(buffers), CONFIG.training)
     for step in range(STEPS):
         buffers.gradients.copy_(torch.from_numpy(gradient(step, len(before))))
         adamw.step(0.01 / (step + 1))
     return buffers, before
+
+
+def runs_of(buffers: FlatBuffers) -> List[Run]:
+    return list(buffers.runs(buffers.owned(0, 1), lambda spec: True))
 
 
 def gradient(step: int, size: int) -> "np.ndarray[Any, Any]":
@@ -64,4 +68,23 @@ def test_the_fused_kernel_is_taken_where_the_probe_finds_one() -> None:
     model = build_model(CONFIG, Communicator.alone())
     buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(CONFIG.model, 1))
     has_one = compat.build_facts()["fused_adamw"]
-    assert isinstance(build_optimizer(buffers, CONFIG.training), FusedAdamW if has_one else BlockedAdamW)
+    assert isinstance(build_optimizer(runs_of(buffers), CONFIG.training), FusedAdamW if has_one else BlockedAdamW)
+
+
+@pytest.mark.parametrize("build", [BlockedAdamW, build_optimizer], ids=["blocked", "this build's own"])
+def test_what_it_keeps_between_steps_is_all_that_a_step_depends_on(build: Any) -> None:
+    model = build_model(CONFIG, Communicator.alone())
+    buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(CONFIG.model, 1))
+    adamw = build(runs_of(buffers), CONFIG.training)
+
+    def after(step: int) -> torch.Tensor:
+        buffers.gradients.copy_(torch.from_numpy(gradient(step, buffers.gradients.numel())))
+        adamw.step(0.01)
+        return buffers.parameters.clone()
+
+    parameters, kept = after(0), [tensor.clone() for tensor in adamw.tensors()]
+    expected = [after(1), after(2)]
+    buffers.parameters.copy_(parameters)
+    for tensor, before in zip(adamw.tensors(), kept):
+        tensor.copy_(before)
+    assert all(torch.equal(after(step), judge) for step, judge in zip((1, 2), expected))

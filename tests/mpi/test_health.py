@@ -1,0 +1,131 @@
+"""Growing batches, left-out steps and loss spikes over pipelines, replicas and ZeRO: all ranks do the same."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from fugaku_gpt.comm import Communicator, ProcessGrid
+from fugaku_gpt.records.run import MetricsWriter, RunDirectory
+from fugaku_gpt.training.health import DONE, NOT_FINITE, SPIKE
+from fugaku_gpt.training.log import TrainingLog
+from fugaku_gpt.training.run import _loop
+from fugaku_gpt.training.trainer import Trainer
+from tests.support.text import ByteSamples
+from tests.support.tiny import tiny_config
+
+LAYOUT = ("layout.dp=2", "layout.pp=2", "layout.zero=1")
+TENSORS = ("layout.dp=2", "layout.tp=2", "layout.sequence_parallel=true")
+EXACT = ("training.dtype=float64", "training.lr=1e-2")
+RAMP = ("training.ramp_start=2", "training.ramp_increment=2", "training.ramp_samples=12")
+LENGTHS = ("training.seq_ramp_start=8", "training.seq_ramp_increment=8", "training.seq_ramp_iterations=4")
+ROLLBACK = ("training.rollback_every=2", "training.spike_window=3", "training.spike_ratio=1.2")
+
+
+@pytest.fixture(autouse=True)
+def four_ranks(world: Communicator) -> None:
+    if world.size != 4:
+        pytest.skip("four ranks are what it takes")
+
+
+def trainer(world: Communicator, *overrides: str, alone: bool = False) -> Trainer:
+    config = tiny_config(*EXACT, *overrides)
+    grid = ProcessGrid.alone() if alone else ProcessGrid(world, config.layout)
+    samples = ByteSamples(config.model.seq_len)
+    return Trainer(config, grid, samples, samples)
+
+
+def assert_replicas_are_equal(run: Trainer) -> None:
+    copies = run.grid.dp.all_gather(run.buffers.parameters)
+    assert all(torch.equal(copies[0], copy) for copy in copies)
+
+
+@pytest.mark.parametrize("layout", [LAYOUT, TENSORS], ids=["dp2-pp2-zero1", "dp2-tp2-sp"])
+def test_the_curve_of_a_growing_batch_is_that_of_one_rank(world: Communicator, layout: "tuple[str, ...]") -> None:
+    settings = (*RAMP, *LENGTHS, "training.skip_samples=[3, 9-12]")
+    ours, judge = trainer(world, *layout, *settings), trainer(world, *settings, alone=True)
+    sizes = []
+    for _ in range(6):
+        a, b = ours.step(), judge.step()
+        sizes.append((a.samples, a.seq_len))
+        assert (a.samples, a.seq_len, a.lr) == (b.samples, b.seq_len, b.lr)
+        assert a.loss == pytest.approx(b.loss, rel=1e-12) and a.grad_norm == pytest.approx(b.grad_norm, rel=1e-11)
+    assert sizes == [(2, 8), (2, 8), (4, 16), (6, 16), (8, 24), (8, 24)]
+    assert (ours.consumed_samples, ours.consumed_tokens) == (judge.consumed_samples, judge.consumed_tokens)
+    assert ours.validate() == pytest.approx(judge.validate(), rel=1e-12)
+
+
+def test_a_gradient_that_is_not_finite_on_one_rank_alone_is_left_out_everywhere(world: Communicator) -> None:
+    run = trainer(world, *LAYOUT, "training.non_finite=skip")
+    run.step()
+    before = run.buffers.parameters.clone()
+    summed = run.sum.finish
+
+    def spoilt() -> None:
+        summed()
+        if world.rank == world.size - 1:  # after all sums: no other rank sees it
+            run.buffers.gradients.fill_(math.nan)
+
+    run.sum.finish = spoilt  # type: ignore[method-assign]
+    assert run.step().left_out == NOT_FINITE
+    assert torch.equal(run.buffers.parameters, before) and (run.iteration, run.consumed_samples) == (2, 16)
+    run.sum.finish = summed  # type: ignore[method-assign]
+    judge = trainer(world, *LAYOUT)
+    judge.step()
+    judge.iteration, judge.consumed_samples = run.iteration, run.consumed_samples
+    assert run.step() == judge.step()
+    assert_replicas_are_equal(run)
+
+
+def test_a_nan_in_what_nobody_counts_is_seen_all_the_same(world: Communicator) -> None:
+    run = trainer(world, *TENSORS, "training.non_finite=skip")
+    place = run.grid.place
+    name = next(p for p in run.buffers.placements if p.spec.tp_dim is None)  # counted by the first of tp and dp only
+    summed = run.sum.finish
+
+    def spoilt() -> None:
+        summed()
+        if (place.dp, place.tp) == (1, 1):
+            run.buffers.gradients[name.start] = math.nan
+
+    run.sum.finish = spoilt  # type: ignore[method-assign]
+    step = run.step()
+    assert step.left_out == NOT_FINITE and math.isfinite(step.loss) and math.isfinite(step.grad_norm)
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_every_rank_goes_back_from_a_spike_together(world: Communicator, zero: int) -> None:
+    layout = (*LAYOUT, f"layout.zero={zero}")
+    run, judge = trainer(world, *layout, *ROLLBACK), trainer(world, *layout)
+    for _ in range(4):
+        run.step()
+        judge.step()
+    run.step()
+    run.buffers.parameters.mul_(10.0)
+    step = run.step()
+    assert (step.left_out, step.returned_to, step.lost_samples) == (SPIKE, 4, "32-47")
+    assert torch.equal(run.buffers.parameters, judge.buffers.parameters)
+    assert_replicas_are_equal(run)
+    judge.iteration, judge.consumed_samples = run.iteration, run.consumed_samples
+    for _ in range(2):
+        assert run.step() == judge.step()
+    assert_replicas_are_equal(run)
+
+
+def test_the_log_tells_of_bubbles_batches_and_hidden_communication(world: Communicator, tmp_path: Path) -> None:
+    run = trainer(world, *LAYOUT, *RAMP, "training.iterations=6", "training.log_interval=2")
+    directory = RunDirectory(tmp_path)
+    log = TrainingLog(run.config, MetricsWriter(directory.metrics_file), io.StringIO()) if world.rank == 0 else None
+    _loop(run, log)
+    if world.rank == 0:
+        lines = directory.metrics("iteration")
+        assert [line["global_batch"] for line in lines] == [2, 6, 8]
+        assert [line["consumed_samples"] for line in lines] == [4, 14, 30]
+        assert [line["bubble_predicted"] for line in lines] == [1 / 1, 1 / 3, 1 / 4]
+        assert all(0 <= line["bubble"] <= line["bubble_max"] for line in lines)
+        assert all(0 <= line["hidden_communication"] <= 1 for line in lines)
+        assert run.health.left_out == 0 and DONE == ""
