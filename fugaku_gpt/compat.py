@@ -169,18 +169,23 @@ def _softmax(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x, dim=-1)
 
 
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """Over the last dimension; statistics and sums over tokens in float32 at least."""
+
+    def normalised(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+    if has_kernel("layer_norm", x.dtype):
+        return normalised(x, weight, bias)
+    y: torch.Tensor = _InFloat32.apply(normalised, x, weight, bias)
+    return y
+
+
 class LayerNorm(nn.LayerNorm):
-    """PyTorch's; statistics and sums over tokens in float32 at least."""
+    """PyTorch's module, computed by :func:`layer_norm`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if has_kernel("layer_norm", x.dtype):
-            return super().forward(x)
-
-        def normalised(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-            return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
-
-        y: torch.Tensor = _InFloat32.apply(normalised, x, self.weight, self.bias)
-        return y
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
 
 def sum_of_rows(x: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
 import torch
@@ -94,3 +94,120 @@ def test_the_instruction_set_is_read_from_an_older_build_s_report() -> None:
     report = "PyTorch built with:\n  - GCC 7.3\n  - CPU capability usage: AVX2\n  - Build settings: ..."
     assert compat._instruction_set(report) == "AVX2"
     assert compat._instruction_set("nothing of the kind") == "unknown"
+
+
+SIXTEEN_BITS = [torch.bfloat16, torch.float16]
+
+
+@pytest.fixture
+def trials() -> Iterator[Dict[str, Any]]:
+    """The trials, which a test may add to."""
+    before = dict(compat._TRIALS)
+    compat.has_kernel.cache_clear()
+    yield compat._TRIALS
+    compat._TRIALS.clear()
+    compat._TRIALS.update(before)
+    compat.has_kernel.cache_clear()
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+OPERATIONS: Dict[str, Any] = {
+    "linear": (compat.linear, F.linear, [random(5, 7, 16), random(12, 16), random(12)]),
+    "matmul": (compat.matmul, torch.matmul, [random(5, 7, 16), random(16, 12)]),
+    "bmm": (compat.bmm, torch.bmm, [random(3, 5, 16), random(3, 16, 4)]),
+    "baddbmm": (
+        lambda *x: compat.baddbmm(*x, alpha=0.3),
+        lambda *x: torch.baddbmm(*x, alpha=0.3),
+        [random(3, 5, 4), random(3, 5, 16), random(3, 16, 4)],
+    ),
+    "layer_norm": (
+        lambda *x: compat.layer_norm(*x, eps=1e-5),
+        lambda x, weight, bias: F.layer_norm(x, (16,), weight, bias),
+        [random(2000, 16), random(16), random(16)],
+    ),
+    "gelu": (compat.gelu, F.gelu, [random(9, 16)]),
+    "gelu_tanh": (compat.gelu_tanh, compat._gelu_tanh, [random(9, 16)]),
+    "softmax": (compat.softmax, lambda x: torch.softmax(x, dim=-1), [random(9, 16)]),
+    "sum": (compat.sum_of_rows, lambda x: x.sum(0), [1.0 + 0.1 * random(2000, 16)]),
+}
+
+
+@pytest.mark.parametrize("forced", [False, True], ids=["as found", "in float32"])
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
+def test_operations_in_16_bits_are_those_in_float32_rounded(
+    name: str, dtype: torch.dtype, forced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if forced:
+        monkeypatch.setattr(compat, "has_kernel", lambda operation, kind: kind not in SIXTEEN_BITS)
+    ours, judge, inputs = OPERATIONS[name]
+    results: List[List[torch.Tensor]] = []
+    for function, kind in ((ours, dtype), (judge, torch.float32)):
+        leaves = [x.to(dtype).to(kind).requires_grad_() for x in inputs]
+        y = function(*leaves)
+        assert y.dtype == kind
+        y.backward((1.0 + 0.5 * random(*y.shape)).to(dtype).to(kind))
+        results.append([y.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)])
+    assert len(results[0]) == len(results[1]) == 1 + len(inputs)
+    for found, expected in zip(*results):
+        assert found.dtype == dtype
+        scale = float(expected.abs().max())
+        assert float((found.float() - expected).abs().max()) <= 4 * torch.finfo(dtype).eps * scale
+
+
+def test_wide_types_are_computed_by_pytorch_s_own_operations_to_the_bit() -> None:
+    for ours, judge, inputs in OPERATIONS.values():
+        for dtype in (torch.float32, torch.float64):
+            wide = [x.to(dtype) for x in inputs]
+            assert torch.equal(ours(*wide), judge(*wide))
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
+def test_the_fused_attention_in_16_bits_is_that_in_float32_rounded(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if compat.scaled_dot_product_attention is None:
+        pytest.skip("this PyTorch has no fused attention")
+    q, k, v = (random(1, 2, 50, 8).to(dtype) * scale for scale in (1.0, 0.5, 2.0))
+    expected = compat.fused_attention(q.float(), k.float(), v.float())
+    for forced in (False, True):
+        if forced:
+            monkeypatch.setattr(compat, "has_kernel", lambda *_: False)
+        found = compat.fused_attention(q, k, v)
+        assert found.dtype == dtype
+        assert float((found.float() - expected).abs().max()) <= 4 * torch.finfo(dtype).eps * float(expected.abs().max())
+
+
+def test_a_kernel_that_is_missing_or_adds_up_in_16_bits_is_found_out(trials: Dict[str, Any]) -> None:
+    def missing(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.bfloat16:
+            raise RuntimeError("\"sum_cpu\" not implemented for 'BFloat16'")
+        return x.sum(0)
+
+    def one_by_one(x: torch.Tensor) -> torch.Tensor:
+        total = x[0]
+        for row in x[1:]:
+            total = total + row
+        return total
+
+    ones: Callable[[], Any] = lambda: (torch.ones(400, 2),)  # noqa: E731
+    trials.update({"missing": (missing, ones), "one by one": (one_by_one, ones), "good": (lambda x: x.sum(0), ones)})
+    assert not compat.has_kernel("missing", torch.bfloat16) and compat.has_kernel("missing", torch.float16)
+    assert not compat.has_kernel("one by one", torch.bfloat16)  # 256 + 1 is 256 there
+    assert compat.has_kernel("good", torch.bfloat16) == compat.has_kernel("sum", torch.bfloat16)
+    assert compat.has_kernel("one by one", torch.float32)
+    assert {"missing", "one by one"} <= set(compat.in_float32(torch.bfloat16))
+    assert compat.in_float32(torch.float32) == []
+
+
+def test_a_type_that_cannot_be_added_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compat.can_train(torch.float32) and compat.can_train(torch.float64)
+
+    def refuse(*_: Any) -> torch.Tensor:
+        raise RuntimeError("\"mul_cpu\" not implemented for 'Half'")
+
+    monkeypatch.setattr(torch.Tensor, "masked_fill_", refuse)
+    assert not compat.can_train(torch.float16)

@@ -17,6 +17,7 @@ from typing import Iterable, List, Optional, Tuple, Union
 
 from fugaku_gpt.config.schema import LayoutConfig, ModelConfig, RunConfig
 from fugaku_gpt.layout.grid import ORDERS, TP_PP_DP
+from fugaku_gpt.layout.memory import ITEM_BYTES
 from fugaku_gpt.layout.schedule_times import Timing
 from fugaku_gpt.layout.schedules import Action, Exchange, Forward, schedule
 from fugaku_gpt.layout.stages import RECOMPUTE, Chunk, split_layers, stage_tensors, work_of
@@ -69,7 +70,7 @@ class SequencePlan:
         zero: 0, gradients are summed and every replica updates all weights; 1, each updates its share.
         sequence_parallel: activations between the cut layers are shared out over tp along the sequence.
         recompute: of each layer, ``none``, ``selective`` or ``full``; empty: none anywhere.
-        element_bytes: of gradients and parameters.
+        element_bytes: of parameters; of sums of gradients at least 4.
         bucket_bytes: of one gradient sum.
         loss_tokens: tokens whose logits exist at one time.
     """
@@ -147,7 +148,7 @@ def plan_of(config: RunConfig) -> SequencePlan:
         split=layout.split or None,
         zero=layout.zero,
         sequence_parallel=layout.sequence_parallel,
-        element_bytes={"float32": 4, "float64": 8}[training.dtype],
+        element_bytes=ITEM_BYTES[training.dtype],
         bucket_bytes=int(training.bucket_mib * 2**20),
     )
 
@@ -268,5 +269,5 @@ def bucket_elements(plan: SequencePlan, stage: int) -> List[int]:
         stage_tensors(plan.model, plan.layout.tp, plan.parts, stage), plan.layout.tp, plan.element_bytes
     )
     total = -(-total // share) * share
-    step = -(-max(1, plan.bucket_bytes // plan.element_bytes) // share) * share
+    step = -(-max(1, plan.bucket_bytes // max(plan.element_bytes, 4)) // share) * share
     return [min(step, total - start) for start in range(0, total, step)]

@@ -18,6 +18,8 @@ import fugaku_gpt
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, mpi_facts
 from fugaku_gpt.config import RunConfig
+from fugaku_gpt.config.schema import SIXTEEN_BITS
+from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine import local
 from fugaku_gpt.records.text import spans
 
@@ -33,6 +35,20 @@ def prepare_process(threads: int) -> Dict[str, Any]:
         "allocator": local.allocator_in_use(),
         "allocator_keeps_pages": keep_freed_pages(),
     }
+
+
+def check_precision(config: RunConfig) -> None:
+    """Whether this PyTorch can compute in ``training.dtype``, with whatever help.
+
+    Raises:
+        UsageError: it cannot add or multiply in that type.
+    """
+    dtype = config.training.dtype
+    if not compat.can_train(getattr(torch, dtype)):
+        raise UsageError(
+            f"training.dtype: {dtype}: this PyTorch ({torch.__version__}) cannot add and multiply in it on CPUs; "
+            "valid: float32, or another build"
+        )
 
 
 def keep_freed_pages() -> bool:
@@ -68,6 +84,10 @@ def collect_environment(config: RunConfig, world: Communicator, process: Dict[st
         "python": platform.python_version(),
         "numpy": np.__version__,
         "build": compat.build_facts(),
+        "precision": {
+            "dtype": config.training.dtype,
+            "in_float32": compat.in_float32(getattr(torch, config.training.dtype)),
+        },
         "mpi": mpi_facts(),
         "processor": local.processor_name(),
         "vector_extensions": local.vector_flags(),
@@ -88,6 +108,7 @@ def describe_environment(environment: Dict[str, Any]) -> List[str]:
         f"Python {environment['python']}, NumPy {environment['numpy']}",
         f"torch {build['torch']}: BLAS {build['blas']}, kernels for {build['instruction_set']}, "
         f"fused attention {_yes(build['fused_attention'])}, fused AdamW {_yes(build['fused_adamw'])}",
+        *_describe_precision(environment["precision"]),
         f"processor {environment['processor']} ({extensions}), "
         f"memory {environment['memory_limit_bytes'] / 2**30:.1f} GiB, {environment['system']}",
         f"MPI {mpi['library']}, standard {mpi['standard']}, threads: {mpi['thread_level']}, mpi4py {mpi['mpi4py']}",
@@ -110,6 +131,16 @@ def describe_environment(environment: Dict[str, Any]) -> List[str]:
         state = "applied" if toggle["applied"] else "NOT applied"
         lines.append(f"toggle {toggle['name']}={toggle['requested']}: {state} (seen: {toggle['seen']})")
     return lines
+
+
+def _describe_precision(precision: Dict[str, Any]) -> List[str]:
+    dtype, operations = precision["dtype"], precision["in_float32"]
+    if dtype not in SIXTEEN_BITS:
+        return []
+    return [
+        f"computing in {dtype}, weights and sums of gradients in float32; "
+        f"in float32 for want of a good kernel: {', '.join(operations) or 'nothing'}"
+    ]
 
 
 _RANKS_SHOWN = 8

@@ -1,18 +1,23 @@
-"""Flat parameters and gradients, and the norm that is taken over them."""
+"""Flat parameters, gradients and masters, and the sum of squares that is taken over them."""
 
 from __future__ import annotations
+
+from typing import List
 
 import pytest
 import torch
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
-from fugaku_gpt.layout.tensors import model_tensors
+from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, model_tensors
 from fugaku_gpt.model import GPT, build_model
-from fugaku_gpt.parallel.buffers import ALIGNMENT_BYTES, FlatBuffers
-from fugaku_gpt.parallel.gradients import gradient_norm, sum_over_replicas
+from fugaku_gpt.parallel.buffers import ALIGNMENT_BYTES, FlatBuffers, MasterWeights, Run
+from fugaku_gpt.parallel.gradients import counted_here
+from fugaku_gpt.training.health import squares_of
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
+
+DTYPES = ["float32", "float64", "bfloat16", "float16"]
 
 
 @pytest.fixture
@@ -25,83 +30,126 @@ def model(config: RunConfig) -> GPT:
     return build_model(config, Communicator.alone())
 
 
+def buffers_of(config: RunConfig, model: GPT, shards: int = 1, bucket_bytes: int = 2**25) -> FlatBuffers:
+    return FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1), shards, bucket_bytes)
+
+
+def backward(model: GPT, samples: int = 2) -> None:
+    tokens = torch.from_numpy(ByteSamples(24).batch(0, samples))
+    model(tokens[:, :-1], tokens[:, 1:]).backward()
+
+
+def runs_of(buffers: FlatBuffers) -> List[Run]:
+    return list(buffers.runs(buffers.owned(0, 1), lambda spec: True))
+
+
 def test_parameters_and_gradients_become_views_and_keep_their_values(config: RunConfig, model: GPT) -> None:
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1))
-    tokens = torch.from_numpy(ByteSamples(24).batch(0, 2))
-    model(tokens[:, :-1], tokens[:, 1:]).backward()
+    buffers = buffers_of(config, model)
+    backward(model)
     named = dict(model.named_parameters())
     for placement in buffers.placements:
-        parameter, part = named[placement.spec.name], slice(placement.start, placement.start + placement.size)
+        parameter = named[placement.spec.name]
         assert torch.equal(parameter.detach(), before[placement.spec.name])
-        assert parameter.data_ptr() == buffers.parameters[part].data_ptr()
-        assert parameter.data_ptr() % ALIGNMENT_BYTES == buffers.parameters.data_ptr() % ALIGNMENT_BYTES
-        assert parameter.grad is not None and parameter.grad.data_ptr() == buffers.gradients[part].data_ptr()
-        assert float(buffers.gradients[part].abs().max()) > 0, placement.spec.name
+        assert parameter.data_ptr() == buffers.parameters[placement.part].data_ptr()
+        assert parameter.grad is not None
+        assert parameter.grad.data_ptr() == buffers.gradients[placement.part].data_ptr()
+        assert float(buffers.gradients[placement.part].abs().max()) > 0, placement.spec.name
     buffers.parameters.zero_()
     assert all(float(parameter.detach().abs().sum()) == 0 for parameter in named.values())
 
 
 def test_a_second_micro_batch_adds_to_the_first_in_place(config: RunConfig, model: GPT) -> None:
-    buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1))
-    tokens = torch.from_numpy(ByteSamples(24).batch(0, 2))
-    model(tokens[:, :-1], tokens[:, 1:]).backward()
+    buffers = buffers_of(config, model)
+    backward(model)
     once, address = buffers.gradients.clone(), buffers.gradients.data_ptr()
-    model(tokens[:, :-1], tokens[:, 1:]).backward()
+    backward(model)
     assert buffers.gradients.data_ptr() == address
     assert torch.allclose(buffers.gradients, 2 * once, rtol=1e-5, atol=1e-7)
 
 
-def test_tensors_lie_in_the_order_in_which_their_gradients_are_finished(config: RunConfig, model: GPT) -> None:
+def test_tensors_lie_in_the_order_in_which_they_are_summed_over_other_groups(config: RunConfig, model: GPT) -> None:
     specs = model_tensors(config.model, 1)
-    buffers = FlatBuffers(dict(model.named_parameters()), specs)
-    assert [placement.spec.name for placement in buffers.placements] == [spec.name for spec in reversed(specs)]
+    buffers = buffers_of(config, model)
+    cut, whole = (
+        [spec.name for spec in reversed(specs) if spec.name != TOKEN_EMBEDDING and (spec.tp_dim is None) == is_whole]
+        for is_whole in (False, True)
+    )
+    assert [placement.spec.name for placement in buffers.placements] == [*cut, *whole, TOKEN_EMBEDDING]
+    inside = buffers.parameters[buffers.whole()]
+    assert inside.numel() >= sum(p.numel() for n, p in model.named_parameters() if n in whole)
+    assert buffers.embedding() == buffers.placements[-1].part
 
 
-def test_ranges_cover_every_element_once_and_agree_on_weight_decay(config: RunConfig, model: GPT) -> None:
-    buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1))
-    ranges = list(buffers.ranges())
-    assert ranges[0][1].start == 0 and ranges[-1][1].stop == buffers.parameters.numel()
-    for (decays, part), (next_decays, next_part) in zip(ranges, ranges[1:]):
-        assert part.stop == next_part.start and decays != next_decays
-    for placement in buffers.placements:
-        (inside,) = [decays for decays, part in ranges if part.start <= placement.start < part.stop]
-        assert (
-            inside
-            == placement.spec.decays
-            == (not placement.spec.name.endswith("bias") and "norm" not in placement.spec.name)
-        )
+def test_runs_cover_every_element_once_and_agree_on_weight_decay(config: RunConfig, model: GPT) -> None:
+    buffers = buffers_of(config, model)
+    runs = runs_of(buffers)
+    assert sum(run.parameters.numel() for run in runs) == buffers.parameters.numel()
+    assert all(run.decays != following.decays for run, following in zip(runs, runs[1:]))
+    for run in runs:
+        run.parameters.fill_(2.0 if run.decays else 1.0)
+    for name, parameter in model.named_parameters():
+        decays = not name.endswith("bias") and "norm" not in name
+        assert bool((parameter == (2.0 if decays else 1.0)).all()), name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shards", [2, 3])
+def test_shares_of_all_replicas_together_are_every_element_once(shards: int, dtype: str) -> None:
+    config = tiny_config(f"training.dtype={dtype}")
+    model = build_model(config, Communicator.alone())
+    buffers = buffers_of(config, model, shards, 10_000)
+    assert len(buffers.buckets) > 2
+    seen = torch.zeros(buffers.parameters.numel(), dtype=torch.int64)
+    for shard in range(shards):
+        owned = buffers.owned(shard, shards)
+        masters = MasterWeights(buffers, owned) if dtype == "bfloat16" else None
+        for mine in owned:
+            seen[mine.parameters] += 1
+        if masters is not None:
+            parts = torch.cat([buffers.parameters[mine.parameters] for mine in owned])
+            assert torch.equal(masters.values, parts.float())
+        at = 0
+        for run in buffers.runs(owned, lambda spec: True, masters):
+            assert run.parameters.numel() == run.gradients.numel()
+            if masters is not None:
+                assert run.parameters.data_ptr() == masters.values[at:].data_ptr()
+            at += run.parameters.numel()
+        assert at == sum(mine.parameters.stop - mine.parameters.start for mine in owned)
+    assert bool((seen == 1).all())
 
 
 def test_the_norm_is_that_of_all_gradients(config: RunConfig, model: GPT) -> None:
-    buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1))
+    buffers = buffers_of(config, model)
     for placement in buffers.placements:
-        part = buffers.gradients[placement.start : placement.start + placement.size]
-        part.copy_(torch.randn(placement.size, generator=torch.Generator().manual_seed(placement.start)))
-    judge = torch.sqrt(sum((p.grad.double() ** 2).sum() for p in model.parameters() if p.grad is not None))  # type: ignore
-    assert gradient_norm(buffers, ProcessGrid.alone()) == pytest.approx(float(judge), rel=1e-6)
+        values = torch.randn(placement.size, generator=torch.Generator().manual_seed(placement.start))
+        buffers.gradients[placement.part].copy_(values)
+    judge = sum(float((p.grad.double() ** 2).sum()) for p in model.parameters() if p.grad is not None)
+    runs = list(buffers.runs(buffers.owned(0, 1), counted_here(ProcessGrid.alone(), False)))
+    squares, finite = squares_of(runs)
+    assert finite and squares == pytest.approx(judge, rel=1e-6)
     buffers.gradients[3] = float("inf")
-    assert gradient_norm(buffers, ProcessGrid.alone()) == float("inf")
+    assert not squares_of(runs)[1]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_every_tensor_starts_on_a_cache_line_and_gaps_hold_zeros(dtype: str) -> None:
     config = tiny_config(f"training.dtype={dtype}", "model.hidden=20", "model.ffn_hidden=7")  # odd sizes: many gaps
     model = build_model(config, Communicator.alone())
-    buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1))
-    step = ALIGNMENT_BYTES // buffers.parameters.element_size()
+    buffers = buffers_of(config, model)
     used = torch.zeros_like(buffers.parameters, dtype=torch.bool)
     for placement in buffers.placements:
-        part = slice(placement.start, placement.start + placement.size)
-        assert placement.start % step == 0 and not bool(used[part].any())
-        used[part] = True
+        for flat in (buffers.parameters, buffers.gradients):
+            assert placement.start * flat.element_size() % ALIGNMENT_BYTES == 0
+        assert not bool(used[placement.part].any())
+        used[placement.part] = True
     assert int(used.sum()) == sum(parameter.numel() for parameter in model.parameters())
     assert not bool(used.all())
-    assert float(buffers.parameters[~used].abs().sum()) == float(buffers.gradients[~used].abs().sum()) == 0.0
+    assert float(buffers.parameters[~used].float().abs().sum()) == float(buffers.gradients[~used].abs().sum()) == 0.0
 
 
 def test_changing_the_flat_parameters_changes_the_model_s_loss(config: RunConfig, model: GPT) -> None:
-    buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1))
+    buffers = buffers_of(config, model)
     tokens = torch.from_numpy(ByteSamples(24).batch(0, 1))
     model.eval()
     before = float(model(tokens[:, :-1], tokens[:, 1:]).detach())
@@ -109,19 +157,48 @@ def test_changing_the_flat_parameters_changes_the_model_s_loss(config: RunConfig
     assert float(model(tokens[:, :-1], tokens[:, 1:]).detach()) != before
 
 
-def test_one_replica_sums_nothing(config: RunConfig, model: GPT) -> None:
-    gradients = torch.arange(10.0)
-    sum_over_replicas(gradients, Communicator.alone(), bucket_bytes=8)
-    assert torch.equal(gradients, torch.arange(10.0))
-
-
 def test_the_norm_of_over_a_million_equal_gradients_stays_within_the_tolerance_of_parity() -> None:
     # equal terms are the worst case of a float32 sum: every addition rounds the same way (3e-6 was seen)
     wide = tiny_config("training.dtype=float32", "model.hidden=128", "model.vocab_size=8192")
     wide_model = build_model(wide, Communicator.alone())
-    buffers = FlatBuffers(dict(wide_model.named_parameters()), model_tensors(wide.model, 1))
+    buffers = buffers_of(wide, wide_model)
     for placement in buffers.placements:
-        buffers.gradients[placement.start : placement.start + placement.size] = 1e-3
+        buffers.gradients[placement.part] = 1e-3
     count = sum(placement.size for placement in buffers.placements)
     assert count > 10**6
-    assert gradient_norm(buffers, ProcessGrid.alone()) == pytest.approx(1e-3 * count**0.5, rel=1e-5)
+    assert squares_of(runs_of(buffers))[0] ** 0.5 == pytest.approx(1e-3 * count**0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gradients_of_16_bits_are_added_up_in_float32_and_freed(dtype: str) -> None:
+    config = tiny_config(f"training.dtype={dtype}", "model.dropout=0", "model.attention_dropout=0")
+    model = build_model(config, Communicator.alone())
+    buffers = buffers_of(config, model)
+    assert buffers.parameters.dtype == getattr(torch, dtype) and buffers.gradients.dtype == torch.float32
+    backward(model)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    once = buffers.gradients.clone()
+    assert torch.equal(once, once.to(getattr(torch, dtype)).float()) and float(once.abs().max()) > 0
+    for _ in range(2):
+        backward(model)
+    assert torch.equal(buffers.gradients, once + once + once)
+    assert not torch.equal(buffers.gradients, buffers.gradients.to(getattr(torch, dtype)).float())
+
+
+def test_masters_keep_steps_that_16_bits_would_lose() -> None:
+    config = tiny_config("training.dtype=bfloat16")
+    model = build_model(config, Communicator.alone())
+    buffers = buffers_of(config, model)
+    masters = MasterWeights(buffers, buffers.owned(0, 1))
+    weight = model.final_norm.weight
+    assert bool((weight == 1.0).all())
+    small, steps = 1e-4, 60  # a bfloat16 below 1 is 0.0039 away from it
+    alone = weight.detach().clone()
+    for _ in range(steps):
+        masters.values.sub_(small)
+        masters.round()
+        alone.sub_(small)
+    assert bool((alone == 1.0).all())
+    assert (
+        torch.equal(weight.detach(), torch.full_like(weight, 1.0 - steps * small)) and float(weight[0].detach()) < 1.0
+    )
