@@ -74,6 +74,8 @@ _FIELDS: Mapping[str, Tuple[str, float]] = {
     "tokens per second": ("tokens_per_second", 1.0),
     "tflops": ("tflops_logged", 1.0),
     "throughput per gpu (tflop/s/gpu)": ("tflops_logged", 1.0),
+    "pipeline bubble": ("bubble", 1.0),
+    "hidden communication": ("hidden_communication", 1.0),
     "rank rss": ("rss_max_bytes", 2.0**20),
     "node used": ("node_used_bytes", 2.0**20),
 }

@@ -43,7 +43,16 @@ from fugaku_gpt.errors import ConfigError
             "model.attention_dropout: 0.999999",
             "run.yaml:1: model.attention_dropout: 0.999999: is 0 or 1 to 16 bits; valid: 0, or from 2e-5 to 0.9999",
         ),
-        ("layout.pp: 2", "run.yaml:1: layout.pp: 2: pipeline stages are not built yet; valid: 1"),
+        ("layout.pp: 5", "run.yaml:1: layout.pp: 5: times layout.chunks 1 is more than model.layers 4"),
+        (
+            "training.ramp_start: 3\ntraining.ramp_increment: 4\ntraining.ramp_samples: 9\nlayout.dp: 2",
+            "run.yaml:1: training.ramp_start: 3: must be a multiple of training.micro_batch 1 * layout.dp 2 = 2, "
+            "at most training.global_batch 8; valid: 2, 4",
+        ),
+        (
+            "training.skip_samples: [9-3]",
+            "run.yaml:1: training.skip_samples: 9-3: must go from the lower to the higher number; valid: 3-9",
+        ),
         (
             "layout.tp: 4\nlayout.sequence_parallel: true\nmodel.seq_len: 30",
             "run.yaml:1: layout.tp: 4: must divide model.seq_len 30 with layout.sequence_parallel; "

@@ -15,7 +15,7 @@ from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.logs import MEGATRON, OURS, read_log, read_log_files
 from fugaku_gpt.records.run import MetricsWriter
-from fugaku_gpt.training.log import TrainingLog
+from fugaku_gpt.training.log import Measured, TrainingLog
 from fugaku_gpt.training.trainer import Step
 
 quick = settings(max_examples=80, deadline=None)
@@ -167,14 +167,19 @@ def test_files_follow_each_other_and_one_that_is_not_there_is_named(tmp_path: Pa
 
 def ours(tmp_path: Path, values: Dict[str, Any], previous: Optional[float]) -> "tuple[str, list[Dict[str, Any]]]":
     """What our trainer prints of one iteration and one validation, and what it records of them."""
-    config = load_run_config(preset="tiny", overrides=[f"training.global_batch={values['batch'] * 4}"])
+    batch = values["batch"] * 4 * 2
+    layout = ["layout.dp=2", "layout.pp=2", "training.non_finite=skip"]
+    config = load_run_config(preset="tiny", overrides=[f"training.global_batch={batch}", *layout])
     stream, file = io.StringIO(), tmp_path / "metrics.jsonl"
     if file.exists():
         file.unlink()
     metrics = MetricsWriter(file)
     log = TrainingLog(config, metrics, stream)
-    step = Step(values["loss"], values["grad_norm"], values["lr"])
-    log.iteration(values["iteration"], step, values["seconds"], values["rss"] * 2**20, values["node"] * 2**20)
+    step = Step(values["loss"], values["grad_norm"], values["lr"], batch, config.model.seq_len)
+    consumed = values["iteration"] * batch, values["iteration"] * batch * config.model.seq_len
+    memory = values["rss"] * 2**20, values["node"] * 2**20
+    measured = Measured(values["seconds"], *memory, (values["bubble"], 2 * values["bubble"]), values["hidden"])
+    log.iteration(values["iteration"], [step], consumed, values["iteration"] // 2, measured)
     log.validation(values["iteration"], values["loss"], 4096, previous)
     metrics.close()
     return stream.getvalue(), [json.loads(line) for line in file.read_text().splitlines()]
@@ -188,6 +193,8 @@ NUMBERS = st.fixed_dictionaries(
         "grad_norm": st.floats(0.001, 1000),
         "lr": st.floats(1e-7, 1),
         "seconds": st.floats(0.001, 1e5),
+        "bubble": st.floats(0, 100),
+        "hidden": st.floats(0, 1),
         "rss": st.integers(1, 40_000),
         "node": st.integers(1, 40_000),
     }
@@ -208,11 +215,14 @@ def test_our_own_lines_are_read_back(
         "consumed_samples",
         "consumed_tokens",
         "global_batch",
+        "skipped_iterations",
         "rss_max_bytes",
         "node_used_bytes",
     ):
         assert read[name] == recorded[name]
-    for name, error in (("seconds", 0.0006), ("loss", 6e-7), ("grad_norm", 0.0006), ("tflops_notes", 0.0006)):
+    for name, error in (("seconds", 0.0006), ("loss", 6e-7), ("grad_norm", 0.0006), ("bubble", 6e-4)):
+        assert read[name] == pytest.approx(recorded[name], abs=error)
+    for name, error in (("tflops_notes", 6e-4), ("hidden_communication", 6e-3)):
         assert read[name] == pytest.approx(recorded[name], abs=error)
     assert read["lr"] == pytest.approx(recorded["lr"], rel=1e-3)
     (validation,) = log.validations
