@@ -42,8 +42,8 @@ def array_of(flat: torch.Tensor) -> "np.ndarray[Any, Any]":
     return array
 
 
-def _adder(dtype: torch.dtype) -> Callable[[MPI.buffer, MPI.buffer, MPI.Datatype], None]:
-    def add(incoming: MPI.buffer, total: MPI.buffer, _: MPI.Datatype) -> None:
+def _adder(dtype: torch.dtype) -> Callable[[Any, Any, MPI.Datatype], None]:
+    def add(incoming: Any, total: Any, _: MPI.Datatype) -> None:
         theirs, ours = (
             torch.from_numpy(np.frombuffer(memory, dtype=np.int16)).view(dtype) for memory in (incoming, total)
         )

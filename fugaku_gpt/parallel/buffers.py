@@ -110,7 +110,7 @@ class FlatBuffers:
                 self._add_when_finished(parameter, sums)
 
     def _add_when_finished(self, parameter: nn.Parameter, sums: torch.Tensor) -> None:
-        node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        node = accumulation_of(parameter)
 
         def add(*_: Any) -> None:
             if parameter.grad is not None:
@@ -210,6 +210,12 @@ class MasterWeights:
         flat = self._buffers.parameters
         for mine in self._owned:
             flat[mine.parameters].copy_(self.values[mine.masters])
+
+
+def accumulation_of(parameter: nn.Parameter) -> Any:
+    """The node of autograd that adds a parameter's gradient up: hooks on it run when that has been done."""
+    function: Any = parameter.expand_as(parameter).grad_fn
+    return function.next_functions[0][0]
 
 
 def _rank_of_kind(spec: TensorSpec) -> int:

@@ -17,7 +17,7 @@ from torch import nn
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.comm.communicator import Pending
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
-from fugaku_gpt.parallel.buffers import FlatBuffers, Run
+from fugaku_gpt.parallel.buffers import FlatBuffers, Run, accumulation_of
 
 _NORM_BLOCK = 65536  # elements whose squares are summed in the tensor's own precision before float64 takes over
 
@@ -61,7 +61,7 @@ class GradientSum:
             for index, bucket in enumerate(buffers.buckets):
                 if placement.start < bucket.stop and bucket.start < placement.part.stop:
                     self._members[index].append(id(parameter))
-            node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+            node = accumulation_of(parameter)
             node.register_hook(self._hook(id(parameter)))  # runs when the gradient has been added up
             self._nodes.append(node)
         # [elements] of another type than the gradients, in which they travel
