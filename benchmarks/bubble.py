@@ -1,0 +1,127 @@
+"""The pipeline's idle time, measured beside what the schedule promises: (p - 1) / m, and that over v where interleaved.
+
+    .venv/bin/python benchmarks/bubble.py                    # 4 stages, 8 micro-batches, each kind of schedule
+    .venv/bin/python benchmarks/bubble.py --stages 2 --micro-batches 4 16
+
+Real ranks, real messages and the trainer's own pipeline; only the layers are replaced by sleeps, so that ranks that
+share a core do not disturb each other. A stage's forward pass takes ``--pass-ms``, its backward pass twice as long, in
+v parts where it has v chunks. What is printed is idle over busy time, the mean over stages, of the best of ``--tries``
+steps: a busy machine only adds to it. So do ranks that share a core, which look for their messages once in a
+millisecond: with short passes more is idle than the schedule says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any, List, Optional, Tuple
+
+import torch
+
+from fugaku_gpt.comm import Communicator, open_world
+from fugaku_gpt.jobs.launcher import rank_from_environment
+from fugaku_gpt.layout.schedule_times import ideal_bubble
+from fugaku_gpt.layout.schedules import schedule
+from fugaku_gpt.parallel.pipeline import Pipeline
+
+SHAPE = (2, 8)  # of the hidden states: messages cost next to nothing
+WARM_UP_SECONDS = 1e-3  # the first message between two ranks opens a connection
+
+
+@dataclass
+class Sleeper:
+    """Seconds of one pass through one chunk, and how long this stage has slept altogether."""
+
+    forward: float
+    backward: float
+    busy: float = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        """What stands for computing."""
+        before = time.perf_counter()
+        time.sleep(seconds)
+        self.busy += time.perf_counter() - before
+
+
+class _Slept(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, sleeper: Sleeper) -> torch.Tensor:
+        ctx.sleeper = sleeper
+        sleeper.sleep(sleeper.forward)
+        return x + 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[torch.Tensor, None]:
+        ctx.sleeper.sleep(ctx.sleeper.backward)
+        return gradient.clone(), None
+
+
+def measured_bubble(pp: Communicator, kind: str, micro_batches: int, chunks: int, pass_seconds: float) -> float:
+    """Idle over busy time of one step, the mean over the stages of ``pp``; equal on each. Collective.
+
+    Args:
+        pass_seconds: of a forward pass through all chunks of a stage.
+    """
+    sleeper = Sleeper(pass_seconds / chunks, 2.0 * pass_seconds / chunks)
+    last = pp.size * chunks - 1
+    actions = schedule(kind, pp.rank, pp.size, micro_batches, chunks)
+    pipeline = Pipeline(actions, pp, last, SHAPE, torch.float32)
+    first_input = torch.zeros(SHAPE, requires_grad=True)
+
+    def forward(micro_batch: int, chunk: int, x: Optional[torch.Tensor]) -> torch.Tensor:
+        y: torch.Tensor = _Slept.apply(first_input if x is None else x, sleeper)
+        return y.sum() if chunk == last else y
+
+    pp.barrier()
+    # one clock for all: perf_counter is the machine's monotonic clock, and the ranks are on one machine
+    ends = torch.tensor([-time.perf_counter(), 0.0], dtype=torch.float64)
+    pipeline.run(forward)
+    ends[1] = time.perf_counter()
+    pp.all_reduce(ends, "max")
+    share = torch.tensor([float(ends.sum()) / sleeper.busy - 1.0], dtype=torch.float64)
+    pp.all_reduce(share)
+    return float(share) / pp.size
+
+
+def _print_rows(world: Communicator, options: argparse.Namespace) -> None:
+    for micro_batches in options.micro_batches:
+        for kind, chunks in [("gpipe", 1), ("1f1b", 1)] + [("interleaved", chunks) for chunks in options.chunks]:
+            measured_bubble(world, kind, micro_batches, chunks, WARM_UP_SECONDS)
+            tries = [
+                measured_bubble(world, kind, micro_batches, chunks, options.pass_ms / 1e3) for _ in range(options.tries)
+            ]
+            told = ideal_bubble(kind, world.size, micro_batches, chunks)
+            if world.rank == 0:
+                print(
+                    f"{kind:12}{world.size:4}{micro_batches:5}{chunks:4}{min(tries):11.4f}{told:11.4f}"
+                    f"{min(tries) / told:8.3f}   {', '.join(f'{one:.4f}' for one in tries)}",
+                    flush=True,
+                )
+
+
+def main(arguments: Optional[List[str]] = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stages", type=int, default=4)
+    parser.add_argument("--micro-batches", type=int, nargs="+", default=[8])
+    parser.add_argument("--chunks", type=int, nargs="+", default=[2], help="of the interleaved schedule")
+    parser.add_argument("--pass-ms", type=float, default=200.0, help="a stage's forward pass of one micro-batch")
+    parser.add_argument("--tries", type=int, default=3)
+    options = parser.parse_args(arguments)
+    if options.stages < 2:
+        parser.error(f"--stages {options.stages}: valid: 2 or more")
+    if rank_from_environment() is not None:
+        torch.set_num_threads(1)
+        _print_rows(open_world(), options)
+        return
+    from ranks import run_ranks
+
+    print(f"{'schedule':12}{'p':>4}{'m':>5}{'v':>4}{'measured':>11}{'predicted':>11}{'ratio':>8}   tries", flush=True)
+    for line in run_ranks(options.stages, __file__, arguments if arguments is not None else sys.argv[1:]):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

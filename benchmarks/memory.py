@@ -1,0 +1,200 @@
+"""Peak memory of a rank: what ZeRO, recompute, sequence parallelism and bfloat16 save, beside what the formulas say.
+
+    .venv/bin/python benchmarks/memory.py
+    .venv/bin/python benchmarks/memory.py --set model.layers=4 --set model.hidden=256 --only zero
+
+Each row is one run of real ranks: the kernel's high-water mark of resident memory over two steps, above what the same
+rank had before its model was built (interpreter, libraries, MPI, and the pages of a small model's step). Of several
+ranks the largest counts. The formula is that of the tensors that must be there: parameters, gradients, masters and
+moments by ``states``, and what forward passes keep by ``layout/memory.py``. What it leaves out is what is there for a
+moment: results and gradients inside the operation that runs, MPI's own buffers, and blocks that the allocator keeps. A
+line ``saved`` is the difference of two rows, where most of that cancels, but for recompute selective: its peak is in the
+middle of an attention core's backward pass, where such gradients are largest. The last column is measured over formula.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from dataclasses import dataclass
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.config.schema import SIXTEEN_BITS
+from fugaku_gpt.formulas.parameters import size_name
+from fugaku_gpt.jobs.launcher import rank_from_environment
+from fugaku_gpt.layout.memory import ITEM_BYTES, moments_of, peak_bytes, recompute_of_layers
+from fugaku_gpt.layout.stages import split_layers, stage_tensors, work_of
+
+BASE = (
+    "model.layers=8",
+    "model.hidden=512",
+    "model.heads=8",
+    "model.seq_len=256",
+    "model.vocab_size=2048",
+    "model.attention_dropout=0.1",  # the core is kept by batched products, not by the fused kernel
+    "training.bucket_mib=4",
+    "training.global_batch=4",
+)
+STEPS = 2  # the optimiser's state is made in the first
+MIB = 2.0**20
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs that differ in one thing; the second is to need less."""
+
+    name: str
+    common: Tuple[str, ...]
+    plain: Tuple[str, Tuple[str, ...]]
+    saving: Tuple[str, Tuple[str, ...]]
+
+
+_ONE = ("training.micro_batch=4",)
+_TWO = ("layout.tp=2", "training.micro_batch=4", "model.dropout=0.1")
+PAIRS = (
+    Pair("zero", ("layout.dp=4",), ("dp=4, ZeRO 0", ()), ("dp=4, ZeRO 1", ("layout.zero=1",))),
+    Pair("full", _ONE, ("recompute none", ()), ("recompute full", ("training.recompute=full",))),
+    Pair("selective", _ONE, ("recompute none", ()), ("recompute selective", ("training.recompute=selective",))),
+    Pair(
+        "sequence",
+        (*_TWO, "training.recompute=selective"),
+        ("tp=2", ()),
+        ("tp=2, sequence parallel", ("layout.sequence_parallel=true",)),
+    ),
+    Pair("bf16", _ONE, ("float32", ()), ("bfloat16", ("training.dtype=bfloat16",))),
+)
+
+
+def states(config: RunConfig, stage: int) -> int:
+    """Bytes of parameters, gradients, moments and, with 16 bits, masters on one rank of a stage: all of the first two,
+    and of the others its replica's share under ZeRO."""
+    layout, training = config.layout, config.training
+    chunks = split_layers(
+        config.model.layers, layout.pp, layout.chunks, work_of(config.model, config.padded_vocab), layout.split or None
+    )
+    count = sum(
+        math.prod(spec.local_shape(layout.tp)) for spec in stage_tensors(config.model, layout.tp, chunks, stage)
+    )
+    item = ITEM_BYTES[training.dtype]
+    wide = max(item, 4)
+    stepped = wide * (3 if training.dtype in SIXTEEN_BITS else 2) * count
+    return (item + wide) * count + stepped // (layout.dp if layout.zero else 1)
+
+
+def predicted_bytes(config: RunConfig) -> int:
+    """The formulas' peak of the stage that needs most; attention is not the fused kernel's."""
+    layout = config.layout
+    chunks = split_layers(
+        config.model.layers, layout.pp, layout.chunks, work_of(config.model, config.padded_vocab), layout.split or None
+    )
+    kinds = recompute_of_layers(config, chunks, False)
+    found = []
+    for stage in range(layout.pp):
+        mine = [chunk for chunk in chunks if chunk.stage == stage]
+        plan = {layer: kinds[layer] for chunk in mine for layer in chunk.layers}
+        found.append(states(config, stage) + peak_bytes(config, mine, plan, moments_of(config, stage), False))
+    return max(found)
+
+
+def measure(config: RunConfig, small: RunConfig) -> Dict[str, float]:
+    """Train ``config`` for a few steps on these ranks; the largest base and the largest peak above it, in bytes.
+    Collective."""
+    import torch
+
+    from fugaku_gpt.comm import ProcessGrid, open_world
+    from fugaku_gpt.training.startup import prepare_process
+    from fugaku_gpt.training.trainer import Trainer
+
+    prepare_process(1)
+    world = open_world()
+    warm = Trainer(small, ProcessGrid(world, small.layout), _Random(small))
+    warm.step()
+    del warm
+    world.barrier()
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")  # the high-water mark starts anew
+    base = _status_bytes("VmHWM")
+    trainer = Trainer(config, ProcessGrid(world, config.layout), _Random(config))
+    for _ in range(STEPS):
+        trainer.step()
+    trainer.buffers.parameters.sum()  # the last gather of parameters is over
+    found = torch.tensor([base, _status_bytes("VmHWM") - base], dtype=torch.float64)
+    world.all_reduce(found, "max")
+    return {"base": float(found[0]), "peak": float(found[1])}
+
+
+def _status_bytes(key: str) -> int:
+    with open("/proc/self/status", encoding="ascii") as file:
+        found = re.search(rf"^{key}:\s+(\d+) kB$", file.read(), re.MULTILINE)
+    if found is None:
+        raise SystemExit(f"/proc/self/status tells no {key}: this needs Linux")
+    return 1024 * int(found[1])
+
+
+class _Random:
+    """Samples of random tokens."""
+
+    def __init__(self, config: RunConfig) -> None:
+        import numpy as np
+
+        self._shape, self._top = config.model.seq_len + 1, config.model.vocab_size
+        self._numpy = np
+
+    def batch(self, first, count):  # type: ignore[no-untyped-def]
+        """[count, seq_len + 1] token ids."""
+        return self._numpy.random.RandomState(first).randint(0, self._top, size=(count, self._shape), dtype="int64")
+
+
+def _run(settings: Sequence[str]) -> Tuple[float, float]:
+    """(measured, predicted) bytes of a run with these settings."""
+    from ranks import run_ranks
+
+    config = load_run_config(overrides=settings)
+    lines = run_ranks(config.layout.ranks, __file__, ["--rank", *settings])
+    result = next(json.loads(line) for line in lines if line.startswith('{"base"'))
+    return result["peak"], float(predicted_bytes(config))
+
+
+def _row(name: str, measured: float, predicted: float) -> str:
+    return f"{name:34}{measured / MIB:10.1f} MiB{predicted / MIB:10.1f} MiB{measured / predicted:8.3f}"
+
+
+def main(arguments: Optional[List[str]] = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--only", nargs="+", choices=[pair.name for pair in PAIRS], help="default: all")
+    parser.add_argument("--rank", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if rank_from_environment() is not None:
+        config = load_run_config(overrides=options.rank)
+        small = ["model.layers=1", "model.hidden=64", "model.heads=8", "model.seq_len=64", "model.vocab_size=256"]
+        result = measure(config, load_run_config(overrides=[*options.rank, *small]))
+        if rank_from_environment()[0] == 0:  # type: ignore[index]  # a launcher has started this process
+            print(json.dumps(result), flush=True)
+        return
+    base = [*BASE, *options.settings]
+    shape = load_run_config(overrides=base).model
+    print(f"{size_name(shape)}: {shape.layers} layers, hidden {shape.hidden}, sequence {shape.seq_len}; MiB of a rank")
+    print(f"{'':34}{'measured':>14}{'formula':>14}{'ratio':>8}", flush=True)
+    done: Dict[Tuple[str, ...], Tuple[float, float]] = {}
+    for pair in PAIRS:
+        if options.only is not None and pair.name not in options.only:
+            continue
+        found = []
+        for name, more in (pair.plain, pair.saving):
+            settings = (*base, *pair.common, *more)
+            if settings not in done:
+                done[settings] = _run(settings)
+            found.append(done[settings])
+            print(_row(name, *found[-1]), flush=True)
+        (first, first_told), (second, second_told) = found
+        print(_row("  saved", first - second, first_told - second_told), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
