@@ -1,4 +1,4 @@
-"""What happens to gradients between the backward pass and the optimiser: their sums, and their norm.
+"""What happens to gradients between the backward pass and the optimiser: their sums, and who counts them.
 
 The flat gradients are summed over replicas a bucket at a time, in the order in which the backward pass of the last
 micro-batch finishes them, while it goes on computing. With ZeRO stage 1 (Rajbhandari et al. 2020, section 5.1) each
@@ -17,9 +17,7 @@ from torch import nn
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.comm.communicator import Pending
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
-from fugaku_gpt.parallel.buffers import FlatBuffers, Run, accumulation_of
-
-_NORM_BLOCK = 65536  # elements whose squares are summed in the tensor's own precision before float64 takes over
+from fugaku_gpt.parallel.buffers import FlatBuffers, accumulation_of
 
 
 class GradientSum:
@@ -206,16 +204,6 @@ def _parts_of(piece: nn.Module) -> List[Any]:
         else:
             parts.append((name, child))
     return parts
-
-
-def sum_of_squares(runs: Sequence[Run]) -> float:
-    """Over the runs that this rank counts; a result that is not finite means that some gradient is not."""
-    total = 0.0
-    for run in runs:
-        if run.counts:
-            for block in run.gradients.split(_NORM_BLOCK):
-                total += float(torch.dot(block, block))
-    return total
 
 
 def counted_here(grid: ProcessGrid, sharded: bool) -> Callable[[TensorSpec], bool]:
