@@ -77,10 +77,10 @@ lint: dev ## ruff, mypy and the import contracts
 slurm: ## Debian's Slurm, for the tests against a real one (needs root); says so where it cannot be had
 	@env/install_slurm.sh
 
-soak: dev ## 200 short DP=2 x TP=2 runs with random delays: does any hang?
-	@for start in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do \
-	  echo "runs $$((10 * start - 9)) to $$((10 * start)) of 200" && \
-	  $(BIN)/python -m pytest -q tests/test_mpi.py -k random_delays || exit 1; done
+soak: dev ## 500 random layouts on 1 to 8 ranks with random delays: does any hang, or draw another curve?
+	@for seed in 1 2 3 4 5 6 7 8 9 10; do for ranks in 1 2 4 6 8; do \
+	  OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.mpi.start $$ranks \
+	  -m tests.mpi.soak --layouts 10 --seed $$seed || exit 1; done; done
 
 # Training and parity on older builds. They need Python 3.8; where there is none, that is said, loudly.
 OLD_TESTS := $(wildcard $(addprefix tests/,comm data layout model parallel training test_compat.py test_mpi.py))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import time
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Dict, List, Optional, Tuple
 
 import pytest
 import torch
@@ -22,19 +22,41 @@ from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
 STEPS = 5
-LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4)]
+# dp, tp, pp and what else is switched on; sequence parallelism and recompute are in test_sequence_recompute.py
+LAYOUTS: List[Tuple[int, int, int, Tuple[str, ...]]] = [
+    (1, 1, 1, ()),
+    (1, 1, 1, ("schedule=interleaved", "chunks=4")),
+    (2, 1, 1, ()),
+    (2, 1, 1, ("zero=1",)),
+    (1, 2, 1, ()),
+    (1, 1, 2, ()),
+    (1, 1, 2, ("schedule=gpipe", "split=[3,1]")),
+    (1, 1, 2, ("schedule=interleaved", "chunks=2")),
+    (2, 2, 1, ("zero=1",)),
+    (4, 1, 1, ()),
+    (4, 1, 1, ("zero=1",)),
+    (1, 4, 1, ()),
+    (2, 1, 2, ("zero=1", "order=pp,dp,tp")),
+    (1, 2, 2, ("order=dp,pp,tp",)),
+    (1, 1, 4, ("schedule=gpipe",)),
+    (1, 1, 4, ()),
+    (4, 2, 1, ("order=pp,dp,tp",)),
+    (2, 4, 1, ("zero=1",)),
+    (2, 2, 2, ()),
+    (2, 2, 2, ("zero=1", "schedule=interleaved", "chunks=2", "order=dp,tp,pp")),
+    (4, 1, 2, ("zero=1", "schedule=gpipe")),
+    (2, 1, 4, ("zero=1",)),
+    (1, 2, 4, ()),
+]
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 
 
-def trainer_of(grid: ProcessGrid, dtype: str, micro_batch: int = 1) -> Trainer:
-    """The tiny run in the grid's layout."""
-    layout = grid.layout
-    config = tiny_config(
-        f"training.dtype={dtype}",
-        f"layout.dp={layout.dp}",
-        f"layout.tp={layout.tp}",
-        f"training.micro_batch={micro_batch}",
-    )
+def trainer_of(world: Optional[Communicator], dtype: str, *settings: str) -> Trainer:
+    """The tiny run, on all ranks of a world or, without one, on this rank alone."""
+    # AdamW divides by the root of a gradient's square: with its usual epsilon, what is rounding in a near-zero gradient
+    # is a whole step of the weight
+    config = tiny_config("model.layers=4", "training.eps=1e-5", f"training.dtype={dtype}", *settings)
+    grid = ProcessGrid(world, config.layout) if world is not None else ProcessGrid.alone()
     samples = ByteSamples(config.model.seq_len)
     return Trainer(config, grid, samples, samples)
 
@@ -67,31 +89,57 @@ def largest_difference(ours: Dict[str, torch.Tensor], judge: Dict[str, torch.Ten
     return worst
 
 
+def summed_gradients(trainer: Trainer) -> Dict[str, torch.Tensor]:
+    """This stage's gradients as the optimiser saw them, whole; under ZeRO each replica has its share. Collective."""
+    return whole_tensors(trainer, assembled(trainer))
+
+
+def assembled(trainer: Trainer) -> torch.Tensor:
+    """The flat gradients with every replica's share in its place."""
+    shards = trainer.grid.dp.size if trainer.config.layout.zero else 1
+    flat = torch.zeros_like(trainer.buffers.gradients)
+    for owned in trainer.buffers.owned(trainer.grid.dp.rank if shards > 1 else 0, shards):
+        flat[owned.parameters] = trainer.buffers.gradients[owned.gradients]
+    if shards > 1:
+        trainer.grid.dp.all_reduce(flat)
+    return flat
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"dp{layout[0]}-tp{layout[1]}")
-def test_a_layout_trains_as_one_rank_does(world: Communicator, layout: Tuple[int, int], dtype: str) -> None:
-    dp, tp = layout
-    if dp * tp != world.size:
+@pytest.mark.parametrize(
+    "layout", LAYOUTS, ids=lambda layout: f"dp{layout[0]}-tp{layout[1]}-pp{layout[2]}-" + "-".join(layout[3])
+)
+def test_a_layout_trains_as_one_rank_does(
+    world: Communicator, layout: Tuple[int, int, int, Tuple[str, ...]], dtype: str
+) -> None:
+    dp, tp, pp, more = layout
+    if dp * tp * pp != world.size:
         pytest.skip("another number of ranks")
-    ours = trainer_of(ProcessGrid(world, LayoutConfig(dp=dp, tp=tp)), dtype)
-    judge = trainer_of(ProcessGrid.alone(), dtype)
-    ours_weights, judge_weights = (whole_tensors(t, t.buffers.parameters) for t in (ours, judge))
-    assert all(torch.equal(ours_weights[name], judge_weights[name]) for name in judge_weights)
+    words = [f"dp={dp}", f"tp={tp}", f"pp={pp}", *more]
+    ours = trainer_of(world, dtype, *(f"layout.{word}" for word in words))
+    judge = trainer_of(None, dtype)
+    theirs = whole_tensors(judge, judge.buffers.parameters)
+    for name, tensor in whole_tensors(ours, ours.buffers.parameters).items():
+        assert torch.equal(tensor, theirs[name]), name
     errors: List[Tuple[float, float, float]] = []
     for _ in range(STEPS):
         step, judged = ours.step(), judge.step()
-        gradients = largest_difference(
-            whole_tensors(ours, ours.buffers.gradients), whole_tensors(judge, judge.buffers.gradients)
-        )
-        errors.append((abs(step.loss / judged.loss - 1), abs(step.grad_norm / judged.grad_norm - 1), gradients))
+        gradients, theirs = summed_gradients(ours), summed_gradients(judge)
+        worst = largest_difference(gradients, {name: theirs[name] for name in gradients})
+        errors.append((abs(step.loss / judged.loss - 1), abs(step.grad_norm / judged.grad_norm - 1), worst))
+    theirs = whole_tensors(judge, judge.buffers.parameters)
+    mine = whole_tensors(ours, ours.buffers.parameters)
+    weights = largest_difference(mine, {name: theirs[name] for name in mine})
     validation = abs(ours.validate() / judge.validate() - 1)
-    loss, norm, gradient = (max(column) for column in zip(*errors))
+    figures = torch.tensor([*(max(column) for column in zip(*errors)), weights, validation], dtype=torch.float64)
+    world.all_reduce(figures, "max")
     if world.rank == 0:
+        loss, norm, gradient, weights, validation = figures.tolist()
         print(
-            f"\nparity dp={dp} tp={tp} {dtype}: "
-            f"loss {loss:.1e} norm {norm:.1e} gradients {gradient:.1e} validation {validation:.1e}"
+            f"\nparity {' '.join(words)} {dtype}: loss {loss:.1e} norm {norm:.1e} gradients {gradient:.1e} "
+            f"weights {weights:.1e} validation {validation:.1e}"
         )
-    assert max(loss, norm, gradient, validation) <= TOLERANCE[dtype]
+    assert float(figures.max()) <= TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("layout", [(1, 2), (2, 2), (1, 4)], ids=lambda layout: f"dp{layout[0]}-tp{layout[1]}")
@@ -142,8 +190,7 @@ def test_the_slowest_rank_s_time_is_the_iteration_s(world: Communicator, tmp_pat
 def test_the_micro_batch_does_not_change_the_curve(world: Communicator) -> None:
     if world.size != 2:
         pytest.skip("two ranks are enough")
-    grid = ProcessGrid(world, LayoutConfig(dp=2))
-    small, large = trainer_of(grid, "float64", micro_batch=1), trainer_of(grid, "float64", micro_batch=4)
+    small, large = (trainer_of(world, "float64", "layout.dp=2", f"training.micro_batch={size}") for size in (1, 4))
     for _ in range(STEPS):
         assert abs(small.step().loss / large.step().loss - 1) <= 1e-12
 
@@ -151,7 +198,7 @@ def test_the_micro_batch_does_not_change_the_curve(world: Communicator) -> None:
 def test_replicas_hold_equal_weights_bit_for_bit_after_training(world: Communicator) -> None:
     if world.size == 1:
         pytest.skip("one rank has no replicas")
-    trainer = trainer_of(ProcessGrid(world, LayoutConfig(dp=world.size)), "float32")
+    trainer = trainer_of(world, "float32", f"layout.dp={world.size}")
     for _ in range(STEPS):
         trainer.step()
     copies = trainer.grid.dp.all_gather(trainer.buffers.parameters)
@@ -161,7 +208,7 @@ def test_replicas_hold_equal_weights_bit_for_bit_after_training(world: Communica
 def test_a_loss_that_is_not_finite_stops_every_rank_at_the_same_iteration(world: Communicator) -> None:
     from fugaku_gpt.errors import RunFailed
 
-    trainer = trainer_of(ProcessGrid(world, LayoutConfig(dp=world.size)), "float32")
+    trainer = trainer_of(world, "float32", f"layout.dp={world.size}")
     trainer.step()
     if world.rank == world.size - 1:
         trainer.buffers.parameters[0] = float("nan")
