@@ -1,4 +1,4 @@
-"""``python -m tests.mpi.start RANKS WORDS...``: this Python with WORDS on so many ranks of this machine's ``mpirun``."""
+"""``python -m tests.mpi.start RANKS WORDS...``: this Python with WORDS on so many ranks of this machine."""
 
 from __future__ import annotations
 
