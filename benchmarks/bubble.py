@@ -20,7 +20,7 @@ from typing import Any, List, Optional, Tuple
 
 import torch
 
-from fugaku_gpt.comm import Communicator, open_world
+from fugaku_gpt.comm import Communicator
 from fugaku_gpt.jobs.launcher import rank_from_environment
 from fugaku_gpt.layout.schedule_times import ideal_bubble
 from fugaku_gpt.layout.schedules import schedule
@@ -113,8 +113,10 @@ def main(arguments: Optional[List[str]] = None) -> None:
     if options.stages < 2:
         parser.error(f"--stages {options.stages}: valid: 2 or more")
     if rank_from_environment() is not None:
+        from ranks import open_patient_world
+
         torch.set_num_threads(1)
-        _print_rows(open_world(), options)
+        _print_rows(open_patient_world(), options)
         return
     from ranks import run_ranks
 

@@ -8,8 +8,9 @@ rank had before its model was built (interpreter, libraries, MPI, and the pages 
 ranks the largest counts. The formula is that of the tensors that must be there: parameters, gradients, masters and
 moments by ``states``, and what forward passes keep by ``layout/memory.py``. What it leaves out is what is there for a
 moment: results and gradients inside the operation that runs, MPI's own buffers, and blocks that the allocator keeps. A
-line ``saved`` is the difference of two rows, where most of that cancels, but for recompute selective: its peak is in the
-middle of an attention core's backward pass, where such gradients are largest. The last column is measured over formula.
+line ``saved`` is the difference of two rows, where most of that cancels, but for recompute selective: its peak is in
+the middle of an attention core's backward pass, where such gradients are largest. The last column is measured over
+formula.
 """
 
 from __future__ import annotations
@@ -104,13 +105,14 @@ def measure(config: RunConfig, small: RunConfig) -> Dict[str, float]:
     """Train ``config`` for a few steps on these ranks; the largest base and the largest peak above it, in bytes.
     Collective."""
     import torch
+    from ranks import open_patient_world
 
-    from fugaku_gpt.comm import ProcessGrid, open_world
+    from fugaku_gpt.comm import ProcessGrid
     from fugaku_gpt.training.startup import prepare_process
     from fugaku_gpt.training.trainer import Trainer
 
     prepare_process(1)
-    world = open_world()
+    world = open_patient_world()
     warm = Trainer(small, ProcessGrid(world, small.layout), _Random(small))
     warm.step()
     del warm

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import List, Sequence
+from typing import TYPE_CHECKING, List, Sequence
 
 from fugaku_gpt.jobs.launcher import find_launcher
 from fugaku_gpt.jobs.processes import run_command
+
+if TYPE_CHECKING:
+    from fugaku_gpt.comm import Communicator
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,3 +33,12 @@ def run_ranks(ranks: int, program: str, arguments: Sequence[str], timeout: float
         why = f"did not end in {timeout:g} s" if outcome.timed_out else f"ended with exit code {outcome.exit_code}"
         raise SystemExit("\n".join([*lines, f"{Path(program).name} on {ranks} ranks {why}"]))
     return lines
+
+
+def open_patient_world() -> "Communicator":
+    """All ranks, which wait for each other without holding a core, few as they may be: where other work shares the
+    machine, a rank that spins takes the turn of the one that it waits for."""
+    from fugaku_gpt.comm import open_world
+    from fugaku_gpt.machine.local import usable_cores
+
+    return open_world(threads=len(usable_cores()) + 1)

@@ -1,0 +1,192 @@
+"""The loss curve of one small GPT on real text in eight layouts, and how far each is from one rank's.
+
+    .venv/bin/python benchmarks/curves.py                    # 100 steps each; the table, and benchmarks/curves.svg
+    .venv/bin/python benchmarks/curves.py --dtype float64 --picture runs/curves.svg
+
+The text is the Python standard library's own sources, byte by byte. Every layout starts from the same weights, sees the
+same samples and drops the same activations, so its curve is that of one rank up to rounding. Exits with 1 where a loss
+is further from one rank's, at the same step, than the bound of the precision.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.jobs.launcher import rank_from_environment
+
+MODEL = (
+    "model.layers=4",
+    "model.hidden=64",
+    "model.heads=4",
+    "model.seq_len=64",
+    "model.vocab_size=256",
+    "model.dropout=0.1",
+    "model.attention_dropout=0.1",
+    "training.global_batch=16",
+    "training.micro_batch=2",
+    "training.lr=2e-3",
+    "training.min_lr=2e-4",
+    "training.warmup_iterations=10",
+    "training.bucket_mib=0.1",
+)
+ONE_RANK = "one rank"
+LAYOUTS: Dict[str, str] = {
+    "dp2 zero1": "dp=2 zero=1",
+    "tp2 sp selective": "tp=2 sequence_parallel=true recompute=selective",
+    "pp2 interleaved": "pp=2 schedule=interleaved chunks=2",
+    "dp2 tp2 sp zero1 full": "dp=2 tp=2 sequence_parallel=true zero=1 recompute=full",
+    "tp2 pp2 gpipe full": "tp=2 pp=2 schedule=gpipe recompute=full",
+    "pp4 1f1b selective": "pp=4 recompute=selective",
+    "dp2 tp2 pp2 sp zero1 selective": "dp=2 tp=2 pp=2 sequence_parallel=true zero=1 recompute=selective",
+    "dp2 tp2 pp2 interleaved zero1 full": "dp=2 tp=2 pp=2 schedule=interleaved chunks=2 zero=1 recompute=full",
+}
+BOUNDS = {"float32": 1e-3, "float64": 1e-10}  # of a loss that falls from 5.6 to 2.9
+
+
+class LibraryBytes:
+    """Numbered samples of bytes, cut one after the other from the standard library's sources."""
+
+    def __init__(self, seq_len: int, limit: int = 2**20) -> None:
+        folder = Path(sysconfig.get_paths()["stdlib"])
+        text = b""
+        for file in sorted(folder.glob("*.py")):
+            text += file.read_bytes()
+            if len(text) > limit:
+                break
+        self._tokens = np.frombuffer(text, dtype=np.uint8).astype(np.int64)
+        self._seq_len = seq_len
+
+    def batch(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """[count, seq_len + 1] token ids; starts over at the end."""
+        room = len(self._tokens) - self._seq_len - 1
+        starts = [(number * self._seq_len) % room for number in range(first, first + count)]
+        return np.stack([self._tokens[start : start + self._seq_len + 1] for start in starts])
+
+
+def settings_of(layout: str, dtype: str, steps: int) -> List[str]:
+    """``key=value`` overrides of a layout in words such as ``dp=2 recompute=full``."""
+    sections = [f"training.{word}" if word.startswith("recompute") else f"layout.{word}" for word in layout.split()]
+    return [*MODEL, f"training.dtype={dtype}", f"training.iterations={steps}", *sections]
+
+
+def losses(config: RunConfig) -> List[float]:
+    """The loss of every step, on these ranks. Collective."""
+    from ranks import open_patient_world
+
+    from fugaku_gpt.comm import ProcessGrid
+    from fugaku_gpt.training.startup import prepare_process
+    from fugaku_gpt.training.trainer import Trainer
+
+    prepare_process(1)
+    trainer = Trainer(config, ProcessGrid(open_patient_world(), config.layout), LibraryBytes(config.model.seq_len))
+    return [trainer.step().loss for _ in range(config.training.iterations)]
+
+
+def run(name: str, layout: str, dtype: str, steps: int) -> List[float]:
+    """The loss of every step of a layout, on ranks that are started for it."""
+    from ranks import run_ranks
+
+    settings = settings_of(layout, dtype, steps)
+    config = load_run_config(overrides=settings)
+    started = time.perf_counter()
+    lines = run_ranks(config.layout.ranks, __file__, ["--rank", *settings])
+    print(f"{name}: {config.layout.ranks} ranks, {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+    curve: List[float] = next(json.loads(line) for line in lines if line.startswith("["))
+    return curve
+
+
+def farthest(curve: Sequence[float], judge: Sequence[float]) -> Tuple[float, int]:
+    """The largest distance at one step, and that step, counted from 1."""
+    distances = [abs(ours - theirs) for ours, theirs in zip(curve, judge)]
+    distances = [math.inf if math.isnan(distance) else distance for distance in distances]
+    largest = max(distances)
+    return largest, distances.index(largest) + 1
+
+
+def table(curves: Dict[str, List[float]]) -> List[str]:
+    """A line for each curve, the first of which is the judge."""
+    judge = next(iter(curves.values()))
+    lines = [f"{'layout':36}{'first loss':>12}{'last loss':>12}{'distance':>12}{'at step':>9}"]
+    for name, curve in curves.items():
+        distance, step = farthest(curve, judge)
+        lines.append(f"{name:36}{curve[0]:12.6f}{curve[-1]:12.6f}{distance:12.1e}{step:9}")
+    return lines
+
+
+def draw(curves: Dict[str, List[float]], bound: float, file: Path) -> None:
+    """All curves, and below them their distances from the first one."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    # the same text for the same figures, whoever draws it
+    matplotlib.rcParams.update({"svg.hashsalt": "curves", "svg.fonttype": "none", "font.size": 9})
+    from matplotlib import pyplot
+
+    figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(8, 7), height_ratios=[3, 2])
+    judge = next(iter(curves.values()))
+    steps = range(1, len(judge) + 1)
+    for number, (name, curve) in enumerate(curves.items()):
+        style = {"color": "black" if number == 0 else f"C{number - 1}", "label": name}
+        # equal curves hide each other: each has its own dashes, the judge is a broad pale line behind
+        if number == 0:
+            above.plot(steps, curve, linewidth=5, alpha=0.25, **style)
+        else:
+            above.plot(steps, curve, linewidth=2, linestyle=(3 * number, (3, 21)), **style)
+            below.plot(steps, [max(abs(a - b), 1e-17) for a, b in zip(curve, judge)], linewidth=1, **style)
+    below.axhline(bound, color="black", linestyle=":", linewidth=1)
+    below.annotate("bound", (1, bound), va="bottom")
+    above.set_ylabel("loss per token")
+    above.legend(fontsize=8)
+    below.set(yscale="log", xlabel="step", ylabel="distance from one rank")
+    figure.tight_layout()
+    figure.savefig(str(file), format="svg", metadata={"Date": None, "Creator": None})
+    pyplot.close(figure)
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    """Run, print, draw; 1 where a curve is too far away."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--dtype", choices=sorted(BOUNDS), default="float32")
+    parser.add_argument("--bound", type=float, help=f"largest distance that passes; default: {BOUNDS}")
+    parser.add_argument("--only", nargs="+", choices=list(LAYOUTS), help="default: all")
+    parser.add_argument("--picture", type=Path, default=Path(__file__).resolve().with_suffix(".svg"))
+    parser.add_argument("--rank", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    place = rank_from_environment()
+    if place is not None:
+        curve = losses(load_run_config(overrides=options.rank))
+        if place[0] == 0:
+            print(json.dumps(curve), flush=True)
+        return 0
+    try:
+        import matplotlib  # noqa: F401  # the runs take minutes: this is found out first
+    except ImportError:
+        raise SystemExit("the picture needs matplotlib: pip install -e '.[plot]'") from None
+    bound = BOUNDS[options.dtype] if options.bound is None else options.bound
+    curves = {ONE_RANK: run(ONE_RANK, "", options.dtype, options.steps)}
+    for name in options.only or LAYOUTS:
+        curves[name] = run(name, LAYOUTS[name], options.dtype, options.steps)
+    print("\n".join(table(curves)))
+    os.makedirs(options.picture.parent, exist_ok=True)
+    draw(curves, bound, options.picture)
+    worst = max((farthest(curve, curves[ONE_RANK])[0], name) for name, curve in curves.items())
+    far = worst[0] > bound
+    print(f"{options.dtype}, {options.steps} steps: largest distance {worst[0]:.1e} ({worst[1]}), bound {bound:.0e}"
+          f"{': TOO FAR' if far else ''}")  # fmt: skip
+    return 1 if far else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

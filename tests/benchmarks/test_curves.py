@@ -1,0 +1,68 @@
+"""The loss-curve benchmark: what it counts as far, what it draws, and one short run of real ranks."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import List
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.curves import LAYOUTS, LibraryBytes, draw, farthest, settings_of, table
+from fugaku_gpt.config import load_run_config
+
+PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "curves.py"
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_is_valid_and_small_enough_for_one_machine(name: str) -> None:
+    assert 1 <= load_run_config(overrides=settings_of(LAYOUTS[name], "float32", 100)).layout.ranks <= 8
+
+
+def test_there_are_eight_layouts_that_use_every_way_of_cutting_a_run() -> None:
+    words = " ".join(LAYOUTS.values())
+    assert len(set(LAYOUTS.values())) == 8
+    for word in ("dp=2", "tp=2", "pp=4", "interleaved", "gpipe", "zero=1", "sequence_parallel=true"):
+        assert word in words
+    assert "recompute=full" in words and "recompute=selective" in words
+
+
+def test_the_distance_is_the_largest_of_all_steps_and_a_loss_that_is_no_number_is_far() -> None:
+    assert farthest([3.0, 2.0, 1.5], [3.0, 2.5, 1.25]) == (0.5, 2)
+    assert farthest([3.0, math.nan, 9.0], [3.0, 2.5, 1.25]) == (math.inf, 2)
+    lines = table({"one rank": [3.0, 2.0], "other": [3.0, 2.25]})
+    assert lines[-1].split() == ["other", "3.000000", "2.250000", "2.5e-01", "2"]
+
+
+def test_samples_are_neighbours_in_real_text() -> None:
+    samples = LibraryBytes(64, limit=10000)
+    batch = samples.batch(3, 2)
+    assert batch.shape == (2, 65) and batch[0, -1] == batch[1, 0]
+    assert len(set(batch.reshape(-1).tolist())) > 10 and batch.max() < 256
+
+
+def test_the_picture_is_the_same_text_each_time(tmp_path: Path) -> None:
+    curves = {"one rank": [3.0, 2.0, 1.0], "other": [3.0, 2.0, 1.0 + 1e-6]}
+    for name in ("a.svg", "b.svg"):
+        draw(curves, 1e-3, tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert "other" in "".join(ElementTree.parse(tmp_path / "a.svg").getroot().itertext())
+
+
+def test_a_short_run_on_real_ranks_passes_and_a_bound_that_nothing_meets_fails(tmp_path: Path) -> None:
+    picture = tmp_path / "new" / "curves.svg"
+    words = ["--steps", "3", "--dtype", "float64", "--only", "tp2 sp selective", "--picture", str(picture)]
+    code, output = _run(words)
+    assert code == 0 and "largest distance" in output and picture.exists(), output
+    code, output = _run([*words, "--bound", "-1"])
+    assert code == 1 and "TOO FAR" in output, output
+
+
+def _run(words: List[str]) -> "tuple[int, str]":
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600
+    )
+    return done.returncode, done.stdout.decode()

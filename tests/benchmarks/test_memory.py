@@ -1,0 +1,58 @@
+"""The memory benchmark: its formula of a rank's lasting tensors, and one pair of real runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.memory import BASE, PAIRS, predicted_bytes, states
+from fugaku_gpt.comm import ProcessGrid
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.training.trainer import Trainer
+from tests.support.text import ByteSamples
+from tests.support.tiny import tiny_config
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_lasting_tensors_are_those_of_a_trainer(dtype: str) -> None:
+    config = tiny_config(f"training.dtype={dtype}")
+    trainer = Trainer(config, ProcessGrid.alone(), ByteSamples(config.model.seq_len))
+    trainer.step()
+    tensors = [trainer.buffers.parameters, trainer.buffers.gradients, *trainer._optimizer.tensors()]
+    if trainer.masters is not None:
+        tensors.append(trainer.masters.values)
+    held = sum(x.numel() * x.element_size() for x in tensors)
+    assert 0.98 * held <= states(config, 0) <= held  # gaps from alignment, and counters of steps
+
+
+def test_zero_shares_out_the_moments_alone() -> None:
+    whole, shared = (
+        states(load_run_config(overrides=[*BASE, "layout.dp=4", f"layout.zero={zero}"]), 0) for zero in (0, 1)
+    )
+    assert shared / whole == pytest.approx((4 + 4 + 8 / 4) / (4 + 4 + 8), rel=1e-6)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_the_second_of_each_pair_is_to_need_less(pair: object) -> None:
+    told = [
+        predicted_bytes(load_run_config(overrides=[*BASE, *pair.common, *more]))  # type: ignore[attr-defined]
+        for _, more in (pair.plain, pair.saving)  # type: ignore[attr-defined]
+    ]
+    assert told[1] < 0.9 * told[0]
+
+
+def test_a_pair_is_measured_on_real_ranks() -> None:
+    small = ["model.layers=4", "model.hidden=128", "model.seq_len=128"]
+    words = [word for setting in small for word in ("--set", setting)]
+    command = [sys.executable, str(ROOT / "benchmarks" / "memory.py"), "--only", "full", *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600)
+    lines = done.stdout.decode().splitlines()
+    assert done.returncode == 0, lines
+    assert [line[:16].strip() for line in lines[2:]] == ["recompute none", "recompute full", "saved"]
+    none, full, saved = (float(line[34:].split()[0]) for line in lines[2:])
+    assert none > full > 0 and saved == pytest.approx(none - full, abs=0.2)
