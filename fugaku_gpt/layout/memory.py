@@ -4,6 +4,7 @@ The formulas count what this implementation keeps, tensor by tensor, as Korthika
 Recomputation in Large Transformer Models", section 4) do for theirs; a test holds them equal to the tensors that
 PyTorch really saves. b sequences of s tokens in a micro-batch, h hidden, f width of the MLP, a heads, t tensor-parallel
 ranks; with sequence parallelism r = s / t tokens of each sequence are here between the cut layers, otherwise r = s.
+Where this PyTorch lacks an operator in 16 bits (``compat``), the float32 copies that it keeps instead are not counted.
 """
 
 from __future__ import annotations

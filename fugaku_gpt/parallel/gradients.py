@@ -20,6 +20,10 @@ from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
 from fugaku_gpt.parallel.buffers import FlatBuffers, accumulation_of
 
 
+# tensors that a piece reads itself, right after it has called this part: no call of their own shows it
+_READ_AFTER = {"token_embedding": "position_embedding.weight", "final_norm": TOKEN_EMBEDDING}
+
+
 class GradientSum:
     """Sums a rank's gradients over its groups.
 
@@ -163,6 +167,7 @@ class ParameterGather:
         for piece in pieces:
             for prefix, module in _parts_of(piece):
                 names = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters()]
+                names += [name for part, name in _READ_AFTER.items() if part == prefix and name in places]
                 self._wait_before(module, [places[name] for name in names])
 
     def start(self) -> None:

@@ -7,6 +7,7 @@ from typing import Dict, List, Sequence, Tuple
 import pytest
 import torch
 
+from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.model import GPT, attention, build_model
 from fugaku_gpt.model.recompute import recomputed
@@ -41,8 +42,14 @@ def loss_and_gradients(model: GPT) -> Dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("settings", [(), ("training.dtype=float64",), ("training.recompute_layers=1",)], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [(), ("training.dtype=float64",), ("training.dtype=bfloat16",), ("training.recompute_layers=1",)],
+    ids=str,
+)
 def test_loss_and_every_gradient_are_equal_to_the_last_bit_with_dropout_on(kind: str, settings: Sequence[str]) -> None:
+    if "training.dtype=bfloat16" in settings and not compat.can_train(torch.bfloat16):
+        pytest.skip("this PyTorch cannot train in bfloat16")
     plain = [setting for setting in settings if "recompute" not in setting]
     judge = loss_and_gradients(model_of(*plain))
     ours = loss_and_gradients(model_of(*settings, f"training.recompute={kind}"))

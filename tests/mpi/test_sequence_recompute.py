@@ -8,6 +8,7 @@ from typing import Dict, Tuple
 import pytest
 import torch
 
+from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.layout.memory import ends_bytes, moments_of, peak_bytes
@@ -41,7 +42,7 @@ class Case:
         words += ["sp"] * self.sequence_parallel + [f"zero{self.zero}", self.layers, f"{self.attention_dropout:g}"]
         return "-".join(words)
 
-    def config(self) -> RunConfig:
+    def config(self, *more: str) -> RunConfig:
         """The tiny run of this case."""
         dp, tp, pp = self.grid
         return tiny_config(
@@ -56,6 +57,7 @@ class Case:
             f"training.recompute={self.recompute}",
             f"training.recompute_layers={self.layers}",
             f"model.attention_dropout={self.attention_dropout}",
+            *more,
         )
 
 
@@ -138,6 +140,22 @@ def test_it_trains_as_one_rank_does_that_keeps_everything(world: Communicator, c
     if world.rank == 0:
         print(f"\nsequence and recompute {case}: {float(largest):.1e}")
     assert float(largest) <= TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["selective", "full"])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_interleaved_bfloat16_is_recomputed_to_the_last_bit(
+    world: Communicator, kind: str, sequence_parallel: bool
+) -> None:
+    if world.size not in (2, 4) or not compat.can_train(torch.bfloat16):
+        pytest.skip("another number of ranks, or a PyTorch that cannot train in bfloat16")
+    curves = []
+    for recompute in ("none", kind):
+        case = Case((1, world.size // 2, 2), recompute, sequence_parallel, schedule="interleaved")
+        config = case.config("training.dtype=bfloat16")
+        trainer = trainer_of(ProcessGrid(world, config.layout), config)
+        curves.append([(step.loss, step.grad_norm) for step in (trainer.step() for _ in range(STEPS))])
+    assert curves[0] == curves[1]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
