@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+import time
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +58,16 @@ if scaled_dot_product_attention is not None:
         lambda x: scaled_dot_product_attention(x, x, x, is_causal=True),  # type: ignore[misc]  # it is there
         lambda: (_waves(1, 2, 600, 16),),
     )
+# of products: inputs to time them with. Some builds multiply 16-bit matrices element by element (seen: 4 to 20 times
+# slower than float32)
+_TIMED: Dict[str, Callable[[], Sequence[torch.Tensor]]] = {
+    "linear": lambda: (_waves(128, 256), _waves(256, 256), _waves(256)),
+    "matmul": lambda: (_waves(128, 256), _waves(256, 256)),
+    "bmm": lambda: (_waves(8, 128, 64), _waves(8, 64, 128)),
+    "baddbmm": lambda: (_waves(8, 128, 128), _waves(8, 128, 64), _waves(8, 64, 128)),
+}
+_SLOW = 3.0  # times as long as float32
+_not_used: Set[Tuple[str, torch.dtype]] = set()  # kernels that other ranks lack
 _WIDE = (torch.float32, torch.float64)
 _LOOSE = 4.0  # roundings of a 16-bit type by which a kernel may be off
 
@@ -69,11 +80,19 @@ def _waves(*shape: int) -> torch.Tensor:
     return torch.arange(float(math.prod(shape))).sin().view(shape)
 
 
-@functools.lru_cache(maxsize=None)
 def has_kernel(operation: str, dtype: torch.dtype) -> bool:
-    """Whether this build computes an operation and its gradients in a type, to that type's precision."""
-    if dtype in _WIDE:
-        return True
+    """Whether this build computes an operation and its gradients in a type, to that type's precision, and not much
+    slower than in float32."""
+    return dtype in _WIDE or ((operation, dtype) not in _not_used and _passes(operation, dtype))
+
+
+def leave_unused(operations: Sequence[str], dtype: torch.dtype) -> None:
+    """Compute these in float32 here too: all ranks of a run round alike only if all use the same kernels."""
+    _not_used.update((operation, dtype) for operation in operations)
+
+
+@functools.lru_cache(maxsize=None)
+def _passes(operation: str, dtype: torch.dtype) -> bool:
     function, make_inputs = _TRIALS[operation]
     tensors = [x.to(dtype) for x in make_inputs()]
     try:
@@ -81,10 +100,23 @@ def has_kernel(operation: str, dtype: torch.dtype) -> bool:
     except RuntimeError:  # "... not implemented for 'BFloat16'"
         return False
     precision = _LOOSE * torch.finfo(dtype).eps
-    return all(
-        float((x.float() - y).abs().max()) <= precision * float(y.abs().max().clamp(min=1.0))
+    if any(
+        float((x.float() - y).abs().max()) > precision * float(y.abs().max().clamp(min=1.0))
         for x, y in zip(ours, judge)
-    )
+    ):
+        return False
+    return operation not in _TIMED or _seconds(operation, dtype) <= _SLOW * _seconds(operation, torch.float32)
+
+
+def _seconds(operation: str, dtype: torch.dtype) -> float:
+    """The shortest of a few times for a product and its gradients."""
+    function, inputs = _TRIALS[operation][0], [x.to(dtype) for x in _TIMED[operation]()]
+    best = math.inf
+    for _ in range(4):
+        before = time.perf_counter()
+        _with_gradients(function, inputs)
+        best = min(best, time.perf_counter() - before)
+    return best
 
 
 def _with_gradients(function: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:

@@ -103,11 +103,11 @@ SIXTEEN_BITS = [torch.bfloat16, torch.float16]
 def trials() -> Iterator[Dict[str, Any]]:
     """The trials, which a test may add to."""
     before = dict(compat._TRIALS)
-    compat.has_kernel.cache_clear()
+    compat._passes.cache_clear()
     yield compat._TRIALS
     compat._TRIALS.clear()
     compat._TRIALS.update(before)
-    compat.has_kernel.cache_clear()
+    compat._passes.cache_clear()
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -201,6 +201,24 @@ def test_a_kernel_that_is_missing_or_adds_up_in_16_bits_is_found_out(trials: Dic
     assert compat.has_kernel("one by one", torch.float32)
     assert {"missing", "one by one"} <= set(compat.in_float32(torch.bfloat16))
     assert compat.in_float32(torch.float32) == []
+
+
+def test_a_product_that_is_much_slower_than_in_float32_is_not_used(
+    trials: Dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {torch.float32: 1.0, torch.bfloat16: 2.0, torch.float16: 4.0}
+    monkeypatch.setattr(compat, "_seconds", lambda operation, dtype: seconds[dtype])
+    trials["linear"] = (lambda x: x * 1.0, lambda: (torch.ones(4),))
+    assert compat.has_kernel("linear", torch.bfloat16) and not compat.has_kernel("linear", torch.float16)
+
+
+def test_kernels_that_other_ranks_lack_are_left_unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "_not_used", set())
+    monkeypatch.setattr(compat, "_passes", lambda operation, dtype: True)
+    compat.leave_unused(["gelu"], torch.bfloat16)
+    assert not compat.has_kernel("gelu", torch.bfloat16)
+    assert compat.has_kernel("gelu", torch.float16) and compat.has_kernel("softmax", torch.bfloat16)
+    assert compat.in_float32(torch.bfloat16) == ["gelu"]
 
 
 def test_a_type_that_cannot_be_added_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from fugaku_gpt.records.run import FAILED, INTERRUPTED, OK, OUT_OF_MEMORY, Metri
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.training.log import Measured, TrainingLog
 from fugaku_gpt.training.startup import (
+    agree_on_kernels,
     check_precision,
     collect_environment,
     describe_environment,
@@ -45,6 +46,7 @@ def train(config: RunConfig, out: Path, threads: int) -> int:
         _check_ranks(config, world)
         process = prepare_process(threads)
         _together(world, lambda: check_precision(config))
+        agree_on_kernels(config, world)
         train_samples = _together(world, lambda: open_samples(config, "train"))
         evaluates = config.training.eval_interval is not None
         valid_samples = _together(world, lambda: open_samples(config, "valid")) if evaluates else None

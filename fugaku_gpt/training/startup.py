@@ -37,6 +37,15 @@ def prepare_process(threads: int) -> Dict[str, Any]:
     }
 
 
+def agree_on_kernels(config: RunConfig, world: Communicator) -> None:
+    """What some rank computes in float32 for want of a kernel all do, so that all round alike; collective."""
+    dtype = getattr(torch, config.training.dtype)
+    if config.training.dtype in SIXTEEN_BITS:
+        lists = world.gather_json(compat.in_float32(dtype))
+        missing = sorted({name for names in lists for name in names}) if lists is not None else []
+        compat.leave_unused(world.broadcast_json(missing), dtype)
+
+
 def check_precision(config: RunConfig) -> None:
     """Whether this PyTorch can compute in ``training.dtype``, with whatever help.
 
