@@ -198,7 +198,43 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def _softmax(x: torch.Tensor) -> torch.Tensor:
+    if _SOFTMAX_KEEPS_INPUT:
+        y: torch.Tensor = _SoftmaxOfResult.apply(x)
+        return y
     return torch.softmax(x, dim=-1)
+
+
+class _SoftmaxOfResult(torch.autograd.Function):
+    """For builds whose softmax keeps its input for the backward pass too, which only the result is needed for: that is
+    [s, s] numbers more for each head."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        y = torch.softmax(x, dim=-1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (y,) = ctx.saved_tensors
+        # in such builds the last argument is the input, of which only the type is asked
+        x_grad: torch.Tensor = torch._softmax_backward_data(grad, y, -1, y)  # type: ignore[arg-type]
+        return x_grad
+
+
+def _softmax_keeps_input() -> bool:
+    node = torch.softmax(torch.zeros(1, 1, requires_grad=True), dim=-1).grad_fn
+    if hasattr(node, "_saved_result") and not hasattr(node, "_saved_self"):
+        return False
+    zeros = torch.zeros(1, 1)
+    try:
+        torch._softmax_backward_data(zeros, zeros, -1, zeros)  # type: ignore[arg-type]
+    except (AttributeError, TypeError):  # no such function in this build: it keeps what it keeps
+        return False
+    return True
+
+
+_SOFTMAX_KEEPS_INPUT = _softmax_keeps_input()
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
