@@ -218,7 +218,7 @@ class _SoftmaxOfResult(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         (y,) = ctx.saved_tensors
         # in such builds the last argument is the input, of which only the type is asked
-        x_grad: torch.Tensor = torch._softmax_backward_data(grad, y, -1, y)  # type: ignore[arg-type]
+        x_grad: torch.Tensor = torch._softmax_backward_data(grad, y, -1, y)
         return x_grad
 
 
