@@ -86,6 +86,13 @@ class Communicator:
             return Communicator.alone(name)
         return Communicator(part, name, self._recorder, self._max_elements, self._shares_cores)
 
+    def on_this_node(self, name: str) -> "Communicator":
+        """The ranks of this group that share memory with this one. Collective over this group."""
+        if self._handle is None:
+            return self
+        part = self._handle.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
+        return Communicator(part, name, self._recorder, self._max_elements, self._shares_cores)
+
     def all_reduce(self, tensor: torch.Tensor, operation: str = "sum") -> None:
         """Replace ``tensor`` by the sum, max or min over the group, equal on every rank."""
         if self._handle is None or self.size == 1:

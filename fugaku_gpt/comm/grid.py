@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Callable, List
+from typing import Callable, List, Optional, Union
 
 from fugaku_gpt.comm.communicator import Communicator
+from fugaku_gpt.comm.node_first import NodeFirst, node_first
 from fugaku_gpt.config.schema import LayoutConfig
 from fugaku_gpt.layout.grid import Coordinates, coordinates_of, dp_group, embedding_group, pp_group, tp_group
 
@@ -18,12 +19,16 @@ class ProcessGrid:
         tp: the ranks that share each layer with this one.
         pp: the pipeline's stages, in order.
         dp: the ranks that hold the same weights as this one.
+        replicas: the same, as the sums over them are done: ``dp`` itself, or node first.
         embedding: the first and the last stage of a pipeline, which both hold the token embedding; elsewhere a group
             of one.
     """
 
-    def __init__(self, world: Communicator, layout: LayoutConfig) -> None:
+    def __init__(self, world: Communicator, layout: LayoutConfig, node: Optional[int] = None) -> None:
         """Collective over ``world``: one split per axis, whatever the number of groups.
+
+        Args:
+            node: number of this rank's node; default: found out.
 
         Raises:
             ValueError: the world has not as many ranks as the layout.
@@ -37,6 +42,8 @@ class ProcessGrid:
         self.pp = self._group(pp_group, "pp")
         self.dp = self._group(dp_group, "dp")
         self.embedding = self._group(embedding_group, "embedding")
+        by_nodes = node_first(self.dp, node) if layout.hierarchical_sum and self.dp.size > 1 else None
+        self.replicas: Union[Communicator, NodeFirst] = by_nodes if by_nodes is not None else self.dp
 
     def _group(self, members: Callable[[Coordinates, LayoutConfig, str], List[int]], name: str) -> Communicator:
         group = members(self.place, self.layout, self.layout.order)

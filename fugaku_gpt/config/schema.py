@@ -122,6 +122,7 @@ class LayoutConfig:
     sequence_parallel: bool = option(
         False, "cut the activations between tensor-parallel layers along the sequence; with tp 1 it changes nothing"
     )
+    hierarchical_sum: bool = option(False, "sum gradients within each node first, then between nodes")
     zero: int = option(0, "1: each replica keeps and steps its share of the optimiser state (ZeRO)", choices=(0, 1))
 
     @property

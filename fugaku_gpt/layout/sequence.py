@@ -137,6 +137,10 @@ class SequencePlan:
 def plan_of(config: RunConfig) -> SequencePlan:
     """The plan of a run."""
     training, layout = config.training, config.layout
+    if layout.hierarchical_sum:
+        raise ValueError(
+            "layout.hierarchical_sum depends on which ranks share a node, which no plan knows; leave it out"
+        )
     return SequencePlan(
         model=config.model,
         layout=layout,

@@ -9,13 +9,14 @@ while the next forward pass begins.
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 import torch
 from torch import nn
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.comm.communicator import Pending
+from fugaku_gpt.comm.node_first import Chain, NodeFirst
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
 from fugaku_gpt.parallel.buffers import FlatBuffers, accumulation_of
 
@@ -72,7 +73,7 @@ class GradientSum:
             self._rounded = torch.zeros_like(buffers.gradients, dtype=dtype)
         self._missing: Dict[int, int] = {}
         self._armed: List[int] = []
-        self._started: List[Pending] = []
+        self._started: List[Union[Pending, Chain]] = []
         self._steps = 0
         self.alone_seconds = 0.0
         self.exposed_seconds = 0.0
@@ -150,18 +151,21 @@ class GradientSum:
         bucket = self._buffers.gradients[part]
         if self._rounded is not None:
             bucket = self._rounded[part].copy_(bucket)
-        dp = self._grid.dp
-        self._started.append(dp.start_reduce_scatter(bucket) if self._sharded else dp.start_all_reduce(bucket))
+        replicas = self._grid.replicas
+        start = replicas.start_reduce_scatter if self._sharded else replicas.start_all_reduce
+        self._started.append(start(bucket))
 
 
 class ParameterGather:
     """Brings the parameters that other replicas have stepped back to this rank (ZeRO stage 1), while the next forward
     pass begins: each module waits for its own buckets only."""
 
-    def __init__(self, buffers: FlatBuffers, pieces: Sequence[nn.Module], dp: Communicator) -> None:
+    def __init__(
+        self, buffers: FlatBuffers, pieces: Sequence[nn.Module], replicas: Union[Communicator, NodeFirst]
+    ) -> None:
         self._buffers = buffers
-        self._dp = dp
-        self._pending: Dict[int, Pending] = {}
+        self._replicas = replicas
+        self._pending: Dict[int, Union[Pending, Chain]] = {}
         buffers.settle = self.finish
         places = {placement.spec.name: placement.part for placement in buffers.placements}
         for piece in pieces:
@@ -174,7 +178,7 @@ class ParameterGather:
         """The optimiser has stepped this rank's share; the forward pass uses the last bucket first."""
         flat = self._buffers.parameters
         for index in reversed(range(len(self._buffers.buckets))):
-            self._pending[index] = self._dp.start_all_gather(flat[self._buffers.buckets[index]])
+            self._pending[index] = self._replicas.start_all_gather(flat[self._buffers.buckets[index]])
 
     def finish(self) -> None:
         """Wait for all of them."""

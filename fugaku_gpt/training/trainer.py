@@ -111,17 +111,17 @@ class Trainer:
         self.buffers = FlatBuffers(
             named_parameters(pieces),
             stage_tensors(model, grid.tp.size, chunks, grid.place.pp),
-            grid.dp.size if sharded else 1,
+            grid.dp.size if sharded or layout.hierarchical_sum else 1,  # whatever is cut in equal parts
             int(training.bucket_mib * 2**20),
         )
-        owned = self.buffers.owned(grid.dp.rank if sharded else 0, grid.dp.size if sharded else 1)
+        owned = self.buffers.owned(grid.replicas.rank if sharded else 0, grid.dp.size if sharded else 1)
         self._owned_gradients = [self.buffers.gradients[part.gradients] for part in owned]
         self.masters = MasterWeights(self.buffers, owned) if training.dtype in SIXTEEN_BITS else None
         self._runs = list(self.buffers.runs(owned, counted_here(grid, sharded), self.masters))
         self._optimizer = build_optimizer(self._runs, training)
         sum_dtype = getattr(torch, training.gradient_dtype) if training.gradient_dtype is not None else None
         self.sum = GradientSum(self.buffers, pieces, grid, sharded, layout.sequence_parallel, sum_dtype)
-        self._gather = ParameterGather(self.buffers, pieces, grid.dp) if sharded else None
+        self._gather = ParameterGather(self.buffers, pieces, grid.replicas) if sharded else None
         self._copy = StateCopy(self._runs, self._optimizer)
         self._last_chunk = chunks[-1].index
         self._pipelines: Dict[Tuple[int, int], Pipeline] = {}

@@ -35,6 +35,8 @@ LAYOUTS: List[Tuple[int, int, int, Tuple[str, ...]]] = [
     (2, 2, 1, ("zero=1",)),
     (4, 1, 1, ()),
     (4, 1, 1, ("zero=1",)),
+    (4, 1, 1, ("hierarchical_sum=true",)),
+    (4, 1, 1, ("zero=1", "hierarchical_sum=true")),
     (1, 4, 1, ()),
     (2, 1, 2, ("zero=1", "order=pp,dp,tp")),
     (1, 2, 2, ("order=dp,pp,tp",)),
@@ -46,6 +48,8 @@ LAYOUTS: List[Tuple[int, int, int, Tuple[str, ...]]] = [
     (2, 2, 2, ("zero=1", "schedule=interleaved", "chunks=2", "order=dp,tp,pp")),
     (4, 1, 2, ("zero=1", "schedule=gpipe")),
     (2, 1, 4, ("zero=1",)),
+    (4, 2, 1, ("zero=1", "hierarchical_sum=true", "order=dp,tp,pp")),
+    (8, 1, 1, ("hierarchical_sum=true",)),
     (1, 2, 4, ()),
 ]
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
@@ -56,7 +60,8 @@ def trainer_of(world: Optional[Communicator], dtype: str, *settings: str) -> Tra
     # AdamW divides by the root of a gradient's square: with its usual epsilon, what is rounding in a near-zero gradient
     # is a whole step of the weight
     config = tiny_config("model.layers=4", "training.eps=1e-5", f"training.dtype={dtype}", *settings)
-    grid = ProcessGrid(world, config.layout) if world is not None else ProcessGrid.alone()
+    # nodes of two ranks, for the sums that go by nodes
+    grid = ProcessGrid(world, config.layout, world.rank // 2) if world is not None else ProcessGrid.alone()
     samples = ByteSamples(config.model.seq_len)
     return Trainer(config, grid, samples, samples)
 
@@ -98,7 +103,7 @@ def assembled(trainer: Trainer) -> torch.Tensor:
     """The flat gradients with every replica's share in its place."""
     shards = trainer.grid.dp.size if trainer.config.layout.zero else 1
     flat = torch.zeros_like(trainer.buffers.gradients)
-    for owned in trainer.buffers.owned(trainer.grid.dp.rank if shards > 1 else 0, shards):
+    for owned in trainer.buffers.owned(trainer.grid.replicas.rank if shards > 1 else 0, shards):
         flat[owned.parameters] = trainer.buffers.gradients[owned.gradients]
     if shards > 1:
         trainer.grid.dp.all_reduce(flat)

@@ -1,0 +1,135 @@
+"""Sums over replicas in two steps: within each node, where memory is shared, then between nodes, with the part that each
+of the node's replicas holds. What crosses the network is then 1 / (replicas on a node) of a flat sum's per rank.
+
+The steps of one sum follow each other without anybody waiting: each is started when the one before it is seen to have
+ended. Each step is started in the order of the sums and has a communicator of its own, so that the order on each
+communicator is the same on all of its ranks, whenever they look.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, List, Optional
+
+import torch
+
+from fugaku_gpt.comm.communicator import Communicator, Pending
+
+
+class Chain:
+    """Communications of which each starts when the one before it has ended; used like :class:`Pending`."""
+
+    def __init__(self, steps: List[Callable[[], Pending]], previous: Optional["Chain"]) -> None:
+        self._steps = steps
+        self._previous = previous
+        self._begun = 0
+        self._now: Optional[Pending] = None
+        self.done()
+
+    def done(self) -> bool:
+        """Whether all of them have ended; starts the next one where its turn has come, and does not wait."""
+        while self._now is None or self._now.done():
+            if self._begun == len(self._steps):
+                self._previous = None
+                return True
+            if self._must_not_begin():
+                return False
+            self._now = self._steps[self._begun]()
+            self._begun += 1
+        return False
+
+    def wait(self) -> None:
+        """Wait until all of them have ended."""
+        while not self.done():
+            self._push()
+
+    def _until(self, count: int) -> None:
+        while self._begun < count:
+            self._push()
+            self.done()
+
+    def _push(self) -> None:
+        """Wait for what keeps this chain from going on."""
+        if self._now is not None and not self._now.done():
+            self._now.wait()
+        elif self._previous is not None and self._must_not_begin():
+            self._previous._until(self._begun + 1)
+
+    def _must_not_begin(self) -> bool:
+        """Whether the next step's turn has not come: the sum before this one has not begun its own."""
+        return self._begun < len(self._steps) and self._previous is not None and self._previous._begun <= self._begun
+
+
+class NodeFirst:
+    """The replicas as nodes of equally many; sums and gatherings of a communicator, in two steps.
+
+    Attributes:
+        size: replicas.
+        rank: this one's place in the order of shares: within a node first.
+    """
+
+    def __init__(self, node: Communicator, across: Communicator) -> None:
+        """``node``: the replicas on this node; ``across``: those at this one's place on every node. Collective."""
+        self._node = node
+        self._across = across
+        self._node_gathering, self._across_gathering = (
+            group.split(0, group.rank, f"{group.name}-gather") for group in (node, across)
+        )
+        self.size = node.size * across.size
+        self.rank = node.rank * across.size + across.rank
+        self._last_sum: Optional[Chain] = None
+        self._last_gather: Optional[Chain] = None
+
+    def start_all_reduce(self, tensor: torch.Tensor) -> Chain:
+        """As :meth:`Communicator.start_all_reduce`, of [elements] that divide by the replicas of a node."""
+        size = tensor.numel() // self._node.size
+        first, mine = tensor[:size], tensor[self._node.rank * size : (self._node.rank + 1) * size]
+
+        def gather() -> Pending:
+            if self._node.rank:
+                mine.copy_(first)
+            return self._node_gathering.start_all_gather(tensor)
+
+        return self._sum(
+            [
+                lambda: self._node.start_reduce_scatter(tensor),
+                lambda: self._across.start_all_reduce(first),
+                gather,
+            ]
+        )
+
+    def start_reduce_scatter(self, tensor: torch.Tensor) -> Chain:
+        """As :meth:`Communicator.start_reduce_scatter`; the share is that of :attr:`rank`."""
+        first = tensor[: tensor.numel() // self._node.size]
+        return self._sum(
+            [lambda: self._node.start_reduce_scatter(tensor), lambda: self._across.start_reduce_scatter(first)]
+        )
+
+    def start_all_gather(self, tensor: torch.Tensor) -> Chain:
+        """As :meth:`Communicator.start_all_gather`, of shares in the order of :attr:`rank`."""
+        size = tensor.numel() // self._node.size
+        mine = tensor[self._node.rank * size : (self._node.rank + 1) * size]
+        steps = [
+            lambda: self._across_gathering.start_all_gather(mine),
+            lambda: self._node_gathering.start_all_gather(tensor),
+        ]
+        self._last_gather = Chain(steps, self._last_gather)
+        return self._last_gather
+
+    def _sum(self, steps: List[Callable[[], Pending]]) -> Chain:
+        self._last_sum = Chain(steps, self._last_sum)
+        return self._last_sum
+
+
+def node_first(dp: Communicator, node: Optional[int] = None) -> Optional[NodeFirst]:
+    """The replicas of ``dp`` by nodes; None where there is one node only, or one replica on each, or not equally many
+    on all. Collective over ``dp``.
+
+    Args:
+        node: number of this rank's node; default: by the memory that it shares with others.
+    """
+    within = dp.on_this_node("dp-node") if node is None else dp.split(node, dp.rank, "dp-node")
+    sizes = torch.tensor([within.size, -within.size])
+    dp.all_reduce(sizes, "max")
+    if int(sizes[0]) != -int(sizes[1]) or within.size in (1, dp.size):
+        return None
+    return NodeFirst(within, dp.split(within.rank, dp.rank, "dp-across"))
