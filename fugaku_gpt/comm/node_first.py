@@ -1,5 +1,5 @@
-"""Sums over replicas in two steps: within each node, where memory is shared, then between nodes, with the part that each
-of the node's replicas holds. What crosses the network is then 1 / (replicas on a node) of a flat sum's per rank.
+"""Sums over replicas in two steps: within each node, where memory is shared, then between nodes, with the part that
+each of the node's replicas holds. What crosses the network is then 1 / (replicas on a node) of a flat sum's per rank.
 
 The steps of one sum follow each other without anybody waiting: each is started when the one before it is seen to have
 ended. Each step is started in the order of the sums and has a communicator of its own, so that the order on each

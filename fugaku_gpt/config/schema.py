@@ -263,6 +263,11 @@ class NodeConfig:
 
     ranks_per_node: Optional[int] = option(None, "MPI processes per node; default: ranks / job.nodes", at_least=1)
     threads_per_rank: Optional[int] = option(None, "threads per process; default: usable cores / ranks", at_least=1)
+    bind: str = option(
+        "none",
+        "give each rank cores of its own, or cores and their memory, unless the launcher has",
+        choices=("none", "cores", "memory"),
+    )
     tcmalloc: bool = option(False, "preload tcmalloc into the ranks with LD_PRELOAD")
     preload: Tuple[str, ...] = option(
         (), "more libraries for LD_PRELOAD of the ranks, after tcmalloc; never exported", form=_LIBRARY

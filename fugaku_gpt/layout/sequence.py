@@ -17,10 +17,10 @@ from typing import Iterable, List, Optional, Tuple, Union
 
 from fugaku_gpt.config.schema import LayoutConfig, ModelConfig, RunConfig
 from fugaku_gpt.layout.grid import ORDERS, TP_PP_DP
-from fugaku_gpt.layout.memory import ITEM_BYTES
+from fugaku_gpt.layout.memory import ITEM_BYTES, recompute_of_layers
 from fugaku_gpt.layout.schedule_times import Timing
 from fugaku_gpt.layout.schedules import Action, Exchange, Forward, schedule
-from fugaku_gpt.layout.stages import RECOMPUTE, Chunk, split_layers, stage_tensors, work_of
+from fugaku_gpt.layout.stages import RECOMPUTE, Chunk, chunks_of, split_layers, stage_tensors, work_of
 from fugaku_gpt.layout.tensors import TensorSpec
 
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all_reduce_sum", "reduce_scatter_sum", "all_gather"
@@ -135,8 +135,15 @@ class SequencePlan:
 
 
 def plan_of(config: RunConfig) -> SequencePlan:
-    """The plan of a run."""
+    """The plan of a run.
+
+    Raises:
+        ValueError: it cannot be planned; the message says why.
+    """
     training, layout = config.training, config.layout
+    chunks = chunks_of(config)
+    # as on a PyTorch with a fused kernel; which one is there matters only for a choice by a budget
+    fused = config.model.attention_dropout == 0.0
     if layout.hierarchical_sum:
         raise ValueError(
             "layout.hierarchical_sum depends on which ranks share a node, which no plan knows; leave it out"
@@ -149,7 +156,8 @@ def plan_of(config: RunConfig) -> SequencePlan:
         order=layout.order,
         schedule=layout.schedule,
         chunks=layout.chunks,
-        split=layout.split or None,
+        split=tuple(len(chunk.layers) for chunk in chunks),
+        recompute=recompute_of_layers(config, chunks, fused),
         zero=layout.zero,
         sequence_parallel=layout.sequence_parallel,
         element_bytes=ITEM_BYTES[training.dtype],

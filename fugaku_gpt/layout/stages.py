@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import List, Optional, Sequence, Tuple
 
-from fugaku_gpt.config.schema import ModelConfig
+from fugaku_gpt.config.schema import ModelConfig, RunConfig
 from fugaku_gpt.layout.tensors import TensorSpec, model_tensors
 
 RECOMPUTE = ("none", "selective", "full")
@@ -106,6 +106,18 @@ def split_layers(
         )
         for index in range(total)
     )
+
+
+def chunks_of(config: RunConfig) -> Tuple[Chunk, ...]:
+    """The chunks of a run's pipeline, in the order of the forward pass.
+
+    Raises:
+        ValueError: as :func:`split_layers`.
+    """
+    layout, training = config.layout, config.training
+    everywhere = training.recompute_layers is None and training.recompute_budget_mib is None
+    work = work_of(config.model, config.padded_vocab, training.recompute if everywhere else "none")
+    return split_layers(config.model.layers, layout.pp, layout.chunks, work, layout.split or None)
 
 
 def chunk_tensors(model: ModelConfig, tp: int, chunk: Chunk) -> List[TensorSpec]:

@@ -20,7 +20,6 @@ from fugaku_gpt.comm.node_first import Chain, NodeFirst
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
 from fugaku_gpt.parallel.buffers import FlatBuffers, accumulation_of
 
-
 # tensors that a piece reads itself, right after it has called this part: no call of their own shows it
 _READ_AFTER = {"token_embedding": "position_embedding.weight", "final_norm": TOKEN_EMBEDDING}
 

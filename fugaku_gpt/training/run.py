@@ -19,6 +19,7 @@ from fugaku_gpt.machine import local
 from fugaku_gpt.records.claim import HOLDER_VARIABLE
 from fugaku_gpt.records.run import FAILED, INTERRUPTED, OK, OUT_OF_MEMORY, MetricsWriter, Result, RunDirectory
 from fugaku_gpt.records.summary import summarise
+from fugaku_gpt.training.binding import bind
 from fugaku_gpt.training.log import Measured, TrainingLog
 from fugaku_gpt.training.startup import (
     agree_on_kernels,
@@ -44,7 +45,7 @@ def train(config: RunConfig, out: Path, threads: int) -> int:
     directory: Optional[RunDirectory] = None
     try:
         _check_ranks(config, world)
-        process = prepare_process(threads)
+        process = {**bind(world, config.node.bind, threads), **prepare_process(threads)}
         _together(world, lambda: check_precision(config))
         agree_on_kernels(config, world)
         train_samples = _together(world, lambda: open_samples(config, "train"))

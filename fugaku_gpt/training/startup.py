@@ -127,6 +127,8 @@ def describe_environment(environment: Dict[str, Any]) -> List[str]:
     for rank in ranks[:_RANKS_SHOWN]:
         lines.append(
             f"rank {rank['rank']} on {rank['host']}: {rank['threads']} threads on cores {spans(rank['affinity'])}"
+            + (f", memory of nodes {spans(rank['memory_nodes'])}" if rank.get("memory_nodes") else "")
+            + (f" (bound: {rank['bound']})" if rank.get("bound") else "")
         )
     if len(ranks) > _RANKS_SHOWN:
         lines.append(f"... and {len(ranks) - _RANKS_SHOWN} more ranks (all in environment.json)")

@@ -15,7 +15,7 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import SIXTEEN_BITS
 from fugaku_gpt.layout.batch import LeftOut, first_sample, global_batch, sequence_length
 from fugaku_gpt.layout.schedules import schedule
-from fugaku_gpt.layout.stages import Chunk, split_layers, stage_tensors, work_of
+from fugaku_gpt.layout.stages import chunks_of, stage_tensors
 from fugaku_gpt.model import build_stage, named_parameters, recompute_of
 from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights
 from fugaku_gpt.parallel.gradients import GradientSum, ParameterGather, counted_here
@@ -279,10 +279,3 @@ class Trainer:
         sums = torch.tensor([counted, squares, bad], dtype=torch.float64)
         self.grid.world.all_reduce(sums)
         return float(sums[0]) / tokens, math.sqrt(float(sums[1])) / tokens / scale, int(sums[2])
-
-
-def chunks_of(config: RunConfig) -> Tuple[Chunk, ...]:
-    """The chunks of a run's pipeline, in the order of the forward pass."""
-    layout = config.layout
-    work = work_of(config.model, config.padded_vocab)
-    return split_layers(config.model.layers, layout.pp, layout.chunks, work, layout.split or None)

@@ -12,9 +12,10 @@ from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.layout.memory import ends_bytes, moments_of, peak_bytes
+from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.model import recompute_of
 from fugaku_gpt.model.attention import uses_fused_kernel
-from fugaku_gpt.training.trainer import Trainer, chunks_of
+from fugaku_gpt.training.trainer import Trainer
 from tests.mpi.test_parity import largest_difference, whole_tensors
 from tests.support.kept import HAS_HOOKS, counting
 from tests.support.text import ByteSamples

@@ -1,0 +1,57 @@
+"""Which cores a rank gets, and that it really gets them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import List
+
+import pytest
+
+from fugaku_gpt.training.binding import by_numa_node, cores_of, numa_nodes_of
+
+A64FX = [list(range(12 + 12 * group, 24 + 12 * group)) for group in range(4)]
+
+
+def test_four_ranks_of_twelve_threads_get_a_core_memory_group_each() -> None:
+    assert [cores_of(rank, 4, 12, A64FX) for rank in range(4)] == A64FX
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 5, 6, 7, 12, 16, 24, 48])
+def test_no_core_is_given_twice_and_small_ranks_stay_within_a_group(threads: int) -> None:
+    ranks = 48 // threads
+    given = [cores_of(rank, ranks, threads, A64FX) for rank in range(ranks)]
+    assert all(len(cores) == threads for cores in given)
+    assert len({core for cores in given for core in cores}) == ranks * threads
+    if 12 % threads == 0:
+        assert all(any(set(cores) <= set(group) for group in A64FX) for cores in given)
+
+
+def test_the_cores_of_this_machine_are_in_some_group() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    assert sorted(core for group in by_numa_node(cores) for core in group) == cores
+    assert numa_nodes_of(cores) == [] or numa_nodes_of(cores)[0] >= 0
+
+
+def test_a_bound_process_says_so() -> None:
+    program = (
+        "import os\nfrom fugaku_gpt.comm import Communicator\nfrom fugaku_gpt.training.binding import bind\n"
+        "print(bind(Communicator.alone(), 'memory', 1)['bound'], sorted(os.sched_getaffinity(0)))"
+    )
+    said = run(program)
+    assert said[0] in ("cores and memory", "cores") and said[1] == str([min(os.sched_getaffinity(0))])
+
+
+def run(program: str) -> List[str]:
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, text=True)
+    words, _, cores = done.stdout.strip().partition(" [")
+    return [words, "[" + cores]
+
+
+def test_more_threads_than_cores_are_not_bound() -> None:
+    program = (
+        "from fugaku_gpt.comm import Communicator\nfrom fugaku_gpt.training.binding import bind\n"
+        "print(bind(Communicator.alone(), 'cores', 100000)['bound'], [])"
+    )
+    assert run(program)[0].startswith("no: 1 ranks * 100000 threads are more than")
