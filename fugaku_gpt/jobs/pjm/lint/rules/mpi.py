@@ -58,6 +58,8 @@ def too_many(facts: Facts) -> Iterator[Hit]:
 def uneven(facts: Facts) -> Iterator[Hit]:
     proc, nodes = facts.proc, facts.nodes
     if proc and nodes and nodes > 1 and proc % nodes and proc <= CORES * nodes:
+        if proc < nodes and any((launch.processes or 0) > proc for launch in facts.launches):
+            return  # mpiexec itself says how many start, as with -vcoordfile
         line, column = facts.place("mpi.proc", "proc=")
         empty = f"proc={proc} leaves {nodes - proc} of {nodes} nodes without a process"
         yield Hit(line, empty if proc < nodes else f"proc={proc} is no multiple of {_nodes(nodes)}", column)
