@@ -214,7 +214,7 @@ def _found(evidence: _Evidence) -> Cause:
         return Cause(runs.LOST, cause, advice, RETRY)
     if exit_code == EXIT_RESUME and evidence.status.state != REJECTED:
         why = said.cause if said is not None else "it has stopped before its end"
-        return Cause(runs.INTERRUPTED, f"{why}; it can be resumed", _resume_advice(evidence), RESUME)
+        return Cause(runs.INTERRUPTED, f"{why}; it can be resumed", "`fugaku-gpt job resume` goes on", RESUME)
     if record is None and said is not None:
         return _with_facts(evidence, said)
     killed = record is None and evidence.status.signal is not None
@@ -263,7 +263,7 @@ def _ended_badly(evidence: _Evidence, exit_code: Optional[int], result: Optional
 def _with_facts(evidence: _Evidence, said: Cause) -> Cause:
     """A cause with this run's own figures: how far it came, how much memory it had."""
     if said.status == runs.TIMEOUT:
-        return replace(said, cause=_joined(said.cause, _progress(evidence)), advice=_resume_advice(evidence))
+        return replace(said, cause=_joined(said.cause, _progress(evidence)), advice=_time_advice(evidence))
     if said.status == runs.OUT_OF_MEMORY:
         return replace(said, cause=_joined(said.cause, _memory(evidence)))
     return said
@@ -284,12 +284,11 @@ def _progress(evidence: _Evidence) -> str:
     return f"{lines[-1]['iteration']} of {config.training.iterations} iterations"
 
 
-def _resume_advice(evidence: _Evidence) -> str:
+def _time_advice(evidence: _Evidence) -> str:
+    """Of a run that was cut off by its time limit: nothing of it is kept to go on from."""
     config = _config(evidence.directory)
-    advice = "`fugaku-gpt job resume` goes on"
-    if config is not None and config.job.elapse is not None and config.job.chain == 1:
-        advice += f"; for more at a time, raise job.elapse (now {format_duration(config.job.elapse)}) or set job.chain"
-    return advice
+    now = f" (now {format_duration(config.job.elapse)})" if config is not None and config.job.elapse is not None else ""
+    return f"raise job.elapse{now}, then `fugaku-gpt job resume`: it begins anew, as there are no checkpoints"
 
 
 def _memory(evidence: _Evidence) -> str:

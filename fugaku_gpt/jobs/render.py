@@ -174,6 +174,11 @@ def _context(config: RunConfig, profile: Profile) -> Tuple[Dict[str, Any], List[
         context.update(_for_slurm(config, profile, notes))
     else:
         context.update(_for_this_machine(config, notes))
+    if job.chain > 1:
+        notes.append(
+            f"job.chain: a link runs only where the one before has ended with exit code {EXIT_RESUME}; `train` writes "
+            "no checkpoints and never ends so: the links after the first have nothing to do"
+        )
     if not profile.name and job.scheduler != "local":
         notes.append(f"no job.profile: the ranks use {profile.python}, which must be there on the nodes")
     return context, notes

@@ -291,6 +291,10 @@ def test_srun_under_pjm_is_refused() -> None:
         render_job(config_of("pjm-one-node"), replace(PLAIN, launcher="srun"))
 
 
+def test_a_chain_says_what_it_needs() -> None:
+    assert any("exit code 75" in note and "no checkpoints" in note for note in rendered("slurm-chain").notes)
+
+
 @pytest.mark.parametrize(("before", "started"), [(75, True), (0, False), (1, False), (None, False)])
 def test_a_link_of_a_chain_goes_on_only_where_the_one_before_stopped_to_be_resumed(
     tmp_path: Path, before: int, started: bool

@@ -22,6 +22,7 @@
 #   job.scheduler: "slurm"
 #   job.elapse: "0:30:00"
 #   job.chain: 3
+# Note: job.chain: a link runs only where the one before has ended with exit code 75; `train` writes no checkpoints and never ends so: the links after the first have nothing to do
 
 # shellcheck disable=SC2016,SC2329  # quoted values stay as they are; the traps call the functions
 set -u
