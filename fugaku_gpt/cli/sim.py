@@ -34,7 +34,7 @@ def sim() -> None:
 
 @sim.command()
 @_directory
-@click.option("--nodes", type=click.IntRange(1), help="Compute nodes of the simulated site.  [default: 4096]")
+@click.option("--nodes", type=click.IntRange(1), help="Compute nodes of the simulated site.  [default: 158976]")
 @click.option("--slots", type=click.IntRange(1), help="Jobs that run at once on this machine.  [default: 1]")
 @click.option("--grace", type=click.FloatRange(0), help="Seconds between SIGTERM and SIGKILL.  [default: 5]")
 @click.option("--transition", type=click.FloatRange(0), help="Seconds in each of RNA, RNP, RNE, RNO.  [default: 0]")

@@ -23,14 +23,13 @@ from fugaku_gpt.jobs.pjm.values import (
     parse_size,
     parse_step,
 )
-from fugaku_gpt.machine.fugaku import CORES, RETENTION_LIMIT
+from fugaku_gpt.machine.fugaku import CORES, RETENTION_LIMIT, TEMPORARY_BYTES, TORUS_ABOVE
 from fugaku_gpt.simulator.job import BULK, NORMAL, STEP, Request
 from fugaku_gpt.simulator.settings import Settings
 from fugaku_gpt.simulator.site import (
     DEFAULT_ELAPSE,
     DEFAULT_PRIORITY,
     RESOURCE_UNIT,
-    TEMPORARY_BYTES,
     UNKNOWN_GROUP,
     Refusal,
     ResourceGroup,
@@ -40,7 +39,6 @@ from fugaku_gpt.simulator.site import (
 )
 
 Value = TypeVar("Value")
-TORUS_ABOVE = 384  # nodes
 STEP_LIMIT = 65535
 _MODES = ("bulk", "step", "interact", "mswk")
 _FX_REFUSES = ("vnode", "vnode-core", "vnode-mem", "core-mem")

@@ -42,7 +42,8 @@ def test_statistics_and_results_and_the_table(jobs: Path, capsys: pytest.Capture
     rows = [line for line in captured.out.splitlines() if line.startswith("| ")]
     ended = next(line for line in rows if "102" in line)
     assert "timeout" in ended and "too short to tell" in ended
-    assert any('4 (2.2GHz, "eco_state=2")' in line and "| 100 | 200 | 0.09766 |" in line and "101" in line for line in rows)
+    well = next(line for line in rows if "101" in line)
+    assert '4 (2.2GHz, "eco_state=2")' in well and "| 100 | 200 | 0.09766 |" in well
     assert "result written: timeout" in captured.err and "101" in captured.err
     result = RunDirectory(jobs / "late").result()
     assert result is not None and result.status == "timeout"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Iterator
 
-from fugaku_gpt.jobs.pjm.lint.facts import CORES, Facts, is_open, show
+from fugaku_gpt.jobs.pjm.lint.facts import Facts, is_open, show
 from fugaku_gpt.jobs.pjm.lint.registry import ERROR, WARNING, Hit, rule
 from fugaku_gpt.jobs.pjm.values import AXES, parse_count, parse_shape
+from fugaku_gpt.machine.fugaku import CORES
 
 _SOURCE = "End-user's Guide J2UL-2534, 2.3.6; Command Reference J2UL-2549, pjsub, --mpi"
 
