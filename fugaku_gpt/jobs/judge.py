@@ -6,7 +6,6 @@ lost: it may have ended in any way.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +15,7 @@ from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_RESUME, EXIT_USAGE, UsageError
 from fugaku_gpt.jobs.causes import MORE_MEMORY, NEVER, RESUME, RETRY, WAIT, WORDS, Cause, said_by_scheduler
-from fugaku_gpt.jobs.ending import log_tail, reason_of
+from fugaku_gpt.jobs.ending import log_tail, reason_of, says_out_of_memory
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named
 from fugaku_gpt.records import run as runs
 from fugaku_gpt.records.job import (
@@ -37,7 +36,6 @@ from fugaku_gpt.records.job import (
 from fugaku_gpt.records.run import Result, RunDirectory
 from fugaku_gpt.records.summary import summarise
 
-_MEMORY = re.compile(r"MemoryError|can't allocate memory|Cannot allocate memory|std::bad_alloc|oom-kill|Out of memory")
 _LOG_FILES = 16  # of a job's many, these are looked at for its last words
 _GIB = 2**30
 # how bad, for the sub-jobs of a bulk job
@@ -244,7 +242,7 @@ def _ended_badly(evidence: _Evidence, exit_code: Optional[int], result: Optional
     number = evidence.status.signal
     words = f"signal {number}" if number and exit_code in (None, 0) else f"exit code {exit_code}"
     tail = evidence.tail()
-    if (result is not None and result.status == runs.OUT_OF_MEMORY) or any(_MEMORY.search(line) for line in tail):
+    if (result is not None and result.status == runs.OUT_OF_MEMORY) or says_out_of_memory(tail):
         said = result.reason if result is not None and result.reason else reason_of(tail)
         return _with_facts(evidence, Cause(runs.OUT_OF_MEMORY, _joined("out of memory", said), MORE_MEMORY, NEVER))
     if result is not None and result.status == runs.TIMEOUT:
