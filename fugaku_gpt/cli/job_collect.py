@@ -51,7 +51,6 @@ def collect(
     gathered = _gather(places)
     _tell(gathered, reparsed)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         rows = write_tables(directories, out, ("md", "html", "csv", "json"))
     else:
         rows = collect_rows(directories)

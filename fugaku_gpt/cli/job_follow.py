@@ -276,18 +276,24 @@ def _change(directories: Sequence[Path], verb: str, event: str) -> None:
     """Ask the schedulers for something, once each, and tell and record what they accepted."""
     from fugaku_gpt.jobs.follow import job_directories
     from fugaku_gpt.jobs.schedulers.registry import scheduler_named
+    from fugaku_gpt.jobs.submission import resolve
     from fugaku_gpt.records.job import LOST, OVER, append_event, read_history
 
     wanted: Dict[str, Dict[str, Path]] = {}
+    refused = []
     for directory in job_directories(directories):
         history = read_history(directory)
+        for name in {intent.scheduler for intent in history.open}:  # its caller may have been killed: is there a job?
+            history = resolve(directory, scheduler_named(name), time.time())
+        if history.open:
+            click.echo(f"{directory}: a submission is not over, or was killed just now: try again in two minutes")
+            refused.append(str(directory))
         for job in history.jobs:
             last = history.statuses.get(job.job_id)
             if last is None or last.state not in OVER or (verb == "cancel" and last.state == LOST):
                 wanted.setdefault(job.scheduler, {})[job.job_id] = directory
-    if not wanted:
+    if not wanted and not refused:
         raise UsageError("no job is waiting or running there")
-    refused = []
     for name, jobs in wanted.items():
         for job_id, why in getattr(scheduler_named(name), verb)(list(jobs)).items():
             click.echo(f"{jobs[job_id]}: {job_id}: {why or event}")

@@ -53,10 +53,18 @@ def print_table(rows: Rows, form: str, si: bool = False, energy: bool = False) -
 
 
 def write_tables(directories: Sequence[Path], out: Path, forms: Sequence[str] = ("md", "csv", "json")) -> Rows:
-    """Leave ``table.md`` and its like of the runs in a folder; returns the rows."""
+    """Leave ``table.md`` and its like of the runs in a folder; returns the rows.
+
+    Raises:
+        UsageError: a path holds no run, or the folder cannot be written.
+    """
     rows = collect_rows(directories)
-    for form in forms:
-        write_text_atomically(out / f"table.{form}", render_table(rows, form))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for form in forms:
+            write_text_atomically(out / f"table.{form}", render_table(rows, form))
+    except OSError as error:
+        raise UsageError(f"{out}: cannot be written: {error.strerror}; choose another --out") from None
     return rows
 
 

@@ -34,7 +34,7 @@ def sim() -> None:
 
 @sim.command()
 @_directory
-@click.option("--nodes", type=click.IntRange(1), help="Compute nodes of the simulated site.  [default: 4096]")
+@click.option("--nodes", type=click.IntRange(1), help="Compute nodes of the simulated site.  [default: 158976]")
 @click.option("--slots", type=click.IntRange(1), help="Jobs that run at once on this machine.  [default: 1]")
 @click.option("--grace", type=click.FloatRange(0), help="Seconds between SIGTERM and SIGKILL.  [default: 5]")
 @click.option("--transition", type=click.FloatRange(0), help="Seconds in each of RNA, RNP, RNE, RNO.  [default: 0]")
@@ -44,10 +44,10 @@ def sim() -> None:
 @click.option("--shell", is_flag=True, help="Open a shell with the commands; the simulator ends with it.")
 def start(directory: Optional[Path], shell: bool, **chosen: Any) -> None:
     """Start a simulated PJM (not Fugaku). It runs on when this command has ended, and knows earlier jobs."""
-    from fugaku_gpt.simulator.session import default_directory, export_line, stored_settings
+    from fugaku_gpt.simulator.session import export_line, find, stored_settings
     from fugaku_gpt.simulator.session import start as start_simulator
 
-    place = directory or default_directory()
+    place = find(directory).root
     given = {name: value for name, value in chosen.items() if value is not None}
     spool = start_simulator(place, replace(stored_settings(place), owner=os.getpid() if shell else 0, **given))
     click.echo(BANNER, err=True)
@@ -142,7 +142,6 @@ def fault(directory: Optional[Path], code: Optional[int], words: Tuple[str, ...]
 
 
 def _spool(directory: Optional[Path]) -> Any:
-    from fugaku_gpt.simulator.session import default_directory
-    from fugaku_gpt.simulator.spool import Spool
+    from fugaku_gpt.simulator.session import find
 
-    return Spool(Path(os.path.abspath(directory or default_directory())))
+    return find(directory)

@@ -17,7 +17,7 @@ from fugaku_gpt.records.summary import summarise
 
 _TAIL_BYTES = 64 * 1024
 _REASON_LENGTH = 300
-_MEMORY = re.compile(r"MemoryError|can't allocate memory|Cannot allocate memory|std::bad_alloc")
+_MEMORY = re.compile(r"MemoryError|can't allocate memory|Cannot allocate memory|std::bad_alloc|oom-kill|Out of memory")
 _ERROR = re.compile(r"^(fugaku-gpt: .+|(?:\w+\.)*\w*(?:Error|Exception)\b.*)")
 # what launchers say about a rank's end, around the rank's own last words
 _LAUNCHER_NOISE = re.compile(
@@ -53,7 +53,7 @@ def result_of(directory: RunDirectory, config: RunConfig, outcome: Outcome, log:
     if own is not None and own.status not in (OK, FAILED):
         return replace(own, iterations=measured.iterations, summary=own.summary or measured.summary)
     killed_for_memory = outcome.oom_kills > 0
-    if killed_for_memory or any(_MEMORY.search(line) for line in tail):
+    if killed_for_memory or says_out_of_memory(tail):
         reason = f"{outcome.oom_kills} processes killed by the kernel" if killed_for_memory else reason_of(tail)
         return replace(measured, status=OUT_OF_MEMORY, reason=reason)
     if own is not None and own.status == FAILED:
@@ -77,6 +77,11 @@ def log_tail(log: Path) -> List[str]:
     except OSError:  # nothing was started: there is no log
         return []
     return [line.rstrip() for line in text.splitlines() if line.strip() and not _LAUNCHER_NOISE.match(line)]
+
+
+def says_out_of_memory(tail: List[str]) -> bool:
+    """Whether last words tell of memory that ran out: Python's, the C library's, the kernel's or a scheduler's."""
+    return any(_MEMORY.search(line) for line in tail)
 
 
 def reason_of(tail: List[str]) -> str:

@@ -84,16 +84,18 @@ def look(
     """What each run directory's job is doing: asks each scheduler once for all jobs that are not known to be over,
     records what has changed, and writes the results of runs whose ranks could not.
 
-    A scheduler that is not there or does not answer makes no error: what our own records say is still told.
-
-    Raises:
-        UsageError: a record in a directory is damaged.
+    A scheduler that is not there or does not answer makes no error: what our own records say is still told. Nor does a
+    damaged record: what became of that directory's job is unknown until it is mended, and the others are told.
     """
     schedulers: Dict[str, Scheduler] = {}
     histories: Dict[Path, JobHistory] = {}
     troubles: Dict[Path, str] = {}
     for directory in directories:
-        history = read_history(directory)
+        try:
+            history = read_history(directory)
+        except UsageError as error:
+            troubles[directory], histories[directory] = _line(error), JobHistory()
+            continue
         for name in {intent.scheduler for intent in history.open}:
             try:
                 history = resolve(directory, _one(schedulers, name, named), now())
@@ -112,7 +114,15 @@ def look(
         except UsageError as error:
             answer = {job_id: JobStatus(job_id, UNKNOWN, reason=_line(error)) for job_id in ids}
         answers.update(((name, job_id), status) for job_id, status in answer.items())
-    return [_followed(one, histories[one], answers, troubles.get(one, ""), now()) for one in directories]
+    followed = []
+    for one in directories:
+        try:
+            followed.append(_followed(one, histories[one], answers, troubles.get(one, ""), now()))
+        except UsageError as error:
+            verdict = Verdict("", UNKNOWN, _line(error), "mend it, or remove it")
+            known = [(job.scheduler, job.job_id, job.link, job.chain) for job in histories[one].jobs]
+            followed.append(Followed(one, verdict, *(known[-1] if known else ("", "", 0, 0))))
+    return followed
 
 
 def watch(

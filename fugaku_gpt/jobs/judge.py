@@ -6,7 +6,6 @@ lost: it may have ended in any way.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +15,7 @@ from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_RESUME, EXIT_USAGE, UsageError
 from fugaku_gpt.jobs.causes import MORE_MEMORY, NEVER, RESUME, RETRY, WAIT, WORDS, Cause, said_by_scheduler
-from fugaku_gpt.jobs.ending import log_tail, reason_of
+from fugaku_gpt.jobs.ending import log_tail, reason_of, says_out_of_memory
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named
 from fugaku_gpt.records import run as runs
 from fugaku_gpt.records.job import (
@@ -37,7 +36,6 @@ from fugaku_gpt.records.job import (
 from fugaku_gpt.records.run import Result, RunDirectory
 from fugaku_gpt.records.summary import summarise
 
-_MEMORY = re.compile(r"MemoryError|can't allocate memory|Cannot allocate memory|std::bad_alloc|oom-kill|Out of memory")
 _LOG_FILES = 16  # of a job's many, these are looked at for its last words
 _GIB = 2**30
 # how bad, for the sub-jobs of a bulk job
@@ -214,7 +212,7 @@ def _found(evidence: _Evidence) -> Cause:
         return Cause(runs.LOST, cause, advice, RETRY)
     if exit_code == EXIT_RESUME and evidence.status.state != REJECTED:
         why = said.cause if said is not None else "it has stopped before its end"
-        return Cause(runs.INTERRUPTED, f"{why}; it can be resumed", _resume_advice(evidence), RESUME)
+        return Cause(runs.INTERRUPTED, f"{why}; it can be resumed", "`fugaku-gpt job resume` goes on", RESUME)
     if record is None and said is not None:
         return _with_facts(evidence, said)
     killed = record is None and evidence.status.signal is not None
@@ -244,7 +242,7 @@ def _ended_badly(evidence: _Evidence, exit_code: Optional[int], result: Optional
     number = evidence.status.signal
     words = f"signal {number}" if number and exit_code in (None, 0) else f"exit code {exit_code}"
     tail = evidence.tail()
-    if (result is not None and result.status == runs.OUT_OF_MEMORY) or any(_MEMORY.search(line) for line in tail):
+    if (result is not None and result.status == runs.OUT_OF_MEMORY) or says_out_of_memory(tail):
         said = result.reason if result is not None and result.reason else reason_of(tail)
         return _with_facts(evidence, Cause(runs.OUT_OF_MEMORY, _joined("out of memory", said), MORE_MEMORY, NEVER))
     if result is not None and result.status == runs.TIMEOUT:
@@ -263,7 +261,7 @@ def _ended_badly(evidence: _Evidence, exit_code: Optional[int], result: Optional
 def _with_facts(evidence: _Evidence, said: Cause) -> Cause:
     """A cause with this run's own figures: how far it came, how much memory it had."""
     if said.status == runs.TIMEOUT:
-        return replace(said, cause=_joined(said.cause, _progress(evidence)), advice=_resume_advice(evidence))
+        return replace(said, cause=_joined(said.cause, _progress(evidence)), advice=_time_advice(evidence))
     if said.status == runs.OUT_OF_MEMORY:
         return replace(said, cause=_joined(said.cause, _memory(evidence)))
     return said
@@ -284,12 +282,11 @@ def _progress(evidence: _Evidence) -> str:
     return f"{lines[-1]['iteration']} of {config.training.iterations} iterations"
 
 
-def _resume_advice(evidence: _Evidence) -> str:
+def _time_advice(evidence: _Evidence) -> str:
+    """Of a run that was cut off by its time limit: nothing of it is kept to go on from."""
     config = _config(evidence.directory)
-    advice = "`fugaku-gpt job resume` goes on"
-    if config is not None and config.job.elapse is not None and config.job.chain == 1:
-        advice += f"; for more at a time, raise job.elapse (now {format_duration(config.job.elapse)}) or set job.chain"
-    return advice
+    now = f" (now {format_duration(config.job.elapse)})" if config is not None and config.job.elapse is not None else ""
+    return f"raise job.elapse{now}, then `fugaku-gpt job resume`: it begins anew, as there are no checkpoints"
 
 
 def _memory(evidence: _Evidence) -> str:

@@ -7,6 +7,7 @@ for comes back as notes, which stand in the script as comments too.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -26,6 +27,8 @@ from fugaku_gpt.machine import fugaku
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}")
 _UNSAFE_IN_DIRECTIVE = re.compile(r"[\x00-\x1f\x7f\"\\$`]")
 _SETTINGS = "Made by `fugaku-gpt job render` from these settings; all others are at their defaults."
+# of Slurm before its time limit; it may come a minute early, so that a job of minutes would be stopped as it starts
+_WARNING_SECONDS = 60
 _LAUNCHER = {"pjm": "mpiexec", "slurm": "srun", "local": ""}
 
 
@@ -166,11 +169,16 @@ def _context(config: RunConfig, profile: Profile) -> Tuple[Dict[str, Any], List[
         "variables": _variables(config, profile, threads),
     }
     if job.scheduler == "pjm":
-        context.update(_for_pjm(config, notes))
+        context.update(_for_pjm(config, profile, notes))
     elif job.scheduler == "slurm":
         context.update(_for_slurm(config, profile, notes))
     else:
         context.update(_for_this_machine(config, notes))
+    if job.chain > 1:
+        notes.append(
+            f"job.chain: a link runs only where the one before has ended with exit code {EXIT_RESUME}; `train` writes "
+            "no checkpoints and never ends so: the links after the first have nothing to do"
+        )
     if not profile.name and job.scheduler != "local":
         notes.append(f"no job.profile: the ranks use {profile.python}, which must be there on the nodes")
     return context, notes
@@ -208,7 +216,7 @@ def _variables(config: RunConfig, profile: Profile, threads: Optional[int]) -> D
     return variables
 
 
-def _for_pjm(config: RunConfig, notes: List[str]) -> Dict[str, Any]:
+def _for_pjm(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[str, Any]:
     job, node = config.job, config.node
     knobs = fugaku.power_knobs(node, job.nodes)
     if node.freq_mhz is None and node.eco_state is None:
@@ -217,6 +225,8 @@ def _for_pjm(config: RunConfig, notes: List[str]) -> Dict[str, Any]:
         notes.append("no job.elapse: the resource group's default holds, which is one minute on Fugaku")
     if not job.group:
         notes.append("no job.group: Fugaku asks for one, here or as `pjsub -g`")
+    if profile.launcher == "srun":
+        raise ConfigError(f"{job.profile or 'profile'}: launcher: srun starts ranks under Slurm only; valid: mpiexec")
     suffixes = [job.allocation, job.strict]
     elapse = _clock(job.elapse)
     return {
@@ -252,8 +262,10 @@ def _for_slurm(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[st
         words.append(f"--distribution={placement}")
     if ":" in job.rank_map:
         notes.append(f"job.rank_map={job.rank_map}: Slurm has no order of axes; {placement} is used")
+    limits = [limit for limit in (job.elapse, job.elapse_min) if limit is not None]
     return {
         "srun_words": words,
+        "warning": _WARNING_SECONDS if min(limits, default=math.inf) >= 4 * _WARNING_SECONDS else None,
         "node_memory": _slurm_size(job.node_memory),
         "local_tmp": _slurm_size(job.local_tmp),
         "unpacked": '"$local_tmp"',

@@ -6,6 +6,7 @@ is killed between the scheduler's yes and our record leaves an open intent, and 
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import time
 import uuid
@@ -13,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, List, Optional, Tuple, Union
 
-from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config
+from fugaku_gpt.config import RunConfig, changed_settings, dump_run_config, load_run_config
 from fugaku_gpt.errors import ConfigError, UsageError
-from fugaku_gpt.jobs.render import JobScript, job_name, render_from_files
+from fugaku_gpt.jobs.render import JobScript, job_name, render_from_files, settings_of
 from fugaku_gpt.jobs.schedulers.commands import TIMEOUT_SECONDS
 from fugaku_gpt.jobs.schedulers.protocol import Overtaken, Refused, Scheduler, Submission, Uncertain
 from fugaku_gpt.records.files import write_text_atomically
@@ -100,7 +101,7 @@ def load_prepared(directory: Path) -> PreparedJob:
     """A directory that :func:`prepare` has written; the script as it is now, edits included.
 
     Raises:
-        UsageError: it is not such a directory.
+        UsageError: it is not such a directory, or its configuration has changed since the script was made.
     """
     try:
         text = (directory / SCRIPT).read_text(encoding="utf-8", errors="replace")
@@ -110,6 +111,13 @@ def load_prepared(directory: Path) -> PreparedJob:
             f"config.yaml and {SCRIPT}"
         ) from None
     config = load_run_config(directory / "config.yaml")
+    changed = _changed_since(text, config)
+    if changed:
+        file, script = shlex.quote(str(directory / "config.yaml")), shlex.quote(str(directory / SCRIPT))
+        raise UsageError(
+            f"{directory / SCRIPT}: was made before {', '.join(changed)} was changed in config.yaml; make it anew with "
+            f"`fugaku-gpt job render {file} --out {script}`"
+        )
     return PreparedJob(directory, config, SCRIPT, text, node_hours(config), ())
 
 
@@ -298,6 +306,20 @@ def with_absolute_paths(config: RunConfig, base: Optional[Path] = None) -> RunCo
             template=absolute(job.template),
         ),
     )
+
+
+def _changed_since(script: str, config: RunConfig) -> List[str]:
+    """Settings that are others now than when the script was made; none where it does not tell."""
+    try:
+        then = settings_of(script)
+    except ConfigError:  # edited: whoever did so knows what the script is to do
+        return []
+    if then is None:
+        return []
+    if then.node.threads_per_rank is None:  # worked out by the ranks, who write down what they run with
+        config = replace(config, node=replace(config.node, threads_per_rank=None))
+    before, now = changed_settings(then), changed_settings(config)
+    return sorted(key for key in {**before, **now} if before.get(key) != now.get(key))
 
 
 def _recover(directory: Path, intent: Intent, job_id: str, now: float) -> None:

@@ -12,6 +12,8 @@ from fugaku_gpt.config.schema import NodeConfig
 CORES = 48  # compute cores of a node, in four core-memory groups of 12
 GROUP_CORES = 12
 RETENTION_LIMIT = 9216  # nodes; above, retention_state is fixed at 0
+TORUS_ABOVE = 384  # nodes; above, tori of whole shelves alone are allocated
+TEMPORARY_BYTES = 87 * 2**30 - 128 * 2**20  # of a node, for localtmp and sharedtmp together
 KNOBS = ("freq", "eco_state", "retention_state", "throttling_state", "issue_state", "ex_pipe_state")
 
 

@@ -25,7 +25,8 @@ from fugaku_gpt.report.rows import FIGURES, UNFINISHED, Row, merge_repeats
 _KNOBS = ("eco_state", "throttling_state", "issue_state", "ex_pipe_state")
 _TOGGLES = ("freq_mhz", "tcmalloc", "retention_state", *_KNOBS)
 _SUB = re.compile(r"^repeat-(\d{1,9})$")  # folder of one sub-job of a bulk job, in the run directory of the whole
-_DEFAULT_MHZ = 2000  # of the machine when the notes were kept: another clock is always said
+# of the machine when the notes were kept: another clock, and half of the pipes, are always said
+_USUAL = {"freq_mhz": 2000, "eco_state": 0}
 
 
 def collect_rows(paths: Sequence[Path]) -> Tuple[List[Row], List[Row]]:
@@ -199,8 +200,7 @@ def _toggles(requested: Mapping[str, Any], environment: Mapping[str, Any], used:
     seen.update({name: used[name] == value for name, value in wanted.items() if name in used})
     applied = {name: value for name, value in wanted.items() if seen.get(name, False)}
     missing = tuple(toggle_words(name, value) for name, value in wanted.items() if name not in applied)
-    if used.get("freq_mhz", _DEFAULT_MHZ) != _DEFAULT_MHZ:
-        applied["freq_mhz"] = used["freq_mhz"]
+    applied.update((name, used[name]) for name, usual in _USUAL.items() if used.get(name, usual) != usual)
     knobs = tuple((name, applied.pop(name)) for name in _KNOBS if name in applied)
     return {**applied, "knobs": knobs, "not_applied": missing}
 

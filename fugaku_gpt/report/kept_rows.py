@@ -13,8 +13,6 @@ from fugaku_gpt.report.kept import KeptRow, KeptTable
 from fugaku_gpt.report.notes_table import NO_VALUE, STATUS_WORDS, notes_cell
 from fugaku_gpt.report.rows import UNSAID, Row
 
-KNOBS = ("eco_state", "throttling_state", "issue_state", "ex_pipe_state")
-
 _NODES = re.compile(r"(\d{1,9})\s*(?:\((.*)\))?\s*[\^†‡*]*")
 _CLOCK = re.compile(r"(\d{1,4}(?:\.\d{1,6})?)\s*([kKmMgGtT]?)Hz", re.IGNORECASE)
 _RANKS = re.compile(r"(?:max-proc-per-node|procs?-per-node|ppn|mppn)\s*=\s*(\d{1,4})", re.IGNORECASE)

@@ -167,9 +167,10 @@ class Core:
         if condition is None:
             return True
         item, operator, values = condition
+        meets = all if operator == "!=" else any  # of several values: none of them, or one of them
         for other in looked_at:
             found = {"ec": other.exit_code, "pc": other.code, "sn": other.signal}[item]
-            if any(_OPERATORS[operator](found, value) for value in values):
+            if meets(_OPERATORS[operator](found, value) for value in values):
                 self._cancel_steps(parent, job, now)
                 return False
         return True
@@ -348,6 +349,8 @@ class Core:
             if not job.active or job.parent:
                 continue
             count += 1
+            if not execution.is_script(job):
+                job.pid = 0  # the number may be another process's by now
             execution.kill(job)
             job.stopping, job.code, job.reason = CODE_NODE_DOWN, CODE_NODE_DOWN, REASONS[CODE_NODE_DOWN]
             job.exit_code = job.signal = 0

@@ -149,6 +149,14 @@ def processes(job: Job) -> List[psutil.Process]:
     return found
 
 
+def is_script(job: Job) -> bool:
+    """Whether the process of a job's number is still its script, as far as can be seen from outside."""
+    try:
+        return bool(job.pid) and psutil.Process(job.pid).environ().get(MARK) == job.mark
+    except psutil.Error:
+        return False
+
+
 def ask_to_stop(job: Job) -> None:
     """SIGTERM to what the real machine would know as the job: script and ranks, but not the stand-in's launcher."""
     for process in processes(job):

@@ -13,11 +13,11 @@ from fugaku_gpt.simulator.settings import Settings
 from fugaku_gpt.simulator.site import (
     DEFAULT_ELAPSE,
     DEFAULT_PRIORITY,
-    KNOB_DEFAULTS,
     RESOURCE_UNIT,
     Refusal,
     ResourceGroup,
     find_group,
+    knob_defaults,
 )
 from fugaku_gpt.simulator.table import Table
 
@@ -102,7 +102,7 @@ def format_acl(group: ResourceGroup, settings: Settings, user: Optional[str], pr
         ["(adaptive elapsed time min)", clock(short), clock(group.elapse), clock(usual)],
         ["(adaptive elapsed time max)", clock(short + 1), clock(group.elapse_range), clock(group.elapse_range)],
         *(
-            [f"({name}=)", str(min(values)), str(max(values)), str(KNOB_DEFAULTS[name])]
+            [f"({name}=)", str(min(values)), str(max(values)), str(knob_defaults(group.usual)[name])]
             for name, values in POWER_KNOBS.items()
         ),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import grp
 import os
+import re
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 
@@ -22,14 +23,13 @@ from fugaku_gpt.jobs.pjm.values import (
     parse_size,
     parse_step,
 )
-from fugaku_gpt.machine.fugaku import CORES, RETENTION_LIMIT
+from fugaku_gpt.machine.fugaku import CORES, RETENTION_LIMIT, TEMPORARY_BYTES, TORUS_ABOVE
 from fugaku_gpt.simulator.job import BULK, NORMAL, STEP, Request
 from fugaku_gpt.simulator.settings import Settings
 from fugaku_gpt.simulator.site import (
     DEFAULT_ELAPSE,
     DEFAULT_PRIORITY,
     RESOURCE_UNIT,
-    TEMPORARY_BYTES,
     UNKNOWN_GROUP,
     Refusal,
     ResourceGroup,
@@ -39,7 +39,6 @@ from fugaku_gpt.simulator.site import (
 )
 
 Value = TypeVar("Value")
-TORUS_ABOVE = 384  # nodes
 STEP_LIMIT = 65535
 _MODES = ("bulk", "step", "interact", "mswk")
 _FX_REFUSES = ("vnode", "vnode-core", "vnode-mem", "core-mem")
@@ -136,7 +135,7 @@ def build_request(
         model=model,
         directory=directory,
         script="",
-        interpreter=interpreter_words(text),
+        interpreter=interpreter_words(text, environment.get("SHELL") or "/bin/bash"),
         dims=shape.dims,
         allocation=allocation,
         elapse_min=minimum,
@@ -177,14 +176,15 @@ def build_request(
     return request, remarks
 
 
-def interpreter_words(text: str) -> Tuple[str, ...]:
-    """The words of the ``#!`` line; ``/bin/bash`` where there is none."""
+def interpreter_words(text: str, login_shell: str) -> Tuple[str, ...]:
+    """The words of the ``#!`` line, a carriage return at its end included, as the system takes them; the login shell
+    where there is none."""
     first = text.split("\n", 1)[0]
     if first.startswith("#!"):
-        words = first[2:].strip().split(None, 1)
+        words = [word for word in re.split(r"[ \t]+", first[2:].strip(" \t"), maxsplit=1) if word]
         if words:
             return tuple(words)
-    return ("/bin/bash",)
+    return (login_shell,)
 
 
 def _check_combinations(options: Mapping[str, Any]) -> None:

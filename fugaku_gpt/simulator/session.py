@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -32,6 +33,21 @@ def default_directory() -> Path:
     return Path(tempfile.gettempdir()) / f"{NAME}-{os.getuid()}"
 
 
+def find(directory: Optional[Path] = None) -> Spool:
+    """The simulator of a folder, whether one runs there or not; default: the user's own.
+
+    Raises:
+        UsageError: the folder is another user's. Everybody may make one of that name under the temporary folder, with
+            commands and a process id of theirs in it.
+    """
+    place = directory or default_directory()
+    spool = Spool(Path(os.path.abspath(place)))
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if spool.root.stat().st_uid != os.getuid():
+            raise UsageError(f"{place}: belongs to another user; name another folder")
+    return spool
+
+
 def start(directory: Path, settings: Optional[Settings] = None) -> Spool:
     """Start a simulator that outlives this process; jobs of an earlier one in the folder are known to it.
 
@@ -43,17 +59,17 @@ def start(directory: Path, settings: Optional[Settings] = None) -> Spool:
         UsageError: one runs there, or the folder is of something else.
         RunFailed: it does not start.
     """
-    spool = Spool(Path(os.path.abspath(directory)))
-    if spool.root.exists():
-        if not spool.root.is_dir() or (any(spool.root.iterdir()) and not spool.settings.exists()):
-            raise UsageError(f"{directory}: holds something else than a simulator; name a new or empty folder")
-        if spool.root.stat().st_uid != os.getuid():
-            raise UsageError(f"{directory}: belongs to another user; name another folder")
+    spool = find(directory)
+    if spool.root.exists() and (not spool.root.is_dir() or (any(spool.root.iterdir()) and not spool.settings.exists())):
+        raise UsageError(f"{directory}: holds something else than a simulator; name a new or empty folder")
     if spool.daemon_pid() is not None:
         raise UsageError(f"{directory}: a simulator runs there already; `fugaku-gpt sim stop` ends it")
-    spool.make()
-    write_settings(spool.settings, stored_settings(directory) if settings is None else settings)
-    install(spool)
+    try:
+        spool.make()
+        write_settings(spool.settings, stored_settings(directory) if settings is None else settings)
+        install(spool)
+    except OSError as error:
+        raise UsageError(f"{directory}: cannot be written: {error.strerror}; name another folder") from None
     with open(spool.log, "ab") as log:
         process = subprocess.Popen(
             [sys.executable, str(spool.lib / "daemon.py")],
@@ -115,13 +131,16 @@ def send(spool: Spool, words: Sequence[str]) -> str:
 
 
 def stop(spool: Spool) -> None:
-    """End a simulator and its jobs; one that does not answer is killed, and its jobs are ended from here.
+    """End a simulator and its jobs; one that does not answer is killed, and its jobs are ended from here, as are those
+    that a killed one has left.
 
     Raises:
-        UsageError: none runs there.
+        UsageError: none runs there, and none has left jobs.
     """
     pid = spool.daemon_pid()
     if pid is None:
+        if spool.settings.exists() and end_orphans(spool):
+            return
         raise UsageError(f"no simulator runs in {spool.root}")
     try:
         send(spool, ["stop"])
@@ -138,14 +157,13 @@ def stop(spool: Spool) -> None:
         child.wait()
 
 
-def end_orphans(spool: Spool) -> None:
-    """End what a killed daemon has left running."""
+def end_orphans(spool: Spool) -> int:
+    """End what a killed daemon has left running; returns how many jobs."""
     from fugaku_gpt.simulator.core import Core
     from fugaku_gpt.simulator.faults import Faults
     from fugaku_gpt.simulator.table import Table
 
-    core = Core(Table(spool), read_settings(spool.settings), Faults())
-    core.recover()
+    return Core(Table(spool), read_settings(spool.settings), Faults()).recover()
 
 
 def status(spool: Spool) -> Dict[str, Any]:

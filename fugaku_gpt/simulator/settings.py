@@ -18,7 +18,7 @@ class Settings:
     """One simulated site.
 
     Attributes:
-        nodes: compute nodes that all jobs share.
+        nodes: compute nodes that all jobs share. Fugaku: 158,976.
         slots: jobs that run at once on this machine, whatever their simulated nodes.
         grace: seconds between SIGTERM and SIGKILL, at an elapse limit and at a deletion.
         tick: seconds between two looks at the jobs.
@@ -33,7 +33,7 @@ class Settings:
         owner: process without which the simulator ends itself; 0 for none.
     """
 
-    nodes: int = 4096
+    nodes: int = 158_976
     slots: int = 1
     grace: float = 5.0
     tick: float = 0.02

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, Mapping, Optional, Tuple
 
+from fugaku_gpt.config import NodeConfig
 from fugaku_gpt.jobs.pjm.groups import fugaku_limits
 from fugaku_gpt.jobs.pjm.options import POWER_KNOBS
-from fugaku_gpt.machine.fugaku import RETENTION_LIMIT
+from fugaku_gpt.machine.fugaku import power_knobs
 
 HOUR = 3600
 SYSTEM_NODES = 82944  # of one job, in any group
@@ -20,7 +21,6 @@ RANGE_EXTRA = 72 * HOUR  # that a range may go beyond the fixed limit
 ALLOCATIONS_BY_DEFAULT = ("noncont", "mesh", "torus")
 RESOURCE_UNIT = "rscunit_ft01"
 UNKNOWN_GROUP = 59999  # the group id that Fugaku names for a job without -g
-TEMPORARY_BYTES = 87 * 2**30 - 128 * 2**20  # sharedtmp and localtmp of a node
 DEFAULT_PRIORITY = 127
 
 
@@ -63,15 +63,6 @@ class ResourceGroup:
         return self.name.startswith("spot-")
 
 
-# value of a knob that is not given, and what the statistics name besides
-KNOB_DEFAULTS: Dict[str, int] = {
-    "freq": 2200,
-    "throttling_state": 0,
-    "issue_state": 0,
-    "ex_pipe_state": 0,
-    "eco_state": 2,
-    "retention_state": 1,
-}
 _OTHER_RESOURCES = {
     "retention_state_acores": (0,),
     "exepjrsh": (1,),
@@ -118,6 +109,11 @@ def check_range(item: str, value: int, low: Optional[int], high: Optional[int]) 
         raise Refusal(57, f"{item}={value} is greater than the upper limit ({high}).")
 
 
+def knob_defaults(nodes: int) -> Dict[str, int]:
+    """Values of the knobs that a job of so many nodes does not name."""
+    return power_knobs(NodeConfig(), nodes)
+
+
 def custom_resources(given: Mapping[str, Optional[str]], nodes: int) -> Dict[str, str]:
     """Custom resources of a job, power knobs with their defaults included.
 
@@ -140,9 +136,8 @@ def custom_resources(given: Mapping[str, Optional[str]], nodes: int) -> Dict[str
             found[name] = value or ""
         elif name not in found:
             raise Refusal(58, f"Custom resource {name} does not exist.")
-    for name, default in KNOB_DEFAULTS.items():
-        if name not in found:
-            found[name] = str(0 if name == "retention_state" and nodes > RETENTION_LIMIT else default)
+    for name, default in knob_defaults(nodes).items():
+        found.setdefault(name, str(default))
     if found["freq"] == "2200" and found["eco_state"] != "2":
         raise Refusal(76, f"eco_state={found['eco_state']} must be one of 2 with freq=2200.")
     return found

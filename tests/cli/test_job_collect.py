@@ -42,7 +42,8 @@ def test_statistics_and_results_and_the_table(jobs: Path, capsys: pytest.Capture
     rows = [line for line in captured.out.splitlines() if line.startswith("| ")]
     ended = next(line for line in rows if "102" in line)
     assert "timeout" in ended and "too short to tell" in ended
-    assert any("4 (2.2GHz)" in line and "| 100 | 200 | 0.09766 |" in line and "101" in line for line in rows)
+    well = next(line for line in rows if "101" in line)
+    assert '4 (2.2GHz, "eco_state=2")' in well and "| 100 | 200 | 0.09766 |" in well
     assert "result written: timeout" in captured.err and "101" in captured.err
     result = RunDirectory(jobs / "late").result()
     assert result is not None and result.status == "timeout"
@@ -66,6 +67,9 @@ def test_tables_are_left_where_they_are_wanted(jobs: Path, tmp_path: Path, capsy
     assert float(lines["101"]["watts_per_node"]) == pytest.approx(100.0)
     assert lines["102"]["energy"] == "too short to tell" and lines["102"]["joules_per_token"] == ""
     capsys.readouterr()
+    (tmp_path / "file").touch()
+    assert run(["job", "collect", str(jobs), "--out", str(tmp_path / "file")]) == 2
+    assert "file: cannot be written" in capsys.readouterr().err
 
 
 def test_reparse_reads_our_logs_again(jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,8 +20,9 @@ from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.jobs.processes import end_marked
 from fugaku_gpt.jobs.schedulers.local import LocalScheduler
+from fugaku_gpt.jobs.schedulers.protocol import Submission
 from fugaku_gpt.jobs.submission import prepare
-from fugaku_gpt.records.job import read_events
+from fugaku_gpt.records.job import append_event, read_events
 from fugaku_gpt.records.run import OK, Result, RunDirectory
 
 Said = pytest.CaptureFixture[str]
@@ -141,6 +142,17 @@ def test_cancel_hold_and_release_tell_what_was_accepted(capsys: Said) -> None:
     assert [event.kind for event in read_events(second)].count("released") == 1
     assert run(["job", "cancel", str(first)]) == 2
     assert "no job is waiting or running" in capsys.readouterr().err
+
+
+def test_cancel_finds_a_job_whose_submission_was_killed(capsys: Said) -> None:
+    directory = ready("killed", "sleep 60")
+    store = LocalScheduler()
+    append_event(directory, "intent", time.time(), scheduler="local", tag="t-1", link=1, chain=1, bulk="")
+    assert run(["job", "cancel", str(directory)]) == 1
+    assert "a submission is not over" in capsys.readouterr().out
+    store.submit(Submission("job.sh", directory.absolute(), "killed", tag="t-1"))
+    assert run(["job", "cancel", str(directory)]) == 0
+    assert capsys.readouterr().out == f"{directory}: local-1: cancelled\n"
 
 
 def test_resume_hands_in_what_can_go_on_and_keeps_what_was(capsys: Said) -> None:

@@ -23,12 +23,14 @@ from fugaku_gpt.records.job import append_event, read_events
 from fugaku_gpt.records.run import OK, MetricsWriter, Result, RunDirectory
 
 WRITERS, READERS = 3, 2
-LONGEST_LIFE = 0.06  # seconds
+MOST_STEPS = 20  # said by a writer before it is killed, so that a busy machine kills no less than an idle one
+LONGEST_WAIT = 0.004  # seconds after its last step, into the next one
+LONGEST_LIFE = 10.0  # seconds, whatever it has said
 index.TICK_NS = 50_000_000  # this machine's clock ticks finer than the coarsest file system's
 CONFIG = "model: {layers: 1, name: mini}\n"
 SHARED = "shared"  # a run whose history all writers append to
-RANKS = [{"rank": rank, "host": "node", "threads": 12} for rank in range(3000)]  # takes a while to write
-NEWEST = 12  # runs of which a reader reads all
+RANKS = [{"rank": rank, "host": "node", "threads": 12} for rank in range(1000)]  # takes a while to write
+NEWEST = 8  # runs of which a reader reads all
 PADDING = "x" * 700  # lines of the length of real ones, so that they lie across pages
 
 
@@ -58,7 +60,7 @@ def write(store: Path, number: int, left: Optional[str], pipe: int) -> None:
         metrics.close()
         directory.write_result(Result(OK, "", 1.0, 2.0, 3, {"first_loss": float(number)}), replace=bool(count % 2))
         done("result", name, float(number))
-        if count % 3 == 0:
+        if (number + count) % 3 == 0:
             list_runs(store)
 
 
@@ -84,6 +86,7 @@ def read(store: Path, pipe: int) -> None:
         assert not damaged, damaged
         rounds += 1
         os.write(pipe, f"{rounds}\n".encode())
+        time.sleep(0.02)  # two cores are shared with the writers
 
 
 def start(work: Any, *arguments: object) -> Tuple[int, int]:
@@ -111,6 +114,21 @@ def hear(pipe: int) -> bytes:
             break
         parts.append(part)
     return b"".join(parts)
+
+
+class Writer:
+    """One that is going to be killed: ``wait`` seconds after it has said ``steps`` things, ``end`` at the latest."""
+
+    def __init__(self, process: int, pipe: int, steps: int, wait: float, end: float) -> None:
+        self.process, self.pipe, self.end = process, pipe, end
+        self.heard = b""
+        self._steps, self._wait = steps, wait
+
+    def listen(self) -> None:
+        """Hear what it has done, and set its end."""
+        self.heard += hear(self.pipe)
+        if self.heard.count(b"\n") >= self._steps:
+            self.end, self._steps = min(self.end, time.monotonic() + self._wait), sys.maxsize
 
 
 def missing(store: Path, said: List[Tuple[str, str, Any]]) -> List[str]:
@@ -142,36 +160,36 @@ def main() -> None:
     chance = random.Random(seed)
     RunDirectory(store / SHARED).create(CONFIG)
     readers = [start(read, store) for _ in range(READERS)]
-    writers: List[Tuple[int, int, float, List[bytes]]] = []
+    writers: List[Writer] = []
     said: List[Tuple[str, str, Any]] = []
     killed, number, rounds, continued = 0, 0, 0, 0
     left: Optional[str] = None
     while killed < kills:
         while len(writers) < WRITERS:
             process, pipe = start(write, store, number, left)
-            writers.append((process, pipe, time.monotonic() + chance.uniform(0, LONGEST_LIFE), []))
+            wait = chance.uniform(0, LONGEST_WAIT)
+            writers.append(Writer(process, pipe, chance.randint(0, MOST_STEPS), wait, time.monotonic() + LONGEST_LIFE))
             continued += left is not None
             number, left = number + 1, None
         for writer in list(writers):
-            process, pipe, end, heard = writer
-            heard.append(hear(pipe))
-            if time.monotonic() < end:
+            writer.listen()
+            if time.monotonic() < writer.end:
                 continue
-            os.kill(process, signal.SIGKILL)
-            _, code = os.waitpid(process, 0)
+            os.kill(writer.process, signal.SIGKILL)
+            _, code = os.waitpid(writer.process, 0)
             assert os.WIFSIGNALED(code), "a writer has ended by itself"
-            heard.append(hear(pipe))
-            os.close(pipe)
+            writer.listen()
+            os.close(writer.pipe)
             writers.remove(writer)
             killed += 1
-            done = [json.loads(line) for line in b"".join(heard).split(b"\n")[:-1]]
+            done = [json.loads(line) for line in writer.heard.split(b"\n")[:-1]]
             said += [tuple(one) for one in done]
             if done and done[-1][0] in ("created", "metrics", "event") and done[-1][1] != SHARED:
                 left = done[-1][1]  # the next writer goes on with it
         rounds += sum(hear(pipe).count(b"\n") for _, pipe in readers)
         assert all(os.waitpid(process, os.WNOHANG)[0] == 0 for process, _ in readers), "a reader has died"
         time.sleep(0.001)
-    for process, *_ in [*writers, *readers]:
+    for process in [writer.process for writer in writers] + [process for process, _ in readers]:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
     quick, whole = list_runs(store), list_runs(store, believe=False).runs
@@ -187,6 +205,7 @@ def main() -> None:
                 "rounds of reading": rounds,
                 "from the index": len(quick.runs) - quick.read,
                 "damaged": [record.problem for record in whole if record.problem],
+                "other by the index": [one.run for one, other in zip(quick.runs, whole) if one != other],
                 "index agrees": quick.runs == whole == again.runs and (store / index.FILE).exists(),
             }
         )

@@ -37,6 +37,7 @@ Please see the FAQ page for debugging suggestions
         (None, "", outcome(-9), "failed", "signal 9"),
         (None, HYDRA, outcome(9, oom_kills=1), "oom", "1 processes killed by the kernel"),
         (None, "  File x\nMemoryError: 3 GiB\n", outcome(1), "oom", "MemoryError: 3 GiB"),
+        (None, "slurmstepd: error: Detected 1 oom-kill event(s)\n", outcome(1), "oom", "Detected 1 oom-kill event"),
         ("failed", "RuntimeError: can't allocate memory: 8 GB\n", outcome(1), "oom", "can't allocate memory: 8 GB"),
         (None, "", outcome(0), "failed", "exit code 0, but no result was recorded"),
         (

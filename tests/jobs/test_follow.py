@@ -11,7 +11,7 @@ import pytest
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.follow import job_directories, look, output_of, watch
 from fugaku_gpt.records import run as runs
-from fugaku_gpt.records.job import ENDED, LOST, QUEUED, RUNNING, UNKNOWN, JobStatus, append_event, read_events
+from fugaku_gpt.records.job import ENDED, QUEUED, RUNNING, UNKNOWN, JobStatus, append_event, read_events
 from fugaku_gpt.records.run import RunDirectory
 from tests.jobs.schedulers.fake import FakeScheduler
 from tests.jobs.test_judge import exit_record, hand_in, result
@@ -189,9 +189,13 @@ def test_output_is_asked_of_the_job_s_scheduler(tmp_path: Path) -> None:
     assert output_of(seen, lambda name: scheduler) == [tmp_path / "gpt.1.out"]
 
 
-def test_a_damaged_record_is_told_with_its_place(tmp_path: Path) -> None:
-    hand_in(tmp_path, "1")
-    (tmp_path / "exit").mkdir()
-    (tmp_path / "exit" / "1.json").write_text(json.dumps([]), encoding="utf-8")
-    with pytest.raises(UsageError, match="1.json: not an exit record"):
-        look([tmp_path], lambda name: site(LOST))
+def test_a_damaged_record_is_told_with_its_place_and_hides_no_other_run(tmp_path: Path) -> None:
+    damaged, sound = tmp_path / "damaged", tmp_path / "sound"
+    hand_in(damaged, "1")
+    hand_in(sound, "2")
+    (damaged / "exit").mkdir()
+    (damaged / "exit" / "1.json").write_text(json.dumps([]), encoding="utf-8")
+    first, second = look([damaged, sound], lambda name: site(ENDED, RUNNING))
+    assert "1.json: not an exit record" in first.verdict.cause
+    assert (first.job_id, first.verdict.state, first.over) == ("1", UNKNOWN, False)
+    assert second.verdict.state == RUNNING

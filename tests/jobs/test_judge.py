@@ -132,6 +132,7 @@ def test_the_elapse_limit_is_a_timeout_that_can_be_resumed(tmp_path: Path) -> No
     verdict = judge(tmp_path, status(exit_code=0, signal=24, code=11, reason="ELAPSE LIMIT EXC"))
     assert short(verdict) == (runs.TIMEOUT, jobs.ENDED, RESUME)
     assert "PJM code 11" in verdict.cause and "4 of 10 iterations" in verdict.cause and "1:00:00" in verdict.advice
+    assert "begins anew" in verdict.advice  # and does not go on: there is no checkpoint
     written = settle(tmp_path, verdict, 200.0)
     assert written is not None and RunDirectory(tmp_path).result() == written
     assert (written.status, written.judged, written.iterations, written.started) == (runs.TIMEOUT, True, 4, STARTED)

@@ -237,6 +237,64 @@ def test_a_script_that_is_killed_after_it_was_told_has_left_its_record(tmp_path:
     assert (record.exit_code, record.signal) == (143, "TERM")
 
 
+def test_slurm_s_ranks_are_told_and_not_killed_with_srun(tmp_path: Path) -> None:
+    """A real srun that gets SIGTERM kills its ranks at once."""
+    for name, text in (
+        ("srun", "trap 'exit 137' TERM\ntouch up\nuntil [ -e told ]; do sleep 0.1; done\nexit 75\n"),
+        ("scancel", 'echo "$*" > told.tmp && mv told.tmp told\n'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "job.sh").write_text(rendered("slurm-two-nodes").text, encoding="utf-8")
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    process = subprocess.Popen(["bash", "job.sh"], cwd=str(tmp_path), env=environment)
+    while not (tmp_path / "up").exists():
+        assert process.poll() is None
+    process.terminate()
+    assert process.wait(timeout=60) == 75
+    assert (tmp_path / "told").read_text(encoding="utf-8") == "--signal=TERM 7\n"
+    assert exit_records(tmp_path)["7"].signal == "TERM"
+
+
+def test_srun_is_told_the_cores_of_a_rank_again() -> None:
+    """Since Slurm 22.05 it does not take them over from the job: a rank would have one core."""
+    launch = next(line for line in rendered("slurm-two-nodes").text.splitlines() if line.startswith("launch="))
+    assert " --cpus-per-task=12" in launch
+
+
+@pytest.mark.parametrize(("elapse", "warned"), [("job.elapse=2:00", False), ("job.elapse=1:00:00", True)])
+def test_a_short_job_of_slurm_is_not_told_to_stop_as_it_starts(elapse: str, warned: bool) -> None:
+    config = load_run_config(preset="tiny", overrides=["job.scheduler=slurm", elapse])
+    assert ("--signal=B:TERM@60" in render_job(config, PLAIN).text) == warned
+
+
+def test_a_module_that_is_not_there_ends_the_job_before_its_ranks(tmp_path: Path) -> None:
+    dump_program(tmp_path, "mpiexec")
+    config = config_of("pjm-one-node")
+    text = render_job(config, replace(PLAIN, modules=("lang/none",))).text
+    assert run_script(tmp_path, text, {"PJM_JOBID": "7"}) == 127
+    assert exit_records(tmp_path)["7"].exit_code == 127 and not (tmp_path / "called-mpiexec.json").exists()
+    sloppy = {"PJM_JOBID": "7", "BASH_FUNC_module%%": "() { echo $not_set_anywhere; }"}
+    assert run_script(tmp_path, text, sloppy) == 0 and (tmp_path / "called-mpiexec.json").exists()
+
+
+def test_a_launcher_other_than_srun_passes_the_variables_on(tmp_path: Path) -> None:
+    dump_program(tmp_path, "mpirun")
+    text = render_job(config_of("slurm-two-nodes"), replace(PLAIN, launcher="mpirun")).text
+    run_script(tmp_path, text, {"SLURM_JOB_ID": "7", "SLURM_EXPORT_ENV": "NONE"})
+    _, variables = json.loads((tmp_path / "called-mpirun.json").read_text(encoding="utf-8"))
+    assert variables["SLURM_EXPORT_ENV"] == "ALL"
+
+
+def test_srun_under_pjm_is_refused() -> None:
+    with pytest.raises(ConfigError, match="srun starts ranks under Slurm only; valid: mpiexec"):
+        render_job(config_of("pjm-one-node"), replace(PLAIN, launcher="srun"))
+
+
+def test_a_chain_says_what_it_needs() -> None:
+    assert any("exit code 75" in note and "no checkpoints" in note for note in rendered("slurm-chain").notes)
+
+
 @pytest.mark.parametrize(("before", "started"), [(75, True), (0, False), (1, False), (None, False)])
 def test_a_link_of_a_chain_goes_on_only_where_the_one_before_stopped_to_be_resumed(
     tmp_path: Path, before: int, started: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.jobs.schedulers.protocol import Overtaken, Refused, Submission, Uncertain
@@ -90,6 +92,21 @@ def test_a_directory_that_is_not_prepared_is_told(tmp_path: Path, missing: str) 
     (tmp_path / missing).unlink()
     with pytest.raises(UsageError, match=missing):
         submit(tmp_path, FakeScheduler())
+
+
+def test_a_script_that_is_older_than_its_settings_is_refused_and_mended_as_told(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    prepare(config(), directory)
+    file = directory / "config.yaml"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("threads_per_rank: null", "threads_per_rank: 2"), encoding="utf-8")  # as ranks do
+    assert load_prepared(directory).config.node.threads_per_rank == 2
+    file.write_text(text.replace("2:00:00", "5:00:00"), encoding="utf-8")
+    with pytest.raises(UsageError, match="before job.elapse was changed.*`fugaku-gpt job render ") as told:
+        load_prepared(directory)
+    command = str(told.value).partition("`fugaku-gpt ")[2].rstrip("`")
+    assert run(shlex.split(command)) == 0
+    assert "elapse=5:00:00" in load_prepared(directory).text
 
 
 def test_the_job_is_recorded_with_its_command_and_its_tag(tmp_path: Path) -> None:

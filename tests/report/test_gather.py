@@ -64,14 +64,14 @@ def test_knobs_really_used_are_the_applied_toggles(tmp_path: Path) -> None:
     (directory / "run.21103755.stats").write_text(stats("21103755", capped="2026/11/20 10:00:00"))
     gather([directory], told(ToldScheduler()))
     row = read_run(directory)
-    assert (row.freq_mhz, row.retention_state, row.knobs) == (2200, 0, ())
-    assert row.not_applied == ("eco_state=0",)  # 2 was used
-    assert cells(row)[0] == '4 (2.2GHz, "retention_state=0")'
+    assert (row.freq_mhz, row.retention_state, row.knobs) == (2200, 0, (("eco_state", 2),))
+    assert row.not_applied == ("eco_state=0",)
+    assert cells(row)[0] == '4 (2.2GHz, "retention_state=0", "eco_state=2")'
     assert row.remarks == ("power capped 2026/11/20 10:00:00",)
 
 
-def test_a_clock_that_nobody_asked_for_is_said(tmp_path: Path) -> None:
-    directory = run(tmp_path / "run", load_run_config(preset="tiny", overrides=["node.eco_state=2"]))
+def test_a_clock_and_half_the_pipes_that_nobody_asked_for_are_said(tmp_path: Path) -> None:
+    directory = run(tmp_path / "run", load_run_config(preset="tiny"))
     (directory / "run.21103755.stats").write_text(stats("21103755"))
     gather([directory], told(ToldScheduler()))
     row = read_run(directory)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.simulator.session import Simulator, send, start, status, stop
+from fugaku_gpt.simulator.session import Simulator, find, send, start, status, stop
 from fugaku_gpt.simulator.settings import Settings, read_settings
 from fugaku_gpt.simulator.spool import Spool
 from tests.simulator.conftest import Write
@@ -60,6 +60,58 @@ def test_a_killed_daemon_loses_only_what_ran(tmp_path: Path, write: Write) -> No
         assert " PJM CODE                  : 20\n" in (tmp_path / f"job.sh.{running}.stats").read_text()
         until(lambda: {site.state(job_id) for job_id in (again, waiting)} == {"RUN"})
         assert int(site.submit("--at", "20991231", "job.sh", cwd=tmp_path)) > int(bulk)
+
+
+def test_what_a_killed_daemon_has_left_ends_with_stop(tmp_path: Path, write: Write) -> None:
+    write("echo $$ > pid; sleep 300")
+    spool = start(tmp_path / "sim", Settings(**QUICK))
+    subprocess.run([str(spool.bin / "pjsub"), "job.sh"], cwd=tmp_path, check=True, capture_output=True)
+    until((tmp_path / "pid").exists)
+    pid = spool.daemon_pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: spool.daemon_pid() is None)
+    stop(spool)
+    assert not alive(tmp_path / "pid")
+    with pytest.raises(UsageError, match="no simulator runs"):
+        stop(spool)
+
+
+def test_a_process_that_has_got_a_jobs_number_is_not_ended(tmp_path: Path, write: Write) -> None:
+    write("true")
+    with simulated(tmp_path / "sim") as site:
+        job_id = site.submit("--at", "20991231", "job.sh", cwd=tmp_path)
+        site.stop()
+        innocent = subprocess.Popen(["sleep", "300"], start_new_session=True)
+        try:
+            record = json.loads(site.spool.record(job_id).read_text())
+            record.update(state="RUN", pid=innocent.pid, started=True)  # as a power cut leaves it
+            record["dates"].update(RUN=record["dates"]["accept"])
+            site.spool.record(job_id).write_text(json.dumps(record))
+            site.start()
+            assert site.wait(job_id) == [[job_id, "20", "0", "0"]]
+            assert innocent.poll() is None
+        finally:
+            innocent.kill()
+            innocent.wait()
+
+
+def test_another_users_folder_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with simulated(tmp_path / "sim") as site:
+        monkeypatch.setattr(os, "getuid", lambda: 4711)
+        with pytest.raises(UsageError, match="another user"):
+            find(tmp_path / "sim")
+        with pytest.raises(UsageError, match="another user"):
+            start(tmp_path / "sim")
+        monkeypatch.undo()
+        assert find(tmp_path / "sim") == site.spool
+    assert find(tmp_path / "none").daemon_pid() is None
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot be written"):
+        start(tmp_path / "file" / "sim")
 
 
 def test_a_folder_that_a_kill_has_left_half_written(tmp_path: Path, write: Write) -> None:

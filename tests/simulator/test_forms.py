@@ -217,7 +217,7 @@ def test_limits_of_a_group_are_read_back(site: Simulator) -> None:
     )
     limits = parse_acl(out)
     assert limits.seconds("elapse") == (1, 24 * 3600, 60)
-    assert limits.nodes("node") == (385, 4096, 385)
+    assert limits.nodes("node") == (385, 55296, 385)  # as in the packaged limits
     assert limits.counts("freq") == (2000, 2200, 2200)
     unknown = site.run("pjacl", "--rg", "none")
     assert (unknown.returncode, unknown.stderr) == (1, "[ERR.] PJM 0058 pjacl rscgrp=none does not exist.\n")

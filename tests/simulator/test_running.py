@@ -126,10 +126,29 @@ def test_the_hash_bang_line_chooses_the_interpreter(site: Simulator, write: Writ
 
     python = write("import sys; print(sys.flags.isolated)", name="p.py", interpreter=f"#!{sys.executable} -I")
     none = write("echo $BASH", name="none.sh", interpreter="")
-    ids = [site.submit(script, cwd=tmp_path) for script in (python, none)]
+    environment = {**site.environment, "SHELL": "/bin/bash"}
+    run = [site.run("pjsub", "-z", "jid", script, cwd=tmp_path, environment=environment) for script in (python, none)]
+    ids = [done.stdout.strip() for done in run]
     site.wait(*ids)
     assert (tmp_path / f"p.py.{ids[0]}.out").read_text() == "1\n"
     assert (tmp_path / f"none.sh.{ids[1]}.out").read_text() == "/bin/bash\n"
+
+
+def test_without_a_hash_bang_line_the_login_shell_runs_the_script(
+    site: Simulator, write: Write, tmp_path: Path
+) -> None:
+    shell = tmp_path / "my shell"
+    shell.write_text('#!/bin/sh\necho mine; exec /bin/sh "$@"\n')
+    shell.chmod(0o755)
+    script = write("echo ran", interpreter="")
+    done = site.run("pjsub", "-z", "jid", script, cwd=tmp_path, environment={**site.environment, "SHELL": str(shell)})
+    site.wait(done.stdout.strip())
+    assert (tmp_path / f"job.sh.{done.stdout.strip()}.out").read_text() == "mine\nran\n"
+
+
+def test_a_script_with_carriage_returns_does_not_start(site: Simulator, write: Write, tmp_path: Path) -> None:
+    job_id = site.submit(write("true", interpreter="#!/bin/bash\r"), cwd=tmp_path)
+    assert site.wait(job_id) == [[job_id, "21", "0", "0"]]
 
 
 def test_a_shell_that_is_not_there_is_pjm_code_21(site: Simulator, write: Write, tmp_path: Path) -> None:
@@ -319,6 +338,7 @@ STEP = f'case "$PJM_STEPNUM" in 0) {GO}; exit 75;; 1) exit 3;; *) exit 0;; esac'
         (["ec==75:all", None, None], ["6", "6", "6"]),
         (["pc==0:one", "NONE", None], ["6", "0", "0"]),
         (["ec==75,76:one", "sn>0:one", "ec<3:one"], ["6", "0", "6"]),
+        (["ec!=0,75:one", "ec!=0,1:one:0", "NONE"], ["0", "6", "0"]),
     ],
 )
 def test_step_conditions_cancel(

@@ -54,8 +54,8 @@ def as_json(script: PjmScript) -> Dict[str, Any]:
             if typed is not None:
                 found[key] = typed
     found["body_line"] = script.body
-    found["late"] = list(script.late)
-    found["disabled"] = list(script.disabled)
+    for name, numbers in (("late", script.late), ("disabled", script.disabled)):
+        found[name] = [{"line": number, "text": script.lines[number - 1]} for number in numbers]
     found["problems"] = [{"line": item.line, "kind": item.kind, "text": item.text} for item in script.problems]
     return found
 

@@ -15,8 +15,8 @@ from typing import Dict, List, Mapping, Optional, Tuple
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.pjm.pjstat import clean_value, seconds_of
 from fugaku_gpt.jobs.pjm.values import UNLIMITED, parse_shape
+from fugaku_gpt.records.accounting import SAMPLING_SECONDS
 
-SAMPLING_SECONDS = 60
 MEASURED = "MEASURED"  # what the nodes drew
 IDEAL = "IDEAL"  # a normalised estimate; differs by up to 40 %
 _JOB_TITLE = "JOB STATISTICAL INFORMATION"

@@ -18,7 +18,7 @@ import fugaku_gpt
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.processes import GRACE_SECONDS, MARK, end_marked, marked
 from fugaku_gpt.jobs.schedulers.local_store import LocalJob, LocalStore, alive, queue_file, read_file, split_id
-from fugaku_gpt.jobs.schedulers.protocol import Accounting, Refused, Submission
+from fugaku_gpt.jobs.schedulers.protocol import Accounting, Refused, Submission, Uncertain
 from fugaku_gpt.records.job import CANCELLED, HELD, LOST, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus, aggregate
 
 GROUP = "this machine"
@@ -53,7 +53,10 @@ class LocalScheduler:
             job = self.store.add(submission, self._host)
         except OSError as error:
             raise Refused(f"{self.store.root}: cannot be written: {error.strerror}") from None
-        self._serve()
+        try:
+            self._serve()
+        except UsageError as error:  # the job is in the queue all the same, for whoever serves it next
+            raise Uncertain(str(error)) from None
         return job.job_id
 
     def find(self, tags: Sequence[str]) -> Dict[str, str]:

@@ -135,9 +135,7 @@ class SlurmScheduler:
         rows = [line.partition("|") for line in answer.out.splitlines()]
         found = {tag.strip(): job for job, _, tag in rows if tag.strip() in wanted}
         if wanted - set(found):
-            kept = self._run(["sacct", "-n", "-P", "-X", "--starttime=now-7days", "--format=JobID,Comment"])
-            rows = [line.partition("|") for line in kept.out.splitlines()] if kept.code == 0 else []
-            for job, _, tag in rows:
+            for job, _, tag in (line.partition("|") for line in self._kept_comments().splitlines()):
                 if tag.strip() in wanted:
                     found.setdefault(tag.strip(), job.partition("_")[0])
         return found
@@ -205,6 +203,20 @@ class SlurmScheduler:
     def _told(self, words: Sequence[str]) -> str:
         answer = self._run(words)
         return "" if answer.code == 0 else answer.said.splitlines()[0] if answer.said else f"exit code {answer.code}"
+
+    def _kept_comments(self) -> str:
+        """Ids and comments of the last days' jobs; empty where there is no accounting.
+
+        Raises:
+            NoAnswer: there is, and it does not answer.
+        """
+        try:
+            kept = self._run(["sacct", "-n", "-P", "-X", "--starttime=now-7days", "--format=JobID,Comment"])
+        except NoAnswer:
+            raise
+        except UsageError:  # no sacct on this machine
+            return ""
+        return kept.out if kept.code == 0 else ""
 
     def _ended(self, jobs: Sequence[str]) -> Tuple[Dict[str, JobStatus], str]:
         """What is kept of finished jobs, and why the answer may not be whole (empty where it is)."""

@@ -82,7 +82,9 @@ trap 'told_to_stop USR1 138' USR1
 trap 'told_to_stop TERM 143' TERM
 trap 'told_to_stop XCPU 152' XCPU
 
-module load lang/tcsds-1.2.38
+set +u # the site's own functions know nothing of it
+module load lang/tcsds-1.2.38 || exit
+set -u
 export OMP_NUM_THREADS=12
 export PARALLEL=12
 export PLE_MPI_STD_EMPTYFILE=off

@@ -32,6 +32,7 @@
 #   job.volumes: ["/vol0004"]
 #   job.chain: 4
 # Note: freq and eco_state are not set: Fugaku's default of 2025-04 is written out, 2200 MHz
+# Note: job.chain: a link runs only where the one before has ended with exit code 75; `train` writes no checkpoints and never ends so: the links after the first have nothing to do
 
 # shellcheck disable=SC2016,SC2329  # quoted values stay as they are; the traps call the functions
 set -u

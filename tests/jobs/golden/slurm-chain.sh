@@ -22,6 +22,7 @@
 #   job.scheduler: "slurm"
 #   job.elapse: "0:30:00"
 #   job.chain: 3
+# Note: job.chain: a link runs only where the one before has ended with exit code 75; `train` writes no checkpoints and never ends so: the links after the first have nothing to do
 
 # shellcheck disable=SC2016,SC2329  # quoted values stay as they are; the traps call the functions
 set -u
@@ -47,7 +48,8 @@ told_to_stop() {
   told=$1
   write_exit_record "$2"
   if [[ -z $child ]]; then exit "$2"; fi
-  kill -s TERM "$child" 2> /dev/null || true
+  # srun that is told to stop kills its ranks at once; this tells the ranks themselves
+  scancel --signal=TERM "${SLURM_JOB_ID:-unknown}" 2> /dev/null || kill -s TERM "$child" 2> /dev/null || true
 }
 
 # In the background, so that a signal is heard at once and not only when the command has ended.

@@ -94,7 +94,8 @@ told_to_stop() {
   told=$1
   write_exit_record "$2"
   if [[ -z $child ]]; then exit "$2"; fi
-  kill -s TERM "$child" 2> /dev/null || true
+  # srun that is told to stop kills its ranks at once; this tells the ranks themselves
+  scancel --signal=TERM "${SLURM_JOB_ID:-unknown}" 2> /dev/null || kill -s TERM "$child" 2> /dev/null || true
 }
 
 # In the background, so that a signal is heard at once and not only when the command has ended.
@@ -118,7 +119,9 @@ trap 'told_to_stop USR1 138' USR1
 trap 'told_to_stop TERM 143' TERM
 trap 'told_to_stop XCPU 152' XCPU
 
-module load lang/tcsds-1.2.38
+set +u # the site's own functions know nothing of it
+module load lang/tcsds-1.2.38 || exit
+set -u
 export OMP_NUM_THREADS=12
 export TOFU_6D=xya
 ulimit -n 65536 || echo "the limit of open files stays at $(ulimit -n)" >&2
@@ -128,7 +131,7 @@ local_tmp=$(mktemp -d) || exit
 export local_tmp
 run srun --export=ALL --nodes=13824 --ntasks=13824 --ntasks-per-node=1 bash -c \
   'mkdir -p "$1" && tar -xf "$2" -C "$1"' unpack "$local_tmp" /vol0004/torch.tar || exit
-launch=(srun --export=ALL --kill-on-bad-exit=1 --cpu-freq=2000000 --distribution=block)
+launch=(srun --export=ALL --kill-on-bad-exit=1 --cpus-per-task=12 --cpu-freq=2000000 --distribution=block)
 python="$local_tmp"/torch-1.10/bin/python3
 out=.
 train=("$python" -m fugaku_gpt train config.yaml --set node.threads_per_rank=12 --out "$out")

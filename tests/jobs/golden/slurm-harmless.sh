@@ -44,7 +44,8 @@ told_to_stop() {
   told=$1
   write_exit_record "$2"
   if [[ -z $child ]]; then exit "$2"; fi
-  kill -s TERM "$child" 2> /dev/null || true
+  # srun that is told to stop kills its ranks at once; this tells the ranks themselves
+  scancel --signal=TERM "${SLURM_JOB_ID:-unknown}" 2> /dev/null || kill -s TERM "$child" 2> /dev/null || true
 }
 
 # In the background, so that a signal is heard at once and not only when the command has ended.

@@ -50,7 +50,8 @@ told_to_stop() {
   told=$1
   write_exit_record "$2"
   if [[ -z $child ]]; then exit "$2"; fi
-  kill -s TERM "$child" 2> /dev/null || true
+  # srun that is told to stop kills its ranks at once; this tells the ranks themselves
+  scancel --signal=TERM "${SLURM_JOB_ID:-unknown}" 2> /dev/null || kill -s TERM "$child" 2> /dev/null || true
 }
 
 # In the background, so that a signal is heard at once and not only when the command has ended.
@@ -76,7 +77,7 @@ trap 'told_to_stop XCPU 152' XCPU
 
 export OMP_NUM_THREADS=12
 
-launch=(srun --export=ALL --kill-on-bad-exit=1)
+launch=(srun --export=ALL --kill-on-bad-exit=1 --cpus-per-task=12)
 python=/opt/torch/bin/python3
 out=.
 train=("$python" -m fugaku_gpt train config.yaml --set node.threads_per_rank=12 --out "$out")

@@ -17,7 +17,7 @@ from fugaku_gpt.jobs.processes import MARK, end_marked, marked
 from fugaku_gpt.jobs.schedulers.local import LocalScheduler
 from fugaku_gpt.jobs.schedulers.local_queue import Queue
 from fugaku_gpt.jobs.schedulers.local_store import LocalStore, alive, queue_file, read_file
-from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission
+from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission, Uncertain
 from fugaku_gpt.records.job import CANCELLED, ENDED, HELD, LOST, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus
 
 WAIT_SECONDS = 60.0
@@ -243,3 +243,12 @@ def test_many_at_once_get_numbers_of_their_own(tmp_path: Path) -> None:
     adders = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(4)]
     numbers = [int(word) for adder in adders for word in adder.communicate()[0].split()]
     assert sorted(numbers) == list(range(1, 101))
+
+
+def test_a_job_in_a_queue_that_does_not_start_may_have_been_taken(
+    local: LocalScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(Uncertain, match="cannot be started"):
+        local.submit(write(tmp_path / "run", "true", tag="a-tag"))
+    assert list(local.find(["a-tag"])) == ["a-tag"]  # so it is not handed in again

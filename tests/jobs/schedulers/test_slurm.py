@@ -162,6 +162,14 @@ def test_a_job_is_found_by_its_comment() -> None:
         scheduler.find(["t"])
 
 
+def test_a_job_is_looked_for_by_its_comment_where_there_is_no_sacct() -> None:
+    scheduler, _ = slurm(said("7|t-1\n"), UsageError("sacct: no such command"))
+    assert scheduler.find(["t-1", "t-2"]) == {"t-1": "7"}
+    scheduler, _ = slurm(said(), NoAnswer("sacct: no answer"))
+    with pytest.raises(NoAnswer):
+        scheduler.find(["t-2"])
+
+
 def test_energy_is_the_job_s_or_its_steps(tmp_path: Path) -> None:
     kept = "7|120|4|0|||\n7.batch|120|1|0|5M||\n7.0|118|4|36000|7M|2.2G|2200000\n"
     scheduler, _ = slurm(said(kept))

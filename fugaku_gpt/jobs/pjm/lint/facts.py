@@ -21,7 +21,6 @@ from fugaku_gpt.jobs.pjm.options import parse_count, parse_elapse, parse_node, p
 from fugaku_gpt.jobs.pjm.script import PjmScript
 from fugaku_gpt.jobs.pjm.values import Elapse, NodeShape, has_placeholder
 
-CORES = 48  # compute cores of a node, in four core memory groups (CMG) of 12
 _SHELLS = re.compile(r"#!.*\b(ba|da|k|z|c|tc)?sh\b")
 # forms of placeholders beyond those of the parser: {name} of Python, %(name)s, __NAME__, NAME and N/A in words
 _FIELD = re.compile(r"\{[A-Za-z_]\w*\}|%\(\w+\)|__\w+__|%[A-Z_]+%|\*{2,}|\?{2,}|\.{3}|…")

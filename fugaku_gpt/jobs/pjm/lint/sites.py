@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from fugaku_gpt.jobs.pjm.groups import SiteLimits
+from fugaku_gpt.jobs.pjm.options import OPTIONS, POWER_KNOBS
 from fugaku_gpt.jobs.pjm.script import PjmScript
 from fugaku_gpt.jobs.pjm.values import has_placeholder
 
@@ -12,10 +11,9 @@ AUTO = "auto"
 FUGAKU = "fugaku"
 ANY = "any"
 SITES = (AUTO, FUGAKU, ANY)
-_KNOBS = ("freq", "eco_state", "retention_state", "throttling_state", "issue_state", "ex_pipe_state")
 # Fugaku has none of these; Flow, Wisteria, Genkai, ITO, HOKUSAI and the K computer have
 _FOREIGN_RESOURCES = ("gpu", "vnode", "vnode-core", "vnode-mem", "core-mem")
-_K_OPTIONS = re.compile(r"stg")
+_K_OPTIONS = frozenset(option.name for option in OPTIONS if option.era == "k")
 _K_SETUP = "/system/Env_base"  # read by every script of the K computer
 
 
@@ -32,7 +30,7 @@ def looks_like_fugaku(script: PjmScript, limits: SiteLimits) -> bool:
     unit = resources.get("rscunit")
     if unit and not has_placeholder(unit):
         return limits.owns_unit(unit)
-    if any(knob in resources for knob in _KNOBS):
+    if any(knob in resources for knob in POWER_KNOBS):
         return True
     if any(name.startswith("PJM_LLIO_") for name in script.options.get("environment", {})):
         return True
@@ -45,5 +43,5 @@ def looks_like_fugaku(script: PjmScript, limits: SiteLimits) -> bool:
 
 
 def has_staging(script: PjmScript) -> bool:
-    """Whether files are staged as on the K computer and FX10."""
-    return any(_K_OPTIONS.match(name) for name in script.options) or "use-rankdir" in script.mpi
+    """Whether options of the K computer and FX10 are given: file staging, or that there shall be none."""
+    return not _K_OPTIONS.isdisjoint(script.options) or "use-rankdir" in script.mpi

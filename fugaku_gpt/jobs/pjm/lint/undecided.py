@@ -45,7 +45,7 @@ UNDECIDED: Dict[str, str] = {
     "PJM065": "counts that the shell works out; several calls of mpiexec that share the nodes (only too many is told)",
     "PJM066": "an --mpi on the command line",
     "PJM067": "values set in several places",
-    "PJM071": "output paths made from variables",
+    "PJM071": "output paths made from variables that are set elsewhere",
     "PJM080": "the limit of the day: public scripts ask for 87Gi",
     "PJM081": "uses inside programs and other scripts",
     "PJM082": "whether the environment lies on node-local disk; Python started by other scripts",

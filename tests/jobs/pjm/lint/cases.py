@@ -538,7 +538,6 @@ SURE: Dict[str, str] = {
     "PJM004": FT + '#PJM -L "node=1\n',
     "PJM005": FT + "#PJM --L node=1\n",
     "PJM006": FT + "#PJM --stgin 'a b'\n",
-    "PJM010": FT + "#PJM -s -S\n",
     "PJM013": FT + "#PJM -N a/b\n",
     "PJM015": FT + "#PJM --bulk --step --sparam 0-1\n",
     "PJM031": FT + "#PJM -L node=4x4:strict\n",

@@ -11,6 +11,7 @@ from fugaku_gpt.jobs.pjm.lint.registry import WARNING, Hit, rule
 _SPACK = re.compile(r"share/spack/setup-env|^spack$")
 _ACTIVE = re.compile(r"\$\{?(VIRTUAL_ENV|CONDA_PREFIX|CONDA_DEFAULT_ENV|PYENV_VERSION)\b(?!:?[-+])")
 _ACTIVATES = re.compile(r"\bactivate\b|\bconda\.sh\b|\bsetup-env\b|\bmodulecmd\b")
+_LOOKS = ("[", "[[", "test", "if", "echo", "printf", "deactivate")  # commands that a missing value does no harm to
 _BRACKETED = re.compile(r"\d+\[[-\d,]+\]")
 _PJM_COMMANDS = ("pjstat", "pjdel", "pjwait", "pjhold", "pjrls", "pjalter", "pjsig")
 
@@ -61,7 +62,7 @@ def inherited(facts: Facts) -> Iterator[Hit]:
         name = next(found[1] for found in (_ACTIVE.search(word.raw) for word in words) if found)
         before = [item for item in facts.commands if item.line < command.line]
         activated = any(_ACTIVATES.search(word.text) or word.text == "module" for item in before for word in item.words)
-        if not activated and not facts.settings(name) and command.name not in ("[", "[[", "test", "if", "deactivate"):
+        if not activated and not facts.settings(name) and command.name not in _LOOKS:
             yield Hit(line, f"${name} is used, and nothing in the script sets it", column)
             return
 

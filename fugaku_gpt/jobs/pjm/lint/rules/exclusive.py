@@ -18,15 +18,16 @@ _OWN_PATH = re.compile(r"%[bsJ]")
     "PJM010",
     ERROR,
     "statistics options that do not fit together",
-    why="-s (the job's statistics) and -S (also a record for each node) cannot be used together; --spath needs one of "
-    "them.",
+    why="-s (the job's statistics) and -S (also a record for each node) exclude each other, though public scripts give "
+    "both; --spath needs one of them.",
     fix="keep one of -s and -S",
     source="Fugaku user guide 1.52, pjsubCommandOptions; Command Reference J2UL-2549, pjsub",
 )
 def statistics(facts: Facts) -> Iterator[Hit]:
     options = facts.script.options
     if "stats" in options and "stats_nodes" in options:
-        yield Hit(max(facts.line_of("stats"), facts.line_of("stats_nodes")), "-s and -S are both given")
+        line = max(facts.line_of("stats"), facts.line_of("stats_nodes"))
+        yield Hit(line, "-s and -S are both given", because=UNSURE)
     if "stats_path" in options and "stats" not in options and "stats_nodes" not in options:
         message = f"--spath {show(options['stats_path'])} without -s or -S"
         yield Hit(facts.line_of("stats_path"), message, fix="add -S, or remove --spath", because=COMMAND_LINE)

@@ -158,15 +158,17 @@ def _unknown_key(facts: Facts, line: int, name: str, option: str, key: str, know
     source="Command Reference J2UL-2549, pjsub (they are not in it); Fugaku user guide 1.52, LayeredStorageAndLLIO",
 )
 def k_era(facts: Facts) -> Iterator[Hit]:
-    severity = "" if facts.fugaku else INFO
     for item in facts.script.directives:
         option = option_of(item.option)
         word = item.option if option is not None and option.era == "k" else ""
         if option is not None and option.name == "mpi" and item.key == "use-rankdir":
             word = "use-rankdir"
         if word:
+            idle = word == "--no-stging"  # today's machines are seen to take it: it asks for nothing
             message = f"{word} is an option of the K computer and FX10"
-            yield Hit(item.line, message, facts.column(item.line, word), severity=severity)
+            fix = "remove it: nothing is staged" if idle else ""
+            severity = "" if facts.fugaku and not idle else INFO
+            yield Hit(item.line, message, facts.column(item.line, word), fix, severity=severity)
 
 
 @rule(

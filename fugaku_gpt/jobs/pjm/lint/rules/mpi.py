@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Iterator
 
-from fugaku_gpt.jobs.pjm.lint.facts import CORES, Facts, is_open, show
+from fugaku_gpt.jobs.pjm.lint.facts import Facts, is_open, show
 from fugaku_gpt.jobs.pjm.lint.registry import ERROR, WARNING, Hit, rule
 from fugaku_gpt.jobs.pjm.values import AXES, parse_count, parse_shape
+from fugaku_gpt.machine.fugaku import CORES
 
 _SOURCE = "End-user's Guide J2UL-2534, 2.3.6; Command Reference J2UL-2549, pjsub, --mpi"
 
@@ -58,6 +59,8 @@ def too_many(facts: Facts) -> Iterator[Hit]:
 def uneven(facts: Facts) -> Iterator[Hit]:
     proc, nodes = facts.proc, facts.nodes
     if proc and nodes and nodes > 1 and proc % nodes and proc <= CORES * nodes:
+        if proc < nodes and any((launch.processes or 0) > proc for launch in facts.launches):
+            return  # mpiexec itself says how many start, as with -vcoordfile
         line, column = facts.place("mpi.proc", "proc=")
         empty = f"proc={proc} leaves {nodes - proc} of {nodes} nodes without a process"
         yield Hit(line, empty if proc < nodes else f"proc={proc} is no multiple of {_nodes(nodes)}", column)

@@ -7,8 +7,8 @@ from typing import Iterator
 from fugaku_gpt.jobs.pjm.lint.facts import Facts, is_open, show
 from fugaku_gpt.jobs.pjm.lint.registry import DATED, ERROR, WARNING, Hit, rule
 from fugaku_gpt.jobs.pjm.values import parse_node
+from fugaku_gpt.machine.fugaku import TORUS_ABOVE
 
-_LARGE = 384  # nodes; above, Fugaku allocates tori of whole shelves only
 _TOFU = 12  # nodes of a Tofu unit, 2x3x2
 _SHELF = 48  # nodes of a shelf, 2x3x8
 
@@ -70,8 +70,8 @@ def node_shape(facts: Facts) -> Iterator[Hit]:
     elif node.strict and node.allocation in ("mesh", "noncont"):
         yield Hit(line, f"node={text}: :{node.strict} and :{node.allocation} exclude each other", column)
     group = facts.group_limits
-    if node.allocation in ("mesh", "noncont") and node.count > _LARGE:
-        message = f"node={text}: :{node.allocation} is for up to {_LARGE} nodes, here are {node.count}"
+    if node.allocation in ("mesh", "noncont") and node.count > TORUS_ABOVE:
+        message = f"node={text}: :{node.allocation} is for up to {TORUS_ABOVE} nodes, here are {node.count}"
         yield Hit(line, message, column, "use :torus", DATED)
     elif group and node.allocation and group.allocations and node.allocation not in group.allocations:
         message = f"node={text}: the group {group.name} takes {' '.join(group.allocations)} (as of {group.date})"
@@ -93,7 +93,7 @@ def rounded(facts: Facts) -> Iterator[Hit]:
     if node is None:
         return
     torus = node.allocation == "torus" or (group is not None and group.allocations == ("torus",))
-    large = node.count > _LARGE
+    large = node.count > TORUS_ABOVE
     unit = _SHELF if large or (torus and node.io == "io-exclusive") else _TOFU
     if (torus or large) and node.count % unit:
         text = facts.resources["node"] or ""

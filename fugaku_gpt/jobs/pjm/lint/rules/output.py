@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Iterator
 
 from fugaku_gpt.jobs.pjm.lint.facts import Facts, show
@@ -9,6 +10,7 @@ from fugaku_gpt.jobs.pjm.lint.registry import ERROR, RUNS, WARNING, Hit, rule
 
 _MOST_FILES = 1000  # processes that may make files in one folder
 _DEVICES = ("/dev/stdout", "/dev/stderr")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+))")
 
 
 @rule(
@@ -44,9 +46,30 @@ def crowded_folder(facts: Facts) -> Iterator[Hit]:
     for launch in facts.launches:
         ranks = launch.processes if launch.stated is not None else facts.ranks
         for option, path in launch.outputs:
-            if ranks and ranks >= _MOST_FILES and option.text.endswith("-proc") and path and "%/" not in path.text:
+            if not ranks or ranks < _MOST_FILES or path is None or not option.text.endswith("-proc"):
+                continue
+            if not _spread(facts, path.text):
                 message = f"{ranks} processes make files in the folder of {option.text} {show(path.text)}"
                 yield Hit(path.line, message, path.column)
+
+
+def _spread(facts: Facts, path: str) -> bool:
+    """Whether a path may hold ``%/``: itself, in a variable that it names, or in one that is set elsewhere."""
+    waiting, seen = [path], set()
+    while waiting:
+        text = waiting.pop()
+        if "%/" in text:
+            return True
+        for found in _VARIABLE.finditer(text):
+            name = found[1] or found[2]
+            if name in seen:
+                continue
+            seen.add(name)
+            values = facts.settings(name)
+            if not values and not name.startswith("PJM_"):
+                return True
+            waiting.extend(item.value for item in values)
+    return False
 
 
 @rule(

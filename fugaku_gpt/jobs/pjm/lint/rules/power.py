@@ -7,9 +7,9 @@ from typing import Iterator
 from fugaku_gpt.jobs.pjm.lint.facts import Facts, is_open, show
 from fugaku_gpt.jobs.pjm.lint.registry import DATED, ERROR, INFO, WARNING, Hit, rule
 from fugaku_gpt.jobs.pjm.options import POWER_KNOBS
+from fugaku_gpt.machine.fugaku import RETENTION_LIMIT
 
 _SOURCE = "Fugaku user guide 1.52, PowerControlFunction"
-_RETENTION_NODES = 9216  # above, retention is off whatever is asked for
 
 
 @rule(
@@ -82,7 +82,7 @@ def no_knob(facts: Facts) -> Iterator[Hit]:
     fugaku_only=True,
 )
 def retention_ignored(facts: Facts) -> Iterator[Hit]:
-    if facts.knob("retention_state") == 1 and facts.nodes and facts.nodes > _RETENTION_NODES:
+    if facts.knob("retention_state") == 1 and facts.nodes and facts.nodes > RETENTION_LIMIT:
         line, column = facts.place("resources.retention_state")
         yield Hit(line, f"retention_state=1 with {facts.nodes} nodes is ignored", column)
 
@@ -119,7 +119,7 @@ def knob_value(facts: Facts) -> Iterator[Hit]:
     fugaku_only=True,
 )
 def sleeping_cores(facts: Facts) -> Iterator[Hit]:
-    if facts.knob("retention_state") != 1 or (facts.nodes and facts.nodes > _RETENTION_NODES):
+    if facts.knob("retention_state") != 1 or (facts.nodes and facts.nodes > RETENTION_LIMIT):
         return
     threads = facts.only_number("OMP_NUM_THREADS")
     policies = {item.value.lower() for item in facts.settings("OMP_WAIT_POLICY")}

@@ -10,8 +10,8 @@ from fugaku_gpt.jobs.pjm.lint.launches import Launch
 from fugaku_gpt.jobs.pjm.lint.registry import DATED, ERROR, WARNING, Hit, rule
 from fugaku_gpt.jobs.pjm.lint.shell import Word
 from fugaku_gpt.jobs.pjm.values import parse_limit, parse_size
+from fugaku_gpt.machine.fugaku import TEMPORARY_BYTES
 
-_TEMPORARY = 87 * 2**30 - 128 * 2**20  # bytes of a node for localtmp and sharedtmp together
 _USABLE = 25 * 10**9  # bytes of a node's memory that programs can count on
 _CAP = 30_739_333_120  # bytes of a node's memory that a job can ask for
 _MANY_NODES = 64
@@ -51,9 +51,11 @@ def temporary_space(facts: Facts) -> Iterator[Hit]:
             except ValueError as error:
                 yield Hit(line, f"{key}={show(text)}: {show(error)}", column, "write a size such as 30Gi")
         total += size or 0
-    if total > _TEMPORARY:
+    if total > TEMPORARY_BYTES:
         line = facts.line_of("llio.localtmp-size", "llio.sharedtmp-size")
-        message = f"localtmp-size and sharedtmp-size are {_gib(total)} together, more than {_gib(_TEMPORARY)} of a node"
+        message = (
+            f"localtmp-size and sharedtmp-size are {_gib(total)} together, more than {_gib(TEMPORARY_BYTES)} of a node"
+        )
         yield Hit(line, message, because=DATED)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Iterator
 
-from fugaku_gpt.jobs.pjm.lint.facts import CORES, Facts
+from fugaku_gpt.jobs.pjm.lint.facts import Facts
 from fugaku_gpt.jobs.pjm.lint.registry import WARNING, Hit, rule
+from fugaku_gpt.machine.fugaku import CORES
 
 
 @rule(
