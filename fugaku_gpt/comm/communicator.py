@@ -6,9 +6,10 @@ is free. One thread per process calls these, in an order that is a function of t
 
 from __future__ import annotations
 
+import atexit
 import json
 import time
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional, Set, Tuple
 
 import numpy as np
 import torch
@@ -32,7 +33,9 @@ class Pending:
         self._group = group
         self._requests = requests
         self._slot = slot
-        self._kept = kept  # the memory must live until MPI is done with it
+        self._kept = kept  # the memory must live until MPI is done with it, also where nobody waits any more
+        if kept is not None:
+            _OUTSTANDING.add(self)
 
     def done(self) -> bool:
         """Whether all of them have ended; does not wait."""
@@ -40,6 +43,7 @@ class Pending:
             self._requests.pop()
         if not self._requests and self._kept is not None:
             self._kept = None
+            _OUTSTANDING.discard(self)
             self._group._leave(self._slot)
         return not self._requests
 
@@ -49,6 +53,20 @@ class Pending:
             self._group._wait(self._requests[-1])
             self._requests.pop()
         self.done()
+
+
+_OUTSTANDING: Set[Pending] = set()
+
+
+def finish_outstanding(limit: float = 5.0) -> None:
+    """Wait, for so many seconds at most, until MPI has done what was started and never waited for: it must not write
+    into memory that is gone, nor be finalised in the midst of it. Runs at the end of the process."""
+    deadline = time.monotonic() + limit
+    while [pending for pending in list(_OUTSTANDING) if not pending.done()] and time.monotonic() < deadline:
+        time.sleep(_LONGEST_PAUSE_SECONDS)
+
+
+atexit.register(finish_outstanding)  # before mpi4py's own end, which was registered when it was imported
 
 
 class Communicator:

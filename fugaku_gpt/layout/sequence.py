@@ -10,22 +10,20 @@ computation, keeps the order on each communicator, and what cannot get stuck her
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Iterable, List, Optional, Tuple, Union
 
 from fugaku_gpt.config.schema import LayoutConfig, ModelConfig, RunConfig
+from fugaku_gpt.layout.flat import FlatLayout, flat_layout
 from fugaku_gpt.layout.grid import ORDERS, TP_PP_DP
 from fugaku_gpt.layout.memory import ITEM_BYTES, recompute_of_layers
 from fugaku_gpt.layout.schedule_times import Timing
 from fugaku_gpt.layout.schedules import Action, Exchange, Forward, schedule
 from fugaku_gpt.layout.stages import RECOMPUTE, Chunk, chunks_of, split_layers, stage_tensors, work_of
-from fugaku_gpt.layout.tensors import TensorSpec
 
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all_reduce_sum", "reduce_scatter_sum", "all_gather"
 NORM_ELEMENTS = 3  # sum of squares of the gradients, sum of the losses, ranks that have met a non-finite number
-_ALIGNMENT_BYTES = 64  # of each tensor in the flat buffers
 
 
 @dataclass(frozen=True)
@@ -199,12 +197,6 @@ def chunk_times(plan: SequencePlan) -> Timing:
     return Timing(forward, backward)
 
 
-def flat_elements(specs: Iterable[TensorSpec], tp: int, element_bytes: int) -> int:
-    """Length of the flat buffer of one rank's slices of these tensors, each aligned to 64 bytes."""
-    step = _ALIGNMENT_BYTES // element_bytes
-    return sum(-(-math.prod(spec.local_shape(tp)) // step) * step for spec in specs)
-
-
 def _forward(plan: SequencePlan, part: Chunk) -> Iterable[Collective]:
     """Tensor parallelism around one forward pass of a chunk."""
     if plan.layout.tp == 1:
@@ -258,9 +250,9 @@ def _gather(plan: SequencePlan) -> Collective:
 def _after_backward(plan: SequencePlan, stage: int) -> Iterable[Collective]:
     """From the last backward pass to the end of the step."""
     layout, tp = plan.layout, plan.layout.tp
-    specs = stage_tensors(plan.model, tp, plan.parts, stage)
+    flat = _flat(plan, stage)
     if plan.sequence_parallel and tp > 1:  # what every rank holds whole has met its share of the sequence only
-        yield Collective("tp", ALL_REDUCE, sum(math.prod(spec.shape) for spec in specs if spec.tp_dim is None))
+        yield Collective("tp", ALL_REDUCE, flat.whole.stop - flat.whole.start)
     if layout.pp > 1 and stage in (0, layout.pp - 1):
         yield Collective("embedding", ALL_REDUCE, plan.vocab // tp * plan.model.hidden)
     buckets = bucket_elements(plan, stage)
@@ -270,16 +262,17 @@ def _after_backward(plan: SequencePlan, stage: int) -> Iterable[Collective]:
     if layout.ranks > 1:
         yield Collective("world", ALL_REDUCE, NORM_ELEMENTS)
     if layout.dp > 1 and plan.zero:
-        for elements in buckets:
+        for elements in reversed(buckets):  # the forward pass uses the last one first
             yield Collective("dp", ALL_GATHER, elements // layout.dp)
 
 
 def bucket_elements(plan: SequencePlan, stage: int) -> List[int]:
     """Elements of each bucket of a stage's flat gradients; with ZeRO, each is padded to whole shares."""
-    share = plan.layout.dp if plan.zero else 1
-    total = flat_elements(
-        stage_tensors(plan.model, plan.layout.tp, plan.parts, stage), plan.layout.tp, plan.element_bytes
-    )
-    total = -(-total // share) * share
-    step = -(-max(1, plan.bucket_bytes // max(plan.element_bytes, 4)) // share) * share
-    return [min(step, total - start) for start in range(0, total, step)]
+    return [bucket.stop - bucket.start for bucket in _flat(plan, stage).buckets]
+
+
+def _flat(plan: SequencePlan, stage: int) -> FlatLayout:
+    specs = stage_tensors(plan.model, plan.layout.tp, plan.parts, stage)
+    shards = plan.layout.dp if plan.zero else 1
+    item = plan.element_bytes
+    return flat_layout(specs, plan.layout.tp, shards, item, max(item, 4), plan.bucket_bytes)

@@ -6,10 +6,7 @@ and nothing is packed, flattened or allocated per step.
 With 16-bit parameters the flat gradients are float32 sums: what a backward pass finishes is added to them at once and
 freed. The optimiser then steps float32 masters of what this rank owns, and the parameters are rounded from those.
 
-Order: first the tensors that are cut over tensor-parallel ranks, in reverse order of their use in the forward pass,
-which is the order in which the backward pass finishes their gradients; then those that every such rank holds whole;
-last the token embedding, whose gradient the last stage of a pipeline shares with the first. So what must be summed over
-other groups before the replicas lies together at the end.
+Where each lies, and how they are cut for sums over replicas, says ``layout/flat.py``.
 """
 
 from __future__ import annotations
@@ -20,9 +17,8 @@ from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, T
 import torch
 from torch import nn
 
-from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
-
-ALIGNMENT_BYTES = 64  # a cache line, and a full 512-bit vector
+from fugaku_gpt.layout.flat import flat_layout
+from fugaku_gpt.layout.tensors import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -71,6 +67,7 @@ class FlatBuffers:
     Attributes:
         gradients: [elements], float32 at least.
         placements: where each parameter lies, in order.
+        layout: where everything lies; see ``layout/flat.py``.
         buckets: consecutive ranges that are summed over replicas in one message each; each divides by ``shards``.
     """
 
@@ -80,23 +77,18 @@ class FlatBuffers:
         specs: Sequence[TensorSpec],
         shards: int = 1,
         bucket_bytes: int = 2**25,
+        tp: int = 1,
     ) -> None:
         dtype = next(iter(named.values())).dtype
         itemsize = torch.empty(0, dtype=dtype).element_size()
         wide = dtype in (torch.float32, torch.float64)
-        step = ALIGNMENT_BYTES // itemsize
-        self.placements: List[Placement] = []
-        end = 0
-        last_used_first = list(reversed(specs))
-        for spec in sorted(last_used_first, key=_rank_of_kind):  # stable: within a kind the order stays
-            size = named[spec.name].numel()
-            self.placements.append(Placement(spec, end, size))
-            end += -(-size // step) * step
-        end = -(-end // (step * shards)) * step * shards
-        self.gradients = torch.zeros(end, dtype=dtype if wide else torch.float32)
-        width = max(1, bucket_bytes // self.gradients.element_size() // (step * shards)) * step * shards
-        self.buckets = [slice(start, min(start + width, end)) for start in range(0, end, width)]
-        self._parameters = torch.zeros(end, dtype=dtype)
+        sums_in = dtype if wide else torch.float32
+        laid = flat_layout(specs, tp, shards, itemsize, torch.empty(0, dtype=sums_in).element_size(), bucket_bytes)
+        self.layout = laid
+        self.placements = [Placement(one.spec, one.start, one.size) for one in laid.placed]
+        self.buckets = list(laid.buckets)
+        self.gradients = torch.zeros(laid.elements, dtype=sums_in)
+        self._parameters = torch.zeros(laid.elements, dtype=dtype)
         self._nodes: List[Any] = []  # hooks live as long as the nodes that they are on
         self.settle: Optional[Callable[[], None]] = None
         for placement in self.placements:
@@ -127,16 +119,6 @@ class FlatBuffers:
         if self.settle is not None:
             self.settle()
         return self._parameters
-
-    def whole(self) -> slice:
-        """The range of the tensors that every tensor-parallel rank holds whole."""
-        parts = [placement for placement in self.placements if placement.spec.tp_dim is None]
-        return slice(parts[0].start, parts[-1].part.stop) if parts else slice(0, 0)
-
-    def embedding(self) -> slice:
-        """The range of the token embedding; empty where this stage has none."""
-        last = self.placements[-1]
-        return last.part if last.spec.name == TOKEN_EMBEDDING else slice(0, 0)
 
     def owned(self, shard: int, shards: int) -> List[Owned]:
         """What one of ``shards`` ranks owns of every bucket; with one shard, everything."""
@@ -216,9 +198,3 @@ def accumulation_of(parameter: nn.Parameter) -> Any:
     """The node of autograd that adds a parameter's gradient up: hooks on it run when that has been done."""
     function: Any = parameter.expand_as(parameter).grad_fn
     return function.next_functions[0][0]
-
-
-def _rank_of_kind(spec: TensorSpec) -> int:
-    if spec.name == TOKEN_EMBEDDING:
-        return 2
-    return 0 if spec.tp_dim is not None else 1

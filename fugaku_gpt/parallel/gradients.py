@@ -49,8 +49,8 @@ class GradientSum:
         self._buffers = buffers
         self._grid = grid
         self._sharded = sharded
-        self._whole = buffers.whole() if sequence_parallel and grid.tp.size > 1 else slice(0, 0)
-        self._embedding = buffers.embedding() if grid.embedding.size > 1 else slice(0, 0)
+        self._whole = buffers.layout.whole if sequence_parallel and grid.tp.size > 1 else slice(0, 0)
+        self._embedding = buffers.layout.embedding if grid.embedding.size > 1 else slice(0, 0)
         self._pieces = [{id(parameter) for parameter in piece.parameters()} for piece in pieces]
         # bucket → parameters (by id) that lie in it; a parameter of several pieces must be finished by each
         self._members: List[List[int]] = [[] for _ in buffers.buckets]

@@ -87,6 +87,8 @@ class Pipeline:
                     assert gradient is not None
                     held[GRADIENT, micro_batch, chunk - 1] = gradient
             else:
+                # what has arrived need not be kept: as many messages live as stages lag, not as there are micro-batches
+                leaving = [pending for pending in leaving if not pending.done()]
                 leaving += self._exchange(action, learns, held)
         self._wait(leaving)
 

@@ -61,7 +61,9 @@ def train(config: RunConfig, out: Path, threads: int) -> int:
             log = TrainingLog(config, MetricsWriter(directory.metrics_file), sys.stdout)
             for line in describe_environment(environment):
                 log.say(line)
-        _loop(Trainer(config, ProcessGrid(world, config.layout), train_samples, valid_samples), log)
+        trainer = Trainer(config, ProcessGrid(world, config.layout), train_samples, valid_samples)
+        _loop(trainer, log)
+        trainer.finish()
         if world.rank == 0:
             directory.write_result(_result(directory, config, OK, "", started), replace=False)
         return EXIT_OK

@@ -113,6 +113,7 @@ class Trainer:
             stage_tensors(model, grid.tp.size, chunks, grid.place.pp),
             grid.dp.size if sharded or layout.hierarchical_sum else 1,  # whatever is cut in equal parts
             int(training.bucket_mib * 2**20),
+            grid.tp.size,
         )
         owned = self.buffers.owned(grid.replicas.rank if sharded else 0, grid.dp.size if sharded else 1)
         self._owned_gradients = [self.buffers.gradients[part.gradients] for part in owned]
@@ -214,6 +215,11 @@ class Trainer:
                 getattr(torch, training.dtype),
             )
         return self._pipelines[size]
+
+    def finish(self) -> None:
+        """Wait for what the last step has left on its way: the parameters of other replicas."""
+        if self._gather is not None:
+            self._gather.finish()
 
     def validate(self) -> float:
         """Mean loss per token over the first ``training.eval_batches`` global batches of the validation split."""

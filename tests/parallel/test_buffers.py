@@ -9,9 +9,10 @@ import torch
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
+from fugaku_gpt.layout.flat import ALIGNMENT_BYTES
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, model_tensors
 from fugaku_gpt.model import GPT, build_model
-from fugaku_gpt.parallel.buffers import ALIGNMENT_BYTES, FlatBuffers, MasterWeights, Run
+from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights, Run
 from fugaku_gpt.parallel.gradients import counted_here
 from fugaku_gpt.training.health import squares_of
 from tests.support.text import ByteSamples
@@ -76,9 +77,9 @@ def test_tensors_lie_in_the_order_in_which_they_are_summed_over_other_groups(con
         for is_whole in (False, True)
     )
     assert [placement.spec.name for placement in buffers.placements] == [*cut, *whole, TOKEN_EMBEDDING]
-    inside = buffers.parameters[buffers.whole()]
+    inside = buffers.parameters[buffers.layout.whole]
     assert inside.numel() >= sum(p.numel() for n, p in model.named_parameters() if n in whole)
-    assert buffers.embedding() == buffers.placements[-1].part
+    assert buffers.layout.embedding == buffers.placements[-1].part
 
 
 def test_runs_cover_every_element_once_and_agree_on_weight_decay(config: RunConfig, model: GPT) -> None:

@@ -152,7 +152,7 @@ def test_an_overflow_at_the_smallest_scale_ends_the_run() -> None:
 
 def test_a_loss_that_is_not_finite_is_not_blamed_on_the_scale() -> None:
     run = trainer("training.dtype=float16")
-    run.buffers.parameters[run.buffers.embedding()] = float("nan")
+    run.buffers.parameters[run.buffers.layout.embedding] = float("nan")
     with pytest.raises(RunFailed, match="loss nan"):
         run.step()
     assert run.loss_scale.value == 65536.0

@@ -1,0 +1,90 @@
+"""Where a rank's tensors lie in its flat parameters and gradients, and how these are cut for sums over replicas.
+
+Order: first the tensors that are cut over tensor-parallel ranks, in reverse order of their use in the forward pass,
+which is the order in which the backward pass finishes their gradients; then those that every such rank holds whole;
+last the token embedding, whose gradient the last stage of a pipeline shares with the first. So what must be summed over
+other groups before the replicas lies together at the end. The embedding has buckets of its own: both stages cut it
+alike, and their copies get the same sums to the last bit, whatever an MPI library makes of a message's parts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import List, Sequence, Tuple
+
+from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
+
+ALIGNMENT_BYTES = 64  # a cache line, and a full 512-bit vector
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One tensor: elements [start, start + size) of the flat tensors."""
+
+    spec: TensorSpec
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class FlatLayout:
+    """The flat tensors of a rank.
+
+    Attributes:
+        placed: the tensors in order; gaps between them are alignment.
+        elements: in all; divides by the shards.
+        buckets: consecutive ranges that are summed in one message each; each divides by the shards.
+        whole: range of the tensors that every tensor-parallel rank holds whole.
+        embedding: range of the token embedding; empty where this stage has none.
+    """
+
+    placed: Tuple[Placed, ...]
+    elements: int
+    buckets: Tuple[slice, ...]
+    whole: slice
+    embedding: slice
+
+
+def flat_layout(
+    specs: Sequence[TensorSpec], tp: int, shards: int, item_bytes: int, sum_bytes: int, bucket_bytes: int
+) -> FlatLayout:
+    """The layout of a stage's tensors.
+
+    Args:
+        specs: in order of first use.
+        shards: replicas that share out each bucket; 1 where none do.
+        item_bytes: of one parameter.
+        sum_bytes: of one gradient.
+        bucket_bytes: of one sum.
+    """
+    step = ALIGNMENT_BYTES // item_bytes
+    unit = step * shards
+    placed: List[Placed] = []
+    end, embedding_start = 0, None
+    last_used_first = list(reversed(specs))
+    for spec in sorted(last_used_first, key=_rank_of_kind):  # stable: within a kind the order stays
+        if spec.name == TOKEN_EMBEDDING:
+            end = embedding_start = -(-end // unit) * unit
+        size = math.prod(spec.local_shape(tp))
+        placed.append(Placed(spec, end, size))
+        end += -(-size // step) * step
+    end = -(-end // unit) * unit
+    width = max(1, bucket_bytes // sum_bytes // unit) * unit
+    cut = end if embedding_start is None else embedding_start
+    buckets = [
+        slice(start, min(start + width, stop))
+        for first, stop in ((0, cut), (cut, end))
+        for start in range(first, stop, width)
+    ]
+    held = [one for one in placed if one.spec.tp_dim is None]
+    whole = slice(held[0].start, held[-1].start + held[-1].size) if held else slice(0, 0)
+    last = placed[-1]
+    embedding = slice(last.start, last.start + last.size) if embedding_start is not None else slice(0, 0)
+    return FlatLayout(tuple(placed), end, tuple(buckets), whole, embedding)
+
+
+def _rank_of_kind(spec: TensorSpec) -> int:
+    if spec.name == TOKEN_EMBEDDING:
+        return 2
+    return 0 if spec.tp_dim is not None else 1

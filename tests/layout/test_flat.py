@@ -1,0 +1,43 @@
+"""Where tensors lie in the flat parameters, and how they are cut into buckets."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fugaku_gpt.config import ModelConfig
+from fugaku_gpt.formulas.parameters import parameter_count
+from fugaku_gpt.layout.flat import flat_layout
+from fugaku_gpt.layout.stages import split_layers, stage_tensors
+from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, model_tensors
+
+MODEL = ModelConfig(layers=6, hidden=24, heads=4, seq_len=12, vocab_size=104, vocab_multiple=8)
+
+
+def test_without_gaps_the_elements_are_the_parameters() -> None:
+    assert flat_layout(model_tensors(MODEL, 1), 1, 1, 64, 64, 2**20).elements == parameter_count(MODEL)
+
+
+@given(st.sampled_from([1, 2, 4]), st.integers(1, 7), st.sampled_from([2, 4, 8]), st.integers(1, 2**16))
+def test_buckets_cover_all_and_divide_by_the_shards(tp: int, shards: int, item: int, bucket_bytes: int) -> None:
+    laid = flat_layout(model_tensors(MODEL, tp), tp, shards, item, max(4, item), bucket_bytes)
+    assert [bucket.start for bucket in laid.buckets] == [0, *(bucket.stop for bucket in laid.buckets[:-1])]
+    assert laid.buckets[-1].stop == laid.elements
+    assert all((bucket.stop - bucket.start) % (shards * 64 // item) == 0 for bucket in laid.buckets)
+    ends = [one.start + one.size for one in laid.placed]
+    assert all(end <= one.start for end, one in zip(ends, laid.placed[1:])) and ends[-1] <= laid.elements
+    assert all(one.start * item % 64 == 0 for one in laid.placed)
+
+
+@pytest.mark.parametrize("shards", [1, 3, 4])
+@pytest.mark.parametrize("stages", [2, 3])
+def test_both_ends_of_a_pipeline_cut_the_embedding_alike(stages: int, shards: int) -> None:
+    chunks = split_layers(MODEL.layers, stages)
+    cuts = []
+    for stage in (0, stages - 1):
+        laid = flat_layout(stage_tensors(MODEL, 1, chunks, stage), 1, shards, 4, 4, 1000)
+        start = laid.embedding.start
+        assert laid.placed[-1].spec.name == TOKEN_EMBEDDING and start in [bucket.start for bucket in laid.buckets]
+        cuts.append([(b.start - start, b.stop - start) for b in laid.buckets if b.start >= start])
+    assert cuts[0] == cuts[1] and len(cuts[0]) > 1
