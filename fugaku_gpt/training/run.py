@@ -5,22 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Callable, List, Optional, TypeVar
-
-import torch
 
 from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
 from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.data.samples import open_samples
-from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, FugakuGptError, RunFailed, UsageError
-from fugaku_gpt.machine import local
+from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, UsageError
 from fugaku_gpt.records.claim import HOLDER_VARIABLE
-from fugaku_gpt.records.run import FAILED, INTERRUPTED, OK, OUT_OF_MEMORY, MetricsWriter, Result, RunDirectory
-from fugaku_gpt.records.summary import summarise
+from fugaku_gpt.records.run import OK, MetricsWriter, RunDirectory
 from fugaku_gpt.training.binding import bind
-from fugaku_gpt.training.log import Measured, TrainingLog
+from fugaku_gpt.training.failure import end_badly, result_of
+from fugaku_gpt.training.log import TrainingLog
+from fugaku_gpt.training.meter import Meter
 from fugaku_gpt.training.startup import (
     agree_on_kernels,
     check_precision,
@@ -65,12 +62,12 @@ def train(config: RunConfig, out: Path, threads: int) -> int:
         _loop(trainer, log)
         trainer.finish()
         if world.rank == 0:
-            directory.write_result(_result(directory, config, OK, "", started), replace=False)
+            directory.write_result(result_of(directory, config, OK, "", started), replace=False)
         return EXIT_OK
     except BaseException as error:
         if isinstance(error, UsageError) and directory is None:
             raise  # every rank has the same, and none waits
-        _end_badly(directory, world, started, error)
+        end_badly(directory, world, started, error)
         return EXIT_RUN_FAILED
 
 
@@ -99,7 +96,7 @@ def _loop(trainer: Trainer, log: Optional[TrainingLog]) -> None:
     if training.eval_interval is not None:
         validated = _validate(trainer, log, validated)
     trainer.grid.world.barrier()
-    meter = _Meter(trainer)
+    meter = Meter(trainer)
     steps: List[Step] = []  # since the last line
     keeps = False
     while trainer.iteration < training.iterations:
@@ -127,40 +124,6 @@ def _loop(trainer: Trainer, log: Optional[TrainingLog]) -> None:
             validated = _validate(trainer, log, validated)
             trainer.grid.world.barrier()
             meter.since += time.perf_counter() - before  # an iteration's time is without validation
-
-
-class _Meter:
-    """Reads what a line of the log says of the machine.
-
-    Attributes:
-        since: when the first iteration after the last reading has begun, by ``time.perf_counter()``.
-    """
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._read = (0.0, 0.0)
-        self.since = time.perf_counter()
-
-    def read(self, iterations: int) -> Measured:
-        """Over all ranks, from the largest values of each, and over the iterations since the last reading;
-        collective."""
-        trainer, stages = self._trainer, self._trainer.config.layout.pp
-        seconds, waited = trainer.pipeline_seconds - self._read[0], trainer.waited_seconds - self._read[1]
-        self._read = (trainer.pipeline_seconds, trainer.waited_seconds)
-        figures = torch.zeros(3 + stages, dtype=torch.float64)
-        figures[0], figures[1] = local.resident_bytes(), local.node_used_bytes()
-        figures[2] = -trainer.sum.hidden
-        # each rank fills its own stage's place
-        figures[3 + trainer.grid.place.pp] = waited / max(seconds - waited, 1e-9)
-        trainer.grid.world.all_reduce(figures, "max")
-        before, self.since = self.since, time.perf_counter()
-        return Measured(
-            (self.since - before) / iterations,
-            int(figures[0]),
-            int(figures[1]),
-            tuple(figures[3:].tolist()) if stages > 1 else (),
-            -float(figures[2]) if trainer.config.layout.dp > 1 else None,
-        )
 
 
 def _validate(trainer: Trainer, log: Optional[TrainingLog], previous: Optional[float]) -> float:
@@ -192,42 +155,3 @@ def _together(world: Communicator, action: Callable[[], T]) -> T:
     if first is not None:
         raise UsageError(first)
     return value  # type: ignore[return-value]  # set: no rank had a problem
-
-
-def _end_badly(directory: Optional[RunDirectory], world: Communicator, started: float, error: BaseException) -> None:
-    """Say what happened on this rank, record it, and end the other ranks, which may be waiting for this one."""
-    alike = isinstance(error, RunFailed)  # raised by all ranks at the same place: one voice is enough, and nobody waits
-    try:
-        if not alike or world.rank == 0:
-            _record(directory, world, started, error)
-    except BaseException:
-        world.abort(EXIT_RUN_FAILED)  # a full disk, a closed terminal: the others must be ended all the same
-        raise
-    if alike:
-        world.barrier()  # rank 0 has recorded it before anyone leaves
-    else:
-        world.abort(EXIT_RUN_FAILED)
-
-
-def _record(directory: Optional[RunDirectory], world: Communicator, started: float, error: BaseException) -> None:
-    interrupted = isinstance(error, KeyboardInterrupt)
-    expected = interrupted or isinstance(error, FugakuGptError)
-    if not expected:
-        traceback.print_exception(type(error), error, error.__traceback__)
-    reason = "interrupted" if interrupted else str(error) if expected else f"{type(error).__name__}: {error}"
-    reason = f"rank {world.rank}: " + reason.splitlines()[0] if reason else f"rank {world.rank}: {type(error).__name__}"
-    status = INTERRUPTED if interrupted else OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
-    print(f"fugaku-gpt: {reason}", file=sys.stderr, flush=True)
-    if directory is not None:
-        directory.write_result(_result(directory, None, status, reason, started), replace=False)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory could not be allocated: Python's own error, or the one that PyTorch's allocator raises."""
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
-
-
-def _result(directory: RunDirectory, config: Optional[RunConfig], status: str, reason: str, started: float) -> Result:
-    lines = directory.metrics("iteration")
-    summary = summarise(config, lines, directory.metrics("validation")) if config is not None else {}
-    return Result(status, reason, started, time.time(), lines[-1]["iteration"] if lines else 0, summary)

@@ -9,7 +9,7 @@ import torch
 
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.errors import RunFailed
-from fugaku_gpt.training.run import is_out_of_memory
+from fugaku_gpt.training.failure import is_out_of_memory
 from fugaku_gpt.training.schedule import learning_rate
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.text import ByteSamples

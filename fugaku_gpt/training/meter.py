@@ -1,0 +1,45 @@
+"""What a line of the log says of the machine: times, memory, waiting, from one maximum over all ranks."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from fugaku_gpt.machine import local
+from fugaku_gpt.training.log import Measured
+from fugaku_gpt.training.trainer import Trainer
+
+
+class Meter:
+    """Reads what a line of the log says of the machine.
+
+    Attributes:
+        since: when the first iteration after the last reading has begun, by ``time.perf_counter()``.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._read = (0.0, 0.0)
+        self.since = time.perf_counter()
+
+    def read(self, iterations: int) -> Measured:
+        """Over all ranks, from the largest values of each, and over the iterations since the last reading;
+        collective."""
+        trainer, stages = self._trainer, self._trainer.config.layout.pp
+        seconds, waited = trainer.pipeline_seconds - self._read[0], trainer.waited_seconds - self._read[1]
+        self._read = (trainer.pipeline_seconds, trainer.waited_seconds)
+        figures = torch.zeros(3 + stages, dtype=torch.float64)
+        figures[0], figures[1] = local.resident_bytes(), local.node_used_bytes()
+        figures[2] = -trainer.sum.hidden
+        # each rank fills its own stage's place
+        figures[3 + trainer.grid.place.pp] = waited / max(seconds - waited, 1e-9)
+        trainer.grid.world.all_reduce(figures, "max")
+        before, self.since = self.since, time.perf_counter()
+        return Measured(
+            (self.since - before) / iterations,
+            int(figures[0]),
+            int(figures[1]),
+            tuple(figures[3:].tolist()) if stages > 1 else (),
+            -float(figures[2]) if trainer.config.layout.dp > 1 else None,
+        )
