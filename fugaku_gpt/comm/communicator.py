@@ -17,6 +17,7 @@ import torch
 from fugaku_gpt.comm.flight_recorder import FlightRecorder
 from fugaku_gpt.comm.mpi import MPI
 from fugaku_gpt.comm.sums import array_of, operation_for
+from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, ALL_REDUCES, RECEIVE, REDUCE_SCATTER, SEND
 
 MAX_ELEMENTS = 2**31 - 1  # the largest count that every MPI library takes
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 2e-5, 1e-3
@@ -116,7 +117,7 @@ class Communicator:
         if self._handle is None or self.size == 1:
             return
         flat, how = _flat(tensor), operation_for(operation, tensor.dtype)
-        slot = self._enter("all_reduce_" + operation, tensor)
+        slot = self._enter(ALL_REDUCES[operation], tensor)
         for start in range(0, flat.size, self._max_elements):
             part = flat[start : start + self._max_elements]
             self._wait(self._handle.Iallreduce(MPI.IN_PLACE, part, how))
@@ -127,7 +128,7 @@ class Communicator:
         if self._handle is None or self.size == 1:
             return Pending(self, [], -1, None)
         flat, how = _flat(tensor), operation_for("sum", tensor.dtype)
-        slot = self._enter("all_reduce_sum", tensor)
+        slot = self._enter(ALL_REDUCE, tensor)
         parts = [flat[start : start + self._max_elements] for start in range(0, flat.size, self._max_elements)]
         return Pending(self, [self._handle.Iallreduce(MPI.IN_PLACE, part, how) for part in parts], slot, flat)
 
@@ -139,7 +140,7 @@ class Communicator:
         if self._handle is None or self.size == 1:
             return Pending(self, [], -1, None)
         flat, how = self._divisible(tensor), operation_for("sum", tensor.dtype)
-        slot = self._enter("reduce_scatter_sum", tensor)
+        slot = self._enter(REDUCE_SCATTER, tensor)
         return Pending(self, [self._handle.Ireduce_scatter_block(MPI.IN_PLACE, flat, how)], slot, flat)
 
     def start_all_gather(self, tensor: torch.Tensor) -> Pending:
@@ -150,7 +151,7 @@ class Communicator:
         if self._handle is None or self.size == 1:
             return Pending(self, [], -1, None)
         flat = self._divisible(tensor)
-        slot = self._enter("all_gather_in_place", tensor)
+        slot = self._enter(ALL_GATHER, tensor.view(-1)[: flat.size // self.size])  # what each rank gives
         return Pending(self, [self._handle.Iallgather(MPI.IN_PLACE, flat)], slot, flat)
 
     def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
@@ -158,14 +159,14 @@ class Communicator:
         were sent."""
         assert self._handle is not None
         flat = _flat(tensor)
-        slot = self._enter("send", tensor)
+        slot = self._enter(SEND, tensor)
         return Pending(self, [self._handle.Isend(flat, peer)], slot, flat)
 
     def start_receive(self, tensor: torch.Tensor, peer: int) -> Pending:
         """Start to receive into a tensor what a rank of the group sends."""
         assert self._handle is not None
         flat = _flat(tensor)
-        slot = self._enter("receive", tensor)
+        slot = self._enter(RECEIVE, tensor)
         return Pending(self, [self._handle.Irecv(flat, peer)], slot, flat)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -178,7 +179,7 @@ class Communicator:
             )
         gathered = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype)
         flat = _flat(tensor)
-        slot = self._enter("all_gather", tensor)
+        slot = self._enter(ALL_GATHER, tensor)
         self._wait(self._handle.Iallgather(flat, _flat(gathered)))
         self._leave(slot)
         return gathered

@@ -18,11 +18,11 @@ from fugaku_gpt.config.schema import LayoutConfig, ModelConfig, RunConfig
 from fugaku_gpt.layout.flat import FlatLayout, flat_layout
 from fugaku_gpt.layout.grid import ORDERS, TP_PP_DP
 from fugaku_gpt.layout.memory import ITEM_BYTES, recompute_of_layers
+from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from fugaku_gpt.layout.schedule_times import Timing
 from fugaku_gpt.layout.schedules import Action, Exchange, Forward, schedule
 from fugaku_gpt.layout.stages import RECOMPUTE, Chunk, chunks_of, split_layers, stage_tensors, work_of
 
-ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all_reduce_sum", "reduce_scatter_sum", "all_gather"
 NORM_ELEMENTS = 3  # sum of squares of the gradients, sum of the losses, ranks that have met a non-finite number
 
 
@@ -32,7 +32,7 @@ class Collective:
 
     Attributes:
         communicator: ``tp``, ``dp``, ``embedding`` or ``world``; see ``grid.py``.
-        operation: as the flight recorder calls it.
+        operation: one of ``operations.py``.
         elements: numbers that this rank hands in: all of them for a sum, its share for a gathering.
     """
 

@@ -1,0 +1,104 @@
+"""What the ranks of a real training step say to each other is what ``layout.sequence`` says they do."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import DefaultDict, Dict, List, Optional, Sequence, Tuple
+
+import pytest
+import torch
+
+from fugaku_gpt.comm import Communicator, ProcessGrid
+from fugaku_gpt.comm.communicator import Pending
+from fugaku_gpt.layout.operations import RECEIVE, SEND
+from fugaku_gpt.layout.sequence import Collective, Communication, plan_of, program
+from fugaku_gpt.training.trainer import Trainer
+from tests.support.text import ByteSamples
+from tests.support.tiny import tiny_config
+
+Call = Tuple[str, int, Optional[int]]  # operation, elements, the other rank of a message
+Calls = Dict[str, List[Call]]  # by communicator
+STEPS = 3  # nothing overlaps in the first
+# dp, tp, pp and what else is switched on
+LAYOUTS: List[Tuple[int, int, int, str]] = [
+    (1, 1, 1, "layout.zero=1"),
+    (2, 1, 1, "layout.zero=0"),
+    (2, 1, 1, "layout.zero=1 training.dtype=bfloat16"),
+    (1, 2, 1, "training.recompute=full"),
+    (1, 2, 1, "layout.sequence_parallel=true training.recompute=selective"),
+    (1, 1, 2, "layout.schedule=gpipe layout.split=[3,1]"),
+    (1, 1, 2, "layout.schedule=interleaved layout.chunks=2"),
+    (4, 1, 1, "layout.zero=1"),
+    (2, 2, 1, "layout.zero=1 layout.sequence_parallel=true training.recompute=full"),
+    (1, 2, 2, "layout.sequence_parallel=true training.recompute=full training.recompute_layers=1"),
+    (2, 1, 2, "layout.zero=1 layout.schedule=interleaved layout.chunks=2 layout.order=dp,pp,tp"),
+    (1, 1, 4, "layout.schedule=1f1b training.dtype=float64"),
+    (2, 2, 2, "layout.zero=1 layout.sequence_parallel=true training.recompute=full layout.order=pp,tp,dp"),
+    (2, 2, 2, "layout.zero=0 layout.schedule=interleaved layout.chunks=2 training.recompute=selective"),
+    (2, 1, 4, "layout.schedule=gpipe layout.zero=1 training.gradient_dtype=bfloat16"),
+]
+
+
+class Recording(Communicator):
+    """A communicator that notes what is begun on it and on its parts, for all of them together."""
+
+    def __init__(self, whole: Communicator, calls: DefaultDict[str, List[Call]]) -> None:
+        super().__init__(whole._handle, whole.name, shares_cores=True)
+        self._calls = calls
+        self._peer: Optional[int] = None
+
+    def split(self, color: Optional[int], key: int, name: str) -> Communicator:
+        part = super().split(color, key, name)
+        return Recording(part, self._calls)
+
+    def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
+        self._peer = peer
+        return super().start_send(tensor, peer)
+
+    def start_receive(self, tensor: torch.Tensor, peer: int) -> Pending:
+        self._peer = peer
+        return super().start_receive(tensor, peer)
+
+    def _enter(self, operation: str, tensor: Optional[torch.Tensor]) -> int:
+        peer = self._peer if operation in (SEND, RECEIVE) else None
+        self._calls[self.name].append((operation, tensor.numel() if tensor is not None else 0, peer))
+        return super()._enter(operation, tensor)
+
+
+def calls_of(steps: Sequence[Communication]) -> Calls:
+    """A program as it is recorded; the parts of an exchange are posted receives first."""
+    found: DefaultDict[str, List[Call]] = defaultdict(list)
+    for step in steps:
+        if isinstance(step, Collective):
+            found[step.communicator].append((step.operation, step.elements, None))
+        else:
+            found["pp"] += [(RECEIVE, step.elements, message.peer) for message in step.exchange.receives]
+            found["pp"] += [(SEND, step.elements, message.peer) for message in step.exchange.sends]
+    return found
+
+
+def assert_same(found: Calls, told: Calls) -> None:
+    """Both say the same on every communicator; else shows where they part."""
+    assert set(found) == set(told)
+    for name, calls in told.items():
+        for position, (ours, theirs) in enumerate(zip(found[name], calls)):
+            assert ours == theirs, f"{name}, position {position}: did {ours}, the plan says {theirs}"
+        assert len(found[name]) == len(calls), name
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"dp{layout[0]}-tp{layout[1]}-pp{layout[2]}-{layout[3]}")
+def test_a_step_says_what_its_plan_says(world: Communicator, layout: Tuple[int, int, int, str]) -> None:
+    dp, tp, pp, more = layout
+    if dp * tp * pp != world.size:
+        pytest.skip("another number of ranks")
+    words = [f"layout.dp={dp}", f"layout.tp={tp}", f"layout.pp={pp}", "model.layers=4", *more.split()]
+    config = tiny_config(*words)
+    found: DefaultDict[str, List[Call]] = defaultdict(list)
+    trainer = Trainer(config, ProcessGrid(Recording(world, found), config.layout), ByteSamples(config.model.seq_len))
+    found.clear()  # what it takes to set up
+    for _ in range(STEPS):
+        trainer.step()
+    trainer.finish()
+    told = calls_of(list(program(plan_of(config), trainer.grid.place.pp)) * STEPS)
+    assert_same(found, told)
+    assert sum(map(len, found.values())) > 0 or world.size == 1
