@@ -29,5 +29,9 @@ class DataError(UsageError):
     """A corpus, index file, tokenizer or text source is missing, damaged or not what it claims to be."""
 
 
+class CheckpointError(UsageError):
+    """A checkpoint is missing, damaged, unreadable or not what it claims to be."""
+
+
 class RunFailed(FugakuGptError):
     """A run was started and did not end well."""

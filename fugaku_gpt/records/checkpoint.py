@@ -1,0 +1,180 @@
+"""Checkpoints of a run: folders ``step-<iteration>`` that are whole or not there.
+
+A checkpoint is written in a hidden neighbour, ``.step-<iteration>.<token>.tmp``, and made visible by one rename after
+everything in it is on the disk; the manifest goes in last, and the tracker ``latest.json`` is written after the rename.
+No step changes a checkpoint that is there: a second one of the same iteration is called ``step-<iteration>-2``. So
+whenever the writer dies, what is visible is whole, and what is hidden is cleaned away by the next save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import List, Optional
+
+from fugaku_gpt.errors import CheckpointError, RunFailed
+from fugaku_gpt.records import checkpoint_io
+from fugaku_gpt.records.checkpoint_manifest import MANIFEST, Manifest, manifest_text
+
+TRACKER = "latest.json"
+TRACKER_VERSION = 1
+_VISIBLE = re.compile(r"step-(\d{8,})(?:-([2-9]|[1-9]\d+))?")
+_HIDDEN = re.compile(r"\.(step-\d{8,}|latest\.json)\.[0-9a-z]+\.tmp")
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """A checkpoint that is visible.
+
+    Attributes:
+        path: its folder.
+        iteration: by its name.
+        attempt: 1, or which one of this iteration.
+    """
+
+    path: Path
+    iteration: int
+    attempt: int
+
+
+def begin(directory: Path, iteration: int, token: Optional[str] = None) -> Path:
+    """The hidden folder to write a checkpoint's files to; made if it is not there.
+
+    Args:
+        directory: of all checkpoints of the run; made too, but not its parents.
+        token: hexadecimal; ranks that give the same one get the same folder. Default: a random one.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    checkpoint_io.make_folder(directory)
+    path = directory / f".step-{iteration:08d}.{token or uuid.uuid4().hex}.tmp"
+    checkpoint_io.make_folder(path)
+    return path
+
+
+def commit(temporary: Path, manifest: Manifest) -> Path:
+    """Make a checkpoint visible, once all of its files are written; returns its folder.
+
+    Raises:
+        CheckpointError: a data file is missing or not of its length.
+        OSError: as the file system says it; the checkpoint is then visible and whole, or not visible.
+    """
+    for file in manifest.files:
+        size = checkpoint_io.size_of(temporary / file.name)
+        if size != file.bytes:
+            raise CheckpointError(f"{temporary / file.name}: {size:,} bytes were written, not {file.bytes:,}")
+    checkpoint_io.write_file(temporary / MANIFEST, manifest_text(manifest))
+    checkpoint_io.sync_folder(temporary)
+    directory = temporary.parent
+    taken = [info.attempt for info in list_checkpoints(directory) if info.iteration == manifest.iteration]
+    attempt = max(taken, default=0) + 1
+    path = directory / (f"step-{manifest.iteration:08d}" + (f"-{attempt}" if attempt > 1 else ""))
+    checkpoint_io.rename(temporary, path)
+    checkpoint_io.sync_folder(directory)
+    _write_tracker(directory, path.name)
+    return path
+
+
+def abandon(temporary: Path) -> None:
+    """Remove a hidden folder. What cannot be removed now is removed by the next save."""
+    with contextlib.suppress(OSError):
+        remove_tree(temporary)
+
+
+def clean_leftovers(directory: Path, but: Optional[Path] = None) -> List[str]:
+    """Remove what writers that were killed have left; returns the names. Only one run at a time writes a directory.
+
+    Args:
+        but: a hidden folder that is in use.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    try:
+        names = [name for name in checkpoint_io.names_in(directory) if _HIDDEN.fullmatch(name)]
+    except FileNotFoundError:
+        return []
+    left = [name for name in names if but is None or name != but.name]
+    for name in left:
+        remove_tree(directory / name)
+    return left
+
+
+def list_checkpoints(directory: Path) -> List[CheckpointInfo]:
+    """The visible checkpoints, newest first; empty where the directory is not there.
+
+    Raises:
+        CheckpointError: the directory cannot be read.
+    """
+    try:
+        names = checkpoint_io.names_in(directory)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{directory}: cannot be read: {error.strerror}") from None
+    found = []
+    for name in names:
+        matched = _VISIBLE.fullmatch(name)
+        if matched is not None:
+            found.append(CheckpointInfo(directory / name, int(matched[1]), int(matched[2] or 1)))
+    return sorted(found, key=lambda info: (info.iteration, info.attempt), reverse=True)
+
+
+def latest(directory: Path) -> Optional[Path]:
+    """The checkpoint that the tracker names: the one that was last written. None where there is no tracker that can be
+    read, or its checkpoint is gone."""
+    try:
+        values = json.loads(checkpoint_io.read_file(directory / TRACKER).decode("utf-8"))
+        name = values["name"] if values["version"] == TRACKER_VERSION else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    path = directory / name if isinstance(name, str) and _VISIBLE.fullmatch(name) else None
+    return path if path is not None and path.is_dir() else None
+
+
+def require_room(directory: Path, needed: int) -> None:
+    """Check that a checkpoint fits on the disk.
+
+    Args:
+        directory: of the checkpoints; need not be there yet.
+        needed: bytes.
+
+    Raises:
+        RunFailed: it does not.
+    """
+    there = directory
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    free = checkpoint_io.free_bytes(there)
+    if needed > free:
+        raise RunFailed(
+            f"{directory}: a checkpoint needs {needed / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB are free; make "
+            "room, keep fewer checkpoints (checkpoint.keep_last), or choose another --out"
+        )
+
+
+def _write_tracker(directory: Path, name: str) -> None:
+    temporary = directory / f".{TRACKER}.{uuid.uuid4().hex}.tmp"
+    text = json.dumps({"version": TRACKER_VERSION, "name": name}, indent=2) + "\n"
+    try:
+        checkpoint_io.write_file(temporary, text.encode("utf-8"))
+        checkpoint_io.rename(temporary, directory / TRACKER)
+        checkpoint_io.sync_folder(directory)
+    except OSError:
+        abandon(temporary)
+        raise
+
+
+def remove_tree(path: Path) -> None:
+    """A file, or a folder with what is in it; a checkpoint has no deeper folders of its own making."""
+    if not path.is_dir() or path.is_symlink():
+        checkpoint_io.remove_file(path)
+        return
+    for name in checkpoint_io.names_in(path):
+        remove_tree(path / name)
+    checkpoint_io.remove_folder(path)

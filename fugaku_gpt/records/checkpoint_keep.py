@@ -1,0 +1,139 @@
+"""Which checkpoints of a run are whole, and which are kept."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+from fugaku_gpt.errors import CheckpointError
+from fugaku_gpt.layout.regions import Region, tiles
+from fugaku_gpt.records import checkpoint_io
+from fugaku_gpt.records.checkpoint import CheckpointInfo, list_checkpoints, remove_tree
+from fugaku_gpt.records.checkpoint_file import NotAShard, sum_of
+from fugaku_gpt.records.checkpoint_manifest import MANIFEST, DataFile, read_manifest
+from fugaku_gpt.records.checkpoint_read import damage, open_shard
+
+Kinds = Mapping[str, Mapping[str, str]]  # tensor → kind → dtype
+
+
+class Newest(NamedTuple):
+    """The newest checkpoint that is whole, if any; and (name, why) of newer ones that are not."""
+
+    path: Optional[Path]
+    rejected: List[Tuple[str, str]]
+
+
+def verify(checkpoint: Path, deep: bool = True, share: Tuple[int, int] = (0, 1)) -> List[str]:
+    """What is wrong with a checkpoint, naming file, tensor and coordinates; empty where it is whole.
+
+    Args:
+        deep: read all data and compare the sums, too. Otherwise: manifest, lengths, headers, and that the pieces make
+            up every tensor exactly once.
+        share: (k, n): read only the data of every n-th file from the k-th on, for n ranks that share the reading.
+    """
+    try:
+        manifest = read_manifest(checkpoint)
+    except CheckpointError as error:
+        return [str(error)]
+    problems: List[str] = []
+    pieces: Dict[Tuple[str, str], List[Region]] = {
+        (kind, name): [] for name, tensor in manifest.tensors.items() for kind in tensor.kinds
+    }
+    names = manifest.tensor_names
+    for index, file in enumerate(manifest.files):
+        held = {names[one]: manifest.tensors[names[one]].kinds for one in file.tensors}
+        problems += _verify_file(checkpoint / file.name, file, held, pieces, deep and index % share[1] == share[0])
+    if not problems:  # else what is missing has been named already
+        for (kind, name), regions in pieces.items():
+            if not tiles(regions, manifest.tensors[name].shape):
+                problems.append(f"{checkpoint / MANIFEST}: the pieces of {kind} of {name} do not make up the whole")
+    return problems
+
+
+def _verify_file(
+    path: Path, file: DataFile, held: Kinds, pieces: Dict[Tuple[str, str], List[Region]], deep: bool
+) -> List[str]:
+    """``held``: the kinds of the tensors of which this file may hold pieces, by name."""
+    try:
+        descriptor, plan = open_shard(path.parent, file)
+    except CheckpointError as error:
+        return [str(error)]
+    problems = []
+    try:
+        for entry, offset, crc32 in zip(plan.entries, plan.offsets, file.crc32):
+            if held.get(entry.tensor, {}).get(entry.kind) != entry.dtype:
+                problems.append(f"{path}: {entry}: not in the manifest")
+                continue
+            pieces[entry.kind, entry.tensor].append(entry.region)
+            if deep and sum_of(descriptor, offset, entry.length) != crc32:
+                problems.append(f"{path}: {damage(entry)}")
+    except NotAShard as error:
+        problems.append(f"{path}: {error}")
+    except OSError as error:
+        problems.append(f"{path}: cannot be read: {error.strerror}")
+    finally:
+        checkpoint_io.close(descriptor)
+    return problems
+
+
+def newest_valid(directory: Path, deep: bool = True) -> Newest:
+    """The newest checkpoint that verifies.
+
+    Raises:
+        CheckpointError: the directory cannot be read.
+    """
+    rejected: List[Tuple[str, str]] = []
+    for info in list_checkpoints(directory):
+        problems = verify(info.path, deep)
+        if not problems:
+            return Newest(info.path, rejected)
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        rejected.append((info.path.name, problems[0] + more))
+    return Newest(None, rejected)
+
+
+def retain(directory: Path, keep_last: int, keep_every: Optional[int] = None) -> List[str]:
+    """Remove old checkpoints; returns their names.
+
+    What is damaged, as far as the manifest and the files' lengths tell, neither counts nor is removed: a lost file may
+    come back.
+
+    Args:
+        keep_last: how many of the newest to keep, at least 1.
+        keep_every: keep those of every so many iterations, too.
+
+    Raises:
+        OSError: one cannot be removed.
+        CheckpointError: the directory cannot be read.
+    """
+    sound = [info for info in list_checkpoints(directory) if _looks_whole(info.path)]
+    gone = _superfluous(sound, max(1, keep_last), keep_every)
+    for info in gone:
+        hidden = directory / f".step-{info.iteration:08d}.{uuid.uuid4().hex}.tmp"
+        checkpoint_io.rename(info.path, hidden)  # a kill in the middle leaves nothing that looks like a checkpoint
+        remove_tree(hidden)
+    return [info.path.name for info in gone]
+
+
+def _looks_whole(checkpoint: Path) -> bool:
+    try:
+        files = read_manifest(checkpoint).files
+        return all(checkpoint_io.size_of(checkpoint / file.name) == file.bytes for file in files)
+    except (CheckpointError, OSError):
+        return False
+
+
+def _superfluous(
+    newest_first: Sequence[CheckpointInfo], keep_last: int, keep_every: Optional[int]
+) -> List[CheckpointInfo]:
+    kept: Set[int] = set()
+    gone = []
+    for info in newest_first:
+        if info.iteration in kept:  # an earlier attempt at the same iteration
+            gone.append(info)
+        elif len(kept) < keep_last or (keep_every is not None and info.iteration % keep_every == 0):
+            kept.add(info.iteration)
+        else:
+            gone.append(info)
+    return gone
