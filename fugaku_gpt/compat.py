@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -67,7 +67,7 @@ _TIMED: Dict[str, Callable[[], Sequence[torch.Tensor]]] = {
     "baddbmm": lambda: (_waves(8, 128, 128), _waves(8, 128, 64), _waves(8, 64, 128)),
 }
 _SLOW = 3.0  # times as long as float32
-_not_used: Set[Tuple[str, torch.dtype]] = set()  # kernels that other ranks lack
+_agreed: Dict[torch.dtype, FrozenSet[str]] = {}  # what is computed in float32, once the ranks have agreed on it
 _WIDE = (torch.float32, torch.float64)
 _LOOSE = 4.0  # roundings of a 16-bit type by which a kernel may be off
 
@@ -81,18 +81,33 @@ def _waves(*shape: int) -> torch.Tensor:
 
 
 def has_kernel(operation: str, dtype: torch.dtype) -> bool:
-    """Whether this build computes an operation and its gradients in a type, to that type's precision, and not much
-    slower than in float32."""
-    return dtype in _WIDE or ((operation, dtype) not in _not_used and _passes(operation, dtype))
+    """Whether an operation is computed in a type: what was agreed on; before that, whether this build computes it and
+    its gradients to that type's precision, and not much slower than in float32."""
+    if dtype in _WIDE:
+        return True
+    if dtype in _agreed:
+        return operation not in _agreed[dtype]
+    return _is_precise(operation, dtype) and _is_fast(operation, dtype)
 
 
-def leave_unused(operations: Sequence[str], dtype: torch.dtype) -> None:
-    """Compute these in float32 here too: all ranks of a run round alike only if all use the same kernels."""
-    _not_used.update((operation, dtype) for operation in operations)
+def in_float32(dtype: torch.dtype) -> List[str]:
+    """The operations that are computed in float32 when training in a type; none for wide types."""
+    return [name for name in _TRIALS if not has_kernel(name, dtype)]
+
+
+def without_kernel(dtype: torch.dtype) -> List[str]:
+    """The operations that this build cannot compute in a type, or not to its precision, however long they take."""
+    return [] if dtype in _WIDE else [name for name in _TRIALS if not _is_precise(name, dtype)]
+
+
+def compute_in_float32(operations: Sequence[str], dtype: torch.dtype) -> None:
+    """From now on these and no others are computed in float32 when training in a type. All ranks of a run round alike
+    only if all do the same, and its next start only if it does the same again; what a clock says may differ."""
+    _agreed[dtype] = frozenset(operations)
 
 
 @functools.lru_cache(maxsize=None)
-def _passes(operation: str, dtype: torch.dtype) -> bool:
+def _is_precise(operation: str, dtype: torch.dtype) -> bool:
     function, make_inputs = _TRIALS[operation]
     tensors = [x.to(dtype) for x in make_inputs()]
     try:
@@ -100,11 +115,14 @@ def _passes(operation: str, dtype: torch.dtype) -> bool:
     except RuntimeError:  # "... not implemented for 'BFloat16'"
         return False
     precision = _LOOSE * torch.finfo(dtype).eps
-    if any(
-        float((x.float() - y).abs().max()) > precision * float(y.abs().max().clamp(min=1.0))
+    return all(
+        float((x.float() - y).abs().max()) <= precision * float(y.abs().max().clamp(min=1.0))
         for x, y in zip(ours, judge)
-    ):
-        return False
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def _is_fast(operation: str, dtype: torch.dtype) -> bool:
     return operation not in _TIMED or _seconds(operation, dtype) <= _SLOW * _seconds(operation, torch.float32)
 
 
@@ -124,11 +142,6 @@ def _with_gradients(function: Callable[..., torch.Tensor], inputs: Sequence[torc
     y = function(*leaves)
     y.backward((1.0 + 0.5 * _waves(*y.shape)).to(y.dtype))
     return [y.detach(), *(x.grad for x in leaves if x.grad is not None)]
-
-
-def in_float32(dtype: torch.dtype) -> List[str]:
-    """The operations that are computed in float32 in this build when training in a type; none for wide types."""
-    return [] if dtype in _WIDE else [name for name in _TRIALS if not has_kernel(name, dtype)]
 
 
 def can_train(dtype: torch.dtype) -> bool:
@@ -270,8 +283,9 @@ def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
 
 
 def fused_adamw(parameter_groups: List[Dict[str, Any]], **options: Any) -> Optional[torch.optim.Optimizer]:
-    """PyTorch's AdamW with its one-pass CPU kernel, or None where this build has none for these tensors."""
-    if "fused" not in inspect.signature(torch.optim.AdamW).parameters:
+    """PyTorch's AdamW with its one-pass CPU kernel, or None where this build has none for these tensors, or there
+    are none."""
+    if "fused" not in inspect.signature(torch.optim.AdamW).parameters or not parameter_groups:
         return None
     probe = torch.zeros(2, dtype=parameter_groups[0]["params"][0].dtype, requires_grad=True)
     probe.grad = torch.ones_like(probe)

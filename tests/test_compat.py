@@ -100,14 +100,17 @@ SIXTEEN_BITS = [torch.bfloat16, torch.float16]
 
 
 @pytest.fixture
-def trials() -> Iterator[Dict[str, Any]]:
-    """The trials, which a test may add to."""
-    before = dict(compat._TRIALS)
-    compat._passes.cache_clear()
+def trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dict[str, Any]]:
+    """The trials, which a test may add to; nothing is agreed on yet."""
+    before, found = dict(compat._TRIALS), (compat._is_precise, compat._is_fast)
+    monkeypatch.setattr(compat, "_agreed", {})
+    for cached in found:
+        cached.cache_clear()
     yield compat._TRIALS
     compat._TRIALS.clear()
     compat._TRIALS.update(before)
-    compat._passes.cache_clear()
+    for cached in found:
+        cached.cache_clear()
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -212,13 +215,17 @@ def test_a_product_that_is_much_slower_than_in_float32_is_not_used(
     assert compat.has_kernel("linear", torch.bfloat16) and not compat.has_kernel("linear", torch.float16)
 
 
-def test_kernels_that_other_ranks_lack_are_left_unused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "_not_used", set())
-    monkeypatch.setattr(compat, "_passes", lambda operation, dtype: True)
-    compat.leave_unused(["gelu"], torch.bfloat16)
-    assert not compat.has_kernel("gelu", torch.bfloat16)
-    assert compat.has_kernel("gelu", torch.float16) and compat.has_kernel("softmax", torch.bfloat16)
-    assert compat.in_float32(torch.bfloat16) == ["gelu"]
+def test_what_was_agreed_on_counts_and_no_clock_is_asked_again(
+    trials: Dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "_is_precise", lambda operation, dtype: operation != "sum")
+    compat.compute_in_float32(["gelu", "sum"], torch.bfloat16)
+    seconds = {torch.float32: 1.0, torch.bfloat16: 100.0, torch.float16: 100.0}
+    monkeypatch.setattr(compat, "_seconds", lambda operation, dtype: seconds[dtype])
+    assert compat.in_float32(torch.bfloat16) == ["gelu", "sum"]
+    assert not compat.has_kernel("gelu", torch.bfloat16) and compat.has_kernel("linear", torch.bfloat16)
+    assert compat.in_float32(torch.float16) == ["linear", "matmul", "bmm", "baddbmm", "sum"]
+    assert compat.without_kernel(torch.bfloat16) == ["sum"] and compat.without_kernel(torch.float64) == []
 
 
 def test_a_type_that_cannot_be_added_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,13 +19,14 @@ BLOCK = 65536  # elements; five float32 blocks of this size fit a 2 MiB cache, a
 
 
 class BlockedAdamW:
-    """AdamW by in-place operations on blocks, for builds without a fused kernel and as the judge of those with one."""
+    """AdamW by in-place operations on blocks, for builds without a fused kernel, as the judge of those with one, and
+    for ranks that own no parameter: many replicas of a small model, whose share is padding alone."""
 
     def __init__(self, runs: Sequence[Run], training: TrainingConfig) -> None:
         self._training = training
         self._steps = torch.zeros((), dtype=torch.int64)
         self._moments: List[torch.Tensor] = []
-        scratch = torch.empty(BLOCK, dtype=runs[0].parameters.dtype)
+        scratch = torch.empty(BLOCK if runs else 0, dtype=runs[0].parameters.dtype if runs else None)
         # each block: weight decay, and its views of parameters, gradients, both moments and the scratch space
         self._blocks: List[Tuple[float, Tuple[torch.Tensor, ...]]] = []
         for run in runs:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 import torch
@@ -37,13 +37,33 @@ def prepare_process(threads: int) -> Dict[str, Any]:
     }
 
 
-def agree_on_kernels(config: RunConfig, world: Communicator) -> None:
-    """What some rank computes in float32 for want of a kernel all do, so that all round alike; collective."""
+def agree_on_kernels(config: RunConfig, world: Communicator, keep: Optional[Sequence[str]] = None) -> List[str]:
+    """Have every rank compute the same operations in float32 for want of a good kernel, so that all round alike.
+
+    Collective. What was agreed on stays: calling it again changes nothing.
+
+    Args:
+        keep: what an earlier start of this run computed in float32 (:func:`kernels_in_use`), on every rank alike: no
+            clock is asked again, and only what this build cannot compute at all is added.
+
+    Returns:
+        what is computed in float32 from now on; nothing with wide types.
+    """
+    if config.training.dtype not in SIXTEEN_BITS:
+        return []
     dtype = getattr(torch, config.training.dtype)
-    if config.training.dtype in SIXTEEN_BITS:
-        lists = world.gather_json(compat.in_float32(dtype))
-        missing = sorted({name for names in lists for name in names}) if lists is not None else []
-        compat.leave_unused(world.broadcast_json(missing), dtype)
+    mine = compat.in_float32(dtype) if keep is None else [*keep, *compat.without_kernel(dtype)]
+    lists = world.gather_json(mine)
+    agreed: List[str] = world.broadcast_json(sorted({name for names in lists for name in names}) if lists else [])
+    compat.compute_in_float32(agreed, dtype)
+    return agreed
+
+
+def kernels_in_use(config: RunConfig) -> Dict[str, Any]:
+    """The type that is computed in and the operations that are computed in float32 all the same: with these, another
+    start of a run rounds as this one does."""
+    dtype = config.training.dtype
+    return {"dtype": dtype, "in_float32": compat.in_float32(getattr(torch, dtype))}
 
 
 def check_precision(config: RunConfig) -> None:
@@ -93,10 +113,7 @@ def collect_environment(config: RunConfig, world: Communicator, process: Dict[st
         "python": platform.python_version(),
         "numpy": np.__version__,
         "build": compat.build_facts(),
-        "precision": {
-            "dtype": config.training.dtype,
-            "in_float32": compat.in_float32(getattr(torch, config.training.dtype)),
-        },
+        "precision": kernels_in_use(config),
         "mpi": mpi_facts(),
         "processor": local.processor_name(),
         "vector_extensions": local.vector_flags(),

@@ -24,6 +24,7 @@ from fugaku_gpt.training.health import DONE, SPIKE, Health, StateCopy, squares_o
 from fugaku_gpt.training.loss_scale import LossScale
 from fugaku_gpt.training.optimizer import build_optimizer
 from fugaku_gpt.training.schedule import learning_rate
+from fugaku_gpt.training.startup import agree_on_kernels
 
 
 class Samples(Protocol):
@@ -88,6 +89,7 @@ class Trainer:
     """
 
     def __init__(self, config: RunConfig, grid: ProcessGrid, train: Samples, valid: Optional[Samples] = None) -> None:
+        agree_on_kernels(config, grid.world)  # whoever trains, by whatever way it came here
         self.config = config
         self.grid = grid
         self.iteration = 0

@@ -11,8 +11,9 @@ import torch
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.layout.tensors import model_tensors
 from fugaku_gpt.model import build_model
-from fugaku_gpt.parallel.buffers import FlatBuffers, Run
+from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights, Run
 from fugaku_gpt.training import optimizer as optimizers
+from fugaku_gpt.training.health import StateCopy, squares_of
 from fugaku_gpt.training.optimizer import BlockedAdamW, FusedAdamW, build_optimizer
 from tests.support.tiny import tiny_config
 
@@ -88,3 +89,24 @@ def test_what_it_keeps_between_steps_is_all_that_a_step_depends_on(build: Any) -
     for tensor, before in zip(adamw.tensors(), kept):
         tensor.copy_(before)
     assert all(torch.equal(after(step), judge) for step, judge in zip((1, 2), expected))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_share_of_padding_alone_is_stepped_kept_and_brought_back(dtype: str) -> None:
+    config, shards = tiny_config(f"training.dtype={dtype}"), 300
+    model = build_model(config, Communicator.alone())
+    buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1), shards)
+    before = buffers.parameters.clone()
+    owned = buffers.owned(shards - 1, shards)
+    masters = MasterWeights(buffers, owned) if dtype == "bfloat16" else None
+    runs = list(buffers.runs(owned, lambda spec: True, masters))
+    assert runs == [] and squares_of(runs) == (0.0, True)
+    adamw = build_optimizer(runs, config.training)
+    copy = StateCopy(runs, adamw)
+    for step in range(2):
+        adamw.step(0.01)
+        copy.keep(step, step)
+    copy.go_back()
+    if masters is not None:
+        masters.round()
+    assert torch.equal(buffers.parameters, before)

@@ -52,13 +52,9 @@ def test_the_curve_in_16_bits_is_near_that_in_float32(dtype: str, settings: Any)
 
 @pytest.mark.parametrize("missing", [*compat._TRIALS, "all"])
 def test_the_curve_without_a_kernel_is_near_that_with_it(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    has_kernel = compat.has_kernel
     judge = steps_of(trainer(), 4)
-    monkeypatch.setattr(
-        compat,
-        "has_kernel",
-        lambda name, dtype: has_kernel(name, dtype) and (dtype == torch.float32 or missing not in (name, "all")),
-    )
+    others = list(compat._TRIALS) if missing == "all" else [missing]
+    monkeypatch.setitem(compat._agreed, torch.bfloat16, frozenset([*compat.without_kernel(torch.bfloat16), *others]))
     assert is_near(steps_of(trainer("training.dtype=bfloat16"), 4), judge, "bfloat16")
 
 
@@ -200,3 +196,25 @@ def test_a_build_that_cannot_compute_in_a_type_is_refused_and_help_is_said(monke
     monkeypatch.setattr(compat, "can_train", lambda dtype: False)
     with pytest.raises(UsageError, match="training.dtype: float16: this PyTorch"):
         startup.check_precision(config)
+
+
+def test_another_start_computes_as_the_first_did_whatever_a_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, alone = tiny_config("training.dtype=bfloat16"), Communicator.alone()
+    monkeypatch.setattr(compat, "_agreed", {})
+    monkeypatch.setattr(compat, "_is_fast", lambda operation, dtype: operation != "linear")
+    monkeypatch.setattr(compat, "_is_precise", lambda operation, dtype: True)
+    assert startup.agree_on_kernels(config, alone) == ["linear"] == startup.agree_on_kernels(config, alone)
+    kept = startup.kernels_in_use(config)
+    assert kept == {"dtype": "bfloat16", "in_float32": ["linear"]}
+    monkeypatch.setattr(compat, "_agreed", {})
+    monkeypatch.setattr(compat, "_is_fast", lambda operation, dtype: operation == "linear")
+    monkeypatch.setattr(compat, "_is_precise", lambda operation, dtype: operation != "gelu")
+    assert startup.agree_on_kernels(config, alone, kept["in_float32"]) == ["gelu", "linear"]
+    Trainer(config, ProcessGrid.alone(), ByteSamples(config.model.seq_len))
+    assert startup.kernels_in_use(config)["in_float32"] == ["linear", "gelu"]
+
+
+def test_whoever_makes_a_trainer_has_agreed_on_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "_agreed", {})
+    trainer("training.dtype=float16")
+    assert list(compat._agreed) == [torch.float16]
