@@ -28,7 +28,7 @@ _COLUMNS = (
     "started", "ended", "scheduler", "job", "torch", "git_commit", "problem", *FIGURES,
 )  # fmt: skip
 _RANKS = "layout.ranks"
-_DURATIONS = ("job.elapse", "job.elapse_min")
+_DURATIONS = ("job.elapse", "job.elapse_min", "job.stop_margin")
 _DEFAULT_STORE = Path("runs")
 
 _store_argument = click.argument(

@@ -262,6 +262,8 @@ def _check_job(config: RunConfig, broken: Report) -> None:
         broken("job.strict", job.strict, "needs job.allocation=torus")
     if job.elapse_min is not None and (job.elapse is None or job.elapse_min >= job.elapse):
         broken("job.elapse_min", f"{job.elapse_min:g}", "must be below job.elapse, the upper end of the range")
+    if job.stop_margin is not None and job.elapse is not None and job.stop_margin >= job.elapse:
+        broken("job.stop_margin", f"{job.stop_margin:g}", f"must be below job.elapse {job.elapse:g}")
     if job.bulk:
         first, last = (int(end) for end in job.bulk.split("-"))
         if first > last:

@@ -133,7 +133,7 @@ def _tree_of(config: RunConfig) -> Dict[str, Dict[str, Any]]:
         for key, value in section.items():
             if isinstance(value, tuple):
                 section[key] = list(value)
-    for key in ("elapse", "elapse_min"):
+    for key in ("elapse", "elapse_min", "stop_margin"):
         seconds = tree["job"][key]
         if seconds is not None and seconds == int(seconds):
             tree["job"][key] = format_duration(seconds)

@@ -317,6 +317,13 @@ class JobConfig:
     elapse_min: Optional[float] = option(
         None, "lower end of a range of time limits: after it the job may be ended", unit="s", above=0, duration=True
     )
+    stop_margin: Optional[float] = option(
+        None,
+        "before the time limit, the run stops with a checkpoint; default: a tenth of the limit, five minutes at most",
+        unit="s",
+        at_least=0,
+        duration=True,
+    )
     group: str = option("", "group or account that pays", form=_WORD)
     resource_group: str = option("", "resource group (PJM) or partition (Slurm); default: the site's", form=_WORD)
     resource_unit: str = option("", "resource unit (PJM), such as rscunit_ft01; default: the site's", form=_WORD)

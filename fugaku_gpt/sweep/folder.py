@@ -17,7 +17,9 @@ from fugaku_gpt.records.sweep import ATTEMPTS, FILE, SweepEntry, read_sweep_entr
 from fugaku_gpt.sweep.expand import Run, Sweep
 
 # how a run is handed in, not what is run: these may change between attempts
-_HANDLING = ("job.scheduler", "job.name", "job.group", "job.elapse", "job.elapse_min", "job.chain")
+_HANDLING = (
+    "job.scheduler", "job.name", "job.group", "job.elapse", "job.elapse_min", "job.stop_margin", "job.chain",
+)  # fmt: skip
 
 
 def settled(sweep: Sweep, out: Path) -> Sweep:

@@ -1,0 +1,78 @@
+"""A run is told to stop by signals and by its time limit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fugaku_gpt.comm import Communicator
+from fugaku_gpt.machine.job_limit import JobLimit
+from fugaku_gpt.training import stopping
+from fugaku_gpt.training.stopping import Stop
+
+STUCK = """
+import signal, sys, time
+from fugaku_gpt.training import stopping
+stopping._SAME_SECONDS = stopping._PATIENCE_SECONDS = 0.3
+with stopping.Stop():
+    signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    signal.signal(signal.SIGTERM, lambda *_: None)  # a main thread that does not come to it
+    print("ready", flush=True)
+    while True:
+        time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_is_a_wish_to_stop_and_says_so(number: signal.Signals) -> None:
+    former = signal.getsignal(number)
+    with Stop() as stop:
+        assert not stop.wanted()
+        os.kill(os.getpid(), number)
+        assert stop.wanted() and stop.reason.startswith(number.name)
+        assert stop.agreed_reason(Communicator.alone()) == stop.reason
+    assert signal.getsignal(number) is former
+
+
+def test_the_same_order_by_several_ways_is_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Stop() as stop:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wanted()
+        monkeypatch.setattr(stopping, "_SAME_SECONDS", 0.0)
+        time.sleep(0.01)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_ctrl_c_ends_at_once_only_while_nothing_would_be_lost() -> None:
+    with Stop() as stop, pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+    with Stop() as stop:
+        stop.wanted()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.wanted() and "SIGINT" in stop.reason
+
+
+def test_a_second_signal_ends_a_process_that_does_not_come_to_handle_it() -> None:
+    process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM and b"second SIGTERM" in said
+
+
+def test_a_run_stops_when_another_step_would_pass_the_margin() -> None:
+    far = Stop(JobLimit(time.time() + 100.0, 110.0, "PJM"), margin=10.0)
+    assert not far.wanted() and not far.wanted()
+    near = Stop(JobLimit(time.time() + 10.3, 110.0, "PJM"), margin=10.0)
+    assert not near.wanted()
+    time.sleep(0.2)  # a step: 0.1 s are left, and the next takes 0.2 s
+    assert near.wanted() and near.reason == "0:00:10 before the time limit of 0:01:50 (PJM)"
