@@ -87,22 +87,28 @@ def abandon(temporary: Path) -> None:
 
 
 def clean_leftovers(directory: Path, but: Optional[Path] = None) -> List[str]:
-    """Remove what writers that were killed have left; returns the names. Only one run at a time writes a directory.
+    """Remove what writers that were killed have left; returns the names of what is gone.
+
+    Only one run at a time writes a directory. What cannot be removed costs room and nothing else, and is tried again at
+    the next save: NFS keeps the files of a process that is not quite dead.
 
     Args:
         but: a hidden folder that is in use.
 
     Raises:
-        OSError: something cannot be removed.
+        OSError: the directory cannot be read.
     """
     try:
         names = [name for name in checkpoint_io.names_in(directory) if _HIDDEN.fullmatch(name)]
     except FileNotFoundError:
         return []
-    left = [name for name in names if but is None or name != but.name]
-    for name in left:
-        remove_tree(directory / name)
-    return left
+    gone = []
+    for name in names:
+        if but is None or name != but.name:
+            with contextlib.suppress(OSError):
+                remove_tree(directory / name)
+                gone.append(name)
+    return gone
 
 
 def list_checkpoints(directory: Path) -> List[CheckpointInfo]:
@@ -133,8 +139,9 @@ def latest(directory: Path) -> Optional[Path]:
         name = values["name"] if values["version"] == TRACKER_VERSION else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    path = directory / name if isinstance(name, str) and _VISIBLE.fullmatch(name) else None
-    return path if path is not None and path.is_dir() else None
+    if not isinstance(name, str) or not _VISIBLE.fullmatch(name) or not checkpoint_io.is_folder(directory / name):
+        return None
+    return directory / name
 
 
 def require_room(directory: Path, needed: int) -> None:
@@ -147,8 +154,8 @@ def require_room(directory: Path, needed: int) -> None:
     Raises:
         RunFailed: it does not.
     """
-    there = directory
-    while not there.exists() and there != there.parent:
+    there = directory.absolute()
+    while not checkpoint_io.exists(there):
         there = there.parent
     free = checkpoint_io.free_bytes(there)
     if needed > free:
@@ -171,8 +178,8 @@ def _write_tracker(directory: Path, name: str) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """A file, or a folder with what is in it; a checkpoint has no deeper folders of its own making."""
-    if not path.is_dir() or path.is_symlink():
+    """Remove a file, or a folder with what is in it."""
+    if not checkpoint_io.is_folder(path):
         checkpoint_io.remove_file(path)
         return
     for name in checkpoint_io.names_in(path):

@@ -137,15 +137,10 @@ def write_pieces(
         OSError: as the file system says it.
         ValueError: a piece is not of its entry's shape.
     """
-    descriptor = checkpoint_io.create(path)
-    try:
+    with checkpoint_io.written(path) as descriptor:
         if header:
             checkpoint_io.write_all(descriptor, memoryview(plan.header), 0)
-        sums = [_write_piece(descriptor, plan, index, array) for index, array in pieces]
-        checkpoint_io.sync(descriptor)
-    finally:
-        checkpoint_io.close(descriptor)
-    return sums
+        return [_write_piece(descriptor, plan, index, array) for index, array in pieces]
 
 
 def _write_piece(descriptor: int, plan: FilePlan, index: int, array: "Array") -> int:

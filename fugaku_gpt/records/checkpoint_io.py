@@ -1,7 +1,7 @@
 """Every call by which a checkpoint touches the file system, and nothing else.
 
 Writer, reader and keeper of checkpoints go through these few functions, so that tests can make each single call fail
-(killed, full disk, broken disk, short write) and look at what is left. All raise OSError unchanged.
+(killed, full disk, broken disk, short write) and look at what is left. All raise OSError as the system says it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from pathlib import Path
-from typing import List, Union
+from typing import Iterator, List, Union
 
 Buffer = Union[bytes, bytearray, memoryview]
 
@@ -85,6 +86,19 @@ def names_in(path: Path) -> List[str]:
     return sorted(os.listdir(path))
 
 
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder, and not a link to one."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def exists(path: Path) -> bool:
+    """Whether there is anything of this name."""
+    return os.path.lexists(path)
+
+
 def size_of(path: Path) -> int:
     """Bytes of a file."""
     return os.stat(path).st_size
@@ -109,14 +123,26 @@ def write_all(descriptor: int, content: memoryview, offset: int) -> None:
         content, offset = content[written:], offset + written
 
 
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[int]:
+    """Descriptor of a file to write; it is on the disk at the end of the ``with``."""
+    try:
+        descriptor = create(path)
+        try:
+            yield descriptor
+            sync(descriptor)
+        finally:
+            close(descriptor)
+    except OSError as error:
+        if error.filename is None:  # calls on a descriptor do not know it
+            error.filename = str(path)
+        raise
+
+
 def write_file(path: Path, content: bytes) -> None:
     """A small file, on the disk when this returns."""
-    descriptor = create(path)
-    try:
+    with written(path) as descriptor:
         write_all(descriptor, memoryview(content), 0)
-        sync(descriptor)
-    finally:
-        close(descriptor)
 
 
 def read_file(path: Path) -> bytes:

@@ -19,12 +19,14 @@ KINDS = ("weights", "first_moment", "second_moment")
 SHAPES: Dict[str, Tuple[int, ...]] = {"a.weight": (3, 4, 5), "a.bias": (7,), "b.weight": (6, 8), "scale": ()}
 
 
-def some_arrays(seed: int, shapes: Mapping[str, Tuple[int, ...]] = SHAPES, dtype: str = "F32") -> Dict[str, Any]:
+def some_arrays(
+    seed: int, shapes: Mapping[str, Tuple[int, ...]] = SHAPES, dtype: str = "F32", kinds: Sequence[str] = KINDS
+) -> Dict[str, Any]:
     """Random arrays of every kind."""
     rng = np.random.RandomState(seed)
     return {
-        f"{kind}/{name}": rng.randn(*shape).astype(DTYPES[dtype]) if shape else np.array(rng.randn(), DTYPES[dtype])
-        for kind in KINDS
+        f"{kind}/{name}": np.asarray(rng.standard_normal(shape), DTYPES[dtype])
+        for kind in kinds
         for name, shape in shapes.items()
     }
 
@@ -41,28 +43,39 @@ def cut_flat(arrays: Arrays, ranks: int) -> List[Held]:
     return held
 
 
-def save(directory: Path, iteration: int, arrays: Arrays, held: Sequence[Held], token: str = "0", **more: Any) -> Path:
-    """Write a checkpoint, one file a rank."""
-    temporary = begin(directory, iteration, token)
-    tensors: Dict[str, Dict[str, str]] = {}
+def save(
+    directory: Path, iteration: int, arrays: Arrays, held: Sequence[Held], ranks_per_file: int = 1, **more: Any
+) -> Path:
+    """Write a checkpoint; the last of the ranks that share a file writes first, the first of them the header."""
     shapes: Dict[str, Tuple[int, ...]] = {}
+    kinds: Dict[str, Dict[str, str]] = {}
     for key, array in arrays.items():
-        kind, name = key.split("/")
-        tensors.setdefault(name, {})[kind] = describe_dtype(array.dtype)
+        kind, _, name = key.partition("/")
+        kinds.setdefault(name, {})[kind] = describe_dtype(array.dtype)
         shapes[name] = array.shape
-    logical = {name: LogicalTensor(shapes[name], kinds) for name, kinds in tensors.items()}
+    tensors = {name: LogicalTensor(shapes[name], kinds[name]) for name in shapes}
+    temporary = begin(directory, iteration, "0")
     files = []
-    for rank, pieces in enumerate(held):
-        entries = [
-            Entry(*key.split("/"), region, describe_dtype(arrays[key].dtype))
-            for key, region in pieces  # type: ignore
-        ]
-        plan = plan_file(entries)
-        contents = [
-            (index, np.asarray(arrays[key][region.within(whole(arrays[key].shape))]))
-            for index, (key, region) in enumerate(pieces)
-        ]
-        sums = write_pieces(temporary / file_name(rank), plan, contents)
-        files.append(describe_file(file_name(rank), plan, sums, sorted(logical)))
-    values = {"consumed_samples": iteration * 8, "consumed_tokens": iteration * 64, **more}
-    return commit(temporary, Manifest(iteration=iteration, tensors=logical, files=tuple(files), **values))
+    for first in range(0, len(held), ranks_per_file):
+        group = held[first : first + ranks_per_file]
+        pieces = [piece for rank in group for piece in rank]
+        plan = plan_file([_entry(arrays, *piece) for piece in pieces])
+        name, sums = file_name(len(files)), [0] * len(pieces)
+        end = len(pieces)
+        for rank in reversed(group):
+            mine = range(end - len(rank), end)
+            contents = [(index, _content(arrays, *pieces[index])) for index in mine]
+            sums[mine.start : mine.stop] = write_pieces(temporary / name, plan, contents, header=mine.start == 0)
+            end = mine.start
+        files.append(describe_file(name, plan, sums, sorted(tensors)))
+    manifest = Manifest(iteration, iteration * 8, iteration * 64, tensors, tuple(files), **more)
+    return commit(temporary, manifest)
+
+
+def _entry(arrays: Arrays, key: str, region: Region) -> Entry:
+    kind, _, name = key.partition("/")
+    return Entry(kind, name, region, describe_dtype(arrays[key].dtype))
+
+
+def _content(arrays: Arrays, key: str, region: Region) -> Any:
+    return arrays[key][region.within(whole(arrays[key].shape))]
