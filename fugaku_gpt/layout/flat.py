@@ -13,6 +13,9 @@ import math
 from dataclasses import dataclass
 from typing import List, Sequence, Tuple
 
+from fugaku_gpt.config.schema import RunConfig
+from fugaku_gpt.layout.memory import ITEM_BYTES
+from fugaku_gpt.layout.stages import chunks_of, stage_tensors
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
 
 ALIGNMENT_BYTES = 64  # a cache line, and a full 512-bit vector
@@ -25,6 +28,16 @@ class Placed:
     spec: TensorSpec
     start: int
     size: int
+
+
+@dataclass(frozen=True)
+class Owned:
+    """A range of parameters whose optimiser step a rank does, where the sum of their gradients ends up, and which of
+    all elements that the rank owns they are."""
+
+    parameters: slice
+    gradients: slice
+    masters: slice
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,44 @@ class FlatLayout:
     buckets: Tuple[slice, ...]
     whole: slice
     embedding: slice
+
+    def owned(self, shard: int, shards: int) -> List[Owned]:
+        """What one of ``shards`` ranks owns of every bucket; with one shard, everything."""
+        if shards == 1:
+            everything = slice(0, self.elements)
+            return [Owned(everything, everything, everything)]
+        found: List[Owned] = []
+        before = 0
+        for bucket in self.buckets:
+            size = (bucket.stop - bucket.start) // shards
+            first = bucket.start + shard * size
+            found.append(
+                Owned(
+                    slice(first, first + size),
+                    slice(bucket.start, bucket.start + size),
+                    slice(before, before + size),
+                )
+            )
+            before += size
+        return found
+
+
+def is_sharded(config: RunConfig) -> bool:
+    """Whether each replica keeps and steps its share only (ZeRO)."""
+    return config.layout.zero == 1 and config.layout.dp > 1
+
+
+def shards_of(config: RunConfig) -> int:
+    """In how many equal parts each bucket of a run is cut."""
+    return config.layout.dp if is_sharded(config) or config.layout.hierarchical_sum else 1
+
+
+def flat_layout_of(config: RunConfig, stage: int) -> FlatLayout:
+    """The layout of one stage of a run, which all of its ranks share."""
+    specs = stage_tensors(config.model, config.layout.tp, chunks_of(config), stage)
+    item = ITEM_BYTES[config.training.dtype]
+    bucket_bytes = int(config.training.bucket_mib * 2**20)
+    return flat_layout(specs, config.layout.tp, shards_of(config), item, max(item, 4), bucket_bytes)
 
 
 def flat_layout(

@@ -17,7 +17,7 @@ from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, T
 import torch
 from torch import nn
 
-from fugaku_gpt.layout.flat import flat_layout
+from fugaku_gpt.layout.flat import Owned, flat_layout
 from fugaku_gpt.layout.tensors import TensorSpec
 
 
@@ -36,27 +36,19 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Owned:
-    """A range of parameters whose optimiser step this rank does, where the sum of their gradients ends up, and which
-    of all elements that this rank owns they are."""
-
-    parameters: slice
-    gradients: slice
-    masters: slice
-
-
-@dataclass(frozen=True)
 class Run:
     """A range of owned elements that are treated alike.
 
     Attributes:
         decays: takes weight decay.
         counts: this rank is the one that counts them in the norm of the whole model's gradient.
+        first: the flat tensors' element that is the first of them.
         parameters, gradients: [elements] views: what the optimiser steps, parameters or their masters, and the sums.
     """
 
     decays: bool
     counts: bool
+    first: int
     parameters: torch.Tensor
     gradients: torch.Tensor
 
@@ -120,26 +112,6 @@ class FlatBuffers:
             self.settle()
         return self._parameters
 
-    def owned(self, shard: int, shards: int) -> List[Owned]:
-        """What one of ``shards`` ranks owns of every bucket; with one shard, everything."""
-        if shards == 1:
-            everything = slice(0, self.gradients.numel())
-            return [Owned(everything, everything, everything)]
-        found: List[Owned] = []
-        before = 0
-        for bucket in self.buckets:
-            size = (bucket.stop - bucket.start) // shards
-            first = bucket.start + shard * size
-            found.append(
-                Owned(
-                    slice(first, first + size),
-                    slice(bucket.start, bucket.start + size),
-                    slice(before, before + size),
-                )
-            )
-            before += size
-        return found
-
     def runs(
         self,
         owned: Sequence[Owned],
@@ -156,7 +128,7 @@ class FlatBuffers:
         def run(kind: Tuple[bool, bool], mine: Owned, start: int, stop: int) -> Run:
             flat, own = (self.parameters, mine.parameters) if masters is None else (masters.values, mine.masters)
             here, sums = (part.start - mine.parameters.start for part in (own, mine.gradients))
-            return Run(*kind, flat[start + here : stop + here], self.gradients[start + sums : stop + sums])
+            return Run(*kind, start, flat[start + here : stop + here], self.gradients[start + sums : stop + sums])
 
         for mine in owned:
             part = mine.parameters

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Deque, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Deque, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
 
@@ -24,8 +24,8 @@ _NORM_BLOCK = 65536  # elements whose squares are summed in the tensor's own pre
 class Optimizer(Protocol):
     """What a copy needs to know of an optimiser."""
 
-    def tensors(self) -> Sequence[torch.Tensor]:
-        """All that it keeps from step to step, in a fixed order; the same tensors from the first step on."""
+    steps: int
+    moments: List[Tuple[torch.Tensor, torch.Tensor]]
 
 
 def squares_of(runs: Sequence[Run]) -> Tuple[float, bool]:
@@ -101,6 +101,26 @@ class Health:
         self._window.add(loss)
         return DONE
 
+    def state(self) -> Dict[str, Any]:
+        """All that later judgements depend on, for JSON."""
+        return {
+            "in_a_row": self._in_a_row,
+            "returns": self._returns,
+            "left_out": self.left_out,
+            "losses": self._window.losses,
+            "kept_losses": self._window.kept,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state` gave."""
+        self._in_a_row, self._returns, self.left_out = (int(state[key]) for key in ("in_a_row", "returns", "left_out"))
+        self._window.load(state["losses"], state["kept_losses"])
+
+    @property
+    def may_return(self) -> bool:
+        """Whether the next loss may be judged a spike."""
+        return self._training.rollback_every is not None and self._window.limit() is not None
+
     def copy_is_due(self, iteration: int) -> bool:
         """Whether a copy is to be kept after this iteration."""
         every = self._training.rollback_every
@@ -141,6 +161,21 @@ class LossWindow:
         """One more loss; the oldest leaves a full window."""
         self._losses.append(loss)
 
+    @property
+    def losses(self) -> List[float]:
+        """The last ones, oldest first."""
+        return list(self._losses)
+
+    @property
+    def kept(self) -> List[float]:
+        """Those that :meth:`go_back` would bring back."""
+        return list(self._kept)
+
+    def load(self, losses: Sequence[float], kept: Sequence[float]) -> None:
+        """Be another window, of whatever size, whose last losses these are."""
+        self._losses = deque(losses, maxlen=self._size)
+        self._kept = list(kept)
+
     def keep(self) -> None:
         """Remember the window as it is."""
         self._kept = list(self._losses)
@@ -155,35 +190,39 @@ class StateCopy:
 
     Attributes:
         iteration, consumed: iterations done and samples consumed when it was kept; 0 before the first time.
-        bytes: of memory that it takes.
+        steps: of the optimiser by then.
+        tensors: of each run: weights and both moments; empty before the first time.
     """
 
     def __init__(self, runs: Sequence[Run], optimizer: Optimizer) -> None:
         self._runs = list(runs)
         self._optimizer = optimizer
-        self._kept: List[torch.Tensor] = []
+        self.tensors: List[Tuple[torch.Tensor, ...]] = []
         self.iteration = 0
         self.consumed = 0
+        self.steps = 0
 
     def keep(self, iteration: int, consumed: int) -> None:
         """Keep what there is now."""
-        live = self._live()
-        if self._kept:
-            for kept, tensor in zip(self._kept, live):
-                kept.copy_(tensor)
+        if self.tensors:
+            for kept, live in zip(self.tensors, self._live()):
+                for copy, tensor in zip(kept, live):
+                    copy.copy_(tensor)
         else:
-            self._kept = [tensor.clone() for tensor in live]
-        self.iteration, self.consumed = iteration, consumed
+            self.tensors = [tuple(tensor.detach().clone() for tensor in live) for live in self._live()]
+        self.iteration, self.consumed, self.steps = iteration, consumed, self._optimizer.steps
 
     def go_back(self) -> None:
         """Have what was kept last again."""
-        for kept, tensor in zip(self._kept, self._live()):
-            tensor.copy_(kept)
+        for kept, live in zip(self.tensors, self._live()):
+            for copy, tensor in zip(kept, live):
+                tensor.copy_(copy)
+        self._optimizer.steps = self.steps
 
     @property
     def bytes(self) -> int:
-        """See the head of the class."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._kept)
+        """Of memory that it takes."""
+        return sum(copy.numel() * copy.element_size() for kept in self.tensors for copy in kept)
 
-    def _live(self) -> List[torch.Tensor]:
-        return [run.parameters for run in self._runs] + list(self._optimizer.tensors())
+    def _live(self) -> List[Tuple[torch.Tensor, ...]]:
+        return [(run.parameters, *moments) for run, moments in zip(self._runs, self._optimizer.moments)]

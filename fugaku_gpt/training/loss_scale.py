@@ -4,6 +4,7 @@ Training", section 3.2), found while training: as large as gradients allow."""
 from __future__ import annotations
 
 import math
+from typing import Any, Dict, Mapping
 
 from fugaku_gpt.config import TrainingConfig
 
@@ -23,6 +24,18 @@ class LossScale:
         self.value = training.loss_scale if self.active else 1.0
         self.since_overflow = 0
         self.overflows = 0
+
+    def state(self) -> Dict[str, Any]:
+        """All that changes, for JSON; empty where the scale stays 1."""
+        if not self.active:
+            return {}
+        return {"value": self.value, "since_overflow": self.since_overflow, "overflows": self.overflows}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state` gave; begin anew where that was a run of another type."""
+        if self.active and state:
+            self.value = float(state["value"])
+            self.since_overflow, self.overflows = int(state["since_overflow"]), int(state["overflows"])
 
     def gradient_scale(self, tokens: int) -> float:
         """What a token's loss is multiplied by in a micro-batch of so many tokens."""

@@ -18,20 +18,28 @@ from fugaku_gpt.parallel.buffers import Run
 BLOCK = 65536  # elements; five float32 blocks of this size fit a 2 MiB cache, and call overhead is below 1 %
 
 
+Moments = List[Tuple[torch.Tensor, torch.Tensor]]
+
+
 class BlockedAdamW:
     """AdamW by in-place operations on blocks, for builds without a fused kernel, as the judge of those with one, and
-    for ranks that own no parameter: many replicas of a small model, whose share is padding alone."""
+    for ranks that own no parameter: many replicas of a small model, whose share is padding alone.
+
+    Attributes:
+        steps: done so far.
+        moments: first and second moment of each run, in the order of the runs.
+    """
 
     def __init__(self, runs: Sequence[Run], training: TrainingConfig) -> None:
         self._training = training
-        self._steps = torch.zeros((), dtype=torch.int64)
-        self._moments: List[torch.Tensor] = []
+        self.steps = 0
+        self.moments: Moments = []
         scratch = torch.empty(BLOCK if runs else 0, dtype=runs[0].parameters.dtype if runs else None)
         # each block: weight decay, and its views of parameters, gradients, both moments and the scratch space
         self._blocks: List[Tuple[float, Tuple[torch.Tensor, ...]]] = []
         for run in runs:
-            moments = [torch.zeros_like(run.parameters), torch.zeros_like(run.parameters)]
-            self._moments += moments
+            moments = (torch.zeros_like(run.parameters), torch.zeros_like(run.parameters))
+            self.moments.append(moments)
             flats = (run.parameters, run.gradients, *moments)
             for start in range(0, run.parameters.numel(), BLOCK):
                 end = min(start + BLOCK, run.parameters.numel())
@@ -41,10 +49,9 @@ class BlockedAdamW:
     def step(self, lr: float) -> None:
         """Change the parameters by their gradients."""
         t = self._training
-        self._steps += 1
-        steps = int(self._steps)
-        step_size = lr / (1.0 - t.beta1**steps)
-        root_correction = math.sqrt(1.0 - t.beta2**steps)
+        self.steps += 1
+        step_size = lr / (1.0 - t.beta1**self.steps)
+        root_correction = math.sqrt(1.0 - t.beta2**self.steps)
         for weight_decay, (parameter, gradient, first, second, scratch) in self._blocks:
             if weight_decay:
                 parameter.mul_(1.0 - lr * weight_decay)
@@ -54,16 +61,33 @@ class BlockedAdamW:
             scratch.div_(root_correction).add_(t.eps)
             parameter.addcdiv_(first, scratch, value=-step_size)
 
-    def tensors(self) -> List[torch.Tensor]:
-        """All that is kept from step to step, but for the parameters: the number of steps, and the moments."""
-        return [self._steps, *self._moments]
-
 
 class FusedAdamW:
-    """PyTorch's fused kernel over the same ranges."""
+    """PyTorch's fused kernel over the same ranges.
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    Attributes:
+        moments: as of :class:`BlockedAdamW`.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, flats: Sequence[torch.Tensor]) -> None:
+        """``flats``: the optimiser's tensors in the order of the runs, with gradients of zero."""
         self._optimizer = optimizer
+        # PyTorch makes moments in the first step. This one changes nothing: no gradient, and no rate for the decay.
+        self.step(0.0)
+        states = [optimizer.state[flat] for flat in flats]
+        self._steps: List[torch.Tensor] = [state["step"] for state in states]
+        self.moments: Moments = [(state["exp_avg"], state["exp_avg_sq"]) for state in states]
+        self.steps = 0
+
+    @property
+    def steps(self) -> int:
+        """Done so far."""
+        return int(self._steps[0])
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        for one in self._steps:
+            one.fill_(steps)
 
     def step(self, lr: float) -> None:
         """Change the parameters by their gradients."""
@@ -71,23 +95,16 @@ class FusedAdamW:
             group["lr"] = lr
         self._optimizer.step()
 
-    def tensors(self) -> List[torch.Tensor]:
-        """All that is kept from step to step, but for the parameters; empty before the first step."""
-        states = [self._optimizer.state[flat] for group in self._optimizer.param_groups for flat in group["params"]]
-        return [state[name] for state in states for name in sorted(state)]
-
 
 def build_optimizer(runs: Sequence[Run], training: TrainingConfig) -> "BlockedAdamW | FusedAdamW":
-    """AdamW over what this rank owns, by the fastest way that this build has."""
+    """AdamW over what this rank owns, by the fastest way that this build has. Gradients are zero."""
+    flats = [run.parameters.detach().requires_grad_() for run in runs]
     groups: List[Dict[str, Any]] = []
     for decays in (True, False):
-        flats = []
-        for run in runs:
-            if run.decays == decays:
-                flat = run.parameters.detach().requires_grad_()
-                flat.grad = run.gradients
-                flats.append(flat)
-        if flats:
-            groups.append({"params": flats, "weight_decay": training.weight_decay if decays else 0.0})
+        alike = [flat for flat, run in zip(flats, runs) if run.decays == decays]
+        if alike:
+            groups.append({"params": alike, "weight_decay": training.weight_decay if decays else 0.0})
+    for flat, run in zip(flats, runs):
+        flat.grad = run.gradients
     fused = compat.fused_adamw(groups, lr=training.lr, betas=(training.beta1, training.beta2), eps=training.eps)
-    return FusedAdamW(fused) if fused is not None else BlockedAdamW(runs, training)
+    return FusedAdamW(fused, flats) if fused is not None else BlockedAdamW(runs, training)

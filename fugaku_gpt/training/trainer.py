@@ -14,6 +14,7 @@ from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import SIXTEEN_BITS
 from fugaku_gpt.layout.batch import LeftOut, first_sample, global_batch, sequence_length
+from fugaku_gpt.layout.flat import is_sharded, shards_of
 from fugaku_gpt.layout.schedules import schedule
 from fugaku_gpt.layout.stages import chunks_of, stage_tensors
 from fugaku_gpt.model import build_stage, named_parameters, recompute_of
@@ -109,15 +110,15 @@ class Trainer:
             zip([chunk.index for chunk in mine], build_stage(config, grid.tp, mine, recompute_of(config, chunks)))
         )
         pieces = list(self.pieces.values())
-        sharded = layout.zero == 1 and grid.dp.size > 1
+        sharded = is_sharded(config)
         self.buffers = FlatBuffers(
             named_parameters(pieces),
             stage_tensors(model, grid.tp.size, chunks, grid.place.pp),
-            grid.dp.size if sharded or layout.hierarchical_sum else 1,  # whatever is cut in equal parts
+            shards_of(config),
             int(training.bucket_mib * 2**20),
             grid.tp.size,
         )
-        owned = self.buffers.owned(grid.replicas.rank if sharded else 0, grid.dp.size if sharded else 1)
+        owned = self.buffers.layout.owned(grid.replicas.rank if sharded else 0, grid.dp.size if sharded else 1)
         self._owned_gradients = [self.buffers.gradients[part.gradients] for part in owned]
         self.masters = MasterWeights(self.buffers, owned) if training.dtype in SIXTEEN_BITS else None
         self._runs = list(self.buffers.runs(owned, counted_here(grid, sharded), self.masters))

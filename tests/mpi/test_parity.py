@@ -103,7 +103,7 @@ def assembled(trainer: Trainer) -> torch.Tensor:
     """The flat gradients with every replica's share in its place."""
     shards = trainer.grid.dp.size if trainer.config.layout.zero else 1
     flat = torch.zeros_like(trainer.buffers.gradients)
-    for owned in trainer.buffers.owned(trainer.grid.replicas.rank if shards > 1 else 0, shards):
+    for owned in trainer.buffers.layout.owned(trainer.grid.replicas.rank if shards > 1 else 0, shards):
         flat[owned.parameters] = trainer.buffers.gradients[owned.gradients]
     if shards > 1:
         trainer.grid.dp.all_reduce(flat)

@@ -157,7 +157,7 @@ def test_each_replica_keeps_its_share_of_masters_and_moments(world: Communicator
     run.step()
     assert run.masters is not None
     elements = run.buffers.parameters.numel()
-    moments = sum(tensor.numel() * tensor.element_size() for tensor in run._optimizer.tensors() if tensor.numel() > 1)
+    moments = sum(tensor.numel() * tensor.element_size() for both in run._optimizer.moments for tensor in both)
     kept = run.masters.values.numel() * run.masters.values.element_size()
     assert (kept, moments) == (4 * elements // world.size, 8 * elements // world.size)
     assert run.buffers.gradients.numel() == elements and run.buffers.gradients.dtype == torch.float32

@@ -110,7 +110,7 @@ def summed_gradients(trainer: Trainer) -> Dict[str, torch.Tensor]:
     """This stage's gradients as the optimiser saw them, whole; under ZeRO each replica has its share. Collective."""
     shards = trainer.grid.dp.size if trainer.config.layout.zero else 1
     flat = torch.zeros_like(trainer.buffers.gradients)
-    for owned in trainer.buffers.owned(trainer.grid.dp.rank if shards > 1 else 0, shards):
+    for owned in trainer.buffers.layout.owned(trainer.grid.dp.rank if shards > 1 else 0, shards):
         flat[owned.parameters] = trainer.buffers.gradients[owned.gradients]
     if shards > 1:
         trainer.grid.dp.all_reduce(flat)

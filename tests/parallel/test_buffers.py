@@ -41,7 +41,7 @@ def backward(model: GPT, samples: int = 2) -> None:
 
 
 def runs_of(buffers: FlatBuffers) -> List[Run]:
-    return list(buffers.runs(buffers.owned(0, 1), lambda spec: True))
+    return list(buffers.runs(buffers.layout.owned(0, 1), lambda spec: True))
 
 
 def test_parameters_and_gradients_become_views_and_keep_their_values(config: RunConfig, model: GPT) -> None:
@@ -103,7 +103,7 @@ def test_shares_of_all_replicas_together_are_every_element_once(shards: int, dty
     assert len(buffers.buckets) > 2
     seen = torch.zeros(buffers.parameters.numel(), dtype=torch.int64)
     for shard in range(shards):
-        owned = buffers.owned(shard, shards)
+        owned = buffers.layout.owned(shard, shards)
         masters = MasterWeights(buffers, owned) if dtype == "bfloat16" else None
         for mine in owned:
             seen[mine.parameters] += 1
@@ -126,7 +126,7 @@ def test_the_norm_is_that_of_all_gradients(config: RunConfig, model: GPT) -> Non
         values = torch.randn(placement.size, generator=torch.Generator().manual_seed(placement.start))
         buffers.gradients[placement.part].copy_(values)
     judge = sum(float((p.grad.double() ** 2).sum()) for p in model.parameters() if p.grad is not None)
-    runs = list(buffers.runs(buffers.owned(0, 1), counted_here(ProcessGrid.alone(), False)))
+    runs = list(buffers.runs(buffers.layout.owned(0, 1), counted_here(ProcessGrid.alone(), False)))
     squares, finite = squares_of(runs)
     assert finite and squares == pytest.approx(judge, rel=1e-6)
     buffers.gradients[3] = float("inf")
@@ -190,7 +190,7 @@ def test_masters_keep_steps_that_16_bits_would_lose() -> None:
     config = tiny_config("training.dtype=bfloat16")
     model = build_model(config, Communicator.alone())
     buffers = buffers_of(config, model)
-    masters = MasterWeights(buffers, buffers.owned(0, 1))
+    masters = MasterWeights(buffers, buffers.layout.owned(0, 1))
     weight = model.final_norm.weight
     assert bool((weight == 1.0).all())
     small, steps = 1e-4, 60  # a bfloat16 below 1 is 0.0039 away from it

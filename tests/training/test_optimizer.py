@@ -34,7 +34,7 @@ def trained(build: Any) -> "tuple[FlatBuffers, np.ndarray[Any, Any]]":
 
 
 def runs_of(buffers: FlatBuffers) -> List[Run]:
-    return list(buffers.runs(buffers.owned(0, 1), lambda spec: True))
+    return list(buffers.runs(buffers.layout.owned(0, 1), lambda spec: True))
 
 
 def gradient(step: int, size: int) -> "np.ndarray[Any, Any]":
@@ -83,12 +83,13 @@ def test_what_it_keeps_between_steps_is_all_that_a_step_depends_on(build: Any) -
         adamw.step(0.01)
         return buffers.parameters.clone()
 
-    parameters, kept = after(0), [tensor.clone() for tensor in adamw.tensors()]
+    parameters, steps, kept = after(0), adamw.steps, [tensor.clone() for both in adamw.moments for tensor in both]
     expected = [after(1), after(2)]
     buffers.parameters.copy_(parameters)
-    for tensor, before in zip(adamw.tensors(), kept):
+    for tensor, before in zip((tensor for both in adamw.moments for tensor in both), kept):
         tensor.copy_(before)
-    assert all(torch.equal(after(step), judge) for step, judge in zip((1, 2), expected))
+    adamw.steps = steps
+    assert steps == 1 and all(torch.equal(after(step), judge) for step, judge in zip((1, 2), expected))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -97,7 +98,7 @@ def test_a_share_of_padding_alone_is_stepped_kept_and_brought_back(dtype: str) -
     model = build_model(config, Communicator.alone())
     buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1), shards)
     before = buffers.parameters.clone()
-    owned = buffers.owned(shards - 1, shards)
+    owned = buffers.layout.owned(shards - 1, shards)
     masters = MasterWeights(buffers, owned) if dtype == "bfloat16" else None
     runs = list(buffers.runs(owned, lambda spec: True, masters))
     assert runs == [] and squares_of(runs) == (0.0, True)
@@ -110,3 +111,18 @@ def test_a_share_of_padding_alone_is_stepped_kept_and_brought_back(dtype: str) -
     if masters is not None:
         masters.round()
     assert torch.equal(buffers.parameters, before)
+
+
+@pytest.mark.parametrize("build", [BlockedAdamW, build_optimizer], ids=["blocked", "this build's own"])
+def test_moments_are_there_before_the_first_step_and_lie_along_the_runs(build: Any) -> None:
+    model = build_model(CONFIG, Communicator.alone())
+    buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(CONFIG.model, 1))
+    before = buffers.parameters.clone()
+    runs = runs_of(buffers)
+    adamw = build(runs, CONFIG.training)
+    assert adamw.steps == 0 and torch.equal(buffers.parameters, before)
+    assert all(float(moment.abs().max()) == 0.0 for both in adamw.moments for moment in both)
+    buffers.gradients.copy_(torch.from_numpy(gradient(0, buffers.gradients.numel())))
+    adamw.step(0.01)
+    for run, (first, second) in zip(runs, adamw.moments):
+        assert torch.allclose(first, 0.1 * run.gradients) and torch.allclose(second, 0.05 * run.gradients**2)

@@ -78,7 +78,7 @@ def test_memory_is_2_bytes_of_parameters_and_4_each_of_masters_gradients_and_mom
     steps_of(run, 1)
     assert run.masters is not None
     elements = run.buffers.parameters.numel()
-    moments = [tensor for tensor in run._optimizer.tensors() if tensor.numel() > 1]
+    moments = [tensor for both in run._optimizer.moments for tensor in both]
     sizes = [
         sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         for tensors in ([run.buffers.parameters], [run.buffers.gradients], [run.masters.values], moments)
