@@ -11,6 +11,7 @@ from fugaku_gpt.config.load import (
     valid_keys,
 )
 from fugaku_gpt.config.schema import (
+    CheckpointConfig,
     DataConfig,
     JobConfig,
     LayoutConfig,
@@ -21,6 +22,7 @@ from fugaku_gpt.config.schema import (
 )
 
 __all__ = [
+    "CheckpointConfig",
     "DataConfig",
     "JobConfig",
     "LayoutConfig",

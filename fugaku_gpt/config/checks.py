@@ -30,6 +30,7 @@ def problems_of(config: RunConfig, locate: Locate) -> List[str]:
     _check_health(config, broken)
     _check_recompute(config, broken)
     _check_data(config, broken)
+    _check_checkpoint(config, broken)
     _check_job(config, broken)
     return problems
 
@@ -243,6 +244,17 @@ def _check_data(config: RunConfig, broken: Report) -> None:
             list(data.split),
             "must be three shares (train, valid, test), train above 0, such as [969, 30, 1]",
         )
+
+
+def _check_checkpoint(config: RunConfig, broken: Report) -> None:
+    interval, every = config.checkpoint.interval, config.checkpoint.keep_every
+    if every is None:
+        return
+    if interval is None:
+        broken("checkpoint.keep_every", every, "needs checkpoint.interval, which it is a multiple of")
+    elif every % interval:
+        valid = " or ".join(str(v) for v in (every // interval * interval, -(-every // interval) * interval) if v)
+        broken("checkpoint.keep_every", every, f"must be a multiple of checkpoint.interval {interval}; valid: {valid}")
 
 
 def _check_job(config: RunConfig, broken: Report) -> None:

@@ -368,6 +368,22 @@ class JobConfig:
 
 
 @dataclass(frozen=True)
+class CheckpointConfig:
+    """What is kept of a run on disk, from which it, or a run of another layout, goes on."""
+
+    interval: Optional[int] = option(
+        None, "iterations between checkpoints; default: only where the run stops early", unit="iterations", at_least=1
+    )
+    at_end: bool = option(False, "one more after the last iteration")
+    keep_last: int = option(2, "the newest checkpoints that are kept", at_least=1)
+    keep_every: Optional[int] = option(
+        None, "iterations between checkpoints that are kept for good; default: none", unit="iterations", at_least=1
+    )
+    asynchronous: bool = option(True, "train on while a copy in memory is written; takes that memory")
+    ranks_per_file: int = option(1, "neighbouring ranks that write into one file", at_least=1)
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """One run, whole."""
 
@@ -375,6 +391,7 @@ class RunConfig:
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
     job: JobConfig = field(default_factory=JobConfig)
 

@@ -23,7 +23,9 @@ from fugaku_gpt.layout.schedule_times import Timing
 from fugaku_gpt.layout.schedules import Action, Exchange, Forward, schedule
 from fugaku_gpt.layout.stages import RECOMPUTE, Chunk, chunks_of, split_layers, stage_tensors, work_of
 
-NORM_ELEMENTS = 3  # sum of squares of the gradients, sum of the losses, ranks that have met a non-finite number
+# sum of the losses, sum of squares of the gradients; ranks that have met a non-finite number, that want to stop, that
+# have written their part of a checkpoint, and that could not
+NORM_ELEMENTS = 6
 
 
 @dataclass(frozen=True)

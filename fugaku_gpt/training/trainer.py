@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
-from typing import Any, Callable, Dict, Optional, Protocol, Tuple
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, NamedTuple, Optional, Protocol, Tuple
 
 import numpy as np
 import torch
@@ -64,6 +64,9 @@ class Step:
         lost_samples: those that have no lasting effect because of that, as ``training.skip_samples`` names them.
         returned_to: the iteration after which weights were what they are now, where a spike made the run return.
         loss_scale: what a micro-batch's mean loss was multiplied by for its gradients; 1 but for float16.
+        stop: some rank wants the run to stop after this iteration.
+        written, not_written: ranks that have brought the checkpoint on its way as far as it goes without the others, or
+            could not.
     """
 
     loss: float
@@ -75,6 +78,20 @@ class Step:
     lost_samples: str = ""
     returned_to: Optional[int] = None
     loss_scale: float = 1.0
+    stop: bool = False
+    written: int = field(default=0, compare=False)
+    not_written: int = field(default=0, compare=False)
+
+
+class _Sums(NamedTuple):
+    """Sums over all ranks, in the order in which they are sent."""
+
+    losses: float
+    squares: float
+    bad_ranks: float
+    stop: float
+    written: float
+    not_written: float
 
 
 class Trainer:
@@ -87,6 +104,8 @@ class Trainer:
         consumed_tokens: tokens of the samples that were used.
         pipeline_seconds, waited_seconds: in the pipeline over all iterations, and what of it was waiting for other
             stages.
+        stop_wanted: asked once in each iteration, on every rank: whether the run is to stop after it.
+        saving: the same: whether this rank's part of the checkpoint on its way is (written, given up).
     """
 
     def __init__(self, config: RunConfig, grid: ProcessGrid, train: Samples, valid: Optional[Samples] = None) -> None:
@@ -98,6 +117,8 @@ class Trainer:
         self.consumed_tokens = 0
         self.pipeline_seconds = 0.0
         self.waited_seconds = 0.0
+        self.stop_wanted: Callable[[], bool] = lambda: False
+        self.saving: Callable[[], Tuple[bool, bool]] = lambda: (False, False)
         self.health = Health(config.training)
         self.loss_scale = LossScale(config.training)
         self._left_out = LeftOut(config.training.skip_samples)
@@ -155,7 +176,9 @@ class Trainer:
         self.pipeline_seconds += time.perf_counter() - began
         self.waited_seconds += self.pipeline.waited_seconds
         self.sum.finish()
-        loss, norm, bad_ranks = self._agree(total, samples * seq_len, scale)
+        sums = self._agree(total)
+        tokens, bad_ranks = samples * seq_len, int(sums.bad_ranks)
+        loss, norm = sums.losses / tokens, math.sqrt(sums.squares) / tokens / scale
         overflow = self.loss_scale.is_overflow(loss, bad_ranks)
         verdict = self.health.judge(self.iteration + 1, loss, norm, bad_ranks, overflow)
         self.loss_scale.update(overflow)
@@ -164,7 +187,7 @@ class Trainer:
             clip = training.clip_grad / norm if training.clip_grad and norm > training.clip_grad else 1.0
             # gradients are scaled sums over all tokens of the global batch up to here: one pass divides and clips
             for gradients in self._owned_gradients:
-                gradients.mul_(clip / (samples * seq_len) / scale)
+                gradients.mul_(clip / tokens / scale)
             self._optimizer.step(lr)
         elif verdict == SPIKE:
             self._settle()
@@ -176,11 +199,12 @@ class Trainer:
         lost_from = self._copy.consumed if verdict == SPIKE else self._left_out.number(used)
         self.iteration += 1
         self.consumed_samples = self._left_out.number(used + samples - 1) + 1
-        self.consumed_tokens += samples * seq_len
+        self.consumed_tokens += tokens
         self._keep_copy(verdict)
         lost = f"{lost_from}-{self.consumed_samples - 1}" if verdict != DONE else ""
         returned_to = self._copy.iteration if verdict == SPIKE else None
-        return Step(loss, norm, lr, samples, seq_len, verdict, lost, returned_to, loss_scale)
+        agreed = bool(sums.stop), int(sums.written), int(sums.not_written)
+        return Step(loss, norm, lr, samples, seq_len, verdict, lost, returned_to, loss_scale, *agreed)
 
     @property
     def copy_bytes(self) -> int:
@@ -279,12 +303,22 @@ class Trainer:
     def _before_last_backward(self, chunk: int) -> None:
         self.sum.last_backward(self._order.index(chunk))
 
-    def _agree(self, total: float, tokens: int, scale: float) -> Tuple[float, float, int]:
-        """(mean loss per token, norm of the mean gradient, ranks that have seen something that is not finite), from one
-        sum over all ranks, so equal on every rank."""
+    def _agree(self, total: float) -> _Sums:
+        """What all ranks must know of this iteration, from one sum over all of them, so equal on every rank.
+
+        Args:
+            total: sum of this replica's losses, on the last stage.
+        """
         squares, finite = squares_of(self._runs)
-        counted = total if self.grid.place.tp == 0 else 0.0
-        bad = 0.0 if finite and math.isfinite(total) else 1.0
-        sums = torch.tensor([counted, squares, bad], dtype=torch.float64)
+        written, not_written = self.saving()
+        mine = _Sums(
+            losses=total if self.grid.place.tp == 0 else 0.0,
+            squares=squares,
+            bad_ranks=0.0 if finite and math.isfinite(total) else 1.0,
+            stop=float(self.stop_wanted()),
+            written=float(written),
+            not_written=float(not_written),
+        )
+        sums = torch.tensor(mine, dtype=torch.float64)
         self.grid.world.all_reduce(sums)
-        return float(sums[0]) / tokens, math.sqrt(float(sums[1])) / tokens / scale, int(sums[2])
+        return _Sums(*sums.tolist())

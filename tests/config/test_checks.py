@@ -50,6 +50,14 @@ from fugaku_gpt.errors import ConfigError
             "at most training.global_batch 8; valid: 2, 4",
         ),
         (
+            "checkpoint.keep_every: 250\ncheckpoint.interval: 100",
+            "run.yaml:1: checkpoint.keep_every: 250: must be a multiple of checkpoint.interval 100; valid: 200 or 300",
+        ),
+        (
+            "checkpoint.keep_every: 250",
+            "run.yaml:1: checkpoint.keep_every: 250: needs checkpoint.interval, which it is a multiple of",
+        ),
+        (
             "training.skip_samples: [9-3]",
             "run.yaml:1: training.skip_samples: 9-3: must go from the lower to the higher number; valid: 3-9",
         ),

@@ -55,7 +55,7 @@ def test_the_production_layout_is_accepted() -> None:
         ("layout:\n  dpx: 2", "run.yaml:2: layout.dpx: unknown key (value '2'); did you mean layout.dp?"),
         ("dp: 2", "did you mean layout.dp?"),
         ("model:\n  zzz: 1", "model.zzz: unknown key (value '1'); valid: model.name, model.layers"),
-        ("whatever: 1", "valid: data.*, job.*, layout.*, model.*, node.*, preset, training.*"),
+        ("whatever: 1", "valid: checkpoint.*, data.*, job.*, layout.*, model.*, node.*, preset, training.*"),
         ("training: {dtype: half}", "'half': not one of the choices; valid: one of float32, float64"),
         ("preset: enormous", "run.yaml:1: preset: 'enormous' is not a preset; valid: tiny, 124m, 350m, 1.3b, 13b, 30b"),
         ("training: {lr: 1, lr: 2}", "run.yaml:1: lr: written twice"),
