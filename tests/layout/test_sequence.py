@@ -17,6 +17,7 @@ from fugaku_gpt.layout.grid import ORDERS, Coordinates, coordinates_of
 from fugaku_gpt.layout.schedule_times import simulate
 from fugaku_gpt.layout.schedules import KINDS, Exchange
 from fugaku_gpt.layout.sequence import (
+    NORM_ELEMENTS,
     Collective,
     Communication,
     SequencePlan,
@@ -128,7 +129,7 @@ def test_gradients_are_summed_once_and_whole(plan: SequencePlan) -> None:
             assert all(elements % layout.dp == 0 for elements in buckets)
             expected += Counter(("all_gather", elements // layout.dp) for elements in buckets)
         assert on(steps, "dp") == (expected if layout.dp > 1 else {})
-        assert on(steps, "world") == ({("all_reduce_sum", 3): 1} if layout.ranks > 1 else {})
+        assert on(steps, "world") == ({("all_reduce_sum", NORM_ELEMENTS): 1} if layout.ranks > 1 else {})
         tied = {("all_reduce_sum", plan.vocab // layout.tp * 24): 1}
         assert on(steps, "embedding") == (tied if layout.pp > 1 and stage in (0, layout.pp - 1) else {})
 
