@@ -13,6 +13,7 @@ from fugaku_gpt.cli.lazy import LazyGroup
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, FugakuGptError
 
 COMMANDS: Dict[str, str] = {
+    "ckpt": "fugaku_gpt.cli.ckpt:ckpt",
     "data": "fugaku_gpt.cli.data:data",
     "doctor": "fugaku_gpt.cli.doctor:doctor",
     "job": "fugaku_gpt.cli.job:job",

@@ -131,6 +131,11 @@ def list_checkpoints(directory: Path) -> List[CheckpointInfo]:
     return sorted(found, key=lambda info: (info.iteration, info.attempt), reverse=True)
 
 
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a folder of this name is looked at as a checkpoint."""
+    return _VISIBLE.fullmatch(name) is not None
+
+
 def latest(directory: Path) -> Optional[Path]:
     """The checkpoint that the tracker names: the one that was last written. None where there is no tracker that can be
     read, or its checkpoint is gone."""
@@ -139,7 +144,7 @@ def latest(directory: Path) -> Optional[Path]:
         name = values["name"] if values["version"] == TRACKER_VERSION else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if not isinstance(name, str) or not _VISIBLE.fullmatch(name) or not checkpoint_io.is_folder(directory / name):
+    if not isinstance(name, str) or not is_checkpoint_name(name) or not checkpoint_io.is_folder(directory / name):
         return None
     return directory / name
 

@@ -9,10 +9,11 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tup
 from fugaku_gpt.errors import CheckpointError
 from fugaku_gpt.layout.regions import Region, tiles
 from fugaku_gpt.records import checkpoint_io
-from fugaku_gpt.records.checkpoint import CheckpointInfo, list_checkpoints, remove_tree
+from fugaku_gpt.records.checkpoint import CheckpointInfo, is_checkpoint_name, list_checkpoints, remove_tree
 from fugaku_gpt.records.checkpoint_file import NotAShard, sum_of
 from fugaku_gpt.records.checkpoint_manifest import MANIFEST, DataFile, read_manifest
 from fugaku_gpt.records.checkpoint_read import damage, open_shard
+from fugaku_gpt.records.run import CHECKPOINTS
 
 Kinds = Mapping[str, Mapping[str, str]]  # tensor → kind → dtype
 
@@ -75,6 +76,22 @@ def _verify_file(
     finally:
         checkpoint_io.close(descriptor)
     return problems
+
+
+def checkpoints_at(path: Path) -> List[Path]:
+    """What a path of the user's means: a checkpoint itself, or all of those in a run or a folder of them, newest first.
+
+    Raises:
+        CheckpointError: there are none.
+    """
+    if checkpoint_io.exists(path / MANIFEST) or is_checkpoint_name(path.absolute().name):
+        return [path]
+    for directory in (path / CHECKPOINTS, path):
+        found = [info.path for info in list_checkpoints(directory)]
+        if found:
+            return found
+    there = "holds no checkpoint" if checkpoint_io.exists(path) else "there is no such folder"
+    raise CheckpointError(f"{path}: {there}; a run keeps its own in RUN_DIR/{CHECKPOINTS}/step-<iteration>")
 
 
 def newest_valid(directory: Path, deep: bool = True) -> Newest:

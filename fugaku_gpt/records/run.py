@@ -36,6 +36,7 @@ from fugaku_gpt.records.files import create_json_atomically, write_json_atomical
 
 VERSION = 1
 CLAIM = ".claim"
+CHECKPOINTS = "checkpoints"
 CUT = "cut"
 _TAIL_BYTES = 8192
 _LONGEST_LINE = 64 * 1024  # bytes
@@ -109,6 +110,11 @@ class RunDirectory:
     def flight_dir(self) -> Path:
         """The ranks' flight recorders."""
         return self.path / "flight"
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """The run's checkpoints (see :mod:`fugaku_gpt.records.checkpoint`)."""
+        return self.path / CHECKPOINTS
 
     def create(self, config_yaml: str, holder: Optional[str] = None) -> None:
         """Make the folder, claim it, and write the configuration; of several that do so at once, one succeeds.

@@ -1,0 +1,152 @@
+"""``fugaku-gpt ckpt``: look at checkpoints, check them, take them elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+
+import click
+
+from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, CheckpointError
+
+if TYPE_CHECKING:
+    from fugaku_gpt.records.checkpoint_manifest import Manifest
+
+_place = click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
+
+
+@click.group()
+def ckpt() -> None:
+    """List, show and check checkpoints, and take them to and from Hugging Face's format.
+
+    PATH is a checkpoint (RUN_DIR/checkpoints/step-...), a run directory, or a folder of checkpoints.
+    """
+
+
+@ckpt.command("ls")
+@_place
+@format_option
+def list_(path: Path, form: str) -> None:
+    """List the checkpoints of a run, newest first; its data are not read (see `ckpt verify`)."""
+    from fugaku_gpt.records.checkpoint import latest
+    from fugaku_gpt.records.checkpoint_keep import checkpoints_at, verify
+    from fugaku_gpt.records.checkpoint_manifest import MANIFEST, read_manifest
+
+    rows: List[Dict[str, Any]] = []
+    for checkpoint in checkpoints_at(path):
+        row: Dict[str, Any] = {"checkpoint": checkpoint.absolute().name}
+        try:
+            row.update(_facts(read_manifest(checkpoint)), problem=_first(verify(checkpoint, deep=False)))
+            row["written_utc"] = _clock((checkpoint / MANIFEST).stat().st_mtime)
+        except CheckpointError as error:
+            row["problem"] = str(error)
+        except FileNotFoundError:
+            row["problem"] = "removed meanwhile"
+        row["latest"] = "yes" if latest(checkpoint.absolute().parent) == checkpoint.absolute() else None
+        rows.append(row)
+    columns = ("checkpoint", "iteration", "samples", "tokens", "files", "bytes", "written_utc", "latest", "problem")
+    click.echo(render_rows(columns, rows, form), nl=False)
+
+
+@ckpt.command()
+@_place
+@click.option("--tensors", is_flag=True, help="The tensors instead.")
+@format_option
+def inspect(path: Path, tensors: bool, form: str) -> None:
+    """Tell what a checkpoint holds: of several, the newest. Its data are not read."""
+    from fugaku_gpt.records.checkpoint_keep import checkpoints_at
+    from fugaku_gpt.records.checkpoint_manifest import read_manifest
+
+    checkpoint = checkpoints_at(path)[0]
+    manifest = read_manifest(checkpoint)
+    if tensors:
+        columns = ("tensor", "shape", "elements", "kinds", "files")
+        click.echo(render_rows(columns, _tensor_rows(manifest), form), nl=False)
+        return
+    parameters = sum(math.prod(tensor.shape) for tensor in manifest.tensors.values())
+    facts: Dict[str, Any] = {
+        "checkpoint": str(checkpoint),
+        **_facts(manifest),
+        "tensors": len(manifest.tensors),
+        "parameters": parameters,
+        "kinds": sorted({kind for tensor in manifest.tensors.values() for kind in tensor.kinds}),
+        "data_fingerprint": manifest.data_fingerprint or None,
+        "build": dict(manifest.build),
+        "state": dict(manifest.state),
+        "config": dict(manifest.config),
+    }
+    if form == "json":
+        click.echo(json.dumps(facts, indent=2, allow_nan=False))
+        return
+    rows = [row for name, value in facts.items() for row in _fact_rows(name.replace("_", " "), value)]
+    click.echo(render_rows(("of the checkpoint", "value"), rows, form), nl=False)
+
+
+@ckpt.command()
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--fast", is_flag=True, help="Without reading the data: the manifest, and each file's length and header.")
+@format_option
+def verify(paths: Tuple[Path, ...], fast: bool, form: str) -> int:
+    """Check checkpoints: everything that they hold is read and compared with its sum.
+
+    What is damaged is named by file, tensor and coordinates, one row each; exit code 3 if there is any.
+    """
+    from fugaku_gpt.records import checkpoint_keep
+
+    rows = []
+    for checkpoint in (one for path in paths for one in checkpoint_keep.checkpoints_at(path)):
+        problems = checkpoint_keep.verify(checkpoint, deep=not fast)
+        damaged = [{"checkpoint": str(checkpoint), "verdict": "damaged", "problem": one} for one in problems]
+        sound = {"checkpoint": str(checkpoint), "verdict": "lengths and headers are right" if fast else "whole"}
+        rows += damaged or [sound]
+    click.echo(render_rows(("checkpoint", "verdict", "problem"), rows, form), nl=False)
+    return EXIT_FINDINGS if any("problem" in row for row in rows) else EXIT_OK
+
+
+def _facts(manifest: "Manifest") -> Dict[str, Any]:
+    return {
+        "iteration": manifest.iteration,
+        "samples": manifest.consumed_samples,
+        "tokens": manifest.consumed_tokens,
+        "files": len(manifest.files),
+        "bytes": manifest.data_bytes,
+    }
+
+
+def _tensor_rows(manifest: "Manifest") -> List[Dict[str, Any]]:
+    files = [0] * len(manifest.tensors)
+    for file in manifest.files:
+        for index in file.tensors:
+            files[index] += 1
+    return [
+        {
+            "tensor": name,
+            "shape": "x".join(map(str, manifest.tensors[name].shape)),
+            "elements": math.prod(manifest.tensors[name].shape),
+            "kinds": " ".join(f"{kind}:{dtype}" for kind, dtype in sorted(manifest.tensors[name].kinds.items())),
+            "files": files[index],
+        }
+        for index, name in enumerate(manifest.tensor_names)
+    ]
+
+
+def _fact_rows(name: str, value: Any) -> List[Dict[str, Any]]:
+    """A row each; of what has parts, a row for each part."""
+    if isinstance(value, dict) and value:
+        return [row for key, one in value.items() for row in _fact_rows(f"{name}.{key}", one)]
+    if isinstance(value, (list, dict)):
+        value = ", ".join(map(str, value)) or None
+    return [{"of the checkpoint": name, "value": f"{value:,}" if type(value) is int else value}]
+
+
+def _first(problems: List[str]) -> Optional[str]:
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return problems[0] + more if problems else None
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))

@@ -1,0 +1,82 @@
+"""``fugaku-gpt ckpt``: list, inspect, verify."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, List
+
+import pytest
+
+from fugaku_gpt.cli.main import run
+from tests.support.checkpoints import cut_flat, save, some_arrays
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    arrays = some_arrays(3)
+    for iteration in (10, 20):
+        save(
+            tmp_path / "run" / "checkpoints", iteration, arrays, cut_flat(arrays, 2),
+            state={"loss_scale": 0.5}, config={"model": {"layers": 2}}, data_fingerprint="abc",
+        )  # fmt: skip
+    return tmp_path / "run"
+
+
+def told(capsys: pytest.CaptureFixture[str], code: int, *words: Any) -> str:
+    assert run(["ckpt", *map(str, words)]) == code
+    return capsys.readouterr().out
+
+
+def test_ls_in_every_form(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows: List[Any] = json.loads(told(capsys, 0, "ls", run_directory, "--format", "json"))
+    assert [(row["checkpoint"], row["iteration"], row["latest"], row["problem"]) for row in rows] == [
+        ("step-00000020", 20, "yes", None),
+        ("step-00000010", 10, None, None),
+    ]
+    newest = run_directory / "checkpoints" / "step-00000020"
+    assert rows[0]["files"] == 2 and rows[0]["bytes"] == sum(one.stat().st_size for one in newest.glob("data-*"))
+    assert told(capsys, 0, "ls", newest.parent).splitlines()[2].startswith("step-00000020  20         160      1280")
+    assert told(capsys, 0, "ls", newest, "--format", "csv").splitlines()[1].startswith("step-00000020,20,160,1280,2,")
+    (newest / "data-000001.safetensors").unlink()
+    assert "data-000001.safetensors: missing" in told(capsys, 0, "ls", run_directory)
+    (newest / "manifest.json").unlink()
+    assert "it holds no manifest.json" in told(capsys, 0, "ls", run_directory)
+
+
+def test_inspect_tells_what_the_newest_holds(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = json.loads(told(capsys, 0, "inspect", run_directory, "--format", "json"))
+    assert facts["iteration"] == 20 and facts["parameters"] == 60 + 7 + 48 + 1 and facts["data_fingerprint"] == "abc"
+    assert facts["state"] == {"loss_scale": 0.5} and facts["config"] == {"model": {"layers": 2}}
+    table = told(capsys, 0, "inspect", run_directory / "checkpoints" / "step-00000010")
+    assert "\nconfig.model.layers  2\n" in table and "\niteration            10\n" in table
+    tensors = json.loads(told(capsys, 0, "inspect", run_directory, "--tensors", "--format", "json"))
+    assert tensors[1] == {
+        "tensor": "a.weight",
+        "shape": "3x4x5",
+        "elements": 60,
+        "kinds": "first_moment:F32 second_moment:F32 weights:F32",
+        "files": 2,
+    }
+
+
+def test_verify_names_the_damage_and_ends_with_3(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, 0, "verify", run_directory).count("  whole") == 2
+    path = run_directory / "checkpoints" / "step-00000020" / "data-000000.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 4
+    path.write_bytes(bytes(content))
+    rows = json.loads(told(capsys, 3, "verify", run_directory, "--format", "json"))
+    assert [row["verdict"] for row in rows] == ["damaged", "whole"]
+    assert rows[0]["problem"] == f"{path}: damaged: second_moment of b.weight[0:3, 0:8]: its CRC-32 is another"
+    assert "right" in told(capsys, 0, "verify", "--fast", run_directory)
+
+
+@pytest.mark.parametrize("verb", ["ls", "inspect", "verify"])
+def test_a_place_without_checkpoints_is_exit_code_2(
+    tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, told in ((tmp_path, "holds no checkpoint"), (tmp_path / "nowhere", "no such folder")):
+        assert run(["ckpt", verb, str(path)]) == 2
+        assert told in capsys.readouterr().err
