@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import time
-from typing import Any, List, Optional, Set, Tuple
+from typing import Any, List, Optional, Sequence, Set
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ class Pending:
         self._kept = kept  # the memory must live until MPI is done with it, also where nobody waits any more
         if kept is not None:
             _OUTSTANDING.add(self)
+            group._posted(slot)
 
     def done(self) -> bool:
         """Whether all of them have ended; does not wait."""
@@ -50,6 +51,8 @@ class Pending:
 
     def wait(self) -> None:
         """Wait until all of them have ended."""
+        if self._requests and not self.done():
+            self._group._waits(self._slot)
         while self._requests:
             self._group._wait(self._requests[-1])
             self._requests.pop()
@@ -89,6 +92,11 @@ class Communicator:
         self.name = name
         self.rank: int = handle.Get_rank() if handle is not None else 0
         self.size: int = handle.Get_size() if handle is not None else 1
+        self._members: Sequence[int] = ()  # world ranks, by rank in the group, where there is a recorder
+        self._group = -1
+        if recorder is not None and handle is not None and self.size > 1:
+            self._members = _world_ranks(handle)
+            self._group = recorder.group(name, self._members, self.rank)
 
     @classmethod
     def alone(cls, name: str = "self") -> "Communicator":
@@ -100,16 +108,20 @@ class Communicator:
         None is alone. Collective over this group."""
         if self._handle is None:
             return self
+        slot = self._enter("split", None)
         part = self._handle.Split(MPI.UNDEFINED if color is None else color, key)
+        self._leave(slot)
         if color is None:
-            return Communicator.alone(name)
+            return Communicator(None, name, self._recorder)
         return Communicator(part, name, self._recorder, self._max_elements, self._shares_cores)
 
     def on_this_node(self, name: str) -> "Communicator":
         """The ranks of this group that share memory with this one. Collective over this group."""
         if self._handle is None:
             return self
+        slot = self._enter("split", None)
         part = self._handle.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
+        self._leave(slot)
         return Communicator(part, name, self._recorder, self._max_elements, self._shares_cores)
 
     def all_reduce(self, tensor: torch.Tensor, operation: str = "sum") -> None:
@@ -128,7 +140,7 @@ class Communicator:
         if self._handle is None or self.size == 1:
             return Pending(self, [], -1, None)
         flat, how = _flat(tensor), operation_for("sum", tensor.dtype)
-        slot = self._enter(ALL_REDUCE, tensor)
+        slot = self._enter(ALL_REDUCE, tensor, waits=False)
         parts = [flat[start : start + self._max_elements] for start in range(0, flat.size, self._max_elements)]
         return Pending(self, [self._handle.Iallreduce(MPI.IN_PLACE, part, how) for part in parts], slot, flat)
 
@@ -140,7 +152,7 @@ class Communicator:
         if self._handle is None or self.size == 1:
             return Pending(self, [], -1, None)
         flat, how = self._divisible(tensor), operation_for("sum", tensor.dtype)
-        slot = self._enter(REDUCE_SCATTER, tensor)
+        slot = self._enter(REDUCE_SCATTER, tensor, waits=False)
         return Pending(self, [self._handle.Ireduce_scatter_block(MPI.IN_PLACE, flat, how)], slot, flat)
 
     def start_all_gather(self, tensor: torch.Tensor) -> Pending:
@@ -151,7 +163,7 @@ class Communicator:
         if self._handle is None or self.size == 1:
             return Pending(self, [], -1, None)
         flat = self._divisible(tensor)
-        slot = self._enter(ALL_GATHER, tensor.view(-1)[: flat.size // self.size])  # what each rank gives
+        slot = self._enter(ALL_GATHER, tensor.view(-1)[: flat.size // self.size], waits=False)  # what each rank gives
         return Pending(self, [self._handle.Iallgather(MPI.IN_PLACE, flat)], slot, flat)
 
     def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
@@ -159,14 +171,14 @@ class Communicator:
         were sent."""
         assert self._handle is not None
         flat = _flat(tensor)
-        slot = self._enter(SEND, tensor)
+        slot = self._enter(SEND, tensor, waits=False, peer=peer)
         return Pending(self, [self._handle.Isend(flat, peer)], slot, flat)
 
     def start_receive(self, tensor: torch.Tensor, peer: int) -> Pending:
         """Start to receive into a tensor what a rank of the group sends."""
         assert self._handle is not None
         flat = _flat(tensor)
-        slot = self._enter(RECEIVE, tensor)
+        slot = self._enter(RECEIVE, tensor, waits=False, peer=peer)
         return Pending(self, [self._handle.Irecv(flat, peer)], slot, flat)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -189,7 +201,7 @@ class Communicator:
         if self._handle is None or self.size == 1:
             return
         flat = _flat(tensor)
-        slot = self._enter("broadcast", tensor)
+        slot = self._enter("broadcast", tensor, peer=root)
         for start in range(0, flat.size, self._max_elements):
             self._wait(self._handle.Ibcast(flat[start : start + self._max_elements], root))
         self._leave(slot)
@@ -254,15 +266,49 @@ class Communicator:
             time.sleep(pause)
             pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
 
-    def _enter(self, operation: str, tensor: Optional[torch.Tensor]) -> int:
-        if self._recorder is None:
+    def progress(self, phase: int, step: Optional[int] = None, micro_batch: Optional[int] = None) -> None:
+        """Record what this rank is about to do (see :meth:`FlightRecorder.progress`)."""
+        if self._recorder is not None:
+            self._recorder.progress(phase, step, micro_batch)
+
+    def _enter(
+        self,
+        operation: str,
+        tensor: Optional[torch.Tensor],
+        waits: bool = True,
+        peer: Optional[int] = None,
+    ) -> int:
+        if self._recorder is None or self._group < 0:
             return -1
-        shape: Tuple[int, ...] = tuple(tensor.shape) if tensor is not None else ()
-        return self._recorder.enter(self.name, operation, str(tensor.dtype) if tensor is not None else "-", shape)
+        return self._recorder.enter(
+            self._group,
+            operation,
+            str(tensor.dtype) if tensor is not None else "-",
+            tuple(tensor.shape) if tensor is not None else (),
+            waits,
+            self._members[peer] if peer is not None else -1,
+        )
+
+    def _posted(self, slot: int) -> None:
+        if self._recorder is not None and slot >= 0:
+            self._recorder.posted(slot)
+
+    def _waits(self, slot: int) -> None:
+        if self._recorder is not None and slot >= 0:
+            self._recorder.wait(slot)
 
     def _leave(self, slot: int) -> None:
         if self._recorder is not None and slot >= 0:
             self._recorder.leave(slot)
+
+
+def _world_ranks(handle: MPI.Comm) -> List[int]:
+    """The world's ranks of a group's members; asks nobody."""
+    group, world = handle.Get_group(), MPI.COMM_WORLD.Get_group()
+    ranks = [int(rank) for rank in MPI.Group.Translate_ranks(group, list(range(group.Get_size())), world)]
+    group.Free()
+    world.Free()
+    return ranks
 
 
 def _flat(tensor: torch.Tensor) -> "np.ndarray[Any, Any]":

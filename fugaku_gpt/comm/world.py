@@ -29,7 +29,7 @@ def open_world(flight_dir: Optional[Path] = None, threads: int = 1) -> Communica
     """
     world = MPI.COMM_WORLD
     recorder = None
-    if flight_dir is not None and world.Get_size() > 1:
+    if flight_dir is not None:
         recorder = FlightRecorder(flight_dir, world.Get_rank(), world.Get_size())
     return Communicator(world, "world", recorder, shares_cores=_shares_cores(world, threads))
 

@@ -101,10 +101,11 @@ def positions_of(flights: Sequence[Flight]) -> List[Position]:
     """Ranks grouped by their last call: sequence number, communicator, operation, call site, inside or not."""
     groups: Dict[Tuple[Any, ...], List[Tuple[int, float]]] = {}
     for flight in flights:
-        call = flight.calls[-1] if flight.calls else None
+        waiting = flight.waiting
+        call = waiting if waiting is not None else flight.last
         key: Tuple[Any, ...] = (0, "-", "-", (), "-", False)
         if call is not None:
-            key = (call.sequence, call.communicator, call.operation, call.shape, call.site, call.left == 0)
+            key = (call.ordinal, call.communicator, call.operation, call.shape, call.site, waiting is not None)
         groups.setdefault(key, []).append((flight.rank, call.entered if call is not None else 0.0))
     positions = []
     for (sequence, communicator, operation, shape, site, inside), members in sorted(groups.items(), key=_place):
@@ -117,7 +118,7 @@ def positions_of(flights: Sequence[Flight]) -> List[Position]:
 def missing_ranks(flights: Sequence[Flight]) -> List[int]:
     """Ranks of the run whose file is not there."""
     there = {flight.rank for flight in flights}
-    return [rank for rank in range(max((flight.ranks for flight in flights), default=0)) if rank not in there]
+    return [rank for rank in range(max((flight.head.ranks for flight in flights), default=0)) if rank not in there]
 
 
 def findings_of(positions: Sequence[Position], missing: Sequence[int]) -> List[str]:

@@ -10,6 +10,7 @@ import torch
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.comm.communicator import Pending
 from fugaku_gpt.layout.schedules import ACTIVATION, GRADIENT, Action, Backward, Exchange, Forward, Message
+from fugaku_gpt.records.flight import BACKWARD, FORWARD, VALIDATION
 
 Key = Tuple[int, int]  # micro-batch, chunk
 Held = Tuple[str, int, int]  # kind of message, micro-batch, the chunk that gets it
@@ -63,6 +64,7 @@ class Pipeline:
         for action in self._actions:
             if isinstance(action, Forward):
                 micro_batch, chunk = action.micro_batch, action.chunk
+                self._pp.progress(FORWARD if learns else VALIDATION, micro_batch=micro_batch)
                 x = self._take((ACTIVATION, micro_batch, chunk), learns, held)
                 y = forward(micro_batch, chunk, x)
                 if learns:
@@ -78,6 +80,7 @@ class Pipeline:
                 if not learns:
                     continue
                 micro_batch, chunk = action.micro_batch, action.chunk
+                self._pp.progress(BACKWARD, micro_batch=micro_batch)
                 if before_last_backward is not None and self._last_backward[chunk] == micro_batch:
                     before_last_backward(chunk)
                 y = outputs.pop((micro_batch, chunk))

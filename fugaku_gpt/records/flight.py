@@ -1,9 +1,18 @@
-"""The flight recorder's file: one rank's last MPI calls, in a ring that outlives the process.
+"""The flight recorder's file: one rank's progress and last MPI calls, in memory that outlives the process.
 
-Layout, little-endian: a header of 64 bytes (magic, version, slots, rank, ranks, process id); ``slots`` records of 64
-bytes (sequence number from 1, communicator, operation, data type, call site, shape, time entered, time left or 0); then
-a table of names, 96 bytes each, that records refer to by index. The writer stores a record before it enters the call,
-so a rank that hangs or dies inside one is seen there.
+Layout, little-endian:
+
+* a head of 256 bytes: what process this is; its progress (heartbeat, step, micro-batch, phase), which the rank itself
+  writes; and at ``WATCH_OFFSET`` what its watchdog writes, which goes on where the rank does not;
+* a ring of ``slots`` records of the last calls, of 112 bytes each;
+* ``GROUPS`` communicators: name, own rank, world ranks of its members, collectives begun so far;
+* ``CHANNELS`` counts of messages by communicator, peer and direction;
+* ``NAMES`` names of 96 bytes, to which the rest refers by index; longer texts go on in the next place;
+* ``pinned`` more records, for calls that are outstanding when the ring comes round to them; the file grows with them.
+
+A record is there before its call begins, so a rank that hangs or dies inside one is seen there. A collective's sequence
+number counts the collectives of its communicator, and a message's those between the same two ranks in the same
+direction, each from 1: MPI matches both in this order, so equal numbers on two ranks are the same call.
 """
 
 from __future__ import annotations
@@ -11,43 +20,235 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.layout.operations import RECEIVE, SEND
 
 MAGIC = b"FGFLIGHT"
-VERSION = 1
-HEADER = struct.Struct("<8sIIIII36x")
-RECORD = struct.Struct("<QHHHHqqqqdd")
-LEFT = struct.Struct("<d")
-LEFT_OFFSET = RECORD.size - LEFT.size
+VERSION = 2
+HEADER = struct.Struct("<8sIIIIIId64s24x")  # magic, version, slots, pinned, rank, ranks, process id, started, host
+PROGRESS = struct.Struct("<QdqiI32x")  # heartbeat, time of it, step, micro-batch, phase
+BEAT = struct.Struct("<Qd")
+WATCH = struct.Struct("<dI52x")  # time of the watchdog's last look, whether the stacks are dumped
+PROGRESS_OFFSET = HEADER.size
+WATCH_OFFSET = PROGRESS_OFFSET + PROGRESS.size
+HEAD_SIZE = WATCH_OFFSET + WATCH.size
+
+# ordinal of this rank's calls, sequence number, step, micro-batch, peer (world rank; a broadcast's root), communicator,
+# operation, data type, call site, phase, shape of at most 4 sizes, entered, waited for since, left, state, waiting site
+RECORD = struct.Struct("<QQqiiHHHHI4x4qddd HH4x")
+WAITED = struct.Struct("<ddHH")
+WAITED_OFFSET = RECORD.size - 24
+LEFT = struct.Struct("<dH")
+LEFT_OFFSET = RECORD.size - 16
+STATE = struct.Struct("<H")
+STATE_OFFSET = RECORD.size - 8
+GROUP = struct.Struct("<QIIHH4x")  # collectives begun, size, own rank, name, members
+CHANNEL = struct.Struct("<QiHH")  # messages begun, peer (world rank), communicator, direction
+COUNT = struct.Struct("<Q")
 NAME_SIZE = 96
 NAMES = 512
-SLOTS = 256
+SLOTS = 512
+GROUPS = 64
+CHANNELS = 64
+PINNED = 64
+
+RING_OFFSET = HEAD_SIZE
+ENTERED, POSTED, WAITING, RETURNED = range(
+    4
+)  # states of a call: inside the call that starts it, on its way, waited for
+DIRECTIONS = {SEND: 0, RECEIVE: 1}  # of the messages between two ranks; other operations are collectives
+
+START_UP, FORWARD, BACKWARD, SUMS, OPTIMISER, VALIDATION, CHECKPOINT, FINISHED = range(8)
+PHASES = ("start-up", "forward", "backward", "sums", "optimiser", "validation", "checkpoint", "finished")
+
+_FIELDS = np.dtype(
+    [
+        ("ordinal", "<u8"),
+        ("sequence", "<u8"),
+        ("step", "<i8"),
+        ("micro_batch", "<i4"),
+        ("peer", "<i4"),
+        ("group", "<u2"),
+        ("operation", "<u2"),
+        ("dtype", "<u2"),
+        ("site", "<u2"),
+        ("phase", "<u4"),
+        ("pad", "V4"),
+        ("shape", "<i8", (4,)),
+        ("entered", "<f8"),
+        ("waited", "<f8"),
+        ("left", "<f8"),
+        ("state", "<u2"),
+        ("wait_site", "<u2"),
+        ("more_pad", "V4"),
+    ]
+)
+assert _FIELDS.itemsize == RECORD.size
+
+
+@dataclass(frozen=True)
+class Group:
+    """One communicator, as one of its ranks knows it.
+
+    Attributes:
+        name: as the code calls it.
+        members: world ranks, by rank in the communicator; empty where they did not fit into the file.
+        rank: of this process, in it.
+        collectives: how many this process has begun.
+        number: which one of this name and these members, in the order in which the rank made them.
+    """
+
+    name: str
+    members: Tuple[int, ...]
+    rank: int
+    collectives: int
+    number: int
 
 
 @dataclass(frozen=True)
 class Call:
-    """One MPI call. ``left`` is 0 while the rank is inside. Times are seconds since the epoch."""
+    """One MPI call.
 
+    Attributes:
+        ordinal: among all of this rank's calls, from 1.
+        sequence: among those that match it (see above), from 1.
+        peer: world rank of the other end, or of a broadcast's root; -1 elsewhere.
+        site, wait_site: file and line that made the call, and that wait for it (may be the same; "" if nobody does).
+        step, micro_batch, phase: the rank's progress when it made the call.
+        entered, waited, left: seconds since the epoch; 0 for what has not happened.
+    """
+
+    ordinal: int
     sequence: int
+    group: int
     communicator: str
     operation: str
     dtype: str
-    site: str
     shape: Tuple[int, ...]
+    peer: int
+    site: str
+    wait_site: str
+    step: int
+    micro_batch: int
+    phase: int
+    state: int
     entered: float
+    waited: float
     left: float
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it is a send or a receive, not a collective."""
+        return self.operation in DIRECTIONS
 
 
 @dataclass(frozen=True)
-class Flight:
-    """What one rank last did; calls in order."""
+class Head:
+    """Which process this is and how far it has come.
+
+    Attributes:
+        process, host, started: of the operating system's process; when it opened this file.
+        heartbeat: moves with every call and every micro-batch.
+        progressed: when it moved last.
+        step: iteration being worked on, as the log counts them, from 1; -1 before the first.
+        micro_batch: from 0; -1 outside.
+        phase: index into ``PHASES``.
+        watched: when the rank's watchdog looked last; 0 without one.
+        dumped: whether its Python stacks have been written.
+    """
 
     rank: int
     ranks: int
     process: int
-    calls: List[Call]
+    host: str
+    started: float
+    heartbeat: int
+    progressed: float
+    step: int
+    micro_batch: int
+    phase: int
+    watched: float
+    dumped: bool
+
+
+class Flight:
+    """What one rank last did."""
+
+    def __init__(
+        self,
+        head: Head,
+        records: "np.ndarray[Any, Any]",
+        names: Sequence[str],
+        groups: List[Group],
+        channels: Dict[Tuple[int, int, int], int],
+    ) -> None:
+        self.head = head
+        self.groups = groups
+        self._records = records
+        self._names = names
+        self._channels = channels
+        self._calls: Optional[List[Call]] = None
+
+    @property
+    def rank(self) -> int:
+        """World rank."""
+        return self.head.rank
+
+    @property
+    def calls(self) -> List[Call]:
+        """All that are known, in order; the last ``SLOTS`` and those that were outstanding before."""
+        if self._calls is None:
+            self._calls = [self._call(record) for record in self._records]
+        return self._calls
+
+    @property
+    def outstanding(self) -> List[Call]:
+        """Begun and not known to have ended."""
+        return [self._call(record) for record in self._records[self._records["state"] != RETURNED]]
+
+    @property
+    def waiting(self) -> Optional[Call]:
+        """The call that the rank waits for, if it waits."""
+        waiting = self._records[self._records["state"] == WAITING]
+        return self._call(waiting[-1]) if len(waiting) else None
+
+    @property
+    def last(self) -> Optional[Call]:
+        """The call that was begun last."""
+        return self._call(self._records[-1]) if len(self._records) else None
+
+    def messages(self, group: int, peer: int, operation: str) -> int:
+        """How many sends to, or receives from, a world rank were begun."""
+        return self._channels.get((group, peer, DIRECTIONS[operation]), 0)
+
+    def _name(self, index: int) -> str:
+        return self._names[index] or "?" if index < len(self._names) else "?"
+
+    def _call(self, record: "np.void") -> Call:
+        group = int(record["group"])
+        return Call(
+            ordinal=int(record["ordinal"]),
+            sequence=int(record["sequence"]),
+            group=group,
+            communicator=self.groups[group].name if group < len(self.groups) else "?",
+            operation=self._name(record["operation"]),
+            dtype=self._name(record["dtype"]),
+            shape=tuple(int(size) for size in record["shape"] if size >= 0),
+            peer=int(record["peer"]),
+            site=self._name(record["site"]),
+            wait_site=self._name(record["wait_site"]) if record["waited"] else "",
+            step=int(record["step"]),
+            micro_batch=int(record["micro_batch"]),
+            phase=int(record["phase"]),
+            state=int(record["state"]),
+            entered=float(record["entered"]),
+            waited=float(record["waited"]),
+            left=float(record["left"]),
+        )
 
 
 def flight_file(directory: Path, rank: int) -> Path:
@@ -55,9 +256,55 @@ def flight_file(directory: Path, rank: int) -> Path:
     return directory / f"{rank // 1000:03d}" / f"rank-{rank:06d}.flight"
 
 
-def file_size(slots: int = SLOTS) -> int:
+def groups_at(slots: int = SLOTS) -> int:
+    """Where the communicators begin."""
+    return RING_OFFSET + slots * RECORD.size
+
+
+def channels_at(slots: int = SLOTS) -> int:
+    """Where the counts of messages begin."""
+    return groups_at(slots) + GROUPS * GROUP.size
+
+
+def names_at(slots: int = SLOTS) -> int:
+    """Where the names begin."""
+    return channels_at(slots) + CHANNELS * CHANNEL.size
+
+
+def pinned_at(slots: int = SLOTS) -> int:
+    """Where the records of calls that are long outstanding begin."""
+    return names_at(slots) + NAMES * NAME_SIZE
+
+
+def file_size(pinned: int = PINNED, slots: int = SLOTS) -> int:
     """Bytes of a file."""
-    return HEADER.size + slots * RECORD.size + NAMES * NAME_SIZE
+    return pinned_at(slots) + pinned * RECORD.size
+
+
+def progressions(ranks: Sequence[int]) -> str:
+    """Ranks as few runs of ``first+step*count``, such as ``0+2*4`` for 0, 2, 4, 6: grids are made of such runs."""
+    runs: List[List[int]] = []
+    for rank in ranks:
+        if runs and (runs[-1][2] == 1 or rank == runs[-1][0] + runs[-1][1] * runs[-1][2]):
+            if runs[-1][2] == 1:
+                runs[-1][1] = rank - runs[-1][0]
+            runs[-1][2] += 1
+        else:
+            runs.append([rank, 1, 1])
+    return ",".join(f"{first}+{step}*{count}" for first, step, count in runs)
+
+
+def read_head(path: Path) -> Head:
+    """A rank's progress, without its calls.
+
+    Raises:
+        UsageError: the file is not a flight recorder's of this version.
+    """
+    try:
+        with open(path, "rb") as stream:
+            return _head(stream.read(HEAD_SIZE), path)[0]
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def read_flight(path: Path) -> Flight:
@@ -66,25 +313,85 @@ def read_flight(path: Path) -> Flight:
     Raises:
         UsageError: the file is not a flight recorder's of this version.
     """
-    data = path.read_bytes()
-    if len(data) < HEADER.size or not data.startswith(MAGIC):
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    head, slots, pinned = _head(data, path)
+    if len(data) < file_size(pinned, slots):
+        raise UsageError(f"{path}: a flight recorder file that was cut short")
+    ring = np.frombuffer(data, _FIELDS, slots, RING_OFFSET)
+    kept = np.frombuffer(data, _FIELDS, pinned, pinned_at(slots))
+    records = np.concatenate([ring, kept])
+    records = records[records["ordinal"] > 0]
+    table = names_at(slots)
+    names = [_text(data[table + place * NAME_SIZE : table + (place + 1) * NAME_SIZE]) for place in range(NAMES)]
+    return Flight(
+        head,
+        records[np.argsort(records["ordinal"], kind="stable")],
+        names,
+        _groups(data, slots),
+        _channels(data, slots),
+    )
+
+
+def _head(data: bytes, path: Path) -> Tuple[Head, int, int]:
+    if len(data) < HEAD_SIZE or not data.startswith(MAGIC):
         raise UsageError(f"{path}: not a flight recorder file")
-    _, version, slots, rank, ranks, process = HEADER.unpack_from(data)
-    if version != VERSION or len(data) != file_size(slots):
-        raise UsageError(f"{path}: a flight recorder file of another version or cut short")
-    names_at = HEADER.size + slots * RECORD.size
+    _, version, slots, pinned, rank, ranks, process, started, host = HEADER.unpack_from(data)
+    if version != VERSION:
+        raise UsageError(f"{path}: a flight recorder file of version {version}; this build reads {VERSION}")
+    heartbeat, progressed, step, micro_batch, phase = PROGRESS.unpack_from(data, PROGRESS_OFFSET)
+    watched, dumped = WATCH.unpack_from(data, WATCH_OFFSET)
+    head = Head(
+        rank,
+        ranks,
+        process,
+        _text(host),
+        started,
+        heartbeat,
+        progressed,
+        step,
+        micro_batch,
+        min(phase, FINISHED),
+        watched,
+        bool(dumped),
+    )
+    return head, slots, pinned
 
-    def name(index: int) -> str:
-        start = names_at + index * NAME_SIZE
-        return data[start : start + NAME_SIZE].rstrip(b"\0").decode("utf-8", "replace") if index < NAMES else "?"
 
-    calls = []
-    for slot in range(slots):
-        fields = RECORD.unpack_from(data, HEADER.size + slot * RECORD.size)
-        sequence, communicator, operation, dtype, site = fields[:5]
-        if sequence:
-            shape = tuple(size for size in fields[5:9] if size >= 0)
-            calls.append(
-                Call(sequence, name(communicator), name(operation), name(dtype), name(site), shape, *fields[9:])
-            )
-    return Flight(rank, ranks, process, sorted(calls, key=lambda call: call.sequence))
+def _groups(data: bytes, slots: int) -> List[Group]:
+    groups: List[Group] = []
+    seen: Dict[Tuple[str, Tuple[int, ...]], int] = {}
+    for place in range(GROUPS):
+        collectives, size, rank, name, members = GROUP.unpack_from(data, groups_at(slots) + place * GROUP.size)
+        if size == 0:
+            break
+        text = _text(data[names_at(slots) + name * NAME_SIZE :][:NAME_SIZE])
+        world_ranks = _members(data[names_at(slots) + members * NAME_SIZE : pinned_at(slots)]) if members else ()
+        number = seen[text, world_ranks] = seen.get((text, world_ranks), -1) + 1
+        groups.append(Group(text, world_ranks, rank, collectives, number))
+    return groups
+
+
+def _members(data: bytes) -> Tuple[int, ...]:
+    text = data[: data.index(b";")].decode("ascii") if b";" in data else ""
+    ranks: List[int] = []
+    for run in filter(None, text.split(",")):
+        first, _, rest = run.partition("+")
+        step, _, count = rest.partition("*")
+        ranks += range(int(first), int(first) + int(step) * int(count), int(step))
+    return tuple(ranks)
+
+
+def _channels(data: bytes, slots: int) -> Dict[Tuple[int, int, int], int]:
+    channels = {}
+    for place in range(CHANNELS):
+        count, peer, group, direction = CHANNEL.unpack_from(data, channels_at(slots) + place * CHANNEL.size)
+        if count:
+            channels[group, peer, direction] = count
+    return channels
+
+
+def _text(data: bytes) -> str:
+    return data.partition(b"\0")[0].decode("utf-8", "replace")

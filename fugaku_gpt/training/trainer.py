@@ -21,6 +21,7 @@ from fugaku_gpt.model import build_stage, named_parameters, recompute_of
 from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights
 from fugaku_gpt.parallel.gradients import GradientSum, ParameterGather, counted_here
 from fugaku_gpt.parallel.pipeline import Pipeline
+from fugaku_gpt.records.flight import FINISHED, FORWARD, OPTIMISER, SUMS, VALIDATION
 from fugaku_gpt.training.health import DONE, SPIKE, Health, StateCopy, squares_of
 from fugaku_gpt.training.loss_scale import LossScale
 from fugaku_gpt.training.optimizer import build_optimizer
@@ -161,6 +162,7 @@ class Trainer:
                 on every rank alike, and the parameters are left as they were.
         """
         training = self.config.training
+        self.grid.world.progress(FORWARD, self.iteration + 1, -1)
         samples = global_batch(self.config, self.consumed_samples)
         seq_len = sequence_length(self.config, self.iteration)
         used = self._left_out.used(self.consumed_samples)
@@ -175,10 +177,12 @@ class Trainer:
         total = self._losses(self._train, used, seq_len, self._before_last_backward)
         self.pipeline_seconds += time.perf_counter() - began
         self.waited_seconds += self.pipeline.waited_seconds
+        self.grid.world.progress(SUMS, micro_batch=-1)
         self.sum.finish()
         sums = self._agree(total)
         tokens, bad_ranks = samples * seq_len, int(sums.bad_ranks)
         loss, norm = sums.losses / tokens, math.sqrt(sums.squares) / tokens / scale
+        self.grid.world.progress(OPTIMISER)
         overflow = self.loss_scale.is_overflow(loss, bad_ranks)
         verdict = self.health.judge(self.iteration + 1, loss, norm, bad_ranks, overflow)
         self.loss_scale.update(overflow)
@@ -247,11 +251,13 @@ class Trainer:
         """Wait for what the last step has left on its way: the parameters of other replicas."""
         if self._gather is not None:
             self._gather.finish()
+        self.grid.world.progress(FINISHED)
 
     def validate(self) -> float:
         """Mean loss per token over the first ``training.eval_batches`` global batches of the validation split."""
         if self._valid is None:
             raise ValueError("this trainer was built without validation samples")
+        self.grid.world.progress(VALIDATION, micro_batch=-1)
         for piece in self.pieces.values():
             piece.eval()
         batches, samples = self.config.training.eval_batches, self.config.training.global_batch

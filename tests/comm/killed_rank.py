@@ -42,8 +42,8 @@ def main() -> None:
     end = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < end:
         flight = read_flight(flight_file(directory, 0))
-        if flight.calls[-1].operation == "all_reduce_max":
-            os.kill(flight.process, signal.SIGKILL)
+        if flight.calls and flight.calls[-1].operation == "all_reduce_max":
+            os.kill(flight.head.process, signal.SIGKILL)
             break
         time.sleep(0.01)
     time.sleep(PATIENCE_SECONDS)  # mpirun ends this rank: the other has died

@@ -14,7 +14,7 @@ import torch
 from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
 from fugaku_gpt.config import LayoutConfig
 from fugaku_gpt.jobs.launcher import find_launcher
-from fugaku_gpt.records.flight import flight_file, read_flight
+from fugaku_gpt.records.flight import FORWARD, flight_file, read_flight
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "comm" / "killed_rank.py"
@@ -40,7 +40,7 @@ def test_a_rank_killed_inside_a_collective_has_left_its_open_call_and_the_caller
     assert done.returncode != 0 and "AssertionError" not in done.stdout.decode()
     assert time.monotonic() - start < 60, "mpirun has not noticed the killed rank"
     killed, witness = (read_flight(flight_file(tmp_path, rank)) for rank in (0, 1))
-    assert (killed.rank, witness.rank, killed.ranks) == (0, 1, 2)
+    assert (killed.rank, witness.rank, killed.head.ranks) == (0, 1, 2)
     barrier, last = killed.calls  # and none of the refused calls
     assert (barrier.operation, barrier.dtype, barrier.shape) == ("barrier", "-", ())
     assert barrier.site == f"comm/killed_rank.py:{_line_of('world.barrier()')}" and barrier.left >= barrier.entered
@@ -54,12 +54,14 @@ def test_a_rank_killed_inside_a_collective_has_left_its_open_call_and_the_caller
     assert [call.operation for call in witness.calls] == ["barrier"]
 
 
-def test_a_world_of_one_records_nothing(tmp_path: Path) -> None:
+def test_a_world_of_one_records_progress_and_no_calls(tmp_path: Path) -> None:
     world = open_world(tmp_path)
     assert (world.rank, world.size, world.name) == (0, 1, "world")
     world.all_reduce(torch.ones(2))
     world.barrier()
-    assert list(tmp_path.iterdir()) == []
+    world.progress(FORWARD, 3, 1)
+    flight = read_flight(flight_file(tmp_path, 0))
+    assert flight.calls == [] and (flight.head.step, flight.head.micro_batch, flight.head.phase) == (3, 1, FORWARD)
 
 
 @pytest.mark.parametrize("operation", ["sum", "max", "min"])

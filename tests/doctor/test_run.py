@@ -55,9 +55,9 @@ def test_a_rank_that_has_left_the_call_and_one_that_made_none(run: Path) -> None
 
 
 def test_missing_ranks_and_the_ring(run: Path) -> None:
-    write_flight(run / "flight", 1, 4, [SUM] * 300)
+    write_flight(run / "flight", 1, 4, [SUM] * 600)
     told = diagnose(run)
-    assert told.missing == [0, 2, 3] and told.positions[0].sequence == 300
+    assert told.missing == [0, 2, 3] and told.positions[0].sequence == 600
     assert told.findings[0].startswith("ranks 0, 2-3 left no record")
     assert told.findings[1].startswith("no rank was inside an MPI call")
 
@@ -82,7 +82,7 @@ def test_foreign_folders_and_damaged_files_are_refused(run: Path, tmp_path: Path
         diagnose(tmp_path)
     path = write_flight(run / "flight", 0, 1, [SUM])
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(UsageError, match="another version or cut short"):
+    with pytest.raises(UsageError, match="cut short"):
         diagnose(run)
     path.write_bytes(b"something else" * 10)
     with pytest.raises(UsageError, match="not a flight recorder file"):

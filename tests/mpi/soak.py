@@ -41,10 +41,12 @@ class Delayed(Communicator):
         part = super().split(color, key, name)
         return Delayed(part._handle, name, shares_cores=True)
 
-    def _enter(self, operation: str, tensor: Optional[torch.Tensor]) -> int:
+    def _enter(
+        self, operation: str, tensor: Optional[torch.Tensor], waits: bool = True, peer: Optional[int] = None
+    ) -> int:
         if self.dice.random() < 0.2:
             time.sleep(self.dice.random() * LONGEST_DELAY_SECONDS)
-        return super()._enter(operation, tensor)
+        return super()._enter(operation, tensor, waits, peer)
 
 
 def random_layout(dice: random.Random, ranks: int) -> List[str]:

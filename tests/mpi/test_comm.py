@@ -97,7 +97,8 @@ def test_the_flight_recorder_names_the_communicator_the_call_and_its_line(world:
     tp = recorded.split(0, recorded.rank, "tp")
     tp.all_reduce(torch.zeros(4, 2))
     recorded.barrier()
-    first, second = read_flight(flight_file(tmp_path, world.rank)).calls
+    split, first, second = read_flight(flight_file(tmp_path, world.rank)).calls
+    assert (split.communicator, split.operation) == ("world", "split")
     assert (first.communicator, first.operation, first.dtype, first.shape) == (
         "tp",
         "all_reduce_sum",

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
-from fugaku_gpt.comm.communicator import Pending
 from fugaku_gpt.layout.operations import RECEIVE, SEND
 from fugaku_gpt.layout.sequence import Collective, Communication, plan_of, program
 from fugaku_gpt.training.trainer import Trainer
@@ -45,24 +44,16 @@ class Recording(Communicator):
     def __init__(self, whole: Communicator, calls: DefaultDict[str, List[Call]]) -> None:
         super().__init__(whole._handle, whole.name, shares_cores=True)
         self._calls = calls
-        self._peer: Optional[int] = None
 
     def split(self, color: Optional[int], key: int, name: str) -> Communicator:
         part = super().split(color, key, name)
         return Recording(part, self._calls)
 
-    def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
-        self._peer = peer
-        return super().start_send(tensor, peer)
-
-    def start_receive(self, tensor: torch.Tensor, peer: int) -> Pending:
-        self._peer = peer
-        return super().start_receive(tensor, peer)
-
-    def _enter(self, operation: str, tensor: Optional[torch.Tensor]) -> int:
-        peer = self._peer if operation in (SEND, RECEIVE) else None
+    def _enter(
+        self, operation: str, tensor: Optional[torch.Tensor], waits: bool = True, peer: Optional[int] = None
+    ) -> int:
         self._calls[self.name].append((operation, tensor.numel() if tensor is not None else 0, peer))
-        return super()._enter(operation, tensor)
+        return super()._enter(operation, tensor, waits, peer)
 
 
 def calls_of(steps: Sequence[Communication]) -> Calls:

@@ -1,14 +1,10 @@
-"""What is made of the records: the summary, the last calls of a flight recorder, and numbers in words."""
+"""What is made of the records: the summary, and numbers in words."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.records.flight import read_flight
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.records.text import spans
-from tests.doctor.flights import write_flight
 from tests.sweep.fake import iteration
 
 
@@ -42,17 +38,6 @@ def test_the_summary_s_losses_are_finite_ones() -> None:
     lines = [{**iteration(number), "loss": loss} for number, loss in enumerate((None, 7.0, 6.0, None), start=1)]
     summary = summarise(load_run_config(preset="tiny"), lines, [])
     assert (summary["first_loss"], summary["last_loss"]) == (7.0, 6.0)
-
-
-def test_flights_keep_the_last_calls_in_order(tmp_path: Path) -> None:
-    path = write_flight(tmp_path, 1001, 2000, [("tp", "all_reduce", "a.py:1", True)] * 400)
-    assert path == tmp_path / "001" / "rank-001001.flight"
-    flight = read_flight(path)
-    assert (flight.rank, flight.ranks, flight.process) == (1001, 2000, 4711)
-    assert [call.sequence for call in flight.calls] == list(range(145, 401))
-    call = flight.calls[-1]
-    assert (call.communicator, call.operation, call.dtype, call.site) == ("tp", "all_reduce", "float32", "a.py:1")
-    assert call.shape == (4, 8) and call.left - call.entered == 0.5
 
 
 def test_numbers_are_put_in_spans() -> None:
