@@ -12,9 +12,10 @@ from typing import List, Optional, Tuple
 import click
 
 from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config, preset_names
-from fugaku_gpt.errors import EXIT_USAGE, RunFailed, UsageError
+from fugaku_gpt.errors import EXIT_RESUME, EXIT_USAGE, RunFailed, UsageError
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.jobs.ending import result_of
+from fugaku_gpt.jobs.keeper import keep_rank
 from fugaku_gpt.jobs.launcher import exit_code_of, launch, rank_from_environment
 from fugaku_gpt.machine.local import usable_cores
 from fugaku_gpt.records.run import REFUSED, RunDirectory
@@ -77,9 +78,10 @@ def _start_ranks(config: RunConfig, out: Path) -> None:
         directory.discard()
     else:
         directory.write_result(result)
-    if outcome.timed_out:
+    code = exit_code_of(outcome)
+    if outcome.timed_out and code != EXIT_RESUME:
         raise RunFailed(f"{out}: stopped at its time limit of {config.job.elapse:g} s; raise job.elapse")
-    raise click.exceptions.Exit(exit_code_of(outcome))
+    raise click.exceptions.Exit(code)
 
 
 def _join(config: RunConfig, out: Path, place: Optional[Tuple[int, int]]) -> None:
@@ -89,10 +91,11 @@ def _join(config: RunConfig, out: Path, place: Optional[Tuple[int, int]]) -> Non
     # GNU's OpenMP threads spin for milliseconds at each barrier; on a core that another process wants, an iteration was
     # seen to take 40 times as long. Some microseconds are enough to bridge the gaps within an operator.
     os.environ.setdefault("GOMP_SPINCOUNT", "200")
+    announce = keep_rank(place[0]) if place is not None else None  # before torch and MPI begin their threads
     from fugaku_gpt.training.run import train as train_on_this_rank
 
     try:
-        raise click.exceptions.Exit(train_on_this_rank(config, out, threads))
+        raise click.exceptions.Exit(train_on_this_rank(config, out, threads, announce))
     except UsageError:
         if place is not None and place[0] != 0:
             raise click.exceptions.Exit(EXIT_USAGE) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Tuple
 
 from fugaku_gpt.config import RunConfig
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.errors import EXIT_RESUME, UsageError
 from fugaku_gpt.jobs.processes import GRACE_SECONDS, Outcome, run_command
 from fugaku_gpt.machine.local import find_tcmalloc, usable_cores
 
@@ -153,17 +154,32 @@ def launch(
 ) -> Outcome:
     """Start the ranks of a run, wait for their end, and leave no process behind (see :func:`run_command`).
 
+    A signal to this process is passed on as SIGUSR1, which the ``mpirun`` of both families hands to every rank (that of
+    Open MPI kills them at SIGTERM): they stop after their iteration, with a checkpoint.
+
     Raises:
         UsageError: there is no usable ``mpirun``, or the run wants more than this machine.
     """
     command = train_command(find_launcher(), config, config_file, out_dir, len(usable_cores()), find_tcmalloc())
     return run_command(
-        command.argv, command.environment, log=log, timeout=timeout, on_line=on_line, grace=grace, mark=mark
+        command.argv,
+        command.environment,
+        log=log,
+        timeout=timeout,
+        on_line=on_line,
+        grace=grace,
+        mark=mark,
+        ask_with=signal.SIGUSR1,
     )
 
 
 def exit_code_of(outcome: Outcome) -> int:
-    """The exit code for a command line that has done nothing but this one run: the ranks' own, or 128 + signal."""
+    """The exit code for a command line that has done nothing but this one run: the ranks' own, or 128 + signal.
+
+    Ranks that can be resumed all end with the same code, and so does their launcher, whatever has made them stop.
+    """
+    if outcome.exit_code == EXIT_RESUME:
+        return EXIT_RESUME
     if outcome.stopped_by is not None:
         return 128 + outcome.stopped_by
     if outcome.timed_out:

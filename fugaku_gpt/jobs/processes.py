@@ -28,7 +28,10 @@ from fugaku_gpt.records.claim import HOLDER_VARIABLE
 MARK = HOLDER_VARIABLE
 GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
-_FORWARDED = (signals.SIGINT, signals.SIGTERM, signals.SIGHUP)
+_CAUGHT = (signals.SIGINT, signals.SIGTERM, signals.SIGHUP, signals.SIGUSR1)
+_AT_ONCE = (signals.SIGINT, signals.SIGTERM)  # these, once the command has been asked
+# one order may come twice: to a whole process group, and by the job's script
+_SAME_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -66,12 +69,13 @@ def run_command(
     on_line: Optional[Callable[[str], None]] = None,
     grace: float = GRACE_SECONDS,
     mark: Optional[str] = None,
+    ask_with: Optional[int] = None,
 ) -> Outcome:
     """Run a command to its end in a session of its own.
 
-    At the time limit, or when this process gets SIGINT, SIGTERM or SIGHUP, the command gets SIGTERM, and what is left
-    after ``grace`` seconds, or at a second signal, SIGKILL. The signals' own handlers are back in place afterwards;
-    only the main thread can see signals.
+    At the time limit, or when this process gets SIGINT, SIGTERM, SIGHUP or SIGUSR1, the command gets SIGTERM, and what
+    is left after ``grace`` seconds, or at a second signal, SIGKILL. The signals' own handlers are back in place
+    afterwards; only the main thread can see signals.
 
     Args:
         environment: variables over those of this process.
@@ -79,6 +83,8 @@ def run_command(
         timeout: seconds; None for no limit.
         on_line: is called with each line, without its newline, from another thread.
         mark: finds the command's processes; default: a new one.
+        ask_with: a signal that makes the command end by itself, after it has saved what it has: it is sent in place of
+            SIGTERM when this process gets a signal, and has all the time that it needs until a second one.
 
     Raises:
         UsageError: the command cannot be started, or ``log`` cannot be written.
@@ -105,12 +111,17 @@ def run_command(
                 raise UsageError(f"{argv[0]}: cannot be started: {error.strerror}") from None
             reader = threading.Thread(target=_stream, args=(process.stdout, sink, on_line), daemon=True)
             reader.start()
-            timed_out = False
+            timed_out = asked = False
             try:
-                while process.poll() is None and not caught.numbers:
+                while process.poll() is None and not caught.impatient:
                     if timeout is not None and time.monotonic() - started > timeout:
                         timed_out = True
                         break
+                    if caught.numbers and ask_with is None:
+                        break
+                    if caught.numbers and ask_with is not None and not asked:
+                        asked = True
+                        process.send_signal(ask_with)
                     time.sleep(_POLL_SECONDS)
             finally:  # whatever happens here, nothing of the command may stay behind
                 if process.poll() is None:
@@ -207,16 +218,13 @@ class _Signals:
 
     def __init__(self) -> None:
         self.numbers: List[int] = []
+        self.impatient = False  # a second signal has come: no more waiting
+        self._first = 0.0
         self._former: Dict[int, Any] = {}
-
-    @property
-    def impatient(self) -> bool:
-        """Whether a second signal has come: no more waiting."""
-        return len(self.numbers) > 1
 
     def __enter__(self) -> _Signals:
         if threading.current_thread() is threading.main_thread():
-            for number in _FORWARDED:
+            for number in _CAUGHT:
                 if signals.getsignal(number) is not signals.SIG_IGN:  # nohup: stays ignored
                     self._former[number] = signals.signal(number, self._catch)
         return self
@@ -226,4 +234,9 @@ class _Signals:
             signals.signal(number, handler)
 
     def _catch(self, number: int, _frame: Optional[FrameType]) -> None:
+        now = time.monotonic()
+        if not self.numbers:
+            self._first = now
+        elif number in _AT_ONCE and now - self._first > _SAME_SECONDS:
+            self.impatient = True
         self.numbers.append(number)

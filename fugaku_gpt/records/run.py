@@ -63,6 +63,10 @@ class Result:
         summary: figures over the run (see :func:`fugaku_gpt.records.summary.summarise`); empty where none was measured.
         judged: the ranks have left no result: this one was concluded from the job's end, and gives way to better
             knowledge.
+        rank, node: which rank has ended the others by its failure, and the host that it was on; None and empty where
+            no single one has, or nobody knows.
+        exception: its error's type and first line, or the signal that killed it.
+        last_checkpoint: name of the newest checkpoint then; empty where there was none.
     """
 
     status: str
@@ -72,7 +76,25 @@ class Result:
     iterations: int = 0
     summary: Dict[str, Any] = field(default_factory=dict)
     judged: bool = False
+    rank: Optional[int] = None
+    node: str = ""
+    exception: str = ""
+    last_checkpoint: str = ""
     version: int = VERSION
+
+
+# that whoever has recorded another rank's failure leaves to rank 0, which says it too, before all are ended
+SUMMARY_SECONDS = 0.75
+
+
+def failure_lines(result: Result) -> List[str]:
+    """A failure in two lines for the reader of a log: what has happened, and what there is to go on from."""
+    where = f"on {result.node}, " if result.node else ""
+    checkpoint = result.last_checkpoint or "none"
+    return [
+        f"fugaku-gpt: {result.reason}",
+        f"  {where}last iteration {result.iterations}, last checkpoint: {checkpoint}",
+    ]
 
 
 @dataclass(frozen=True)
@@ -115,6 +137,18 @@ class RunDirectory:
     def checkpoints_dir(self) -> Path:
         """The run's checkpoints (see :mod:`fugaku_gpt.records.checkpoint`)."""
         return self.path / CHECKPOINTS
+
+    def last_iteration(self) -> int:
+        """The newest iteration of which there is a line; 0 where there is none."""
+        line = last_line(self.metrics_file, "iteration")
+        return int(line["iteration"]) if line is not None else 0
+
+    def last_checkpoint(self) -> str:
+        """Name of the newest checkpoint by its tracker; empty where there is none."""
+        from fugaku_gpt.records.checkpoint import latest  # here: readers of results do without NumPy
+
+        found = latest(self.checkpoints_dir)
+        return found.name if found is not None else ""
 
     def create(self, config_yaml: str, holder: Optional[str] = None) -> None:
         """Make the folder, claim it, and write the configuration; of several that do so at once, one succeeds.

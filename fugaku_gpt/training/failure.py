@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 import traceback
+from dataclasses import replace
 from typing import Optional
 
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import EXIT_RUN_FAILED, FugakuGptError, RunFailed
-from fugaku_gpt.records.run import FAILED, INTERRUPTED, OUT_OF_MEMORY, Result, RunDirectory
+from fugaku_gpt.records.run import (
+    FAILED,
+    INTERRUPTED,
+    OUT_OF_MEMORY,
+    SUMMARY_SECONDS,
+    Result,
+    RunDirectory,
+    failure_lines,
+)
 from fugaku_gpt.records.summary import summarise
 
 
-def end_badly(directory: Optional[RunDirectory], world: Communicator, started: float, error: BaseException) -> None:
-    """Say what happened on this rank, record it, and end the other ranks, which may be waiting for this one."""
+def end_badly(
+    directory: Optional[RunDirectory], world: Communicator, started: float, error: BaseException, kept: bool = False
+) -> None:
+    """Say what happened on this rank, record it, and end the other ranks, which may be waiting for this one.
+
+    Args:
+        kept: rank 0 has a keeper that says what is recorded (:mod:`fugaku_gpt.jobs.keeper`).
+    """
     alike = isinstance(error, RunFailed)  # raised by all ranks at the same place: one voice is enough, and nobody waits
     try:
         if not alike or world.rank == 0:
-            _record(directory, world, started, error)
+            _record(directory, world, started, error, alike)
+        if kept and not alike and world.rank != 0 and directory is not None:
+            time.sleep(SUMMARY_SECONDS)
     except BaseException:
         world.abort(EXIT_RUN_FAILED)  # a full disk, a closed terminal: the others must be ended all the same
         raise
@@ -29,17 +47,30 @@ def end_badly(directory: Optional[RunDirectory], world: Communicator, started: f
         world.abort(EXIT_RUN_FAILED)
 
 
-def _record(directory: Optional[RunDirectory], world: Communicator, started: float, error: BaseException) -> None:
+def _record(
+    directory: Optional[RunDirectory], world: Communicator, started: float, error: BaseException, alike: bool
+) -> None:
     interrupted = isinstance(error, KeyboardInterrupt)
     expected = interrupted or isinstance(error, FugakuGptError)
     if not expected:
         traceback.print_exception(type(error), error, error.__traceback__)
-    reason = "interrupted" if interrupted else str(error) if expected else f"{type(error).__name__}: {error}"
-    reason = f"rank {world.rank}: " + reason.splitlines()[0] if reason else f"rank {world.rank}: {type(error).__name__}"
+    words = str(error).splitlines()
+    reason = "interrupted" if interrupted else words[0] if words else ""
+    named = type(error).__name__ + (f": {reason}" if reason and not interrupted else "")
+    reason = f"rank {world.rank}: {reason if expected and reason else named}"
     status = INTERRUPTED if interrupted else OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
-    print(f"fugaku-gpt: {reason}", file=sys.stderr, flush=True)
-    if directory is not None:
-        directory.write_result(result_of(directory, None, status, reason, started), replace=False)
+    if directory is None:
+        print(f"fugaku-gpt: {reason}", file=sys.stderr, flush=True)
+        return
+    result = replace(
+        result_of(directory, None, status, reason, started),
+        rank=None if alike else world.rank,
+        node="" if alike else socket.gethostname(),
+        exception=named,
+        last_checkpoint=directory.last_checkpoint(),
+    )
+    print("\n".join(failure_lines(result)), file=sys.stderr, flush=True)
+    directory.write_result(result, replace=False)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -30,8 +30,11 @@ from fugaku_gpt.training.trainer import Step, Trainer
 T = TypeVar("T")
 
 
-def train(config: RunConfig, out: Path, threads: int) -> int:
+def train(config: RunConfig, out: Path, threads: int, announce: Optional[Callable[[Path], None]] = None) -> int:
     """Train on all ranks of this job and leave a run directory; returns the exit code.
+
+    Args:
+        announce: is told the run directory as soon as it is there.
 
     Raises:
         UsageError: on every rank alike, before training has begun: ranks, data or ``out`` are not as the run needs
@@ -49,6 +52,8 @@ def train(config: RunConfig, out: Path, threads: int) -> int:
         evaluates = config.training.eval_interval is not None
         valid_samples = _together(world, lambda: open_samples(config, "valid")) if evaluates else None
         directory = _create_directory(config, out, world)
+        if announce is not None:
+            announce(directory.path)
         if config.node.flight_recorder:
             world = open_world(directory.flight_dir, threads)
         environment = collect_environment(config, world, process)
@@ -67,7 +72,7 @@ def train(config: RunConfig, out: Path, threads: int) -> int:
     except BaseException as error:
         if isinstance(error, UsageError) and directory is None:
             raise  # every rank has the same, and none waits
-        end_badly(directory, world, started, error)
+        end_badly(directory, world, started, error, kept=announce is not None)
         return EXIT_RUN_FAILED
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import List, Optional
 
+import psutil
 import pytest
 
 from fugaku_gpt.cli.main import run
@@ -101,6 +102,7 @@ def test_a_token_past_the_vocabulary_ends_all_ranks_with_a_message(
     assert "is outside the vocabulary; model.vocab_size is 118" in output and "Traceback" not in output
     result = RunDirectory(out).result()
     assert result is not None and result.status == "failed" and "vocabulary" in result.reason
+    assert result.rank in (0, 1) and result.node and result.exception.startswith("DataError: ")
 
 
 def test_a_second_run_into_the_same_folder_is_refused(
@@ -126,22 +128,38 @@ def test_a_loss_that_is_not_finite_is_a_failed_run(
     assert "Traceback" not in capfd.readouterr().out
 
 
-def test_a_rank_that_is_killed_ends_the_run(corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ranks", "victim", "own"), [(2, 1, True), (4, 2, False)])
+def test_a_rank_that_is_killed_ends_the_run_and_is_named(
+    corpus: Path, tmp_path: Path, ranks: int, victim: int, own: bool
+) -> None:
+    """Under a launcher of ours, and under mpirun alone, which kills the others within milliseconds."""
     out = tmp_path / "run"
-    words = arguments(corpus, out, "layout.dp=2", "training.iterations=100000", "training.eval_interval=null")
-    command = [sys.executable, "-m", "fugaku_gpt", *words, "--ranks", "2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    words = arguments(corpus, out, f"layout.dp={ranks}", "training.iterations=100000", "training.eval_interval=null")
+    launcher = find_launcher()
+    train = [sys.executable, "-m", "fugaku_gpt", *words]
+    command = [*train, "--ranks", str(ranks)] if own else [*launcher.start(ranks), *train]
+    environment = {**os.environ, **({} if own else launcher.environment)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith(b"iteration"):
                 break
-        environment = RunDirectory(out).environment()
-        assert environment is not None
-        os.kill(environment["ranks"][1]["process"], 9)
-        process.stdout.read()
-        assert process.wait(timeout=60) != 0
+        facts = RunDirectory(out).environment()
+        assert facts is not None
+        processes = [psutil.Process(rank["process"]) for rank in facts["ranks"]]
+        processes += [keeper for keeper in (rank.parent() for rank in processes) if keeper is not None]
+        os.kill(facts["ranks"][victim]["process"], signal.SIGKILL)
+        said = process.stdout.read().decode()
+        # of the rank's keeper, or of one that mpirun has killed meanwhile
+        assert process.wait(timeout=60) in (128 + signal.SIGKILL, signal.SIGKILL)
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert len(processes) == 2 * ranks and not alive
     result = RunDirectory(out).result()
     assert result is not None and result.status == "failed" and result.iterations > 0
+    assert (result.rank, result.node) == (victim, facts["ranks"][victim]["host"])
+    assert result.reason == f"rank {victim}: killed by signal 9 (SIGKILL)"
+    # the rank's own keeper says it, and that of rank 0, for whoever reads rank 0's output only
+    assert said.count(f"fugaku-gpt: {result.reason}") == 2 and "last checkpoint: none" in said
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, "interrupted"), (None, "timeout")])

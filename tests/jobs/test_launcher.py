@@ -122,6 +122,7 @@ def test_the_exit_code_of_one_run() -> None:
     assert exit_code_of(Outcome(-9, 9, False, 1.0, 0)) == 137
     assert exit_code_of(Outcome(15, None, False, 1.0, 0, stopped_by=2)) == 130
     assert exit_code_of(Outcome(0, None, True, 1.0, 0)) == 1
+    assert exit_code_of(Outcome(75, None, False, 1.0, 0, stopped_by=15)) == 75  # told to stop, and has saved
 
 
 def test_real_ranks_get_their_variables_and_know_their_place() -> None:

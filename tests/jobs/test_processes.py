@@ -72,22 +72,57 @@ def test_real_ranks_that_hang_and_ignore_sigterm_are_ended() -> None:
     assert outcome.timed_out and marked(mark) == []
 
 
+# a command that saves when it is asked to by SIGUSR1, and does not hear of it where it is told not to
+SAVES = """
+import signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: (time.sleep(0.5), sys.exit(75)) if sys.argv[1] == "saves" else None)
+print(1, flush=True)
+while True: time.sleep(1)
+"""
+
+
+def starter_of(behaviour: str, mark: str, more: str = "") -> "subprocess.Popen[bytes]":
+    """A process that runs a command, and says how it has ended."""
+    program = (
+        "import sys; from fugaku_gpt.jobs import processes; processes._SAME_SECONDS = 0.3; "
+        f"command = [sys.executable, '-c', {SAVES!r}, {behaviour!r}]; "
+        f"o = processes.run_command(command, {{}}, mark={mark!r}, on_line=lambda line: print('up', flush=True){more}); "
+        "print('ended', o.exit_code, o.stopped_by)"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
+    assert starter.stdout is not None and starter.stdout.readline() == b"up\n"
+    return starter
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_command_and_is_reported(number: int) -> None:
     mark = uuid.uuid4().hex
-    program = (
-        "import sys; from fugaku_gpt.jobs.processes import run_command; "
-        "sleeper = [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)']; "
-        f"o = run_command(sleeper, {{}}, mark={mark!r}, on_line=lambda line: print('up', flush=True)); "
-        "print('stopped by', o.stopped_by)"
-    )
-    starter = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
-    assert starter.stdout is not None
-    assert starter.stdout.readline() == b"up\n"
+    starter = starter_of("sleeps", mark)
     starter.send_signal(number)
     said, _ = starter.communicate(timeout=30)
-    assert said.decode().split() == ["stopped", "by", str(int(number))]
+    assert said.decode().split() == ["ended", "-15", str(int(number))]
     assert starter.returncode == 0 and marked(mark) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_command_that_can_save_is_asked_to_and_waited_for(number: int) -> None:
+    mark = uuid.uuid4().hex
+    starter = starter_of("saves", mark, ", ask_with=10, grace=0.1")
+    starter.send_signal(number)
+    starter.send_signal(number)  # the same order by another way
+    said, _ = starter.communicate(timeout=30)
+    assert said.decode().split() == ["ended", "75", str(int(number))] and marked(mark) == []
+
+
+def test_a_second_signal_ends_a_command_that_does_not_save() -> None:
+    mark = uuid.uuid4().hex
+    starter = starter_of("never", mark, ", ask_with=10, grace=30")
+    starter.send_signal(signal.SIGUSR1)
+    time.sleep(0.6)
+    assert starter.poll() is None
+    starter.send_signal(signal.SIGTERM)
+    said, _ = starter.communicate(timeout=15)
+    assert said.decode().split()[0] == "ended" and marked(mark) == []
 
 
 def test_marked_processes_are_found_after_their_starter_is_gone() -> None:

@@ -1,0 +1,176 @@
+"""Who stays when a rank dies: under a launcher, each rank is the child of a process that does nothing but wait for it.
+
+A launcher of MPI that loses a rank kills the others within milliseconds and says at most a process number. The keeper
+is told by the kernel which signal ended its rank, records that in the run directory while the launcher still believes
+all is well, and only then leaves with the rank's exit code. The keeper of rank 0 says on its standard error what any
+rank has recorded. A keeper that is killed takes its rank with it; signals that it gets are passed on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Callable, List, Optional
+
+from fugaku_gpt.machine.local import out_of_memory_kills
+from fugaku_gpt.records.run import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    OUT_OF_MEMORY,
+    SUMMARY_SECONDS,
+    Result,
+    RunDirectory,
+    failure_lines,
+)
+
+_POLL_SECONDS = 0.2
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # of linux/prctl.h
+
+Announce = Callable[[Path], None]
+
+
+def keep_rank(rank: int) -> Announce:
+    """Go on as a child of this process, which waits for it from here on and ends as it does.
+
+    Call it before there are threads and before MPI begins. Returns, in the child, what tells the keeper the run
+    directory.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    started, keeper = time.time(), os.getpid()
+    read, write = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(write)
+        code = 1
+        try:
+            code = _Keeper(rank, child, read, started).wait()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    os.close(read)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != keeper:  # killed just now
+        os._exit(128 + signal.SIGKILL)
+
+    def announce(directory: Path) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(write, json.dumps({"directory": str(directory.absolute())}).encode() + b"\n")
+
+    return announce
+
+
+class _Keeper:
+    def __init__(self, rank: int, child: int, pipe: int, started: float) -> None:
+        self._rank = rank
+        self._child = child
+        self._pipe = pipe
+        self._started = started
+        self._directory: Optional[RunDirectory] = None
+        self._told: List[int] = []
+        self._said = False
+
+    def wait(self) -> int:
+        """Until the rank has ended; returns the exit code to leave with."""
+        _prctl(_PR_SET_NAME, ctypes.c_char_p(b"rank-keeper"))
+        for passed in _PASSED_ON:
+            if signal.getsignal(passed) is not signal.SIG_IGN:
+                signal.signal(passed, self._pass_on)
+        kills = out_of_memory_kills()
+        while not self._pipe_has_ended():
+            self._say_what_is_recorded()
+        _, status = os.waitpid(self._child, 0)
+        ended = time.time()
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            self._record(self._result(number, ended, out_of_memory_kills() > kills))
+            return 128 + number
+        code = os.WEXITSTATUS(status)
+        if code != 0:
+            self._say_what_is_recorded()
+        return code
+
+    def _pipe_has_ended(self) -> bool:
+        """Wait for the rank's end, its word on the run directory, or the next look at what is recorded."""
+        looks = self._rank == 0 and self._directory is not None and not self._said
+        ready, _, _ = select.select([self._pipe], [], [], _POLL_SECONDS if looks else None)
+        if not ready:
+            return False
+        text = os.read(self._pipe, 65536)
+        for line in text.splitlines():
+            self._directory = RunDirectory(Path(json.loads(line)["directory"]))
+        return not text
+
+    def _pass_on(self, number: int, _frame: Optional[FrameType]) -> None:
+        self._told.append(number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._child, number)
+
+    def _result(self, number: int, ended: float, memory: bool) -> Result:
+        name = _name_of(number)
+        status, words = FAILED, f"killed by signal {number} ({name})"
+        if number in self._told:
+            status, words = INTERRUPTED, f"ended by {name} before it could stop by itself"
+        elif number == signal.SIGKILL and memory:
+            status, words = OUT_OF_MEMORY, f"{words}: the kernel has killed processes of this node for memory"
+        last = self._directory.last_iteration() if self._directory is not None else 0
+        return Result(
+            status=status,
+            reason=f"rank {self._rank}: {words}",
+            started=self._started,
+            ended=ended,
+            iterations=last,
+            rank=self._rank,
+            node=socket.gethostname(),
+            exception=f"signal {number} ({name})",
+            last_checkpoint=self._directory.last_checkpoint() if self._directory is not None else "",
+        )
+
+    def _record(self, result: Result) -> None:
+        """What has ended this rank, unless another rank has told of an end that came before."""
+        print(f"fugaku-gpt: {result.reason}", file=sys.stderr, flush=True)
+        if self._directory is None:
+            return
+        with contextlib.suppress(OSError):  # a full disk: what was printed is all that can be done
+            present = self._directory.result()
+            follows = present is not None and present.ended > result.ended and present.status == FAILED
+            if self._directory.write_result(result, replace=follows) and self._rank == 0:
+                self._said = True
+                print("\n".join(failure_lines(result)[1:]), file=sys.stderr, flush=True)
+        if self._rank != 0:
+            time.sleep(SUMMARY_SECONDS)
+
+    def _say_what_is_recorded(self) -> None:
+        """On rank 0: how another rank has failed."""
+        if self._rank != 0 or self._said or self._directory is None:
+            return
+        result = self._directory.result()
+        if result is None or result.status in (OK, INTERRUPTED) or result.ended < self._started:
+            return
+        self._said = True
+        if result.rank != 0:  # rank 0 has spoken for itself
+            print("\n".join(failure_lines(result)), file=sys.stderr, flush=True)
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return "no name"
+
+
+def _prctl(option: int, value: object) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
