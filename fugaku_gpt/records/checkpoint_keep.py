@@ -10,10 +10,10 @@ from fugaku_gpt.errors import CheckpointError
 from fugaku_gpt.layout.regions import Region, tiles
 from fugaku_gpt.records import checkpoint_io
 from fugaku_gpt.records.checkpoint import CheckpointInfo, is_checkpoint_name, list_checkpoints, remove_tree
-from fugaku_gpt.records.checkpoint_file import NotAShard, sum_of
 from fugaku_gpt.records.checkpoint_manifest import MANIFEST, DataFile, read_manifest
 from fugaku_gpt.records.checkpoint_read import damage, open_shard
 from fugaku_gpt.records.run import CHECKPOINTS
+from fugaku_gpt.records.safetensors import NotSafetensors, sum_of
 
 Kinds = Mapping[str, Mapping[str, str]]  # tensor → kind → dtype
 
@@ -62,14 +62,14 @@ def _verify_file(
         return [str(error)]
     problems = []
     try:
-        for entry, offset, crc32 in zip(plan.entries, plan.offsets, file.crc32):
+        for entry, item, crc32 in zip(plan.entries, plan.items, file.crc32):
             if held.get(entry.tensor, {}).get(entry.kind) != entry.dtype:
                 problems.append(f"{path}: {entry}: not in the manifest")
                 continue
             pieces[entry.kind, entry.tensor].append(entry.region)
-            if deep and sum_of(descriptor, offset, entry.length) != crc32:
+            if deep and sum_of(descriptor, item) != crc32:
                 problems.append(f"{path}: {damage(entry)}")
-    except NotAShard as error:
+    except NotSafetensors as error:
         problems.append(f"{path}: {error}")
     except OSError as error:
         problems.append(f"{path}: cannot be read: {error.strerror}")

@@ -15,7 +15,8 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from fugaku_gpt.errors import CheckpointError
 from fugaku_gpt.records import checkpoint_io
-from fugaku_gpt.records.checkpoint_file import DTYPES, FilePlan
+from fugaku_gpt.records.checkpoint_file import FilePlan
+from fugaku_gpt.records.safetensors import DTYPES
 
 FORMAT = "fugaku-gpt checkpoint"
 VERSION = 1
@@ -102,7 +103,7 @@ def describe_file(name: str, plan: FilePlan, sums: Sequence[int], tensor_names: 
         raise ValueError(f"{name}: {len(sums)} sums for {len(plan.entries)} entries")
     places = {tensor: index for index, tensor in enumerate(tensor_names)}
     held = sorted({places[entry.tensor] for entry in plan.entries})
-    return DataFile(name, plan.length, zlib.crc32(plan.header), tuple(held), tuple(sums))
+    return DataFile(name, plan.length, zlib.crc32(plan.header.content), tuple(held), tuple(sums))
 
 
 def manifest_text(manifest: Manifest) -> bytes:

@@ -12,8 +12,9 @@ import numpy as np
 from fugaku_gpt.errors import CheckpointError
 from fugaku_gpt.layout.regions import Region, intersection, whole
 from fugaku_gpt.records import checkpoint_io
-from fugaku_gpt.records.checkpoint_file import DTYPES, Entry, FilePlan, NotAShard, as_bytes, fill, read_plan
+from fugaku_gpt.records.checkpoint_file import Entry, FilePlan, read_plan
 from fugaku_gpt.records.checkpoint_manifest import DataFile, LogicalTensor, Manifest, read_manifest
+from fugaku_gpt.records.safetensors import DTYPES, NotSafetensors, read_into
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -104,13 +105,13 @@ class Checkpoint:
 
     def _read_piece(self, file: DataFile, shard: _Shard, index: int, shared: Region, out: "Array") -> None:
         """Check a piece and take the part of it that is wanted."""
-        entry, offset = shard.plan.entries[index], shard.plan.offsets[index]
+        entry = shard.plan.entries[index]
         dtype = DTYPES[entry.dtype]
         straight = shared == entry.region and out.dtype == dtype and out.flags.c_contiguous
         piece: Array = out if straight else np.empty(entry.region.shape, dtype)
         try:
-            total = fill(shard.descriptor, offset, as_bytes(piece))
-        except (OSError, NotAShard) as error:
+            total = read_into(shard.descriptor, shard.plan.items[index], piece)
+        except (OSError, NotSafetensors) as error:
             raise CheckpointError(f"{self.path / file.name}: {_why(error)}") from None
         if total != file.crc32[index]:
             raise CheckpointError(f"{self.path / file.name}: {damage(entry)}")
@@ -161,9 +162,9 @@ def open_shard(checkpoint: Path, file: DataFile) -> Tuple[int, FilePlan]:
         raise CheckpointError(f"{path}: {_why(error)}") from None
     try:
         plan = read_plan(descriptor, size)
-        if zlib.crc32(plan.header) != file.header_crc32 or len(plan.entries) != len(file.crc32):
-            raise NotAShard("its header is damaged, or it is not this checkpoint's")
-    except (OSError, NotAShard) as error:
+        if zlib.crc32(plan.header.content) != file.header_crc32 or len(plan.entries) != len(file.crc32):
+            raise NotSafetensors("its header is damaged, or it is not this checkpoint's")
+    except (OSError, NotSafetensors) as error:
         checkpoint_io.close(descriptor)
         raise CheckpointError(f"{path}: {_why(error)}") from None
     return descriptor, plan

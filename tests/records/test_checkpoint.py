@@ -106,7 +106,7 @@ def test_the_safetensors_library_reads_the_files(tmp_path: Path) -> None:
 def test_the_data_begins_at_a_cache_line() -> None:
     for length in range(1, 70):
         plan = plan_file([Entry("weights", "x" * length, Region((0,), (3,)))])
-        assert plan.offsets[0] % 64 == 0 and plan.length == plan.offsets[0] + 12
+        assert plan.items[0].offset % 64 == 0 and plan.length == plan.items[0].offset + 12
     with pytest.raises(ValueError, match="twice"):
         plan_file([Entry("weights", "x", Region((0,), (3,)))] * 2)
     with pytest.raises(ValueError, match="empty"):

@@ -15,10 +15,11 @@ import pytest
 from fugaku_gpt.errors import CheckpointError
 from fugaku_gpt.records import checkpoint_io
 from fugaku_gpt.records.checkpoint import list_checkpoints
-from fugaku_gpt.records.checkpoint_file import NotAShard, read_plan
+from fugaku_gpt.records.checkpoint_file import read_plan
 from fugaku_gpt.records.checkpoint_keep import newest_valid, verify
 from fugaku_gpt.records.checkpoint_manifest import MANIFEST
 from fugaku_gpt.records.checkpoint_read import open_checkpoint
+from fugaku_gpt.records.safetensors import NotSafetensors
 from tests.support.checkpoints import cut_flat, save, some_arrays
 
 ARRAYS = some_arrays(5)
@@ -53,8 +54,8 @@ def test_every_flipped_bit_is_found_and_named(two: Path) -> None:
             flip(path, bit)
             problems = verify(two)
             assert len(problems) == 1 and problems[0].startswith(str(path)), (name, bit, problems)
-            if plan is not None and bit // 8 >= plan.offsets[0]:
-                index = max(one for one, offset in enumerate(plan.offsets) if offset <= bit // 8)
+            if plan is not None and bit // 8 >= plan.items[0].offset:
+                index = max(one for one, item in enumerate(plan.items) if item.offset <= bit // 8)
                 entry = plan.entries[index]
                 assert problems == [
                     f"{path}: damaged: {entry.kind} of {entry.tensor}{entry.region}: its CRC-32 is another"
@@ -80,7 +81,7 @@ def test_a_file_that_is_cut_short_is_named(two: Path, keep: int) -> None:
         for key in ARRAYS:
             checkpoint.tensor(*key.split("/"))
     descriptor = checkpoint_io.open_to_read(path)
-    with pytest.raises(NotAShard):
+    with pytest.raises(NotSafetensors):
         read_plan(descriptor, path.stat().st_size)
     checkpoint_io.close(descriptor)
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from fugaku_gpt.layout.regions import Region, rectangles, whole
 from fugaku_gpt.records.checkpoint import begin, commit
-from fugaku_gpt.records.checkpoint_file import DTYPES, Entry, describe_dtype, file_name, plan_file, write_pieces
+from fugaku_gpt.records.checkpoint_file import Entry, describe_dtype, file_name, plan_file, write_pieces
 from fugaku_gpt.records.checkpoint_manifest import LogicalTensor, Manifest, describe_file
+from fugaku_gpt.records.safetensors import DTYPES
 
 Arrays = Mapping[str, Any]  # "kind/tensor" → array
 Held = List[Tuple[str, Region]]  # one rank's pieces: ("kind/tensor", region)
