@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import click
 
@@ -14,7 +14,10 @@ from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, UsageError
 
 if TYPE_CHECKING:
     from fugaku_gpt.config.schema import RunConfig
+    from fugaku_gpt.layout.schedule_check import ScheduleReport
+    from fugaku_gpt.layout.schedule_times import Times
     from fugaku_gpt.layout.sequence import SequencePlan
+    from fugaku_gpt.layout.sequence_check import GridReport
 
 _COLUMNS = ("stage", "layers", "busy", "idle_share", "in_flight", "arrived", "messages", "communications")
 _positive = click.IntRange(min=1)
@@ -31,7 +34,9 @@ def plan() -> None:
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override; repeatable.")
 @click.option("--ranks", type=_positive, help="Ranks there will be; without --dp, dp is these / (tp * pp).")
 @click.option("--dp", type=_positive, help="Replicas, in place of layout.dp.")
-@click.option("--micro-batches", type=_positive, help="Per iteration and replica, in place of the global batch's.")
+@click.option(
+    "--micro-batches", type=_positive, help="Per iteration and replica, in place of the global batch's; no ramp."
+)
 @click.option("--every-rank", is_flag=True, help="Run every rank's communications, not one rank of each stage.")
 @format_option
 def check(
@@ -47,9 +52,13 @@ def check(
     """Prove, without a cluster, that the ranks of a run fit together and cannot get stuck.
 
     Builds the grid, every rank's groups and every rank's communications of one training step, and runs them under the
-    strictest message passing there is. Prints a row for each pipeline stage: time busy per step [forward passes of a
-    layer], share of the step it is idle, most (micro-batch, chunk) pairs whose activations it holds, most messages that
-    wait for their use, messages it sends, communications of one of its ranks.
+    strictest message passing there is. Where batch or samples grow, it does so for every size that comes up. Prints a
+    row for each pipeline stage, at the full size: time busy per step [forward passes of a layer], share of the step it
+    is idle, most (micro-batch, chunk) pairs whose activations it holds, most messages that wait for their use, messages
+    it sends, communications of one of its ranks.
+
+    With layout.hierarchical_sum ranks are taken to fill one node after the other (in turn with job.rank_map bynode):
+    node.ranks_per_node of them each, or as many as the ranks are on job.nodes.
 
     Exit codes: 0 all fits, 1 something does not (the first mismatch is named), 2 usage or config error.
     """
@@ -58,10 +67,10 @@ def check(
     started = time.monotonic()
     config = load_run_config(run_file, preset, list(settings), check=False)
     try:
-        sequence = _plan(config, _replicas(config, ranks, dp), micro_batches)
+        plans = _plans(config, _replicas(config, ranks, dp), micro_batches)
     except ValueError as error:
         raise UsageError(f"{run_file or preset or 'plan check'}: {error}") from None
-    return _judge(sequence, every_rank, form, started)
+    return _judge(plans, every_rank, form, started)
 
 
 def _replicas(config: "RunConfig", ranks: Optional[int], dp: Optional[int]) -> int:
@@ -78,65 +87,93 @@ def _replicas(config: "RunConfig", ranks: Optional[int], dp: Optional[int]) -> i
     return dp
 
 
-def _plan(config: "RunConfig", dp: int, micro_batches: Optional[int]) -> "SequencePlan":
+def _plans(config: "RunConfig", dp: int, micro_batches: Optional[int]) -> List["SequencePlan"]:
+    """A plan for every size of batch and samples that comes up, the full one last."""
+    from fugaku_gpt.config.checks import check_ramps
+    from fugaku_gpt.layout.batch import sizes_of
     from fugaku_gpt.layout.sequence import plan_of
 
     training = config.training
     share = training.micro_batch * dp
     if micro_batches is not None:
-        config = replace(config, training=replace(training, global_batch=micro_batches * share))
+        training = replace(
+            training, global_batch=micro_batches * share, ramp_start=None, ramp_increment=None, ramp_samples=None
+        )
     elif training.global_batch % share:
         raise UsageError(
             f"training.global_batch {training.global_batch} must be a multiple of training.micro_batch "
             f"{training.micro_batch} * dp {dp} = {share}; change it with --set, or give --micro-batches"
         )
-    return plan_of(replace(config, layout=replace(config.layout, dp=dp)))
+    config = replace(config, training=training, layout=replace(config.layout, dp=dp))
+    problems: List[str] = []
+    check_ramps(config, lambda key, value, why: problems.append(f"{key}: {value}: {why}"))
+    if problems:
+        raise UsageError("\n".join(problems))
+    plan = plan_of(config)
+    return [replace(plan, micro_batches=batch // share, seq_len=seq_len) for batch, seq_len in sizes_of(config)]
 
 
-def _judge(sequence: "SequencePlan", every_rank: bool, form: str, started: float) -> int:
+def _judge(plans: Sequence["SequencePlan"], every_rank: bool, form: str, started: float) -> int:
+    from fugaku_gpt.layout.group_check import GridError
     from fugaku_gpt.layout.schedule_check import ScheduleError, check_schedules
     from fugaku_gpt.layout.schedule_times import simulate
-    from fugaku_gpt.layout.schedules import Exchange
-    from fugaku_gpt.layout.sequence import chunk_times, program, schedule_of
-    from fugaku_gpt.layout.sequence_check import GridError, check_grid
+    from fugaku_gpt.layout.sequence import chunk_times, schedule_of
+    from fugaku_gpt.layout.sequence_check import GridCheck
 
-    layout = sequence.layout
-    schedules = [schedule_of(sequence, stage) for stage in range(layout.pp)]
+    bubbles = []
     try:
-        judged = check_schedules(schedules, sequence.micro_batches, sequence.chunks)
-        grid = check_grid(sequence, run_all=every_rank)
+        every = GridCheck(plans[-1])
+        for plan in plans:
+            schedules = [schedule_of(plan, stage) for stage in range(plan.layout.pp)]
+            judged = check_schedules(schedules, plan.micro_batches, plan.chunks)
+            grid = every.check(plan, run_all=every_rank)
+            times = simulate(schedules, chunk_times(plan))
+            bubbles.append(times.makespan * plan.layout.pp / sum(times.busy) - 1.0)
     except (ScheduleError, GridError) as error:
-        click.echo(f"does not fit: {error}", err=True)
+        size = f" ({plan.micro_batches} micro-batches of {plan.tokens} tokens)" if len(plans) > 1 else ""
+        click.echo(f"does not fit: {error}{size}", err=True)
         return EXIT_RUN_FAILED
-    times = simulate(schedules, chunk_times(sequence))
+    click.echo(render_rows(_COLUMNS, _rows(plan, judged, grid, times), form), nl=False)
+    ran = "every rank" if grid.ran == grid.ranks else "one rank of each stage"
+    groups = ", ".join(f"{count} {kind}" for kind, count in grid.groups.items() if count) or "none"
+    idle = 1.0 - 1.0 / (1.0 + bubbles[-1])
+    layout, first = plan.layout, plans[0]
+    said = [
+        f"ranks           {grid.ranks}: dp {layout.dp} * tp {layout.tp} * pp {layout.pp}, order {plan.order}",
+        f"schedule        {plan.schedule}: {plan.micro_batches} micro-batches, {plan.chunks} chunks each",
+        f"groups          {groups}",
+        f"communications  {grid.communications} of all ranks, {grid.programs} different programs; ran {ran}",
+        f"actions         {judged.actions} of all stages, {judged.messages} messages",
+        f"bubble          {bubbles[-1]:.1%} of the busy time, {idle:.1%} of the step",
+    ]
+    if len(plans) > 1:
+        said.append(
+            f"sizes           {len(plans)}: from {first.micro_batches} micro-batches of {first.tokens} tokens (bubble "
+            f"{bubbles[0]:.1%} of the busy time) to {plan.micro_batches} of {plan.tokens}"
+        )
+    said.append(f"all fits: equal sequences in every group, no deadlock; {time.monotonic() - started:.1f} s")
+    for line in said:  # the rows alone go to a file or a program
+        click.echo(line, err=form != "table")
+    return EXIT_OK
+
+
+def _rows(plan: "SequencePlan", judged: "ScheduleReport", grid: "GridReport", times: "Times") -> List[Dict[str, Any]]:
+    from fugaku_gpt.layout.schedules import Exchange
+    from fugaku_gpt.layout.sequence import schedule_of
+
     rows: List[Dict[str, Any]] = []
-    for stage in range(layout.pp):
-        exchanges = [action for action in schedules[stage] if isinstance(action, Exchange)]
+    for stage in range(plan.layout.pp):
+        exchanges = [action for action in schedule_of(plan, stage) if isinstance(action, Exchange)]
         rows.append(
             {
                 "stage": stage,
-                "layers": "+".join(str(len(part.layers)) for part in sequence.parts if part.stage == stage),
+                "layers": "+".join(str(len(part.layers)) for part in plan.parts if part.stage == stage),
                 "busy": round(times.busy[stage], 2),
                 "idle_share": round(times.idle_share[stage], 4),
                 "in_flight": judged.peak_in_flight[stage],
                 "arrived": judged.peak_arrived[stage],
                 "messages": sum(len(exchange.sends) for exchange in exchanges),
-                "communications": len(program(sequence, stage)),
+                "communications": grid.of_stage[stage],
             }
         )
-    click.echo(render_rows(_COLUMNS, rows, form), nl=False)
-    groups = ", ".join(f"{count} {kind}" for kind, count in grid.groups.items() if count) or "none"
-    busy, whole = sum(times.busy), layout.pp * times.makespan
-    ran = "every rank" if every_rank else "one rank of each stage"
-    said = (
-        f"ranks           {grid.ranks}: dp {layout.dp} * tp {layout.tp} * pp {layout.pp}, order {sequence.order}",
-        f"schedule        {sequence.schedule}: {sequence.micro_batches} micro-batches, {sequence.chunks} chunks each",
-        f"groups          {groups}",
-        f"communications  {grid.communications} of all ranks, {grid.programs} different programs; ran {ran}",
-        f"actions         {judged.actions} of all stages, {judged.messages} messages",
-        f"bubble          {whole / busy - 1:.1%} of the busy time, {1 - busy / whole:.1%} of the step",
-        f"all fits: equal sequences in every group, no deadlock; {time.monotonic() - started:.1f} s",
-    )
-    for line in said:  # the rows alone go to a file or a program
-        click.echo(line, err=form != "table")
-    return EXIT_OK
+    return rows

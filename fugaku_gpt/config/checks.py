@@ -26,7 +26,7 @@ def problems_of(config: RunConfig, locate: Locate) -> List[str]:
     _check_layout(config, broken)
     _check_training(config, broken)
     _check_precision(config, broken)
-    _check_ramps(config, broken)
+    check_ramps(config, broken)
     _check_health(config, broken)
     _check_recompute(config, broken)
     _check_data(config, broken)
@@ -130,7 +130,8 @@ def _check_training(config: RunConfig, broken: Report) -> None:
         )
 
 
-def _check_ramps(config: RunConfig, broken: Report) -> None:
+def check_ramps(config: RunConfig, broken: Report) -> None:
+    """Every size of a growing batch and every length of growing samples must divide as the full one does."""
     training, layout = config.training, config.layout
     share = training.micro_batch * layout.dp
     if training.global_batch % share == 0:  # said already

@@ -9,7 +9,7 @@ keyed by that count, so that the samples of one micro-batch follow one another t
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config.schema import RunConfig
 
@@ -53,11 +53,19 @@ def sequence_length(config: RunConfig, iteration: int) -> int:
 
 
 def sizes_of(config: RunConfig) -> List[Tuple[int, int]]:
-    """(global batch, sequence length) at their smallest and at their full size, in this order."""
-    return [
-        (global_batch(config, 0), sequence_length(config, 0)),
-        (config.training.global_batch, config.model.seq_len),
-    ]
+    """(global batch, sequence length) of the run's iterations, each once, in the order in which they come; the last is
+    the full size, in which a run validates even where no iteration gets there."""
+    full = (config.training.global_batch, config.model.seq_len)
+    left_out = LeftOut(config.training.skip_samples)
+    sizes: Dict[Tuple[int, int], None] = {}  # keeps their order
+    consumed = 0
+    for iteration in range(config.training.iterations):
+        size = (global_batch(config, consumed), sequence_length(config, iteration))
+        if size == full:
+            break
+        sizes[size] = None
+        consumed = left_out.number(left_out.used(consumed) + size[0] - 1) + 1
+    return [*sizes, full]
 
 
 def _ramp(full: int, start: Optional[int], increment: Optional[int], length: Optional[int], done: int) -> int:

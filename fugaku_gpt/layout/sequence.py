@@ -1,11 +1,13 @@
 """The communications of one rank in one training step, in order: a function of the run's layout alone.
 
 The pipeline's schedule says when the rank computes and exchanges; around each computation stand the collectives of
-tensor parallelism, after the last one those of data parallelism. What a rank says depends on its stage only, which the
-signature of :func:`program` shows; ``sequence_check.py`` proves that a whole grid of such ranks fits together.
+tensor parallelism, after the last one those of data parallelism. What a rank says depends on its stage only, and where
+replicas sum by nodes first, on how many of its replicas share its node, which the signature of :func:`program` shows;
+``sequence_check.py`` proves that a whole grid of such ranks fits together.
 
 The order here is the order of posting. Whoever posts a collective earlier, or waits for it later, to overlap it with
-computation, keeps the order on each communicator, and what cannot get stuck here cannot get stuck there.
+computation, keeps the order on each communicator, and what cannot get stuck here cannot get stuck there. ``tests/mpi/
+test_sequence.py`` holds it against what ranks really say.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from fugaku_gpt.config.schema import LayoutConfig, ModelConfig, RunConfig
 from fugaku_gpt.layout.flat import FlatLayout, flat_layout
 from fugaku_gpt.layout.grid import ORDERS, TP_PP_DP
 from fugaku_gpt.layout.memory import ITEM_BYTES, recompute_of_layers
+from fugaku_gpt.layout.nodes import ACROSS, ACROSS_GATHER, NODE, NODE_GATHER, Nodes, nodes_of
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from fugaku_gpt.layout.schedule_times import Timing
 from fugaku_gpt.layout.schedules import Action, Exchange, Forward, schedule
@@ -33,7 +36,7 @@ class Collective:
     """An operation that all ranks of a communicator do together.
 
     Attributes:
-        communicator: ``tp``, ``dp``, ``embedding`` or ``world``; see ``grid.py``.
+        communicator: ``tp``, ``dp``, ``embedding`` or ``world``, see ``grid.py``; or one of ``nodes.py``.
         operation: one of ``operations.py``.
         elements: numbers that this rank hands in: all of them for a sum, its share for a gathering.
     """
@@ -73,6 +76,8 @@ class SequencePlan:
         element_bytes: of parameters; of sums of gradients at least 4.
         bucket_bytes: of one gradient sum.
         loss_tokens: tokens whose logits exist at one time.
+        seq_len: tokens of a sequence, while they grow; default: the model's.
+        nodes: where the ranks are; matters only where replicas sum by nodes first.
     """
 
     model: ModelConfig
@@ -89,6 +94,8 @@ class SequencePlan:
     element_bytes: int = 4
     bucket_bytes: int = 32 * 2**20
     loss_tokens: int = 256
+    seq_len: Optional[int] = None
+    nodes: Optional[Nodes] = None
     parts: Tuple[Chunk, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -101,8 +108,10 @@ class SequencePlan:
         for name, size in (("heads", model.heads), ("MLP width", model.ffn_size), ("padded vocabulary", self.vocab)):
             if size % layout.tp:
                 raise ValueError(f"tp {layout.tp} must divide the {name}, {size}")
-        if self.sequence_parallel and model.seq_len % layout.tp:
-            raise ValueError(f"sequence parallelism: tp {layout.tp} must divide the sequence length, {model.seq_len}")
+        if self.sequence_parallel and self.tokens % layout.tp:
+            raise ValueError(f"sequence parallelism: tp {layout.tp} must divide the sequence length, {self.tokens}")
+        if self.by_nodes and self.nodes is None:
+            raise ValueError("sums by nodes first: which ranks share a node must be given")
         if self.zero not in (0, 1):
             raise ValueError(f"zero {self.zero}: valid: 0, 1")
         if self.order not in ORDERS:
@@ -125,9 +134,19 @@ class SequencePlan:
         return self.model.padded_vocab(self.layout.tp)
 
     @property
+    def by_nodes(self) -> bool:
+        """Whether replicas sum by nodes first, those of them that lie so."""
+        return self.layout.hierarchical_sum and self.layout.dp > 1
+
+    @property
+    def tokens(self) -> int:
+        """Of each sequence."""
+        return self.seq_len if self.seq_len is not None else self.model.seq_len
+
+    @property
     def activation(self) -> int:
         """Elements of a micro-batch's hidden states [micro-batch, s, h], whole."""
-        return self.micro_batch * self.model.seq_len * self.model.hidden
+        return self.micro_batch * self.tokens * self.model.hidden
 
     def recompute_of(self, layer: int) -> str:
         """What is recomputed of a layer."""
@@ -135,7 +154,7 @@ class SequencePlan:
 
 
 def plan_of(config: RunConfig) -> SequencePlan:
-    """The plan of a run.
+    """The plan of a run, for batches of the full size.
 
     Raises:
         ValueError: it cannot be planned; the message says why.
@@ -144,10 +163,6 @@ def plan_of(config: RunConfig) -> SequencePlan:
     chunks = chunks_of(config)
     # as on a PyTorch with a fused kernel; which one is there matters only for a choice by a budget
     fused = config.model.attention_dropout == 0.0
-    if layout.hierarchical_sum:
-        raise ValueError(
-            "layout.hierarchical_sum depends on which ranks share a node, which no plan knows; leave it out"
-        )
     return SequencePlan(
         model=config.model,
         layout=layout,
@@ -162,6 +177,7 @@ def plan_of(config: RunConfig) -> SequencePlan:
         sequence_parallel=layout.sequence_parallel,
         element_bytes=ITEM_BYTES[training.dtype],
         bucket_bytes=int(training.bucket_mib * 2**20),
+        nodes=nodes_of(config) if layout.hierarchical_sum and layout.dp > 1 else None,
     )
 
 
@@ -171,8 +187,12 @@ def schedule_of(plan: SequencePlan, stage: int) -> Tuple[Action, ...]:
 
 
 @lru_cache(maxsize=256)
-def program(plan: SequencePlan, stage: int) -> Tuple[Communication, ...]:
-    """All communications of a step, of any rank of one stage."""
+def program(plan: SequencePlan, stage: int, on_node: int = 1) -> Tuple[Communication, ...]:
+    """All communications of a step, of any rank of one stage.
+
+    Args:
+        on_node: replicas on each node, where they sum by nodes first; 1: they sum at once.
+    """
     parts = {part.index: part for part in plan.parts if part.stage == stage}
     forward = {index: tuple(_forward(plan, part)) for index, part in parts.items()}
     backward = {index: tuple(_backward(plan, part)) for index, part in parts.items()}
@@ -183,7 +203,7 @@ def program(plan: SequencePlan, stage: int) -> Tuple[Communication, ...]:
             steps.append(Transfer(action, message))
         else:
             steps += (forward if isinstance(action, Forward) else backward)[action.chunk]
-    return (*steps, *_after_backward(plan, stage))
+    return (*steps, *_after_backward(plan, stage, on_node))
 
 
 def chunk_times(plan: SequencePlan) -> Timing:
@@ -191,7 +211,7 @@ def chunk_times(plan: SequencePlan) -> Timing:
 
     The loss makes its gradients along with the logits, so all of its work is in the forward pass.
     """
-    h, core = plan.model.hidden, 2.0 * plan.model.seq_len * plan.model.hidden
+    h, core = plan.model.hidden, 2.0 * plan.tokens * plan.model.hidden
     layer = 4.0 * h * h + 2.0 * h * plan.model.ffn_size + core
     again = {"none": 0.0, "selective": core / layer, "full": 1.0}
     forward = [len(part.layers) + 3.0 * plan.vocab * h / layer * part.has_head for part in plan.parts]
@@ -210,7 +230,7 @@ def _forward(plan: SequencePlan, part: Chunk) -> Iterable[Collective]:
     if part.has_head:
         if plan.sequence_parallel:
             yield _gather(plan)
-        tokens = plan.micro_batch * plan.model.seq_len
+        tokens = plan.micro_batch * plan.tokens
         for start in range(0, tokens, plan.loss_tokens):  # largest logit, sum of exponentials, logit of the target
             yield Collective("tp", ALL_GATHER, 3 * min(plan.loss_tokens, tokens - start))
         yield _sum(plan)  # of the gradient of the hidden states, which the loss makes at once
@@ -249,7 +269,7 @@ def _gather(plan: SequencePlan) -> Collective:
     return Collective("tp", ALL_GATHER, plan.activation // plan.layout.tp)
 
 
-def _after_backward(plan: SequencePlan, stage: int) -> Iterable[Collective]:
+def _after_backward(plan: SequencePlan, stage: int, on_node: int) -> Iterable[Collective]:
     """From the last backward pass to the end of the step."""
     layout, tp = plan.layout, plan.layout.tp
     flat = _flat(plan, stage)
@@ -260,21 +280,37 @@ def _after_backward(plan: SequencePlan, stage: int) -> Iterable[Collective]:
     buckets = bucket_elements(plan, stage)
     if layout.dp > 1:
         for elements in buckets:
-            yield Collective("dp", REDUCE_SCATTER if plan.zero else ALL_REDUCE, elements)
+            yield from _sum_over_replicas(plan, elements, on_node)
     if layout.ranks > 1:
         yield Collective("world", ALL_REDUCE, NORM_ELEMENTS)
     if layout.dp > 1 and plan.zero:
         for elements in reversed(buckets):  # the forward pass uses the last one first
-            yield Collective("dp", ALL_GATHER, elements // layout.dp)
+            if on_node == 1:
+                yield Collective("dp", ALL_GATHER, elements // layout.dp)
+            else:
+                yield Collective(ACROSS_GATHER, ALL_GATHER, elements // layout.dp)
+                yield Collective(NODE_GATHER, ALL_GATHER, elements // on_node)
+
+
+def _sum_over_replicas(plan: SequencePlan, elements: int, on_node: int) -> Iterable[Collective]:
+    """Of one bucket: to every replica, or to each its share."""
+    if on_node == 1:
+        yield Collective("dp", REDUCE_SCATTER if plan.zero else ALL_REDUCE, elements)
+        return
+    yield Collective(NODE, REDUCE_SCATTER, elements)
+    yield Collective(ACROSS, REDUCE_SCATTER if plan.zero else ALL_REDUCE, elements // on_node)
+    if not plan.zero:
+        yield Collective(NODE_GATHER, ALL_GATHER, elements // on_node)
 
 
 def bucket_elements(plan: SequencePlan, stage: int) -> List[int]:
-    """Elements of each bucket of a stage's flat gradients; with ZeRO, each is padded to whole shares."""
+    """Elements of each bucket of a stage's flat gradients; where replicas share them out, each is padded to whole
+    shares."""
     return [bucket.stop - bucket.start for bucket in _flat(plan, stage).buckets]
 
 
 def _flat(plan: SequencePlan, stage: int) -> FlatLayout:
     specs = stage_tensors(plan.model, plan.layout.tp, plan.parts, stage)
-    shards = plan.layout.dp if plan.zero else 1
+    shards = plan.layout.dp if plan.zero or plan.layout.hierarchical_sum else 1
     item = plan.element_bytes
     return flat_layout(specs, plan.layout.tp, shards, item, max(item, 4), plan.bucket_bytes)

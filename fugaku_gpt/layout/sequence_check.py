@@ -1,57 +1,30 @@
 """Proof that the ranks of a whole grid fit together, for ten thousand of them on a laptop.
 
 1. Every rank's own view of its groups is made from its number; all members of a group must have the same view, and sit
-   where such a group's members sit.
+   where such a group's members sit (``group_check.py``).
 2. Every rank's program is looked at: on each communicator its members do the same operations with the same sizes, in
    the same order; and on each ordered pair of ranks, what one sends is what the other receives.
 3. Nothing gets stuck under the strictest message passing (``rendezvous.py``), where every operation waits for all. If
    all ranks of a stage have one program (found in 2, not assumed), it is enough to run one rank per stage, and to let
    every rank of the grid do what its stage's does: a tp or dp group lies within a stage, so its members come to each
    operation together; partners in the pipeline, both ends of the embedding and the world come from the same stages as
-   the few do. So a run of the few that comes to its end is a run of all that does. Where programs differ, or on demand,
-   all ranks are run.
+   the few do. So a run of the few that comes to its end is a run of all that does. The same holds where the programs
+   of a stage differ only in how replicas talk among each other, and all replicas of a rank do that alike: they come to
+   it together, and leave it together. Where programs differ otherwise, or on demand, all ranks are run.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Callable, Dict, Hashable, List, Mapping, Optional, Sequence, Tuple
+from dataclasses import dataclass
+from typing import Callable, Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
-from fugaku_gpt.config.schema import LayoutConfig
-from fugaku_gpt.layout.grid import (
-    Coordinates,
-    coordinates_of,
-    dp_group,
-    embedding_group,
-    pp_group,
-    rank_of,
-    tp_group,
-)
+from fugaku_gpt.layout.grid import Coordinates, coordinates_of, rank_of
+from fugaku_gpt.layout.group_check import OF_REPLICAS, GridError, GroupOf, agreed_groups, groups_of, in_short
+from fugaku_gpt.layout.nodes import NODE
 from fugaku_gpt.layout.rendezvous import Part, Rendezvous
 from fugaku_gpt.layout.sequence import Collective, Communication, SequencePlan, Transfer, program
 
 Programs = Callable[[int], Sequence[Communication]]
-GroupOf = Callable[[Coordinates, LayoutConfig, str], List[int]]
-COLLECTIVE_GROUPS = ("tp", "dp", "embedding", "world")
-GROUPS: Mapping[str, GroupOf] = {"tp": tp_group, "pp": pp_group, "dp": dp_group, "embedding": embedding_group}
-
-
-class GridError(ValueError):
-    """A grid of ranks that does not fit together.
-
-    Attributes:
-        rank: one that shows it.
-        communicator: where.
-        position: of the first thing that differs: in the rank's operations on this communicator; for a deadlock, in all
-            of the rank's communications; -1 where it is the group itself.
-    """
-
-    def __init__(self, rank: int, communicator: str, position: int, words: str) -> None:
-        at = f", position {position}" if position >= 0 else ""
-        super().__init__(f"rank {rank}, communicator {communicator}{at}: {words}")
-        self.rank = rank
-        self.communicator = communicator
-        self.position = position
 
 
 @dataclass(frozen=True)
@@ -62,6 +35,7 @@ class GridReport:
         groups: by kind of communicator, how many of two ranks or more.
         programs: different ones among the ranks.
         communications: of all ranks, one by one.
+        of_stage: of the first rank of each stage.
         ran: how many ranks were run for the proof that nothing gets stuck.
     """
 
@@ -69,50 +43,80 @@ class GridReport:
     groups: Mapping[str, int]
     programs: int
     communications: int
+    of_stage: Tuple[int, ...]
     ran: int
 
 
 def check_grid(
     plan: SequencePlan,
     programs: Optional[Programs] = None,
-    groups: Mapping[str, GroupOf] = GROUPS,
+    groups: Optional[Mapping[str, GroupOf]] = None,
     run_all: bool = False,
 ) -> GridReport:
-    """Prove that all ranks of a layout make fitting sequences of communications that cannot get stuck.
+    """As :class:`GridCheck`, of one plan."""
+    return GridCheck(plan, groups).check(plan, programs, run_all)
 
-    Args:
-        programs: from a rank to its communications; default: :func:`sequence.program` of its stage.
-        groups: from a kind of communicator to the function by which a rank finds its group.
-        run_all: run every rank, whatever is known about them: slower by a factor of ten or so.
 
-    Raises:
-        GridError: the first thing that does not fit.
-    """
-    layout = plan.layout
-    places = [coordinates_of(rank, layout, plan.order) for rank in range(layout.ranks)]
-    members = {kind: _groups(kind, group_of, places, plan) for kind, group_of in groups.items()}
-    grid = _Grid(places, members)
-    for rank, place in enumerate(places):
-        grid.add(programs(rank) if programs is not None else program(plan, place.pp))
-    for kind in COLLECTIVE_GROUPS:
-        grid.check_collectives(kind)
-    grid.check_pipelines()
-    of_stage = [{grid.class_of[rank] for rank, place in enumerate(places) if place.pp == s} for s in range(layout.pp)]
-    if run_all or any(len(classes) > 1 for classes in of_stage):
-        ran = layout.ranks
-        _run([grid.classes[number] for number in grid.class_of], grid.group_of, grid.peer_of, list(range(ran)))
-    else:
-        ran = layout.pp
-        one_of_each = [rank_of(Coordinates(0, stage, 0), layout, plan.order) for stage in range(ran)]
+class GridCheck:
+    """Proves that all ranks of a layout make fitting sequences of communications that cannot get stuck."""
+
+    def __init__(self, plan: SequencePlan, groups: Optional[Mapping[str, GroupOf]] = None) -> None:
+        """Find every rank's groups.
+
+        Args:
+            groups: from a kind of communicator to the function by which a rank finds its group; default:
+                :func:`group_check.groups_of`.
+
+        Raises:
+            GridError: a group does not fit.
+        """
+        self._layout, self._order = plan.layout, plan.order
+        self._places = [coordinates_of(rank, plan.layout, plan.order) for rank in range(plan.layout.ranks)]
+        self._members = agreed_groups(self._places, plan, groups if groups is not None else groups_of(plan))
+
+    def check(self, plan: SequencePlan, programs: Optional[Programs] = None, run_all: bool = False) -> GridReport:
+        """Judge a step of a plan, of the same layout whatever the size of the batch.
+
+        Args:
+            programs: from a rank to its communications; default: :func:`sequence.program` of its place.
+            run_all: run every rank, whatever is known about them: slower by a factor of ten or so.
+
+        Raises:
+            GridError: the first thing that does not fit.
+        """
+        layout, places = self._layout, self._places
+        grid = _Grid(places, self._members)
+        for steps in map(programs, range(layout.ranks)) if programs is not None else self._programs(plan):
+            grid.add(steps)
+        for kind in grid.collectives:
+            grid.check_collectives(kind)
+        grid.check_pipelines()
+        one_of_each = [rank_of(Coordinates(0, stage, 0), layout, self._order) for stage in range(layout.pp)]
         of_few = [grid.classes[grid.class_of[rank]] for rank in one_of_each]
-        _run(of_few, _group_among_stages(ran), lambda stage, peer: peer, one_of_each)
-    return GridReport(
-        ranks=layout.ranks,
-        groups={kind: sum(len(group) > 1 for group in grid.groups[kind]) for kind in (*groups, "world")},
-        programs=len(grid.classes),
-        communications=sum(len(grid.classes[number]) for number in grid.class_of),
-        ran=ran,
-    )
+        if run_all or not grid.stages_are_alike(layout.pp):
+            ran = layout.ranks
+            _run([grid.classes[number] for number in grid.class_of], grid.group_of, grid.peer_of, list(range(ran)))
+        else:
+            ran = layout.pp
+            _run(of_few, _group_among_stages(ran), lambda stage, peer: peer, one_of_each)
+        return GridReport(
+            ranks=layout.ranks,
+            groups={kind: sum(len(group) > 1 for group in groups) for kind, groups in grid.groups.items()},
+            programs=len(grid.classes),
+            communications=sum(len(grid.classes[number]) for number in grid.class_of),
+            of_stage=tuple(map(len, of_few)),
+            ran=ran,
+        )
+
+    def _programs(self, plan: SequencePlan) -> Iterator[Sequence[Communication]]:
+        """Every rank's program, by its stage and by how many of its replicas share its node."""
+        on_node = [len(group) for group in self._members[NODE]] if NODE in self._members else [1] * len(self._places)
+        found: Dict[Tuple[int, int], Sequence[Communication]] = {}
+        for place, replicas in zip(self._places, on_node):
+            key = (place.pp, replicas)
+            if key not in found:
+                found[key] = program(plan, *key)
+            yield found[key]
 
 
 def _group_among_stages(stages: int) -> Callable[[int, str], Tuple[Hashable, int]]:
@@ -128,37 +132,6 @@ def _group_among_stages(stages: int) -> Callable[[int, str], Tuple[Hashable, int
     return group_of
 
 
-def _groups(kind: str, group_of: GroupOf, places: Sequence[Coordinates], plan: SequencePlan) -> List[Tuple[int, ...]]:
-    """The group of each rank as the rank itself sees it, once all members are found to agree."""
-    views: Dict[Tuple[int, ...], Tuple[int, ...]] = {}  # each group once, however many ranks see it
-    claimed: Dict[Tuple[int, ...], List[int]] = {}
-    found = []
-    for rank, place in enumerate(places):
-        view = tuple(group_of(place, plan.layout, plan.order))
-        found.append(views.setdefault(view, view))
-        claimed.setdefault(view, []).append(rank)
-    for view, ranks in claimed.items():
-        if sorted(view) != ranks:
-            odd = sorted(set(view).symmetric_difference(ranks)) or list(view)
-            words = f"its group is {_some(view)}, but ranks {_some(ranks)} see themselves in it; look at rank {odd[0]}"
-            raise GridError(ranks[0], kind, -1, words)
-        _check_seats(kind, view, places, plan)
-    return found
-
-
-def _check_seats(kind: str, view: Sequence[int], places: Sequence[Coordinates], plan: SequencePlan) -> None:
-    """The members of a group sit along its axis, in order, and share the other two coordinates."""
-    first, last = places[view[0]], plan.layout.pp - 1
-    if kind == "embedding":
-        stages = [0, last] if last and first.pp in (0, last) else [first.pp]
-        seats = [replace(first, pp=stage) for stage in stages]
-    else:
-        seats = [replace(first, **{kind: position}) for position in range(getattr(plan.layout, kind))]
-    if [places[rank] for rank in view] != seats:
-        words = f"its group {_some(view)} is not the ranks along {kind} from {seats[0]} to {seats[-1]}, in order"
-        raise GridError(view[0], kind, -1, words)
-
-
 class _Grid:
     """The ranks, each with its groups and its program; equal programs are kept once."""
 
@@ -169,7 +142,7 @@ class _Grid:
         self.members = {**members, "world": [world] * len(places)}
         self.groups = {kind: list(dict.fromkeys(views)) for kind, views in members.items()}
         self.groups["world"] = [world]
-        self._number = {kind: {group: n for n, group in enumerate(groups)} for kind, groups in self.groups.items()}
+        self.collectives = [kind for kind in self.groups if kind != "pp"]
         self._places = places
         self._by_identity: Dict[int, int] = {}
         self._by_value: Dict[Tuple[Communication, ...], int] = {}
@@ -182,8 +155,8 @@ class _Grid:
             number = self._by_value.setdefault(tuple(steps), len(self.classes))
             if number == len(self.classes):
                 for position, step in enumerate(steps):
-                    if isinstance(step, Collective) and step.communicator not in COLLECTIVE_GROUPS:
-                        words = f"there is no such communicator; valid: {', '.join(COLLECTIVE_GROUPS)}"
+                    if isinstance(step, Collective) and step.communicator not in self.collectives:
+                        words = f"there is no such communicator; valid: {', '.join(self.collectives)}"
                         raise GridError(len(self.class_of), step.communicator, position, words)
                 self.classes.append(steps)  # kept, so that its id stays its own
                 self._by_identity[id(steps)] = number
@@ -197,6 +170,20 @@ class _Grid:
     def peer_of(self, rank: int, stage: int) -> int:
         """The rank of another stage that this one exchanges with."""
         return self.members["pp"][rank][stage]
+
+    def stages_are_alike(self, stages: int) -> bool:
+        """Whether the ranks of each stage have one program but for what replicas do among each other, which all
+        replicas of a rank do alike."""
+        without = [
+            tuple(step for step in steps if not isinstance(step, Collective) or step.communicator not in OF_REPLICAS)
+            for steps in self.classes
+        ]
+        of_stage: List[Set[int]] = [set() for _ in range(stages)]
+        for place, number in zip(self._places, self.class_of):
+            of_stage[place.pp].add(number)
+        if any(len({without[number] for number in numbers}) > 1 for numbers in of_stage):
+            return False
+        return all(len({self.class_of[rank] for rank in group}) == 1 for group in self.groups["dp"])
 
     def check_collectives(self, kind: str) -> None:
         """On every communicator of a kind, all members do the same.
@@ -214,7 +201,7 @@ class _Grid:
                 if steps != expected:
                     position = _first_difference(steps, expected)
                     here, there = (_operation(each, position) for each in (steps, expected))
-                    words = f"{here}, where rank {first} of the same group ({_some(group)}) has {there}"
+                    words = f"{here}, where rank {first} of the same group ({in_short(group)}) has {there}"
                     raise GridError(rank, kind, position, words)
 
     def check_pipelines(self) -> None:
@@ -335,8 +322,3 @@ def _in_words(step: Communication) -> str:
 
 def _communicator(step: Communication) -> str:
     return step.communicator if isinstance(step, Collective) else "pp"
-
-
-def _some(ranks: Sequence[int]) -> str:
-    """The first of many ranks."""
-    return ", ".join(map(str, ranks[:6])) + (f", ... ({len(ranks)} ranks)" if len(ranks) > 6 else "")

@@ -18,6 +18,11 @@ from fugaku_gpt.layout import sequence_check
 
 BIG = ["plan", "check", "--preset", "13b", "--set", "layout.tp=6", "--set", "layout.pp=8", "--ranks", "13824"]
 WHOLE = ["--set", "training.global_batch=288"]
+RAMP = [
+    word
+    for setting in ("ramp_start=288", "ramp_increment=288", "ramp_samples=5000", "iterations=1000")
+    for word in ("--set", f"training.{setting}")
+]
 GIB = 2**30
 
 
@@ -65,6 +70,20 @@ def test_equal_stages_idle_as_the_formula_says(capsys: pytest.CaptureFixture[str
     assert [row["messages"] for row in rows] == [12, 24, 24, 12]
 
 
+def test_every_size_of_a_growing_batch_and_sums_by_nodes_first_are_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = ["seq_ramp_start=512", "seq_ramp_increment=512", "seq_ramp_iterations=8"]
+    words = [f"training.{setting}" for setting in lengths]
+    words += ["training.global_batch=2304", "layout.hierarchical_sum=true", "node.ranks_per_node=4", "layout.zero=1"]
+    words += ["layout.order=dp,tp,pp"]
+    assert run([*BIG, *RAMP, *(word for setting in words for word in ("--set", setting))]) == 0
+    said = capsys.readouterr().out
+    groups = "2304 tp, 1728 pp, 48 dp, 1728 embedding, 3456 dp-node, 192 dp-across, 3456 dp-node-gather, "
+    assert f"groups          {groups}192 dp-across-gather, 1 world" in said
+    # micro-batches of 512 tokens: 1; of 1024: 2, 3, 4; of 1536: 5, 7; of 2048: 8
+    assert "sizes           7: from 1 micro-batches of 512 tokens (bubble 700.0% of the busy time)" in said
+    assert "to 8 of 2048" in said and "all fits" in said
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -78,6 +97,14 @@ def test_equal_stages_idle_as_the_formula_says(capsys: pytest.CaptureFixture[str
             "valid: stages * chunks up to 40",
         ),
         (["--set", "layout.split=[5, 5]", *WHOLE], "has 2 numbers; valid: 8"),
+        (
+            ["--set", "layout.hierarchical_sum=true", "--set", "job.nodes=5", *WHOLE],
+            "layout.hierarchical_sum: job.nodes 5 must divide the 13824 ranks; valid: 4 or 6",
+        ),
+        (
+            [*RAMP, "--set", "training.global_batch=2304", "--set", "training.ramp_increment=100"],
+            "training.ramp_increment: 100: must be a multiple of training.micro_batch 1 * layout.dp 288 = 288",
+        ),
         (["--ranks", "528"], "must be a multiple of training.micro_batch 1 * dp 11 = 11"),
     ],
 )
@@ -94,8 +121,8 @@ def test_a_mismatch_is_named_and_ends_with_1(
 ) -> None:
     seen = sequence_check.program
 
-    def program_of_stage(plan, stage):  # type: ignore[no-untyped-def]
-        steps = seen(plan, stage)
+    def program_of_stage(plan, stage, on_node):  # type: ignore[no-untyped-def]
+        steps = seen(plan, stage, on_node)
         return steps[1:] if stage == 1 else steps
 
     monkeypatch.setattr(sequence_check, "program", program_of_stage)

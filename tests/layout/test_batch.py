@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import ConfigError
-from fugaku_gpt.layout.batch import LeftOut, global_batch, sequence_length
+from fugaku_gpt.layout.batch import LeftOut, global_batch, sequence_length, sizes_of
 
 RAMP = ("training.global_batch=32", "training.ramp_start=8", "training.ramp_increment=8", "training.ramp_samples=300")
 
@@ -54,6 +54,26 @@ def test_a_ramp_is_megatron_s(start: int, increment: int, steps: int, samples: i
         # num_microbatches_calculator.py: int(consumed / (samples / steps)), up to and with the ramp's end
         expected = full if consumed >= samples else start + increment * (consumed * steps // samples)
         assert global_batch(config, consumed) == expected
+
+
+LENGTHS = ("training.seq_ramp_start=32", "training.seq_ramp_increment=32", "training.seq_ramp_iterations=30")
+
+
+@pytest.mark.parametrize(
+    "overrides, sizes",
+    [
+        ((), [(32, 128)]),
+        (RAMP, [(8, 128), (16, 128), (24, 128), (32, 128)]),
+        (LENGTHS, [(32, 32), (32, 64), (32, 96), (32, 128)]),
+        # 13 iterations of 8, 6 of 16 (the first of them the 14th), 5 of 24; lengths change after 10, 20 and 30
+        ((*RAMP, *LENGTHS), [(8, 32), (8, 64), (16, 64), (24, 64), (24, 96), (32, 96), (32, 128)]),
+        ((*RAMP, "training.iterations=14"), [(8, 128), (16, 128), (32, 128)]),  # the last only validates
+        ((*RAMP, "training.skip_samples=[8-210]"), [(8, 128), (24, 128), (32, 128)]),
+    ],
+)
+def test_every_size_that_comes_up_is_told_once(overrides: List[str], sizes: "List[tuple[int, int]]") -> None:
+    config = load_run_config(overrides=("training.global_batch=32", *overrides))
+    assert config.model.seq_len == 128 and sizes_of(config) == sizes
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple, Union
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from fugaku_gpt.config import LayoutConfig, ModelConfig, load_run_config
 from fugaku_gpt.layout import grid
 from fugaku_gpt.layout.grid import ORDERS, Coordinates, coordinates_of
+from fugaku_gpt.layout.group_check import GROUPS, GridError, groups_of
+from fugaku_gpt.layout.nodes import ACROSS, ACROSS_GATHER, NODE, NODE_GATHER, Nodes, node_groups, nodes_of
 from fugaku_gpt.layout.schedule_times import simulate
 from fugaku_gpt.layout.schedules import KINDS, Exchange
 from fugaku_gpt.layout.sequence import (
@@ -28,9 +30,10 @@ from fugaku_gpt.layout.sequence import (
     program,
     schedule_of,
 )
-from fugaku_gpt.layout.sequence_check import GROUPS, GridError, check_grid
+from fugaku_gpt.layout.sequence_check import check_grid
 from fugaku_gpt.layout.stages import stage_tensors
 
+BY_NODES = LayoutConfig(dp=6, hierarchical_sum=True)
 MODEL = ModelConfig(layers=12, hidden=24, heads=6, seq_len=12, vocab_size=100, vocab_multiple=8)
 
 
@@ -41,9 +44,12 @@ def plans(draw: Any, most_ranks: int = 24) -> SequencePlan:
     pp = draw(st.integers(1, 4))
     dp = draw(st.integers(1, max(1, min(4, most_ranks // (tp * pp)))))
     kind = draw(st.sampled_from(KINDS))
+    by_nodes = draw(st.booleans())
+    per_node = draw(st.sampled_from([size for size in range(1, dp * tp * pp + 1) if dp * tp * pp % size == 0]))
     return SequencePlan(
         model=MODEL,
-        layout=LayoutConfig(dp=dp, tp=tp, pp=pp),
+        layout=LayoutConfig(dp=dp, tp=tp, pp=pp, hierarchical_sum=by_nodes),
+        nodes=Nodes(dp * tp * pp // per_node, per_node, dealt=draw(st.booleans())) if by_nodes else None,
         micro_batches=draw(st.integers(1, 5)),
         micro_batch=draw(st.integers(1, 2)),
         order=draw(st.sampled_from(ORDERS)),
@@ -57,16 +63,22 @@ def plans(draw: Any, most_ranks: int = 24) -> SequencePlan:
     )
 
 
+def program_of(plan: SequencePlan, rank: int) -> Sequence[Communication]:
+    """The communications of one rank."""
+    place, on_node = coordinates_of(rank, plan.layout, plan.order), 1
+    if plan.by_nodes and plan.nodes is not None:
+        on_node = len(node_groups(place, plan.layout, plan.order, plan.nodes)[0])
+    return program(plan, place.pp, on_node)
+
+
 @settings(max_examples=100, deadline=None)
 @given(plans())
 def test_every_layout_fits_run_by_stages_and_run_by_ranks(plan: SequencePlan) -> None:
     few, all_ranks = check_grid(plan), check_grid(plan, run_all=True)
     assert (few.ran, all_ranks.ran) == (plan.layout.pp, plan.layout.ranks)
-    assert few.communications == sum(
-        len(program(plan, coordinates_of(rank, plan.layout, plan.order).pp)) for rank in range(plan.layout.ranks)
-    )
+    assert few.communications == sum(len(program_of(plan, rank)) for rank in range(plan.layout.ranks))
     layout = plan.layout
-    assert few.groups == {
+    assert {kind: few.groups[kind] for kind in (*GROUPS, "world")} == {
         "tp": layout.dp * layout.pp * (layout.tp > 1),
         "pp": layout.dp * layout.tp * (layout.pp > 1),
         "dp": layout.tp * layout.pp * (layout.dp > 1),
@@ -120,7 +132,7 @@ def test_gradients_are_summed_once_and_whole(plan: SequencePlan) -> None:
         specs = stage_tensors(plan.model, layout.tp, plan.parts, stage)
         held = sum(math.prod(spec.local_shape(layout.tp)) for spec in specs)
         buckets = bucket_elements(plan, stage)
-        unit = 16 * (layout.dp if plan.zero else 1)
+        unit = 16 * (layout.dp if plan.zero or layout.hierarchical_sum else 1)
         assert held <= sum(buckets) < held + 16 * len(specs) + 2 * unit
         assert max(buckets) <= max(plan.bucket_bytes // 4, unit)
         sums = "reduce_scatter_sum" if plan.zero else "all_reduce_sum"
@@ -156,6 +168,100 @@ def test_the_plan_of_a_run_follows_its_config() -> None:
     assert check_grid(plan).ranks == 4
 
 
+def groups_of_replicas(plan: SequencePlan, rank: int) -> List[List[int]]:
+    """A rank's replicas on its node, and those at its place on every node."""
+    groups = groups_of(plan)
+    place = coordinates_of(rank, plan.layout, plan.order)
+    assert groups[NODE] == groups[NODE_GATHER] and groups[ACROSS] == groups[ACROSS_GATHER]
+    return [groups[kind](place, plan.layout, plan.order) for kind in (NODE, ACROSS)]
+
+
+def test_replicas_that_share_a_node_are_found_from_how_ranks_are_placed() -> None:
+    plan = SequencePlan(MODEL, BY_NODES, micro_batches=1, nodes=Nodes(2, 3))
+    assert [groups_of_replicas(plan, rank) for rank in (0, 5)] == [[[0, 1, 2], [0, 3]], [[3, 4, 5], [2, 5]]]
+    dealt = replace(plan, nodes=Nodes(3, 2, dealt=True))
+    assert groups_of_replicas(dealt, 4) == [[1, 4], [3, 4, 5]]
+    for nodes in (Nodes(1, 6), Nodes(6, 1)):  # all on one node; each on its own
+        assert groups_of_replicas(replace(plan, nodes=nodes), 4) == [[4], [4]]
+    assert groups_of(replace(plan, layout=LayoutConfig(dp=6))) == GROUPS
+
+
+def test_a_sum_by_nodes_first_is_one_of_shares() -> None:
+    plan = SequencePlan(MODEL, BY_NODES, micro_batches=1, nodes=Nodes(2, 3), bucket_bytes=2**30)
+    blocks, embedding = bucket_elements(plan, 0)
+    steps = [(s.communicator, s.operation, s.elements) for s in program(plan, 0, 3) if isinstance(s, Collective)]
+    world = ("world", "all_reduce_sum", NORM_ELEMENTS)
+    assert steps == [
+        (NODE, "reduce_scatter_sum", blocks),
+        (ACROSS, "all_reduce_sum", blocks // 3),
+        (NODE_GATHER, "all_gather", blocks // 3),
+        (NODE, "reduce_scatter_sum", embedding),
+        (ACROSS, "all_reduce_sum", embedding // 3),
+        (NODE_GATHER, "all_gather", embedding // 3),
+        world,
+    ]
+    zero = program(replace(plan, zero=1), 0, 3)
+    assert [(s.communicator, s.operation, s.elements) for s in zero if isinstance(s, Collective)] == [
+        (NODE, "reduce_scatter_sum", blocks),
+        (ACROSS, "reduce_scatter_sum", blocks // 3),
+        (NODE, "reduce_scatter_sum", embedding),
+        (ACROSS, "reduce_scatter_sum", embedding // 3),
+        world,
+        (ACROSS_GATHER, "all_gather", embedding // 6),
+        (NODE_GATHER, "all_gather", embedding // 3),
+        (ACROSS_GATHER, "all_gather", blocks // 6),
+        (NODE_GATHER, "all_gather", blocks // 3),
+    ]
+
+
+def test_replicas_that_sum_by_nodes_first_beside_others_that_do_not_fit_too() -> None:
+    layout = LayoutConfig(dp=4, tp=3, hierarchical_sum=True)
+    # replicas 0 to 3 are on one node, 4 to 7 two on each, 8 to 11 on one
+    plan = SequencePlan(MODEL, layout, micro_batches=2, order="dp,tp,pp", nodes=Nodes(2, 6))
+    few, all_ranks = check_grid(plan), check_grid(plan, run_all=True)
+    assert (few.programs, few.ran, all_ranks.ran) == (2, 1, 12)
+    assert {kind: few.groups[kind] for kind in ("dp", NODE, ACROSS)} == {"dp": 3, NODE: 2, ACROSS: 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "words"),
+    [
+        (NODE, {0: [0, 3], 3: [0, 3], 1: [1, 4], 4: [1, 4], 2: [2, 5], 5: [2, 5]}, "rank 0, .* is on several nodes"),
+        (ACROSS, {0: [0, 4], 4: [0, 4], 1: [1, 3], 3: [1, 3], 2: [2, 5], 5: [2, 5]}, "rank 0, .* group 0, 4 it meets"),
+        (ACROSS, {rank: [rank] for rank in range(6)}, "rank 0, .* it meets 0, 1, 2; its replicas are 0, 1, 2, 3"),
+        (NODE, {rank: [rank] for rank in range(6)}, "rank 0, .* it meets 0, 3; its replicas are 0, 1, 2, 3, 4, 5"),
+    ],
+)
+def test_steps_that_do_not_bring_all_replicas_together_are_found(
+    kind: str, wrong: Dict[int, List[int]], words: str
+) -> None:
+    plan = SequencePlan(MODEL, BY_NODES, micro_batches=1, nodes=Nodes(2, 3))
+    with pytest.raises(GridError, match=words):
+        check_grid(plan, groups={**groups_of(plan), kind: lambda place, layout, order: wrong[place.dp]})
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["job.nodes=3"], Nodes(3, 4)),
+        (["node.ranks_per_node=6", "job.rank_map=bychip:XYZ"], Nodes(2, 6)),
+        (["node.ranks_per_node=6", "job.rank_map=bynode"], Nodes(2, 6, dealt=True)),
+        (["job.nodes=5"], "job.nodes 5 must divide the 12 ranks; valid: 4 or 6"),
+        (["job.nodes=13"], "job.nodes 13 must divide the 12 ranks; valid: 12"),
+        (["node.ranks_per_node=8"], "node.ranks_per_node 8 must divide the 12 ranks; valid: 6 or 12"),
+        (["job.rank_map_file=ranks.txt"], "job.rank_map_file says which ranks share a node"),
+    ],
+)
+def test_nodes_are_those_of_the_run_file(words: List[str], expected: Union[Nodes, str]) -> None:
+    settings = ["layout.dp=12", "layout.hierarchical_sum=true", "training.global_batch=12"]
+    config = load_run_config(overrides=[*settings, *words], check=False)
+    if isinstance(expected, Nodes):
+        assert nodes_of(config) == plan_of(config).nodes == expected
+    else:
+        with pytest.raises(ValueError, match=expected):
+            plan_of(config)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -167,6 +273,7 @@ def test_the_plan_of_a_run_follows_its_config() -> None:
         ({"recompute": ("all",) * 12}, "valid: none, selective, full"),
         ({"split": (12,)}, "valid: 2, one for each chunk"),
         ({"schedule": "2f2b"}, "valid: gpipe, 1f1b, interleaved"),
+        ({"layout": BY_NODES}, "which ranks share a node must be given"),
         ({"chunks": 2}, "or the schedule interleaved"),
         ({"schedule": "interleaved", "chunks": 7}, "valid: stages \\* chunks up to 12"),
     ],
@@ -189,14 +296,14 @@ def test_the_grid_of_the_run_on_13824_nodes() -> None:
 
 
 def _odd_one(plan: SequencePlan, odd: int, steps: Sequence[Communication]) -> Callable[[int], Sequence[Communication]]:
-    return lambda rank: steps if rank == odd else program(plan, coordinates_of(rank, plan.layout, plan.order).pp)
+    return lambda rank: steps if rank == odd else program_of(plan, rank)
 
 
 @settings(max_examples=200, deadline=None)
 @given(plans(), st.data())
 def test_one_rank_that_leaves_out_repeats_or_resizes_a_collective_is_named(plan: SequencePlan, data: Any) -> None:
     rank = data.draw(st.integers(0, plan.layout.ranks - 1))
-    steps = list(program(plan, coordinates_of(rank, plan.layout, plan.order).pp))
+    steps = list(program_of(plan, rank))
     places = [n for n, step in enumerate(steps) if isinstance(step, Collective)]
     if not places:
         assert plan.layout.ranks == 1
@@ -230,7 +337,7 @@ def test_one_rank_whose_messages_differ_is_named(plan: SequencePlan, data: Any) 
         return
     rank = data.draw(st.integers(0, plan.layout.ranks - 1))
     stage = coordinates_of(rank, plan.layout, plan.order).pp
-    steps = list(program(plan, stage))
+    steps = list(program_of(plan, rank))
     place = data.draw(st.sampled_from([n for n, step in enumerate(steps) if isinstance(step, Transfer)]))
     step = steps[place]
     assert isinstance(step, Transfer)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import DefaultDict, Dict, List, Optional, Sequence, Tuple
 
 import pytest
 import torch
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
+from fugaku_gpt.layout.batch import sizes_of
+from fugaku_gpt.layout.nodes import node_groups
 from fugaku_gpt.layout.operations import RECEIVE, SEND
 from fugaku_gpt.layout.sequence import Collective, Communication, plan_of, program
 from fugaku_gpt.training.trainer import Trainer
@@ -18,6 +21,11 @@ from tests.support.tiny import tiny_config
 Call = Tuple[str, int, Optional[int]]  # operation, elements, the other rank of a message
 Calls = Dict[str, List[Call]]  # by communicator
 STEPS = 3  # nothing overlaps in the first
+RAMPS = (
+    "training.ramp_start=4 training.ramp_increment=4 training.ramp_samples=5 "
+    "training.seq_ramp_start=8 training.seq_ramp_increment=16 training.seq_ramp_iterations=2"
+)
+BY_NODES = "layout.hierarchical_sum=true node.ranks_per_node=2"
 # dp, tp, pp and what else is switched on
 LAYOUTS: List[Tuple[int, int, int, str]] = [
     (1, 1, 1, "layout.zero=1"),
@@ -27,13 +35,19 @@ LAYOUTS: List[Tuple[int, int, int, str]] = [
     (1, 2, 1, "layout.sequence_parallel=true training.recompute=selective"),
     (1, 1, 2, "layout.schedule=gpipe layout.split=[3,1]"),
     (1, 1, 2, "layout.schedule=interleaved layout.chunks=2"),
-    (4, 1, 1, "layout.zero=1"),
+    (4, 1, 1, f"layout.zero=1 {RAMPS}"),
+    (4, 1, 1, f"layout.zero=1 {BY_NODES}"),
+    (4, 1, 1, f"layout.zero=0 {BY_NODES} job.rank_map=bynode"),
+    (2, 2, 1, f"{BY_NODES} layout.order=tp,pp,dp"),  # each replica on another node
     (2, 2, 1, "layout.zero=1 layout.sequence_parallel=true training.recompute=full"),
     (1, 2, 2, "layout.sequence_parallel=true training.recompute=full training.recompute_layers=1"),
     (2, 1, 2, "layout.zero=1 layout.schedule=interleaved layout.chunks=2 layout.order=dp,pp,tp"),
     (1, 1, 4, "layout.schedule=1f1b training.dtype=float64"),
     (2, 2, 2, "layout.zero=1 layout.sequence_parallel=true training.recompute=full layout.order=pp,tp,dp"),
     (2, 2, 2, "layout.zero=0 layout.schedule=interleaved layout.chunks=2 training.recompute=selective"),
+    (2, 2, 2, f"layout.sequence_parallel=true {RAMPS}"),
+    (4, 1, 2, f"layout.zero=1 layout.order=dp,tp,pp {BY_NODES} training.bucket_mib=0.1 {RAMPS}"),
+    (4, 1, 2, f"layout.zero=0 layout.order=pp,dp,tp {BY_NODES} job.rank_map=bynode"),
     (2, 1, 4, "layout.schedule=gpipe layout.zero=1 training.gradient_dtype=bfloat16"),
 ]
 
@@ -83,13 +97,26 @@ def test_a_step_says_what_its_plan_says(world: Communicator, layout: Tuple[int, 
     if dp * tp * pp != world.size:
         pytest.skip("another number of ranks")
     words = [f"layout.dp={dp}", f"layout.tp={tp}", f"layout.pp={pp}", "model.layers=4", *more.split()]
+    words += [f"training.iterations={STEPS}", f"job.nodes={world.size // 2 if BY_NODES in more else 1}"]
     config = tiny_config(*words)
+    plan = plan_of(config)
+    node = plan.nodes.of(world.rank) if plan.nodes is not None else None
     found: DefaultDict[str, List[Call]] = defaultdict(list)
-    trainer = Trainer(config, ProcessGrid(Recording(world, found), config.layout), ByteSamples(config.model.seq_len))
+    grid = ProcessGrid(Recording(world, found), config.layout, node)
+    trainer = Trainer(config, grid, ByteSamples(config.model.seq_len))
     found.clear()  # what it takes to set up
+    sizes = []
     for _ in range(STEPS):
-        trainer.step()
+        step = trainer.step()
+        sizes.append((step.samples, step.seq_len))
     trainer.finish()
-    told = calls_of(list(program(plan_of(config), trainer.grid.place.pp)) * STEPS)
-    assert_same(found, told)
+    assert list(dict.fromkeys([*sizes, (config.training.global_batch, config.model.seq_len)])) == sizes_of(config)
+    on_node = 1
+    if plan.nodes is not None:
+        on_node = len(node_groups(grid.place, config.layout, config.layout.order, plan.nodes)[0])
+    told: List[Communication] = []
+    for samples, seq_len in sizes:
+        of_size = replace(plan, micro_batches=samples // (config.training.micro_batch * dp), seq_len=seq_len)
+        told += program(of_size, grid.place.pp, on_node)
+    assert_same(found, calls_of(told))
     assert sum(map(len, found.values())) > 0 or world.size == 1
