@@ -175,8 +175,9 @@ def release(directories: Tuple[Path, ...]) -> None:
 def resume(directories: Tuple[Path, ...], force: bool, dry_run: bool, yes: bool) -> None:
     """Hand in again what has stopped and can go on, or was stopped by nothing of its own, in run directories DIR.
 
-    What the earlier jobs have left is kept in attempts/ beside the run directory. Jobs that still wait or run are
-    refused. Exit codes: 0 handed in, 2 not handed in.
+    A run goes on from its newest whole checkpoint, or begins anew where it has none. What the earlier jobs have left is
+    kept in attempts/ beside the run directory. Jobs that still wait or run are refused. Exit codes: 0 handed in, 2 not
+    handed in.
     """
     from fugaku_gpt.jobs.follow import job_directories, look
     from fugaku_gpt.jobs.submission import load_prepared

@@ -283,10 +283,16 @@ def _progress(evidence: _Evidence) -> str:
 
 
 def _time_advice(evidence: _Evidence) -> str:
-    """Of a run that was cut off by its time limit: nothing of it is kept to go on from."""
+    """Of a run that was cut off by its time limit: what there is to go on from."""
+    checkpoint = evidence.run.last_checkpoint()
+    if checkpoint:
+        return f"`fugaku-gpt job resume` goes on from {checkpoint}"
     config = _config(evidence.directory)
     now = f" (now {format_duration(config.job.elapse)})" if config is not None and config.job.elapse is not None else ""
-    return f"raise job.elapse{now}, then `fugaku-gpt job resume`: it begins anew, as there are no checkpoints"
+    return (
+        f"raise job.elapse{now} or job.stop_margin, then `fugaku-gpt job resume`: it begins anew, as there is no "
+        "checkpoint"
+    )
 
 
 def _memory(evidence: _Evidence) -> str:

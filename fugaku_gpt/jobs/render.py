@@ -174,10 +174,10 @@ def _context(config: RunConfig, profile: Profile) -> Tuple[Dict[str, Any], List[
         context.update(_for_slurm(config, profile, notes))
     else:
         context.update(_for_this_machine(config, notes))
-    if job.chain > 1:
+    if job.chain > 1 and job.elapse is None and job.scheduler != "pjm":  # PJM tells its own default
         notes.append(
-            f"job.chain: a link runs only where the one before has ended with exit code {EXIT_RESUME}; `train` writes "
-            "no checkpoints and never ends so: the links after the first have nothing to do"
+            "job.chain: no job.elapse: a link cannot see its end coming, and stops for the next one only where it is "
+            "told to"
         )
     if not profile.name and job.scheduler != "local":
         notes.append(f"no job.profile: the ranks use {profile.python}, which must be there on the nodes")

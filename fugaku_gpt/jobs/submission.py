@@ -6,6 +6,7 @@ is killed between the scheduler's yes and our record leaves an open intent, and 
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import time
@@ -39,6 +40,8 @@ TAG_PREFIX = "fugaku-gpt-"
 INTENT_SECONDS = 2 * TIMEOUT_SECONDS
 
 _STAYS = ("config.yaml", SCRIPT, "sweep.json", JOB_FILE)  # of these, an earlier attempt gets copies
+
+_REPEAT = re.compile(r"repeat-[0-9]+")
 
 Render = Callable[[RunConfig], JobScript]
 
@@ -192,6 +195,9 @@ def new_attempt(directory: Path, now: float) -> Path:
     """Make room for handing a run in again: what its jobs have left is moved to ``attempts/<run>/<number>`` beside the
     run directory, with copies of configuration and script. Returns that folder.
 
+    Where there is a checkpoint the job will go on from it: checkpoints stay, and so do the lines of the metrics, of
+    which the attempt gets a copy.
+
     Raises:
         UsageError: it cannot be moved.
     """
@@ -199,16 +205,25 @@ def new_attempt(directory: Path, now: float) -> Path:
     number = 1 + max((int(path.name) for path in attempts.glob("*") if path.name.isdigit()), default=0)
     kept = attempts / str(number)
     try:
-        kept.mkdir(parents=True)
-        for path in sorted(directory.iterdir()):
-            if path.name in _STAYS:
-                shutil.copy2(path, kept / path.name)
-            else:
-                path.rename(kept / path.name)
+        _set_aside(RunDirectory(directory), kept)
     except OSError as error:
         raise UsageError(f"{kept}: cannot be written: {error.strerror}") from None
     append_event(directory, "attempt", now, number=number)
     return kept
+
+
+def _set_aside(run: RunDirectory, kept: Path) -> None:
+    goes_on = bool(run.last_checkpoint())
+    kept.mkdir(parents=True)
+    for path in sorted(run.path.iterdir()):
+        if goes_on and path == run.checkpoints_dir:
+            continue
+        if path.name in _STAYS or (goes_on and path == run.metrics_file):
+            shutil.copy2(path, kept / path.name)
+        elif path.is_dir() and _REPEAT.fullmatch(path.name):  # a sub-job's own run directory
+            _set_aside(RunDirectory(path), kept / path.name)
+        else:
+            path.rename(kept / path.name)
 
 
 def resolve(directory: Path, scheduler: Scheduler, now: float) -> JobHistory:

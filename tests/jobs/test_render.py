@@ -206,7 +206,7 @@ def test_a_script_ends_with_the_code_of_its_ranks_and_records_it(tmp_path: Path,
 @pytest.mark.parametrize(("signal", "name"), [("TERM", "TERM"), ("XCPU", "XCPU"), ("USR1", "USR1")])
 def test_a_script_that_is_told_to_stop_tells_its_ranks_and_records_it(tmp_path: Path, signal: str, name: str) -> None:
     launcher = tmp_path / "mpiexec"
-    launcher.write_text("#!/bin/bash\ntrap 'echo told; exit 75' TERM\ntouch up\nsleep 60 & wait\n", encoding="utf-8")
+    launcher.write_text("#!/bin/bash\ntrap 'echo told; exit 75' USR1\ntouch up\nsleep 60 & wait\n", encoding="utf-8")
     launcher.chmod(0o755)
     (tmp_path / "job.sh").write_text(rendered("pjm-one-node").text, encoding="utf-8")
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PJM_JOBID": "7"}
@@ -292,7 +292,9 @@ def test_srun_under_pjm_is_refused() -> None:
 
 
 def test_a_chain_says_what_it_needs() -> None:
-    assert any("exit code 75" in note and "no checkpoints" in note for note in rendered("slurm-chain").notes)
+    assert not any("job.chain" in note for note in rendered("slurm-chain").notes)
+    endless = replace(config_of("slurm-chain"), job=replace(config_of("slurm-chain").job, elapse=None))
+    assert any("job.chain: no job.elapse" in note for note in render_job(endless, PLAIN).notes)
 
 
 @pytest.mark.parametrize(("before", "started"), [(75, True), (0, False), (1, False), (None, False)])

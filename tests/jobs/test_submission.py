@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
@@ -265,6 +266,27 @@ def test_a_finished_job_is_handed_in_again_as_a_new_attempt_only(tmp_path: Path)
     assert submit(directory, scheduler) == ["102"]
     assert read_history(directory).attempts == 1
     assert new_attempt(directory, 9.0).name == "2"
+
+
+def test_a_new_attempt_goes_on_from_the_checkpoints_that_are_there(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    prepare(config(), directory)
+    for place in (directory, directory / "repeat-0", directory / "repeat-1"):
+        place.mkdir(exist_ok=True)
+        for name in ("metrics.jsonl", "result.json"):
+            (place / name).write_text("{}\n", encoding="utf-8")
+    for place in (directory, directory / "repeat-1"):
+        (place / "checkpoints" / "step-00000004").mkdir(parents=True)
+        tracker = {"version": 1, "name": "step-00000004"}
+        (place / "checkpoints" / "latest.json").write_text(json.dumps(tracker), encoding="utf-8")
+    kept = new_attempt(directory, 9.0)
+    left = sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+    assert left == [
+        "checkpoints/latest.json", "config.yaml", "job.jsonl", "job.sh", "metrics.jsonl",
+        "repeat-1/checkpoints/latest.json", "repeat-1/metrics.jsonl",
+    ]  # fmt: skip
+    for name in ("result.json", "metrics.jsonl"):
+        assert all((kept / place / name).exists() for place in ("", "repeat-0", "repeat-1"))
 
 
 def test_a_job_at_another_scheduler_is_not_forgotten(tmp_path: Path) -> None:

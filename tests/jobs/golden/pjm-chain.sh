@@ -32,7 +32,6 @@
 #   job.volumes: ["/vol0004"]
 #   job.chain: 4
 # Note: freq and eco_state are not set: Fugaku's default of 2025-04 is written out, 2200 MHz
-# Note: job.chain: a link runs only where the one before has ended with exit code 75; `train` writes no checkpoints and never ends so: the links after the first have nothing to do
 
 # shellcheck disable=SC2016,SC2329  # quoted values stay as they are; the traps call the functions
 set -u
@@ -43,6 +42,7 @@ step=${PJM_STEPNUM:-0}
 after=''
 if ((step > 0)); then after=${job_id%_*}_$((step - 1)); fi
 started=$(date +%s)
+export FUGAKU_GPT_JOB_STARTED=$started # the ranks reckon from it when this job's time is over
 told=''   # the signal that told this job to stop
 child=''  # the process that is waited for
 
@@ -55,10 +55,12 @@ write_exit_record() {
 }
 
 told_to_stop() {
+  if [[ -n $told ]]; then return; fi # one order may come by several ways
   told=$1
   write_exit_record "$2"
   if [[ -z $child ]]; then exit "$2"; fi
-  kill -s TERM "$child" 2> /dev/null || true
+  # launchers hand this signal to every rank, which stops with a checkpoint; at SIGTERM some kill the ranks
+  kill -s USR1 "$child" 2> /dev/null || true
 }
 
 # In the background, so that a signal is heard at once and not only when the command has ended.

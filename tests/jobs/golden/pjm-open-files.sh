@@ -39,6 +39,7 @@ set -u
 job_id=${PJM_JOBID:-unknown}
 sub_job=${PJM_SUBJOBID:-$job_id}
 started=$(date +%s)
+export FUGAKU_GPT_JOB_STARTED=$started # the ranks reckon from it when this job's time is over
 told=''   # the signal that told this job to stop
 child=''  # the process that is waited for
 
@@ -51,10 +52,12 @@ write_exit_record() {
 }
 
 told_to_stop() {
+  if [[ -n $told ]]; then return; fi # one order may come by several ways
   told=$1
   write_exit_record "$2"
   if [[ -z $child ]]; then exit "$2"; fi
-  kill -s TERM "$child" 2> /dev/null || true
+  # launchers hand this signal to every rank, which stops with a checkpoint; at SIGTERM some kill the ranks
+  kill -s USR1 "$child" 2> /dev/null || true
 }
 
 # In the background, so that a signal is heard at once and not only when the command has ended.

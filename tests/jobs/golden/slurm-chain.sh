@@ -22,7 +22,6 @@
 #   job.scheduler: "slurm"
 #   job.elapse: "0:30:00"
 #   job.chain: 3
-# Note: job.chain: a link runs only where the one before has ended with exit code 75; `train` writes no checkpoints and never ends so: the links after the first have nothing to do
 
 # shellcheck disable=SC2016,SC2329  # quoted values stay as they are; the traps call the functions
 set -u
@@ -33,6 +32,7 @@ after=${SLURM_JOB_DEPENDENCY:-} # such as afternotok:17
 after=${after##*:}
 after=${after%%(*}
 started=$(date +%s)
+export FUGAKU_GPT_JOB_STARTED=$started # the ranks reckon from it when this job's time is over
 told=''   # the signal that told this job to stop
 child=''  # the process that is waited for
 
@@ -45,11 +45,12 @@ write_exit_record() {
 }
 
 told_to_stop() {
+  if [[ -n $told ]]; then return; fi # one order may come by several ways
   told=$1
   write_exit_record "$2"
   if [[ -z $child ]]; then exit "$2"; fi
   # srun that is told to stop kills its ranks at once; this tells the ranks themselves
-  scancel --signal=TERM "${SLURM_JOB_ID:-unknown}" 2> /dev/null || kill -s TERM "$child" 2> /dev/null || true
+  scancel --signal=TERM "${SLURM_JOB_ID:-unknown}" 2> /dev/null || kill -s USR1 "$child" 2> /dev/null || true
 }
 
 # In the background, so that a signal is heard at once and not only when the command has ended.

@@ -35,6 +35,7 @@ set -u
 job_id=${SLURM_JOB_ID:-unknown}
 sub_job=$job_id
 started=$(date +%s)
+export FUGAKU_GPT_JOB_STARTED=$started # the ranks reckon from it when this job's time is over
 told=''   # the signal that told this job to stop
 child=''  # the process that is waited for
 
@@ -47,11 +48,12 @@ write_exit_record() {
 }
 
 told_to_stop() {
+  if [[ -n $told ]]; then return; fi # one order may come by several ways
   told=$1
   write_exit_record "$2"
   if [[ -z $child ]]; then exit "$2"; fi
   # srun that is told to stop kills its ranks at once; this tells the ranks themselves
-  scancel --signal=TERM "${SLURM_JOB_ID:-unknown}" 2> /dev/null || kill -s TERM "$child" 2> /dev/null || true
+  scancel --signal=TERM "${SLURM_JOB_ID:-unknown}" 2> /dev/null || kill -s USR1 "$child" 2> /dev/null || true
 }
 
 # In the background, so that a signal is heard at once and not only when the command has ended.
