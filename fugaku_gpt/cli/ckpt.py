@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 
 import click
 
 from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, CheckpointError
 
 if TYPE_CHECKING:
@@ -33,14 +35,14 @@ def ckpt() -> None:
 def list_(path: Path, form: str) -> None:
     """List the checkpoints of a run, newest first; its data are not read (see `ckpt verify`)."""
     from fugaku_gpt.records.checkpoint import latest
-    from fugaku_gpt.records.checkpoint_keep import checkpoints_at, verify
+    from fugaku_gpt.records.checkpoint_keep import checkpoints_at, summary, verify
     from fugaku_gpt.records.checkpoint_manifest import MANIFEST, read_manifest
 
     rows: List[Dict[str, Any]] = []
     for checkpoint in checkpoints_at(path):
         row: Dict[str, Any] = {"checkpoint": checkpoint.absolute().name}
         try:
-            row.update(_facts(read_manifest(checkpoint)), problem=_first(verify(checkpoint, deep=False)))
+            row.update(_facts(read_manifest(checkpoint)), problem=summary(verify(checkpoint, deep=False)))
             row["written_utc"] = _clock((checkpoint / MANIFEST).stat().st_mtime)
         except CheckpointError as error:
             row["problem"] = str(error)
@@ -107,6 +109,48 @@ def verify(paths: Tuple[Path, ...], fast: bool, form: str) -> int:
     return EXIT_FINDINGS if any("problem" in row for row in rows) else EXIT_OK
 
 
+@ckpt.command("export")
+@_place
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+def export(path: Path, out: Path) -> None:
+    """Write a checkpoint's weights as a Hugging Face GPT-2 folder OUT: config.json and model.safetensors, float32.
+
+    Of several checkpoints, the newest that is whole. `GPT2LMHeadModel.from_pretrained(OUT)` loads it; tokenizer files
+    are not written.
+    """
+    from fugaku_gpt.formulas.parameters import size_name
+    from fugaku_gpt.records.checkpoint_keep import checkpoints_at, newest_of
+    from fugaku_gpt.records.hugging_face import export_gpt2
+
+    checkpoint, rejected = newest_of(checkpoints_at(path), deep=False)
+    for name, why in rejected:
+        click.echo(f"fugaku-gpt: warning: {name} is left out: {why}", err=True)
+    if checkpoint is None:
+        raise CheckpointError(f"{path}: no checkpoint there is whole")
+    model = export_gpt2(checkpoint, out)
+    click.echo(f"{out}: GPT-2 of {size_name(model)} parameters from {checkpoint}")
+
+
+@ckpt.command("import")
+@click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+def import_(folder: Path, out: Path) -> None:
+    """Make a checkpoint at iteration 0 from a Hugging Face GPT-2 FOLDER; the optimiser begins anew.
+
+    OUT is the folder of checkpoints to make, such as RUN_DIR/checkpoints of a run that is to start from it. The
+    settings that such a run needs are printed.
+    """
+    from fugaku_gpt.records.hugging_face import import_gpt2
+
+    checkpoint, model, notes = import_gpt2(folder, out)
+    for note in notes:
+        click.echo(f"fugaku-gpt: note: {note}", err=True)
+    click.echo(f"# {checkpoint}: start from it with --resume, and with this model:")
+    usual = ModelConfig()
+    changed = {key: value for key, value in asdict(model).items() if value != getattr(usual, key)}
+    click.echo(f"model: {json.dumps(changed)}")
+
+
 def _facts(manifest: "Manifest") -> Dict[str, Any]:
     return {
         "iteration": manifest.iteration,
@@ -141,11 +185,6 @@ def _fact_rows(name: str, value: Any) -> List[Dict[str, Any]]:
     if isinstance(value, (list, dict)):
         value = ", ".join(map(str, value)) or None
     return [{"of the checkpoint": name, "value": f"{value:,}" if type(value) is int else value}]
-
-
-def _first(problems: List[str]) -> Optional[str]:
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return problems[0] + more if problems else None
 
 
 def _clock(seconds: float) -> str:

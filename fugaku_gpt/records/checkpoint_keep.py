@@ -100,14 +100,24 @@ def newest_valid(directory: Path, deep: bool = True) -> Newest:
     Raises:
         CheckpointError: the directory cannot be read.
     """
+    return newest_of([info.path for info in list_checkpoints(directory)], deep)
+
+
+def newest_of(checkpoints: Sequence[Path], deep: bool = True) -> Newest:
+    """The first of some checkpoints that verifies."""
     rejected: List[Tuple[str, str]] = []
-    for info in list_checkpoints(directory):
-        problems = verify(info.path, deep)
-        if not problems:
-            return Newest(info.path, rejected)
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        rejected.append((info.path.name, problems[0] + more))
+    for path in checkpoints:
+        why = summary(verify(path, deep))
+        if why is None:
+            return Newest(path, rejected)
+        rejected.append((path.name, why))
     return Newest(None, rejected)
+
+
+def summary(problems: Sequence[str]) -> Optional[str]:
+    """Problems on one line, or None where there are none."""
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return problems[0] + more if problems else None
 
 
 def retain(directory: Path, keep_last: int, keep_every: Optional[int] = None) -> List[str]:

@@ -1,4 +1,4 @@
-"""``fugaku-gpt ckpt``: list, inspect, verify."""
+"""``fugaku-gpt ckpt``: list, inspect, verify, export, import."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any, List
 import pytest
 
 from fugaku_gpt.cli.main import run
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.records.hugging_face import pairs
 from tests.support.checkpoints import cut_flat, save, some_arrays
 
 
@@ -80,3 +82,24 @@ def test_a_place_without_checkpoints_is_exit_code_2(
     for path, told in ((tmp_path, "holds no checkpoint"), (tmp_path / "nowhere", "no such folder")):
         assert run(["ckpt", verb, str(path)]) == 2
         assert told in capsys.readouterr().err
+
+
+def test_export_and_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = load_run_config(overrides=["model.layers=1", "model.hidden=8", "model.heads=2", "model.gelu=tanh"]).model
+    arrays = some_arrays(1, {one.ours: one.shape for one in pairs(model)})
+    (tmp_path / "run").mkdir()
+    for iteration in (10, 20):
+        path = save(
+            tmp_path / "run" / "checkpoints", iteration, arrays, cut_flat(arrays, 2), config={"model": vars(model)}
+        )
+    (path / "data-000000.safetensors").unlink()
+    assert run(["ckpt", "export", str(tmp_path / "run"), str(tmp_path / "gpt2")]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.endswith(f"parameters from {path.parent / 'step-00000010'}\n")
+    assert "warning: step-00000020 is left out: " in captured.err and "data-000000.safetensors: missing" in captured.err
+    output = told(capsys, 0, "import", tmp_path / "gpt2", tmp_path / "new" / "checkpoints")
+    (tmp_path / "run.yaml").write_text(output)  # what is printed is a run file
+    assert load_run_config(tmp_path / "run.yaml").model == model
+    assert told(capsys, 0, "verify", tmp_path / "new").count("  whole") == 1
+    assert run(["ckpt", "export", str(path), str(tmp_path / "other")]) == 2
+    assert "no checkpoint there is whole" in capsys.readouterr().err and not (tmp_path / "other").exists()
