@@ -294,6 +294,14 @@ class NodeConfig:
         None, "XOS_MMM_L_ARENA_LOCK_TYPE: 0 for many threads that allocate, 1", choices=(0, 1)
     )
     open_files: Optional[int] = option(None, "limit of open files of each process; default: the machine's", at_least=64)
+    memory_guard: bool = option(
+        True, "end the run, and say what took the memory, before the kernel kills a rank for want of it"
+    )
+    memory_limit: str = option(
+        "",
+        "memory that the ranks of a node may use, such as 28Gi; default: the machine's or the control group's",
+        form=_SIZE,
+    )
     flight_recorder: bool = option(True, "keep each rank's last MPI calls in the run directory")
 
 

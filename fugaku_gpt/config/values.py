@@ -77,6 +77,11 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
+def size_bytes(text: str) -> int:
+    """``28Gi`` as bytes."""
+    return int(text[:-2]) << 10 * (1 + "KMGT".index(text[-2]))
+
+
 def is_optional(kind: Any) -> bool:
     """Whether a field's type takes None."""
     return get_origin(kind) is Union and type(None) in get_args(kind)

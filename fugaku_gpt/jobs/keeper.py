@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Callable, List, Optional
 
+from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME
 from fugaku_gpt.machine.local import out_of_memory_kills
 from fugaku_gpt.records.run import (
     FAILED,
@@ -99,8 +100,9 @@ class _Keeper:
             self._record(self._result(number, ended, out_of_memory_kills() > kills))
             return 128 + number
         code = os.WEXITSTATUS(status)
-        if code != 0:
+        if code not in (EXIT_OK, EXIT_RESUME):
             self._say_what_is_recorded()
+            self._leave_time_to_rank_0()
         return code
 
     def _pipe_has_ended(self) -> bool:
@@ -150,7 +152,12 @@ class _Keeper:
             if self._directory.write_result(result, replace=follows) and self._rank == 0:
                 self._said = True
                 print("\n".join(failure_lines(result)[1:]), file=sys.stderr, flush=True)
-        if self._rank != 0:
+        self._leave_time_to_rank_0()
+
+    def _leave_time_to_rank_0(self) -> None:
+        """Its keeper says what this rank has recorded, as long as the launcher has not heard of its end."""
+        result = self._directory.result() if self._directory is not None else None
+        if self._rank != 0 and result is not None and result.rank == self._rank:
             time.sleep(SUMMARY_SECONDS)
 
     def _say_what_is_recorded(self) -> None:

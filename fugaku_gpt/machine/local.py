@@ -13,6 +13,7 @@ from typing import Dict, List, Optional
 import psutil
 
 from fugaku_gpt.config.schema import NodeConfig
+from fugaku_gpt.machine.memory import control_groups
 
 SIMULATED = "FUGAKU_GPT_SIMULATOR"  # set in jobs of `fugaku-gpt sim`
 _ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
@@ -28,12 +29,7 @@ def usable_cores() -> List[int]:
 def memory_limit() -> int:
     """Bytes of memory that the processes of this node may use: the machine's, or the control group's if that is
     less."""
-    total = int(psutil.virtual_memory().total)
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        text = _read(path)
-        if text and text.isdigit():
-            total = min(total, int(text))
-    return total
+    return min([int(psutil.virtual_memory().total), *(group.limit for group in control_groups())])
 
 
 def node_used_bytes() -> int:

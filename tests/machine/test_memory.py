@@ -1,0 +1,58 @@
+"""Limits of memory and what is in use under them, as the system's files tell it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Dict
+
+import pytest
+
+from fugaku_gpt.machine.local import memory_limit
+from fugaku_gpt.machine.memory import NodeMemory, control_groups, machine_use, own_bytes
+
+MIB = 2**20
+
+
+def write(folder: Path, files: Dict[str, str]) -> None:
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text + "\n", encoding="ascii")
+
+
+@pytest.mark.parametrize(
+    ("line", "limit", "usage", "inactive", "none"),
+    [
+        ("0::/job_7/step_0", "memory.max", "memory.current", "inactive_file", "max"),
+        (
+            "4:cpu,memory:/job_7/step_0", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file",
+            "9223372036854771712",
+        ),
+    ],
+)  # fmt: skip
+def test_the_limits_around_a_process_are_found(
+    tmp_path: Path, line: str, limit: str, usage: str, inactive: str, none: str
+) -> None:
+    top = tmp_path / "groups" / ("memory" if "memory" in line else "")
+    write(top / "job_7" / "step_0", {limit: none, usage: "5", "memory.stat": f"{inactive} 0"})
+    job = {limit: str(900 * MIB), usage: str(500 * MIB), "memory.stat": f"cache 7\n{inactive} {100 * MIB}"}
+    for name, text in job.items():
+        (top / "job_7" / name).write_text(text + "\n", encoding="ascii")
+    (tmp_path / "own").write_text(f"1:name=systemd:/\n{line}\n", encoding="ascii")
+    (group,) = control_groups(tmp_path / "groups", tmp_path / "own")
+    assert (group.limit, group.used()) == (900 * MIB, 400 * MIB)
+    assert control_groups(tmp_path / "none", tmp_path / "none") == []
+
+
+def test_the_whole_machine_has_what_its_processes_have() -> None:
+    use = machine_use()
+    own, shared = own_bytes(os.getpid())
+    assert 0 < own < use.used < use.limit and shared > 0 and memory_limit() <= use.limit
+    assert own_bytes(2**22 + 1) == (0, 0)
+
+
+def test_the_limit_with_least_room_comes_first() -> None:
+    own, shared = own_bytes(os.getpid())
+    first = NodeMemory([os.getpid()], limit=own + shared + 10 * MIB).uses()[0]
+    assert first.source == "node.memory_limit" and abs(first.used - own - shared) < 8 * MIB
+    assert NodeMemory([os.getpid(), 1]).largest() == os.getpid()

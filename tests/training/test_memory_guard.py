@@ -1,0 +1,89 @@
+"""The memory guard ends a process that really allocates, before the kernel does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+from fugaku_gpt.config.schema import NodeConfig
+from fugaku_gpt.records.run import RunDirectory
+from fugaku_gpt.training.memory_guard import MemoryGuard
+
+MIB = 2**20
+ROOT = Path("/sys/fs/cgroup")
+
+# allocates and touches 8 MiB at a time for ever, in the group whose file of processes is named
+GREEDY = """
+import os, sys, time
+from pathlib import Path
+if sys.argv[3]:
+    Path(sys.argv[3]).write_text(str(os.getpid()))
+import numpy as np
+from fugaku_gpt.config.schema import NodeConfig
+from fugaku_gpt.machine.local import resident_bytes
+from fugaku_gpt.records.run import RunDirectory
+from fugaku_gpt.training.memory_guard import MemoryGuard
+limit = f"{resident_bytes() // 2**20 + 200}Mi" if sys.argv[2] else ""
+with MemoryGuard(RunDirectory(Path(sys.argv[1])), 1, [os.getpid()], NodeConfig(memory_limit=limit)) as guard:
+    weights = np.ones(64 * 2**20, dtype=np.uint8)
+    guard.tell(lambda: {"weights": weights.nbytes, "gradients": 0})
+    kept = []
+    while True:
+        kept.append(np.ones(8 * 2**20, dtype=np.uint8))
+        time.sleep(0.005)
+"""
+
+
+def greedy(directory: Path, limited: bool, group: str = "") -> "subprocess.CompletedProcess[str]":
+    words = [sys.executable, "-c", GREEDY, str(directory), "limited" if limited else "", group]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_rank_that_allocates_without_end_is_ended_with_what_it_had(tmp_path: Path) -> None:
+    done = greedy(tmp_path, limited=True)
+    result = RunDirectory(tmp_path).result()
+    assert done.returncode == 1 and result is not None and result.status == "oom", done
+    assert (result.rank, result.node, result.exception) == (1, os.uname().nodename, "memory guard")
+    assert "(limit: node.memory_limit)" in result.reason and result.reason in done.stderr
+    said = result.reason.rpartition("at most: ")[2]
+    parts = {name.rpartition(" ")[0]: int(name.rpartition(" ")[2]) for name in said.split(", ")}
+    assert parts["weights"] == 64 and parts["before the model was there"] > 20 and "gradients" not in parts
+    assert 30 < parts["activations and the rest"] < 140  # 200 MiB more than before, less weights and margin
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group of 400 MiB."""
+    version_1 = (ROOT / "memory").is_dir()
+    folder = (ROOT / "memory" if version_1 else ROOT) / f"fugaku-gpt-{uuid.uuid4().hex[:8]}"
+    if version_1:  # below the group that this process is in
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        own = next((line.split(":", 2)[2] for line in lines if ":memory:" in line), "/")
+        folder = ROOT / "memory" / own.lstrip("/") / folder.name
+    try:
+        folder.mkdir()
+        (folder / ("memory.limit_in_bytes" if version_1 else "memory.max")).write_text(str(400 * MIB))
+    except OSError as error:
+        pytest.skip(f"no control group of memory can be made here: {error}")
+    yield folder
+    folder.rmdir()
+
+
+def test_a_real_control_group_is_not_run_into(tmp_path: Path, group: Path) -> None:
+    done = greedy(tmp_path, limited=False, group=str(group / "cgroup.procs"))
+    result = RunDirectory(tmp_path).result()
+    assert done.returncode == 1 and result is not None and result.status == "oom", done  # not -9 by the kernel
+    assert "of 400 MiB" in result.reason and "(limit: its control group)" in result.reason
+
+
+def test_a_run_with_room_is_left_alone(tmp_path: Path) -> None:
+    ended = []
+    with MemoryGuard(RunDirectory(tmp_path), 0, [os.getpid()], NodeConfig(), leave=ended.append):
+        kept = bytearray(32 * MIB)
+    assert not ended and kept and RunDirectory(tmp_path).result() is None
