@@ -6,8 +6,13 @@
 Real ranks, real messages and the trainer's own pipeline; only the layers are replaced by sleeps, so that ranks that
 share a core do not disturb each other. A stage's forward pass takes ``--pass-ms``, its backward pass twice as long, in
 v parts where it has v chunks. What is printed is idle over busy time, the mean over stages, of the best of ``--tries``
-steps: a busy machine only adds to it. So do ranks that share a core, which look for their messages once in a
-millisecond: with short passes more is idle than the schedule says.
+steps: a busy machine only adds to it.
+
+Ranks that share a core, as those here do, look for their messages once in a millisecond, so that the one which has work
+gets the core; with a core each they would wait at it and see a message at once. The column ``late`` is what is told
+where every message is seen that millisecond late: the more chunks, the shorter are their passes and the more messages
+follow each other. Measured between the two columns is the schedule's; passes that are short against a millisecond
+(``--pass-ms``) say nothing about it.
 """
 
 from __future__ import annotations
@@ -16,23 +21,24 @@ import argparse
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.jobs.launcher import rank_from_environment
-from fugaku_gpt.layout.schedule_times import ideal_bubble
+from fugaku_gpt.layout.schedule_times import Timing, simulate
 from fugaku_gpt.layout.schedules import schedule
 from fugaku_gpt.parallel.pipeline import Pipeline
 
 SHAPE = (2, 8)  # of the hidden states: messages cost next to nothing
+LATE_SECONDS = 1e-3  # the longest pause of a rank that shares its core and waits
 WARM_UP_SECONDS = 1e-3  # the first message between two ranks opens a connection
 
 
 @dataclass
 class Sleeper:
-    """Seconds of one pass through one chunk, and how long this stage has slept altogether."""
+    """Seconds of one pass through one chunk, and how long they have taken altogether."""
 
     forward: float
     backward: float
@@ -58,20 +64,50 @@ class _Slept(torch.autograd.Function):
         return gradient.clone(), None
 
 
-def measured_bubble(pp: Communicator, kind: str, micro_batches: int, chunks: int, pass_seconds: float) -> float:
+def told_bubble(
+    kind: str,
+    stages: int,
+    micro_batches: int,
+    chunks: int,
+    pass_seconds: float,
+    work: Optional[Sequence[float]] = None,
+    late: float = 0.0,
+) -> float:
+    """What :func:`measured_bubble` of the same arguments should be.
+
+    Args:
+        late: seconds from when both ends of a message are there until it is seen.
+    """
+    forward = [pass_seconds / chunks * share for share in (work or [1.0] * stages * chunks)]
+    timing = Timing(forward, [2.0 * seconds for seconds in forward], late)
+    return simulate([schedule(kind, rank, stages, micro_batches, chunks) for rank in range(stages)], timing).mean_bubble
+
+
+def measured_bubble(
+    pp: Communicator,
+    kind: str,
+    micro_batches: int,
+    chunks: int,
+    pass_seconds: float,
+    work: Optional[Sequence[float]] = None,
+) -> float:
     """Idle over busy time of one step, the mean over the stages of ``pp``; equal on each. Collective.
 
     Args:
         pass_seconds: of a forward pass through all chunks of a stage.
+        work: of each chunk of the model, as a multiple of the usual; default: all alike.
     """
-    sleeper = Sleeper(pass_seconds / chunks, 2.0 * pass_seconds / chunks)
     last = pp.size * chunks - 1
+    sleepers: Dict[int, Sleeper] = {}
+    for chunk in range(pp.rank, last + 1, pp.size):
+        seconds = pass_seconds / chunks * (work[chunk] if work is not None else 1.0)
+        sleepers[chunk] = Sleeper(seconds, 2.0 * seconds)
     actions = schedule(kind, pp.rank, pp.size, micro_batches, chunks)
     pipeline = Pipeline(actions, pp, last, SHAPE, torch.float32)
     first_input = torch.zeros(SHAPE, requires_grad=True)
 
     def forward(micro_batch: int, chunk: int, x: Optional[torch.Tensor]) -> torch.Tensor:
-        y: torch.Tensor = _Slept.apply(first_input if x is None else x, sleeper)
+        y: torch.Tensor = _Slept.apply(first_input if x is None else x, sleepers[chunk])
         return y.sum() if chunk == last else y
 
     pp.barrier()
@@ -80,7 +116,8 @@ def measured_bubble(pp: Communicator, kind: str, micro_batches: int, chunks: int
     pipeline.run(forward)
     ends[1] = time.perf_counter()
     pp.all_reduce(ends, "max")
-    share = torch.tensor([float(ends.sum()) / sleeper.busy - 1.0], dtype=torch.float64)
+    busy = sum(sleeper.busy for sleeper in sleepers.values())
+    share = torch.tensor([float(ends.sum()) / busy - 1.0], dtype=torch.float64)
     pp.all_reduce(share)
     return float(share) / pp.size
 
@@ -92,10 +129,11 @@ def _print_rows(world: Communicator, options: argparse.Namespace) -> None:
             tries = [
                 measured_bubble(world, kind, micro_batches, chunks, options.pass_ms / 1e3) for _ in range(options.tries)
             ]
-            told = ideal_bubble(kind, world.size, micro_batches, chunks)
+            shape = (kind, world.size, micro_batches, chunks, options.pass_ms / 1e3)
+            told, late = told_bubble(*shape), told_bubble(*shape, late=LATE_SECONDS)
             if world.rank == 0:
                 print(
-                    f"{kind:12}{world.size:4}{micro_batches:5}{chunks:4}{min(tries):11.4f}{told:11.4f}"
+                    f"{kind:12}{world.size:4}{micro_batches:5}{chunks:4}{min(tries):11.4f}{told:11.4f}{late:9.4f}"
                     f"{min(tries) / told:8.3f}   {', '.join(f'{one:.4f}' for one in tries)}",
                     flush=True,
                 )
@@ -120,7 +158,8 @@ def main(arguments: Optional[List[str]] = None) -> None:
         return
     from ranks import run_ranks
 
-    print(f"{'schedule':12}{'p':>4}{'m':>5}{'v':>4}{'measured':>11}{'predicted':>11}{'ratio':>8}   tries", flush=True)
+    columns = f"{'schedule':12}{'p':>4}{'m':>5}{'v':>4}{'measured':>11}{'predicted':>11}{'late':>9}{'ratio':>8}   tries"
+    print(columns, flush=True)
     for line in run_ranks(options.stages, __file__, arguments if arguments is not None else sys.argv[1:]):
         print(line)
 

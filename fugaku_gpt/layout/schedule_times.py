@@ -42,6 +42,11 @@ class Times:
         return tuple(self.makespan / busy - 1.0 for busy in self.busy)
 
     @property
+    def mean_bubble(self) -> float:
+        """The mean over the stages, as the log measures it."""
+        return sum(self.bubble) / len(self.busy)
+
+    @property
     def idle_share(self) -> Tuple[float, ...]:
         """Idle over all time of each stage: (p - 1) / (m + p - 1)."""
         return tuple(1.0 - busy / self.makespan for busy in self.busy)

@@ -22,7 +22,7 @@ from fugaku_gpt.layout.grid import ORDERS, TP_PP_DP
 from fugaku_gpt.layout.memory import ITEM_BYTES, recompute_of_layers
 from fugaku_gpt.layout.nodes import ACROSS, ACROSS_GATHER, NODE, NODE_GATHER, Nodes, nodes_of
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from fugaku_gpt.layout.schedule_times import Timing
+from fugaku_gpt.layout.schedule_times import Timing, simulate
 from fugaku_gpt.layout.schedules import Action, Exchange, Forward, schedule
 from fugaku_gpt.layout.stages import RECOMPUTE, Chunk, chunks_of, split_layers, stage_tensors, work_of
 
@@ -217,6 +217,13 @@ def chunk_times(plan: SequencePlan) -> Timing:
     forward = [len(part.layers) + 3.0 * plan.vocab * h / layer * part.has_head for part in plan.parts]
     backward = [sum(2.0 + again[plan.recompute_of(number)] for number in part.layers) for part in plan.parts]
     return Timing(forward, backward)
+
+
+def predicted_bubble(plan: SequencePlan) -> float:
+    """Idle over busy time of a step, the mean over its stages, with the work that each of them has; messages free.
+    :func:`schedule_times.ideal_bubble` says what it would be if all had as much."""
+    times = simulate([schedule_of(plan, stage) for stage in range(plan.layout.pp)], chunk_times(plan))
+    return times.mean_bubble
 
 
 def _forward(plan: SequencePlan, part: Chunk) -> Iterable[Collective]:

@@ -7,9 +7,10 @@
   iteration), samples_per_second, tokens_per_second, tflops_notes and tflops_exact (TFLOP/s per node; these four over
   all iterations since the line before, each with its own batch), rss_max_bytes (largest rank), node_used_bytes;
   and where there is such a thing: actual_seq_len (tokens of each sample, while they grow), loss_scale (float16),
-  skipped_iterations (so far, whose step was not done), bubble and bubble_max (waiting over computing in the pipeline:
-  mean and most of all stages), bubble_predicted (the same by the schedule), hidden_communication (share of the sums
-  over replicas that computation hides, on the rank where it hides least);
+  skipped_iterations (so far, whose step was not done), bubble and bubble_max (idle over busy time in the pipeline: mean
+  and most of all stages), bubble_predicted (the mean by the schedule and the work of each stage), bubble_ideal (by the
+  schedule, were all stages equal), hidden_communication (share of the sums over replicas that computation hides, on the
+  rank where it hides least);
 * ``left_out``: iteration, why (``not finite``, ``overflow`` or ``spike``), loss, grad_norm, samples (without lasting
   effect because of it, such as "400-495"), returned_to (the iteration whose weights a spike has brought back);
 * ``validation``: iteration, loss, tokens.

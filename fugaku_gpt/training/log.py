@@ -9,6 +9,7 @@ from typing import Any, Dict, Optional, Sequence, TextIO, Tuple
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.layout.schedule_times import ideal_bubble
+from fugaku_gpt.layout.sequence import plan_of, predicted_bubble
 from fugaku_gpt.records.run import MetricsWriter
 from fugaku_gpt.training.trainer import Step
 
@@ -21,7 +22,7 @@ class Measured:
         seconds: per iteration.
         rss_max: memory of the largest rank, in bytes.
         node_used: memory in use on the fullest node, in bytes.
-        bubbles: of each pipeline stage, waiting over computing; empty without a pipeline.
+        bubbles: of each pipeline stage, idle over busy time until the last stage is done; empty without a pipeline.
         hidden: share of the replicas' communication that computation hides, on the rank that hides least; None where
             there are no replicas.
     """
@@ -41,6 +42,7 @@ class TrainingLog:
         self._metrics = metrics
         self._stream = stream
         self._flops = lru_cache(maxsize=None)(self._flops_of)
+        self._predicted = lru_cache(maxsize=None)(self._predicted_of)
         training = config.training
         self._scales = training.dtype == "float16"
         self._leaves_out = self._scales or training.non_finite == "skip" or training.rollback_every is not None
@@ -115,10 +117,9 @@ class TrainingLog:
             f"TFLOPs: {values['tflops_notes']:.3f} (exact {values['tflops_exact']:.3f})",
         ]
         if "bubble" in values:
-            parts.append(
-                f"pipeline bubble: {values['bubble']:.3f} "
-                f"(most {values['bubble_max']:.3f}, predicted {values['bubble_predicted']:.3f})"
-            )
+            predicted, ideal = f"{values['bubble_predicted']:.3f}", f"{values['bubble_ideal']:.3f}"
+            told = f"predicted {predicted}" + (f", with equal stages {ideal}" if ideal != predicted else "")
+            parts.append(f"pipeline bubble: {values['bubble']:.3f} (most {values['bubble_max']:.3f}, {told})")
         if "hidden_communication" in values:
             parts.append(f"hidden communication: {values['hidden_communication']:.2f}")
         parts += [
@@ -159,10 +160,17 @@ class TrainingLog:
             micro_batches = last.samples // (training.micro_batch * layout.dp)
             figures["bubble"] = sum(measured.bubbles) / len(measured.bubbles)
             figures["bubble_max"] = max(measured.bubbles)
-            figures["bubble_predicted"] = ideal_bubble(layout.schedule, layout.pp, micro_batches, layout.chunks)
+            figures["bubble_predicted"] = self._predicted(micro_batches, last.seq_len)
+            figures["bubble_ideal"] = ideal_bubble(layout.schedule, layout.pp, micro_batches, layout.chunks)
         if measured.hidden is not None:
             figures["hidden_communication"] = measured.hidden
         return figures
+
+    def _predicted_of(self, micro_batches: int, seq_len: int) -> float:
+        """The bubble of one iteration by its schedule and the work of each stage."""
+        # how replicas sum changes no pass, and where the ranks are need not be known for it
+        plan = plan_of(replace(self._config, layout=replace(self._config.layout, hierarchical_sum=False)))
+        return predicted_bubble(replace(plan, micro_batches=micro_batches, seq_len=seq_len))
 
     def _flops_of(self, samples: int, seq_len: int) -> Tuple[float, float]:
         """Of one iteration, by the notes' formula and by the exact one."""

@@ -29,17 +29,18 @@ class Meter:
         trainer, stages = self._trainer, self._trainer.config.layout.pp
         seconds, waited = trainer.pipeline_seconds - self._read[0], trainer.waited_seconds - self._read[1]
         self._read = (trainer.pipeline_seconds, trainer.waited_seconds)
-        figures = torch.zeros(3 + stages, dtype=torch.float64)
+        figures = torch.zeros(4 + stages, dtype=torch.float64)
         figures[0], figures[1] = local.resident_bytes(), local.node_used_bytes()
         figures[2] = -trainer.sum.hidden
-        # each rank fills its own stage's place
-        figures[3 + trainer.grid.place.pp] = waited / max(seconds - waited, 1e-9)
+        # the stage that is done last says how long the step's passes took: one that is done before it idles on
+        figures[3] = seconds
+        figures[4 + trainer.grid.place.pp] = max(seconds - waited, 1e-9)  # each rank fills its own stage's place
         trainer.grid.world.all_reduce(figures, "max")
         before, self.since = self.since, time.perf_counter()
         return Measured(
             (self.since - before) / iterations,
             int(figures[0]),
             int(figures[1]),
-            tuple(figures[3:].tolist()) if stages > 1 else (),
+            tuple((figures[3] / figures[4:] - 1.0).tolist()) if stages > 1 else (),
             -float(figures[2]) if trainer.config.layout.dp > 1 else None,
         )

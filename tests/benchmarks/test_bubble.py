@@ -19,7 +19,7 @@ def test_it_prints_measured_beside_predicted() -> None:
         ["interleaved", "2", "4", "2"],
     ]
     assert [row[5] for row in rows[1:]] == ["0.2500", "0.2500", "0.1250"]
-    assert all(float(row[4]) > 0 for row in rows[1:])
+    assert all(float(row[4]) > 0 and float(row[6]) > float(row[5]) for row in rows[1:])
 
 
 def test_one_stage_is_refused() -> None:

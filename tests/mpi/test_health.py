@@ -13,6 +13,7 @@ from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.records.run import MetricsWriter, RunDirectory
 from fugaku_gpt.training.health import DONE, NOT_FINITE, SPIKE
 from fugaku_gpt.training.log import TrainingLog
+from fugaku_gpt.training.meter import Meter
 from fugaku_gpt.training.run import _loop
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.text import ByteSamples
@@ -116,6 +117,15 @@ def test_every_rank_goes_back_from_a_spike_together(world: Communicator, zero: i
     assert_replicas_are_equal(run)
 
 
+def test_a_stage_that_is_done_before_the_last_one_idles_on(world: Communicator) -> None:
+    run = trainer(world, *LAYOUT)
+    meter = Meter(run)
+    run.step()
+    busy, waited = [(6.0, 3.0), (5.0, 1.0)][run.grid.place.pp]  # the second stage is done 3 s before the first
+    run.pipeline_seconds, run.waited_seconds = busy + waited, waited
+    assert meter.read(1).bubbles == pytest.approx((9 / 6 - 1, 9 / 5 - 1))
+
+
 def test_the_log_tells_of_bubbles_batches_and_hidden_communication(world: Communicator, tmp_path: Path) -> None:
     run = trainer(world, *LAYOUT, *RAMP, "training.iterations=6", "training.log_interval=2")
     directory = RunDirectory(tmp_path)
@@ -125,7 +135,9 @@ def test_the_log_tells_of_bubbles_batches_and_hidden_communication(world: Commun
         lines = directory.metrics("iteration")
         assert [line["global_batch"] for line in lines] == [2, 6, 8]
         assert [line["consumed_samples"] for line in lines] == [4, 14, 30]
-        assert [line["bubble_predicted"] for line in lines] == [1 / 1, 1 / 3, 1 / 4]
+        assert [line["bubble_ideal"] for line in lines] == [1 / 1, 1 / 3, 1 / 4]
+        # the logits are work for the last stage alone: the other idles longer
+        assert all(line["bubble_predicted"] > line["bubble_ideal"] for line in lines)
         assert all(0 <= line["bubble"] <= line["bubble_max"] for line in lines)
         assert all(0 <= line["hidden_communication"] <= 1 for line in lines)
         assert run.health.left_out == 0 and DONE == ""

@@ -12,6 +12,8 @@ from typing import Any, Dict, List, Tuple
 import pytest
 
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops
+from fugaku_gpt.layout.schedule_times import simulate
+from fugaku_gpt.layout.sequence import chunk_times, plan_of, schedule_of
 from fugaku_gpt.records.run import MetricsWriter
 from fugaku_gpt.training.log import Measured, TrainingLog
 from fugaku_gpt.training.trainer import Step
@@ -138,9 +140,22 @@ def test_what_a_pipeline_and_replicas_wait_for_is_shown_where_there_are_some(tmp
     log.iteration(1, [STEP], CONSUMED, 0, Measured(0.5, 1, 1, (0.25, 0.75), 0.875))
     (record,) = records(file)
     assert (record["bubble"], record["bubble_max"], record["hidden_communication"]) == (0.5, 0.75, 0.875)
-    assert record["bubble_predicted"] == (2 - 1) / 4  # 8 samples are 4 micro-batches of each replica
-    fields = "| pipeline bubble: 0.500 (most 0.750, predicted 0.250) | hidden communication: 0.88 | rank RSS:"
+    assert record["bubble_ideal"] == (2 - 1) / 4  # 8 samples are 4 micro-batches of each replica
+    plan = replace(plan_of(tiny_config("layout.pp=2", "layout.dp=2")), micro_batches=4)
+    times = simulate([schedule_of(plan, stage) for stage in range(2)], chunk_times(plan))
+    assert record["bubble_predicted"] == times.mean_bubble
+    told = f"predicted {times.mean_bubble:.3f}, with equal stages 0.250"
+    fields = f"| pipeline bubble: 0.500 (most 0.750, {told}) | hidden communication: 0.88 | rank RSS:"
     assert fields in stream.getvalue()
+
+
+def test_one_bubble_is_predicted_where_stages_have_equal_work(tmp_path: Path) -> None:
+    few_words = ("model.vocab_size=2", "model.padded_vocab_size=2", "model.layers=6", "model.ffn_hidden=3200")
+    log, stream, file = opened_for(tmp_path, *few_words, "layout.pp=3", "layout.hierarchical_sum=true")
+    log.iteration(1, [STEP], CONSUMED, 0, Measured(0.5, 1, 1, (0.25, 0.75, 0.5)))
+    log.iteration(2, [STEP], CONSUMED, 0, Measured(0.5, 1, 1, (0.25, 0.75, 0.5)))
+    assert stream.getvalue().count("pipeline bubble: 0.500 (most 0.750, predicted 0.250) | ") == 2
+    assert [record["bubble_ideal"] for record in records(file)] == [2 / 8] * 2
 
 
 def test_steps_that_were_left_out_are_told_and_counted(tmp_path: Path) -> None:
