@@ -11,8 +11,9 @@ steps: a busy machine only adds to it.
 Ranks that share a core, as those here do, look for their messages once in a millisecond, so that the one which has work
 gets the core; with a core each they would wait at it and see a message at once. The column ``late`` is what is told
 where every message is seen that millisecond late: the more chunks, the shorter are their passes and the more messages
-follow each other. Measured between the two columns is the schedule's; passes that are short against a millisecond
-(``--pass-ms``) say nothing about it.
+follow each other. Where other work wants the cores too, ranks also wake late. What that adds to a step does not grow
+with the passes: on two busy cores, 4 chunks, 0.15 s both with ``--pass-ms 200`` (of a bubble of 0.45 s) and with 800
+(of 1.8 s). So it is the benchmark's and not the schedule's, and longer passes make it small.
 """
 
 from __future__ import annotations
