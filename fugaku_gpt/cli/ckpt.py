@@ -119,10 +119,10 @@ def export(path: Path, out: Path) -> None:
     are not written.
     """
     from fugaku_gpt.formulas.parameters import size_name
-    from fugaku_gpt.records.checkpoint_keep import checkpoints_at, newest_of
+    from fugaku_gpt.records.checkpoint_keep import checkpoints_at, newest_valid
     from fugaku_gpt.records.hugging_face import export_gpt2
 
-    checkpoint, rejected = newest_of(checkpoints_at(path), deep=False)
+    checkpoint, rejected = newest_valid(checkpoints_at(path), deep=False)
     for name, why in rejected:
         click.echo(f"fugaku-gpt: warning: {name} is left out: {why}", err=True)
     if checkpoint is None:

@@ -41,18 +41,17 @@ class CheckpointInfo:
     attempt: int
 
 
-def begin(directory: Path, iteration: int, token: Optional[str] = None) -> Path:
-    """The hidden folder to write a checkpoint's files to; made if it is not there.
+def begin(directory: Path, iteration: int) -> Path:
+    """Make the hidden folder to write a checkpoint's files to.
 
     Args:
         directory: of all checkpoints of the run; made too, but not its parents.
-        token: hexadecimal; ranks that give the same one get the same folder. Default: a random one.
 
     Raises:
         OSError: it cannot be made.
     """
     checkpoint_io.make_folder(directory)
-    path = directory / f".step-{iteration:08d}.{token or uuid.uuid4().hex}.tmp"
+    path = directory / f".step-{iteration:08d}.{uuid.uuid4().hex}.tmp"
     checkpoint_io.make_folder(path)
     return path
 
@@ -86,14 +85,11 @@ def abandon(temporary: Path) -> None:
         remove_tree(temporary)
 
 
-def clean_leftovers(directory: Path, but: Optional[Path] = None) -> List[str]:
+def clean_leftovers(directory: Path) -> List[str]:
     """Remove what writers that were killed have left; returns the names of what is gone.
 
     Only one run at a time writes a directory. What cannot be removed costs room and nothing else, and is tried again at
     the next save: NFS keeps the files of a process that is not quite dead.
-
-    Args:
-        but: a hidden folder that is in use.
 
     Raises:
         OSError: the directory cannot be read.
@@ -104,10 +100,9 @@ def clean_leftovers(directory: Path, but: Optional[Path] = None) -> List[str]:
         return []
     gone = []
     for name in names:
-        if but is None or name != but.name:
-            with contextlib.suppress(OSError):
-                remove_tree(directory / name)
-                gone.append(name)
+        with contextlib.suppress(OSError):
+            remove_tree(directory / name)
+            gone.append(name)
     return gone
 
 

@@ -9,7 +9,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tup
 from fugaku_gpt.errors import CheckpointError
 from fugaku_gpt.layout.regions import Region, tiles
 from fugaku_gpt.records import checkpoint_io
-from fugaku_gpt.records.checkpoint import CheckpointInfo, is_checkpoint_name, list_checkpoints, remove_tree
+from fugaku_gpt.records.checkpoint import CheckpointInfo, is_checkpoint_name, latest, list_checkpoints, remove_tree
 from fugaku_gpt.records.checkpoint_manifest import MANIFEST, DataFile, read_manifest
 from fugaku_gpt.records.checkpoint_read import damage, open_shard
 from fugaku_gpt.records.run import CHECKPOINTS
@@ -25,13 +25,12 @@ class Newest(NamedTuple):
     rejected: List[Tuple[str, str]]
 
 
-def verify(checkpoint: Path, deep: bool = True, share: Tuple[int, int] = (0, 1)) -> List[str]:
+def verify(checkpoint: Path, deep: bool = True) -> List[str]:
     """What is wrong with a checkpoint, naming file, tensor and coordinates; empty where it is whole.
 
     Args:
         deep: read all data and compare the sums, too. Otherwise: manifest, lengths, headers, and that the pieces make
             up every tensor exactly once.
-        share: (k, n): read only the data of every n-th file from the k-th on, for n ranks that share the reading.
     """
     try:
         manifest = read_manifest(checkpoint)
@@ -42,9 +41,9 @@ def verify(checkpoint: Path, deep: bool = True, share: Tuple[int, int] = (0, 1))
         (kind, name): [] for name, tensor in manifest.tensors.items() for kind in tensor.kinds
     }
     names = manifest.tensor_names
-    for index, file in enumerate(manifest.files):
+    for file in manifest.files:
         held = {names[one]: manifest.tensors[names[one]].kinds for one in file.tensors}
-        problems += _verify_file(checkpoint / file.name, file, held, pieces, deep and index % share[1] == share[0])
+        problems += _verify_file(checkpoint / file.name, file, held, pieces, deep)
     if not problems:  # else what is missing has been named already
         for (kind, name), regions in pieces.items():
             if not tiles(regions, manifest.tensors[name].shape):
@@ -94,17 +93,8 @@ def checkpoints_at(path: Path) -> List[Path]:
     raise CheckpointError(f"{path}: {there}; a run keeps its own in RUN_DIR/{CHECKPOINTS}/step-<iteration>")
 
 
-def newest_valid(directory: Path, deep: bool = True) -> Newest:
-    """The newest checkpoint that verifies.
-
-    Raises:
-        CheckpointError: the directory cannot be read.
-    """
-    return newest_of([info.path for info in list_checkpoints(directory)], deep)
-
-
-def newest_of(checkpoints: Sequence[Path], deep: bool = True) -> Newest:
-    """The first of some checkpoints that verifies."""
+def newest_valid(checkpoints: Sequence[Path], deep: bool = True) -> Newest:
+    """The first of some checkpoints that verifies; with :func:`checkpoints_at`, the newest."""
     rejected: List[Tuple[str, str]] = []
     for path in checkpoints:
         why = summary(verify(path, deep))
@@ -121,10 +111,10 @@ def summary(problems: Sequence[str]) -> Optional[str]:
 
 
 def retain(directory: Path, keep_last: int, keep_every: Optional[int] = None) -> List[str]:
-    """Remove old checkpoints; returns their names.
+    """Remove old checkpoints, once a new one is written; returns their names.
 
     What is damaged, as far as the manifest and the files' lengths tell, neither counts nor is removed: a lost file may
-    come back.
+    come back. The same goes for what is newer than the last one written: the run has rejected it when it began.
 
     Args:
         keep_last: how many of the newest to keep, at least 1.
@@ -134,7 +124,10 @@ def retain(directory: Path, keep_last: int, keep_every: Optional[int] = None) ->
         OSError: one cannot be removed.
         CheckpointError: the directory cannot be read.
     """
-    sound = [info for info in list_checkpoints(directory) if _looks_whole(info.path)]
+    found = list_checkpoints(directory)
+    written = latest(directory)
+    first = next((index for index, info in enumerate(found) if info.path == written), 0)
+    sound = [info for info in found[first:] if _looks_whole(info.path)]
     gone = _superfluous(sound, max(1, keep_last), keep_every)
     for info in gone:
         hidden = directory / f".step-{info.iteration:08d}.{uuid.uuid4().hex}.tmp"

@@ -14,7 +14,7 @@ import json
 import uuid
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
@@ -38,7 +38,6 @@ INDEX = "model.safetensors.index.json"
 _PREFIX = "transformer."  # of GPT2LMHeadModel; GPT2Model has none
 _GELU = {"erf": "gelu", "tanh": "gelu_new"}
 _GELU_FROM = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
-_KINDS = ("weights", "first_moment", "second_moment")
 _LAYER = (
     ("attention_norm", "ln_1"),
     ("attention.qkv", "attn.c_attn"),
@@ -144,7 +143,7 @@ def export_gpt2(checkpoint: Path, out: Path) -> ModelConfig:
 
 
 def import_gpt2(folder: Path, directory: Path) -> Imported:
-    """Make a checkpoint at iteration 0, with an optimiser that has not begun, from a Hugging Face folder.
+    """Make a checkpoint at iteration 0 from a Hugging Face folder: weights alone, so that the optimiser begins anew.
 
     Args:
         folder: theirs.
@@ -188,22 +187,19 @@ def _write_checkpoint(
     directory: Path, model: ModelConfig, tensors: List[Pair], theirs: Mapping[str, _Theirs], origin: str
 ) -> Path:
     dtypes = {one.ours: "F64" if theirs[one.theirs].item.dtype == "F64" else "F32" for one in tensors}
-    entries = [Entry(kind, one.ours, whole(one.shape), dtypes[one.ours]) for kind in _KINDS for one in tensors]
-    plan = plan_file(entries)
+    plan = plan_file([Entry("weights", one.ours, whole(one.shape), dtypes[one.ours]) for one in tensors])
     require_room(directory, plan.length)
-    arrays: Iterator["Array"] = (
-        one.to_ours(theirs[one.theirs].read()) if kind == "weights" else np.zeros(one.shape)
-        for kind in _KINDS
-        for one in tensors
-    )
     try:
         directory.absolute().parent.mkdir(parents=True, exist_ok=True)
         temporary = begin(directory, 0)
         try:
             with checkpoint_io.written(temporary / file_name(0)) as descriptor:
                 checkpoint_io.write_all(descriptor, memoryview(plan.header.content), 0)
-                sums = [write_tensor(descriptor, item, array) for item, array in zip(plan.items, arrays)]
-            logical = {one.ours: LogicalTensor(one.shape, dict.fromkeys(_KINDS, dtypes[one.ours])) for one in tensors}
+                sums = [
+                    write_tensor(descriptor, item, one.to_ours(theirs[one.theirs].read()))
+                    for one, item in zip(tensors, plan.items)
+                ]
+            logical = {one.ours: LogicalTensor(one.shape, {"weights": dtypes[one.ours]}) for one in tensors}
             file = describe_file(file_name(0), plan, sums, sorted(logical))
             config, build = {"model": asdict(model)}, {"imported_from": origin}
             return commit(temporary, Manifest(0, 0, 0, logical, (file,), config=config, build=build))

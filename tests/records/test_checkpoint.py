@@ -18,7 +18,7 @@ from fugaku_gpt.layout.regions import Region, rectangles, whole
 from fugaku_gpt.records import checkpoint_io
 from fugaku_gpt.records.checkpoint import abandon, begin, clean_leftovers, latest, list_checkpoints, require_room
 from fugaku_gpt.records.checkpoint_file import Entry, plan_file, write_pieces
-from fugaku_gpt.records.checkpoint_keep import newest_valid, retain, verify
+from fugaku_gpt.records.checkpoint_keep import checkpoints_at, newest_valid, retain, verify
 from fugaku_gpt.records.checkpoint_manifest import MANIFEST, read_manifest
 from fugaku_gpt.records.checkpoint_read import open_checkpoint
 from tests.support.checkpoints import Arrays, Held, cut_flat, save, some_arrays
@@ -129,7 +129,7 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert retain(tmp_path, 2, 10) == ["step-00000030"]
     assert retain(tmp_path, 2, 20) == ["step-00000010"]
     assert retain(tmp_path, 1) == ["step-00000030-2", "step-00000020"]
-    assert newest_valid(tmp_path) == (tmp_path / "step-00000040", [])
+    assert newest_valid(checkpoints_at(tmp_path)) == (tmp_path / "step-00000040", [])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "step-00000040"]
 
 
@@ -140,9 +140,20 @@ def test_a_damaged_checkpoint_neither_counts_nor_is_removed(tmp_path: Path) -> N
     (tmp_path / "step-00000040" / "data-000001.safetensors").unlink()
     (tmp_path / "step-00000020" / MANIFEST).write_text("{}")
     assert retain(tmp_path, 1) == ["step-00000010"]
-    path, rejected = newest_valid(tmp_path)
+    path, rejected = newest_valid(checkpoints_at(tmp_path))
     assert path == tmp_path / "step-00000030"
     assert rejected == [("step-00000040", f"{tmp_path}/step-00000040/data-000001.safetensors: missing")]
+
+
+def test_what_is_newer_than_the_last_one_written_neither_counts_nor_is_removed(tmp_path: Path) -> None:
+    arrays = some_arrays(0)
+    for iteration in (10, 30, 40, 20):  # a run has gone on from 10, as the data of 30 and 40 is damaged
+        save(tmp_path, iteration, arrays, cut_flat(arrays, 2))
+    assert retain(tmp_path, 1) == ["step-00000010"]
+    assert [info.iteration for info in list_checkpoints(tmp_path)] == [40, 30, 20]
+    save(tmp_path, 30, arrays, cut_flat(arrays, 2))
+    assert retain(tmp_path, 1) == ["step-00000030", "step-00000020"]
+    assert [info.path.name for info in list_checkpoints(tmp_path)] == ["step-00000040", "step-00000030-2"]
 
 
 def test_leftovers_are_cleaned_and_strangers_stay(tmp_path: Path) -> None:
@@ -152,10 +163,9 @@ def test_leftovers_are_cleaned_and_strangers_stay(tmp_path: Path) -> None:
     (tmp_path / ".latest.json.0af.tmp").write_text("{")
     for name in ("step-00000003", ".step-00000003", ".notes.tmp"):
         (tmp_path / name).mkdir()
-    current = begin(tmp_path, 8, "0af")
-    gone = clean_leftovers(tmp_path, but=current)
-    assert gone == [".latest.json.0af.tmp", ".step-00000007.0af.tmp"]
-    abandon(current)
+    gone = clean_leftovers(tmp_path)
+    assert gone == [".latest.json.0af.tmp", ".step-00000007.0af.tmp", ".step-00000008.0af.tmp"]
+    abandon(begin(tmp_path, 8))
     assert sorted(path.name for path in tmp_path.iterdir()) == [".notes.tmp", ".step-00000003", "step-00000003"]
     assert clean_leftovers(tmp_path / "nowhere") == [] and list_checkpoints(tmp_path / "nowhere") == []
 

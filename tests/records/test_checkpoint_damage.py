@@ -16,7 +16,7 @@ from fugaku_gpt.errors import CheckpointError
 from fugaku_gpt.records import checkpoint_io
 from fugaku_gpt.records.checkpoint import list_checkpoints
 from fugaku_gpt.records.checkpoint_file import read_plan
-from fugaku_gpt.records.checkpoint_keep import newest_valid, verify
+from fugaku_gpt.records.checkpoint_keep import checkpoints_at, newest_valid, verify
 from fugaku_gpt.records.checkpoint_manifest import MANIFEST
 from fugaku_gpt.records.checkpoint_read import open_checkpoint
 from fugaku_gpt.records.safetensors import NotSafetensors
@@ -65,7 +65,7 @@ def test_every_flipped_bit_is_found_and_named(two: Path) -> None:
                     out = np.empty(entry.region.shape, np.float32)
                     with pytest.raises(CheckpointError, match="CRC-32"):
                         checkpoint.read_region(entry.kind, entry.tensor, entry.region, out)
-            newest, rejected = newest_valid(two.parent)
+            newest, rejected = newest_valid(checkpoints_at(two.parent))
             assert newest == two.parent / "step-00000010" and rejected == [(two.name, problems[0])]
             flip(path, bit)
     assert verify(two) == []
@@ -89,7 +89,7 @@ def test_a_file_that_is_cut_short_is_named(two: Path, keep: int) -> None:
 def test_a_missing_file_is_named(two: Path) -> None:
     (two / "data-000002.safetensors").unlink()
     assert verify(two, deep=False) == [f"{two}/data-000002.safetensors: missing"]
-    assert newest_valid(two.parent).path == two.parent / "step-00000010"
+    assert newest_valid(checkpoints_at(two.parent)).path == two.parent / "step-00000010"
 
 
 def test_another_checkpoint_s_file_is_not_taken(two: Path) -> None:
@@ -135,9 +135,9 @@ def test_what_is_not_ours_is_told_and_left_alone(two: Path, make: Any, told: str
     make(path)
     (problem,) = verify(path)
     assert str(path) in problem and told in problem
-    assert newest_valid(two.parent) == (two, [(path.name, problem)])
+    assert newest_valid(checkpoints_at(two.parent)) == (two, [(path.name, problem)])
     save(two.parent, 99, ARRAYS, cut_flat(ARRAYS, 1))
-    assert newest_valid(two.parent).path == two.parent / "step-00000099-2" and path.exists()
+    assert newest_valid(checkpoints_at(two.parent)).path == two.parent / "step-00000099-2" and path.exists()
 
 
 def test_pieces_that_leave_a_gap_are_no_checkpoint(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_folder_that_cannot_be_written_says_so_and_keeps_what_is_there(
     with pytest.raises(OSError, match="refused") as caught:
         save(two.parent, 30, ARRAYS, cut_flat(ARRAYS, 1))
     assert caught.value.errno == code and str(two.parent) in str(caught.value)
-    assert newest_valid(two.parent) == (two, [])
+    assert newest_valid(checkpoints_at(two.parent)) == (two, [])
 
 
 def test_a_disk_that_is_full_says_so_and_keeps_what_is_there(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_disk_that_is_full_says_so_and_keeps_what_is_there(tmp_path: Path) -> 
             big = some_arrays(1, {"big": (400, 1000)})
             save(disk, 20, big, cut_flat(big, 2))
         assert "data-00000" in str(caught.value.filename)
-        assert newest_valid(disk) == (path, []) and len(list_checkpoints(disk)) == 1
+        assert newest_valid(checkpoints_at(disk)) == (path, []) and len(list_checkpoints(disk)) == 1
     finally:
         subprocess.run(["umount", str(disk)], check=mounted)
 

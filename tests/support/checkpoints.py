@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 import numpy as np
 
 from fugaku_gpt.layout.regions import Region, rectangles, whole
-from fugaku_gpt.records.checkpoint import begin, commit
+from fugaku_gpt.records.checkpoint import abandon, begin, commit
 from fugaku_gpt.records.checkpoint_file import Entry, describe_dtype, file_name, plan_file, write_pieces
 from fugaku_gpt.records.checkpoint_manifest import LogicalTensor, Manifest, describe_file
 from fugaku_gpt.records.safetensors import DTYPES
@@ -48,6 +48,16 @@ def save(
     directory: Path, iteration: int, arrays: Arrays, held: Sequence[Held], ranks_per_file: int = 1, **more: Any
 ) -> Path:
     """Write a checkpoint; the last of the ranks that share a file writes first, the first of them the header."""
+    temporary = begin(directory, iteration)
+    try:
+        return _save(temporary, iteration, arrays, held, ranks_per_file, **more)
+    finally:
+        abandon(temporary)
+
+
+def _save(
+    temporary: Path, iteration: int, arrays: Arrays, held: Sequence[Held], ranks_per_file: int, **more: Any
+) -> Path:
     shapes: Dict[str, Tuple[int, ...]] = {}
     kinds: Dict[str, Dict[str, str]] = {}
     for key, array in arrays.items():
@@ -55,7 +65,6 @@ def save(
         kinds.setdefault(name, {})[kind] = describe_dtype(array.dtype)
         shapes[name] = array.shape
     tensors = {name: LogicalTensor(shapes[name], kinds[name]) for name in shapes}
-    temporary = begin(directory, iteration, "0")
     files = []
     for first in range(0, len(held), ranks_per_file):
         group = held[first : first + ranks_per_file]
