@@ -110,24 +110,11 @@ def coerce_setting(key: str, value: Tree) -> Any:
 
 def dump_run_config(config: RunConfig) -> str:
     """The run as YAML with every field written out; :func:`load_run_config` reads it back equal."""
-    return str(yaml.safe_dump(_tree_of(config), sort_keys=False, width=120))
+    return str(yaml.safe_dump(config_values(config), sort_keys=False, width=120))
 
 
-def changed_settings(config: RunConfig) -> Dict[str, Any]:
-    """The settings that differ from their defaults, dotted key → value (durations as H:MM:SS), in the schema's order.
-
-    A run is known by these: a field that is added to the schema later changes nothing about older runs.
-    """
-    now, usual = _tree_of(config), _tree_of(RunConfig())
-    return {
-        f"{section}.{key}": value
-        for section, values in now.items()
-        for key, value in values.items()
-        if value != usual[section][key]
-    }
-
-
-def _tree_of(config: RunConfig) -> Dict[str, Dict[str, Any]]:
+def config_values(config: RunConfig) -> Dict[str, Dict[str, Any]]:
+    """Every field of a run, section → key → value as YAML and JSON can hold it (durations as H:MM:SS)."""
     tree: Dict[str, Dict[str, Any]] = asdict(config)
     for section in tree.values():
         for key, value in section.items():
@@ -138,6 +125,20 @@ def _tree_of(config: RunConfig) -> Dict[str, Dict[str, Any]]:
         if seconds is not None and seconds == int(seconds):
             tree["job"][key] = format_duration(seconds)
     return tree
+
+
+def changed_settings(config: RunConfig) -> Dict[str, Any]:
+    """The settings that differ from their defaults, dotted key → value (durations as H:MM:SS), in the schema's order.
+
+    A run is known by these: a field that is added to the schema later changes nothing about older runs.
+    """
+    now, usual = config_values(config), config_values(RunConfig())
+    return {
+        f"{section}.{key}": value
+        for section, values in now.items()
+        for key, value in values.items()
+        if value != usual[section][key]
+    }
 
 
 @lru_cache(maxsize=1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import List, Sequence, Tuple
 
 from fugaku_gpt.config.schema import RunConfig
@@ -89,6 +90,7 @@ def shards_of(config: RunConfig) -> int:
     return config.layout.dp if is_sharded(config) or config.layout.hierarchical_sum else 1
 
 
+@lru_cache(maxsize=64)
 def flat_layout_of(config: RunConfig, stage: int) -> FlatLayout:
     """The layout of one stage of a run, which all of its ranks share."""
     specs = stage_tensors(config.model, config.layout.tp, chunks_of(config), stage)

@@ -130,6 +130,15 @@ def read_manifest(checkpoint: Path) -> Manifest:
         raise CheckpointError(f"{checkpoint}: {hint}: it holds no {MANIFEST}") from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    return parse_manifest(text, path)
+
+
+def parse_manifest(text: bytes, path: Path) -> Manifest:
+    """The manifest in what :func:`manifest_text` has made; ``path`` names it in messages.
+
+    Raises:
+        CheckpointError: it is damaged, or not a checkpoint's of this version.
+    """
     try:
         values = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError):

@@ -38,9 +38,10 @@ class Checkpoint:
         manifest: what it holds.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, manifest: Optional[Manifest] = None) -> None:
+        """``manifest``: what another rank has read; default: it is read here."""
         self.path = path
-        self.manifest: Manifest = read_manifest(path)
+        self.manifest: Manifest = manifest if manifest is not None else read_manifest(path)
         self._open: Dict[str, _Shard] = {}  # oldest first
         self._files: Dict[str, List[DataFile]] = {name: [] for name in self.manifest.tensors}
         names = self.manifest.tensor_names

@@ -152,6 +152,39 @@ class TrainingLog:
         change = f" | change: {loss - previous:+.6f}" if previous is not None else ""
         self.say(f"validation at iteration {iteration} | lm loss: {loss:.6f} | tokens: {tokens}{change} |")
 
+    def checkpoint(
+        self, iteration: int, name: str, size: int, ranks: int, snapshot_seconds: float, write_seconds: float
+    ) -> None:
+        """A checkpoint that is there now.
+
+        Args:
+            iteration: after which the state was copied.
+            size: bytes of all ranks' data.
+            snapshot_seconds: for which training has waited, on the rank that has waited longest.
+            write_seconds: of the rank whose writing took longest.
+        """
+        values = {
+            "iteration": iteration,
+            "name": name,
+            "bytes": size,
+            "snapshot_seconds": snapshot_seconds,
+            "write_seconds": write_seconds,
+        }
+        self._metrics.write("checkpoint", values)
+        self.say(
+            f"checkpoint at iteration {iteration}: {size / ranks / 2**20:.1f} MiB per rank, "
+            f"snapshot {snapshot_seconds:.3f} s, written {write_seconds:.3f} s, {size / 1e6 / write_seconds:.0f} MB/s"
+        )
+
+    def no_checkpoint(self, iteration: int, error: str) -> None:
+        """A checkpoint that could not be written."""
+        self._metrics.write("checkpoint", {"iteration": iteration, "error": error})
+        self.say(f"checkpoint at iteration {iteration} FAILED, nothing of it is kept: {error}")
+
+    def resumed(self, iteration: int, checkpoint: Optional[str]) -> None:
+        """The run goes on from an iteration; of later ones there may be lines already, which no longer count."""
+        self._metrics.write("resumed", {"iteration": iteration, "checkpoint": checkpoint})
+
     def _communication(self, last: Step, measured: Measured) -> Dict[str, float]:
         """What waiting there was: of the pipeline, and of the replicas' sums."""
         figures: Dict[str, float] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, NamedTuple, Optional, Protocol, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Protocol, Tuple
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from fugaku_gpt.training.loss_scale import LossScale
 from fugaku_gpt.training.optimizer import build_optimizer
 from fugaku_gpt.training.schedule import learning_rate
 from fugaku_gpt.training.startup import agree_on_kernels
+from fugaku_gpt.training.state import Storage, kinds_of, storages_of
 
 
 class Samples(Protocol):
@@ -209,6 +210,63 @@ class Trainer:
         returned_to = self._copy.iteration if verdict == SPIKE else None
         agreed = bool(sums.stop), int(sums.written), int(sums.not_written)
         return Step(loss, norm, lr, samples, seq_len, verdict, lost, returned_to, loss_scale, *agreed)
+
+    def state(self) -> Dict[str, Any]:
+        """All of the state that is no tensor, for JSON; the same on every rank."""
+        copy = self._copy
+        kept = {"iteration": copy.iteration, "consumed": copy.consumed, "steps": copy.steps} if copy.iteration else None
+        return {
+            "iteration": self.iteration,
+            "consumed_samples": self.consumed_samples,
+            "consumed_tokens": self.consumed_tokens,
+            "optimizer_steps": self._optimizer.steps,
+            "health": self.health.state(),
+            "loss_scale": self.loss_scale.state(),
+            "copy": kept,
+        }
+
+    @property
+    def state_kinds(self) -> Tuple[str, ...]:
+        """The kinds of state tensors that there are now, on every rank alike."""
+        return kinds_of(self._copy)
+
+    def storages(self) -> List[Storage]:
+        """The tensors of the state that this rank owns. Parameters that are on their way from other replicas are none
+        of them."""
+        return list(storages_of(self._runs, self._optimizer, self._copy))
+
+    def fill(self, state: Mapping[str, Any], read: Callable[[Storage], None]) -> None:
+        """Have other tensors: the first half of loading, in which ranks do not wait for each other.
+
+        Args:
+            state: as :meth:`state` gave it, or parts of it: what is missing is as in a run that has not begun.
+            read: fills a tensor of the state.
+        """
+        self._settle()
+        kept = state.get("copy") if self.config.training.rollback_every is not None else None
+        self._copy.iteration = 0
+        if kept is not None:
+            self._copy.keep(kept["iteration"], kept["consumed"])
+            self._copy.steps = kept["steps"]
+        for storage in self.storages():
+            read(storage)
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """Go on from there: the second half of loading, once every rank has filled its tensors; collective."""
+        if self.masters is not None:
+            self.masters.round()
+        if self._gather is not None:
+            self._gather.start()
+            self._gather.finish()
+        self.iteration, self.consumed_samples, self.consumed_tokens, self._optimizer.steps = (
+            int(state.get(key, 0)) for key in ("iteration", "consumed_samples", "consumed_tokens", "optimizer_steps")
+        )
+        if "health" in state:
+            self.health.load(state["health"])
+        self.loss_scale.load(state.get("loss_scale", {}))
+        if self.health.may_return and not self._copy.iteration:  # the run before kept no copies
+            self._copy.keep(self.iteration, self.consumed_samples)
+            self.health.kept(DONE)
 
     @property
     def copy_bytes(self) -> int:
