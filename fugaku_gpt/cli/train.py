@@ -12,13 +12,13 @@ from typing import List, Optional, Tuple
 import click
 
 from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config, preset_names
-from fugaku_gpt.errors import EXIT_RESUME, EXIT_USAGE, RunFailed, UsageError
+from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_USAGE, RunFailed, UsageError
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.jobs.ending import result_of
 from fugaku_gpt.jobs.keeper import keep_rank
 from fugaku_gpt.jobs.launcher import exit_code_of, launch, rank_from_environment
 from fugaku_gpt.machine.local import usable_cores
-from fugaku_gpt.records.run import REFUSED, RunDirectory
+from fugaku_gpt.records.run import AUTO, NONE, REFUSED, RunDirectory, goes_on_in
 
 
 @click.command()
@@ -29,6 +29,14 @@ from fugaku_gpt.records.run import REFUSED, RunDirectory
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override, such as training.lr=1e-4; repeatable."
 )
+@click.option(
+    "--resume",
+    default=NONE,
+    show_default=True,
+    metavar="auto|none|PATH",
+    help="Go on in --out from its newest checkpoint that is whole, if there is one; or from a checkpoint or run at PATH.",
+)
+@click.option("--force-data", is_flag=True, help="Go on although the corpus is not that of the checkpoint.")
 @click.option("--ranks", type=click.IntRange(min=1), help="Start this many ranks with mpirun on this machine.")
 def train(
     run_file: Optional[Path],
@@ -36,6 +44,8 @@ def train(
     data: Optional[str],
     out: Optional[Path],
     settings: Tuple[str, ...],
+    resume: str,
+    force_data: bool,
     ranks: Optional[int],
 ) -> None:
     """Train a GPT as RUN.yaml, a preset and overrides say, and leave a run directory.
@@ -52,23 +62,36 @@ def train(
             raise UsageError(f"--ranks {ranks}: mpirun has started {place[1]} ranks; leave --ranks out under mpirun")
         if (wanted or 1) != config.layout.ranks:
             raise UsageError(_wrong_ranks(config, wanted))
+        if resume == AUTO and out is None:
+            raise UsageError("--resume auto: needs --out, the run directory to go on in")
     except UsageError:
         if place is not None and place[0] != 0:  # every rank reads the same words: one of them says what is wrong
             raise click.exceptions.Exit(EXIT_USAGE) from None
         raise
     out = out if out is not None else Path("runs") / f"{_name(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
     if place is None and ranks is not None:
-        _start_ranks(config, out)
-    _join(config, out, place)
+        _start_ranks(config, out, resume, force_data)
+    _join(config, out, place, resume, force_data)
 
 
-def _start_ranks(config: RunConfig, out: Path) -> None:
+def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) -> None:
     directory, mark = RunDirectory(out), uuid.uuid4().hex
-    directory.create(dump_run_config(config), mark)
+    if resume == AUTO and directory.has_finished(config.training.iterations):
+        click.echo(f"{out}: the run has done its {config.training.iterations} iterations: nothing to do")
+        raise click.exceptions.Exit(EXIT_OK)
+    words = ([] if resume == NONE else ["--resume", resume]) + (["--force-data"] if force_data else [])
+    directory.create(dump_run_config(config), mark, resume=goes_on_in(directory, resume))
     started, log = time.time(), directory.log_file
     try:
         outcome = launch(
-            config, directory.config_file, out, log=log, timeout=config.job.elapse, on_line=click.echo, mark=mark
+            config,
+            directory.config_file,
+            out,
+            words,
+            log=log,
+            timeout=config.job.elapse,
+            on_line=click.echo,
+            mark=mark,
         )
     except UsageError:
         directory.discard()
@@ -84,7 +107,7 @@ def _start_ranks(config: RunConfig, out: Path) -> None:
     raise click.exceptions.Exit(code)
 
 
-def _join(config: RunConfig, out: Path, place: Optional[Tuple[int, int]]) -> None:
+def _join(config: RunConfig, out: Path, place: Optional[Tuple[int, int]], resume: str, force_data: bool) -> None:
     threads = config.node.threads_per_rank or max(1, len(usable_cores()) // config.ranks_per_node)
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read when the libraries are loaded, just below
         os.environ[variable] = str(threads)
@@ -95,7 +118,8 @@ def _join(config: RunConfig, out: Path, place: Optional[Tuple[int, int]]) -> Non
     from fugaku_gpt.training.run import train as train_on_this_rank
 
     try:
-        raise click.exceptions.Exit(train_on_this_rank(config, out, threads, announce))
+        code = train_on_this_rank(config, out, threads, announce, resume=resume, force_data=force_data)
+        raise click.exceptions.Exit(code)
     except UsageError:
         if place is not None and place[0] != 0:
             raise click.exceptions.Exit(EXIT_USAGE) from None

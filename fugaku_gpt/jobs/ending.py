@@ -61,13 +61,20 @@ def result_of(directory: RunDirectory, config: RunConfig, outcome: Outcome, log:
         return replace(measured, status=OUT_OF_MEMORY, reason=reason)
     if own is not None and own.status == FAILED:
         return replace(own, iterations=measured.iterations, summary=own.summary or measured.summary)
-    if outcome.exit_code == EXIT_USAGE and not lines:
+    if outcome.exit_code == EXIT_USAGE and not _written_since(directory.metrics_file, started):
         return replace(measured, status=REFUSED, reason=reason_of(tail))
     words = f"signal {outcome.signal}" if outcome.signal is not None else f"exit code {outcome.exit_code}"
     if outcome.exit_code == 0:
         words += ", but no result was recorded"
     said = reason_of(tail)
     return replace(measured, reason=f"{words}: {said}" if said else words)
+
+
+def _written_since(path: Path, moment: float) -> bool:
+    try:
+        return path.stat().st_mtime >= moment
+    except FileNotFoundError:
+        return False
 
 
 def log_tail(log: Path) -> List[str]:

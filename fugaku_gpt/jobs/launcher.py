@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import EXIT_RESUME, UsageError
@@ -108,7 +108,13 @@ def recognise(said: str) -> Optional[Tuple[str, str]]:
 
 
 def train_command(
-    launcher: Launcher, config: RunConfig, config_file: Path, out_dir: Path, cores: int, tcmalloc: Optional[Path]
+    launcher: Launcher,
+    config: RunConfig,
+    config_file: Path,
+    out_dir: Path,
+    cores: int,
+    tcmalloc: Optional[Path],
+    more: Sequence[str] = (),
 ) -> Command:
     """The command that trains ``config`` on this machine; a pure function.
 
@@ -119,6 +125,7 @@ def train_command(
         cores: cores that the ranks share, for the default of ``node.threads_per_rank``.
         tcmalloc: the library to preload where ``node.tcmalloc`` asks for it; None leaves it out, and the run records
             that it was not applied.
+        more: words for ``train`` besides.
 
     Raises:
         UsageError: the run wants more than this one machine.
@@ -132,7 +139,7 @@ def train_command(
     libraries += config.node.preload
     if libraries:
         words.append("LD_PRELOAD=" + ":".join([*libraries, *filter(None, [os.environ.get("LD_PRELOAD")])]))
-    python = [sys.executable, "-m", "fugaku_gpt", "train", str(config_file), "--out", str(out_dir)]
+    python = [sys.executable, "-m", "fugaku_gpt", "train", str(config_file), "--out", str(out_dir), *more]
     return Command([*launcher.start(ranks), "env", *words, *python], dict(launcher.environment))
 
 
@@ -145,6 +152,7 @@ def launch(
     config: RunConfig,
     config_file: Path,
     out_dir: Path,
+    more: Sequence[str] = (),
     *,
     log: Optional[Path] = None,
     timeout: Optional[float] = None,
@@ -157,10 +165,13 @@ def launch(
     A signal to this process is passed on as SIGUSR1, which the ``mpirun`` of both families hands to every rank (that of
     Open MPI kills them at SIGTERM): they stop after their iteration, with a checkpoint.
 
+    Args:
+        more: as of :func:`train_command`.
+
     Raises:
         UsageError: there is no usable ``mpirun``, or the run wants more than this machine.
     """
-    command = train_command(find_launcher(), config, config_file, out_dir, len(usable_cores()), find_tcmalloc())
+    command = train_command(find_launcher(), config, config_file, out_dir, len(usable_cores()), find_tcmalloc(), more)
     return run_command(
         command.argv,
         command.environment,

@@ -60,11 +60,13 @@ def this_process(name: str, environment: Optional[Mapping[str, str]] = None) -> 
     return Holder(name, socket.gethostname(), os.getpid(), psutil.Process().create_time(), job)
 
 
-def take(folder: Path, stem: str, holder: Holder, same_process: bool = True) -> Path:
+def take(folder: Path, stem: str, holder: Holder, same_process: bool = True, ended: Optional[float] = None) -> Path:
     """Claim a folder; returns the claim's file.
 
     Args:
         same_process: whether this very process may claim it again under another name.
+        ended: when what was done in the folder has ended by its own record, seconds since the epoch: who had claimed it
+            before, on another host, where nobody can look, is done.
 
     Raises:
         AlreadyClaimed: somebody else has it.
@@ -74,7 +76,9 @@ def take(folder: Path, stem: str, holder: Holder, same_process: bool = True) -> 
         number, current = newest(folder, stem)
         if number and current == holder:
             return folder / f"{stem}.{number}"
-        if number and not _may_follow(current, holder, same_process):
+        over = current is not None and ended is not None and _taken(folder / f"{stem}.{number}") <= ended
+        elsewhere = current is not None and current.host != holder.host
+        if number and not (over and elsewhere) and not _may_follow(current, holder, same_process):
             raise AlreadyClaimed(folder / f"{stem}.{number}", current)
         path = folder / f"{stem}.{number + 1}"
         if create_json_atomically(path, {**asdict(holder), "time": time.time()}):
@@ -110,6 +114,14 @@ def newest(folder: Path, stem: str) -> Tuple[int, Optional[Holder]]:
         return newest(folder, stem)
     except (OSError, ValueError, KeyError, TypeError):
         return number, None
+
+
+def _taken(claim: Path) -> float:
+    """When a claim was made, seconds since the epoch; now, where that cannot be read."""
+    try:
+        return float(json.loads(claim.read_text(encoding="utf-8"))["time"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return time.time()
 
 
 def _may_follow(current: Optional[Holder], holder: Holder, same_process: bool) -> bool:

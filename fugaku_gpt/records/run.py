@@ -13,13 +13,18 @@
   rank where it hides least);
 * ``left_out``: iteration, why (``not finite``, ``overflow`` or ``spike``), loss, grad_norm, samples (without lasting
   effect because of it, such as "400-495"), returned_to (the iteration whose weights a spike has brought back);
-* ``validation``: iteration, loss, tokens.
+* ``validation``: iteration, loss, tokens;
+* ``checkpoint``: iteration, and name, bytes, snapshot_seconds (for which training has waited) and write_seconds, or,
+  where it could not be written, error;
+* ``resumed``: iteration, checkpoint: the run goes on from there. What was written before of later iterations no longer
+  counts, and readers leave it out; where checkpoint is null, the run has begun anew, and all of it.
 
 Where a writer was killed in the middle of a line and another went on, a line of kind ``cut`` stands after the piece,
 and readers leave both out.
 
 ``result.json`` is written once, when the run has ended, whatever its end; a run directory without it is a run that is
-still going or was killed. ``.claim.<number>`` says who writes here (see :mod:`fugaku_gpt.records.claim`).
+still going or was killed. When a run goes on, that of its last end becomes ``result.<number>.json``.
+``.claim.<number>`` says who writes here (see :mod:`fugaku_gpt.records.claim`).
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ import os
 import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Set
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.claim import AlreadyClaimed, release, take, this_process
@@ -38,7 +43,9 @@ from fugaku_gpt.records.files import create_json_atomically, write_json_atomical
 VERSION = 1
 CLAIM = ".claim"
 CHECKPOINTS = "checkpoints"
+AUTO, NONE = "auto", "none"  # what a run is told to go on from, if it is no path
 CUT = "cut"
+RESUMED = "resumed"
 _TAIL_BYTES = 8192
 _LONGEST_LINE = 64 * 1024  # bytes
 
@@ -105,6 +112,8 @@ class _Made:
     holder: str
     folder: bool
     there_before: Set[Path]
+    config: Optional[str] = None  # as it was, where a run goes on
+    kept_result: Optional[Path] = None
 
 
 class RunDirectory:
@@ -151,32 +160,37 @@ class RunDirectory:
         found = latest(self.checkpoints_dir)
         return found.name if found is not None else ""
 
-    def create(self, config_yaml: str, holder: Optional[str] = None) -> None:
+    def create(self, config_yaml: str, holder: Optional[str] = None, *, resume: bool = False) -> None:
         """Make the folder, claim it, and write the configuration; of several that do so at once, one succeeds.
 
         A folder that was prepared for a job, or left by a run that was killed before its first line, can be used.
 
         Args:
             holder: names processes that belong together: who starts ranks creates the directory, and so does rank 0.
+            resume: go on in the folder of a run that has ended or was killed, if there is one.
 
         Raises:
             UsageError: the folder already holds a finished or started run, another process is about to write there, or
                 it cannot be made.
         """
-        self._refuse_a_run()
+        if not resume:
+            self._refuse_a_run()
         holder = holder if holder is not None else uuid.uuid4().hex
         try:
             made = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
             there = {path for path in (self.config_file, self.log_file) if path.exists()}
-            take(self.path, CLAIM, this_process(holder))
-            self._made = _Made(holder, made, there)
-            self._refuse_a_run()  # by one that had the claim until now
+            before = self.result() if resume else None
+            take(self.path, CLAIM, this_process(holder), ended=before.ended if before is not None else None)
+            config = self.config_file.read_text(encoding="utf-8") if resume and self.config_file in there else None
+            self._made = _Made(holder, made, there, config, self._keep_result() if resume else None)
+            if not resume:
+                self._refuse_a_run()  # by one that had the claim until now
             write_text_atomically(self.config_file, config_yaml)
         except AlreadyClaimed as taken:
             raise UsageError(
-                f"{self.path}: {taken} is starting a run there; choose another --out, or, if that process is gone, "
-                f"remove {taken.file}"
+                f"{self.path}: {taken} is {'writing' if resume else 'starting'} a run there; choose another --out, or, "
+                f"if that process is gone, remove {taken.file}"
             ) from None
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be written: {error.strerror}; choose another --out") from None
@@ -190,12 +204,34 @@ class RunDirectory:
         for path in (self.config_file, self.log_file):
             if path not in made.there_before and path.exists():
                 path.unlink()
+        if made.config is not None:
+            write_text_atomically(self.config_file, made.config)
+        if made.kept_result is not None:
+            made.kept_result.rename(self.path / "result.json")
         if made.folder and not any(self.path.iterdir()):
             self.path.rmdir()
 
     def _refuse_a_run(self) -> None:
         if self.metrics_file.exists() or (self.path / "result.json").exists():
-            raise UsageError(f"{self.path}: already holds a run; choose another --out, or remove it")
+            raise UsageError(
+                f"{self.path}: already holds a run; choose another --out, go on with it (--resume auto), or remove it"
+            )
+
+    def _keep_result(self) -> Optional[Path]:
+        """Put the last end's result aside, where there is one; returns where it is now."""
+        result = self.path / "result.json"
+        if not result.exists():
+            return None
+        numbers = [path.name.split(".")[1] for path in self.path.glob("result.*.json")]
+        number = 1 + max((int(text) for text in numbers if text.isdigit()), default=0)
+        kept = self.path / f"result.{number}.json"
+        result.rename(kept)
+        return kept
+
+    def has_finished(self, iterations: int) -> bool:
+        """Whether the run has ended well after so many iterations."""
+        result = self.result()
+        return result is not None and result.status == OK and result.iterations >= iterations
 
     def write_environment(self, environment: Dict[str, Any]) -> None:
         """What is really running: builds, threads, affinity, MPI, toggles."""
@@ -235,8 +271,9 @@ class RunDirectory:
         return Result(**known)
 
     def metrics(self, kind: str) -> List[Dict[str, Any]]:
-        """The lines of one kind, in order; a last line cut short by a kill is left out."""
-        return [line for line in self._metric_lines() if line.get("kind") == kind]
+        """The lines of one kind, in order; a last line cut short by a kill is left out, and so are lines of iterations
+        that were done again after the run was resumed."""
+        return [line for line in without_superseded(self._metric_lines()) if line.get("kind") == kind]
 
     def _metric_lines(self) -> Iterator[Dict[str, Any]]:
         try:
@@ -276,6 +313,31 @@ class RunDirectory:
         return values
 
 
+def goes_on_in(directory: RunDirectory, wanted: str) -> bool:
+    """Whether a run that goes on from ``wanted`` (``auto``, ``none`` or a path) does so in the folder where it was.
+
+    Raises:
+        UsageError: it does, and newer checkpoints are there, which would later be taken for this run's.
+    """
+    if wanted in (AUTO, NONE):
+        return wanted == AUTO
+    path, own = Path(wanted).resolve(), directory.checkpoints_dir.resolve()
+    if path in (own, directory.path.resolve()):
+        return True
+    if path.parent != own:
+        return False
+    from fugaku_gpt.records.checkpoint import list_checkpoints  # here: readers of results do without NumPy
+
+    newer = [info.path.name for info in list_checkpoints(own)]
+    newer = newer[: newer.index(path.name)] if path.name in newer else newer
+    if newer:
+        raise UsageError(
+            f"{directory.path}: holds a newer checkpoint, {newer[0]}; go on from {path.name} in another --out, or "
+            "remove the newer ones first"
+        )
+    return True
+
+
 class MetricsWriter:
     """Appends JSON lines, each flushed whole, so that a kill costs at most the line being written."""
 
@@ -306,8 +368,32 @@ def last_line(metrics: Path, kind: str) -> Optional[Dict[str, Any]]:
             texts = stream.read().decode("utf-8", "replace").splitlines()
     except OSError:  # the ranks have not come so far
         return None
-    lines = (_object(text) for text in reversed(texts))  # the first may be cut by our own start in its middle
-    return next((line for line in lines if line is not None and line.get("kind") == kind), None)
+    limit: Optional[int] = None  # what was written before the run was resumed counts up to this iteration
+    for text in reversed(texts):  # the first may be cut by our own start in its middle
+        line = _object(text)
+        if line is None:
+            continue
+        if line.get("kind") == kind and (limit is None or (line.get("iteration") or 0) <= limit):
+            return line
+        if line.get("kind") == RESUMED:
+            limit = _counts_until(line) if limit is None else min(limit, _counts_until(line))
+    return None
+
+
+def without_superseded(lines: Iterable[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """Lines of metrics without those of iterations that were done again after the run was resumed."""
+    kept: List[Dict[str, Any]] = []
+    for line in lines:
+        if line.get("kind") == RESUMED:
+            limit = _counts_until(line)
+            kept = [earlier for earlier in kept if (earlier.get("iteration") or 0) <= limit]
+        kept.append(line)
+    return kept
+
+
+def _counts_until(resumed: Mapping[str, Any]) -> int:
+    """The last iteration of which lines before this one count."""
+    return int(resumed["iteration"]) if resumed.get("checkpoint") is not None else -1
 
 
 def _object(text: str) -> Optional[Dict[str, Any]]:

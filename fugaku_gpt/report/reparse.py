@@ -14,7 +14,7 @@ from fugaku_gpt.jobs.schedulers.registry import scheduler_named
 from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.records.job import read_history, sub_job_ids
 from fugaku_gpt.records.logs import OURS, Log, read_log_files
-from fugaku_gpt.records.run import CUT, Result, RunDirectory
+from fugaku_gpt.records.run import CUT, Result, RunDirectory, without_superseded
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.report.collect import is_sub, job_place, sub_runs
 from fugaku_gpt.report.imported import LoggedRun, import_logs, is_imported, read_imported
@@ -109,6 +109,7 @@ def _count(directory: Path) -> int:
 def _restore(directory: Path, log: Log) -> Tuple[int, Tuple[str, ...]]:
     record = RunDirectory(directory)
     lines, damaged = _lines(record.metrics_file)
+    lines = without_superseded(lines)
     known = {(line.get("kind"), line.get("iteration")) for line in lines}
     missing = [
         {"kind": "iteration", **line}

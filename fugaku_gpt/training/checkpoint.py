@@ -60,7 +60,9 @@ class SavePlan:
         layout = self._config.layout
         parts = written(self._config, coordinates_of(rank, layout, layout.order), self._shards[rank])
         return [
-            Piece(Entry(kind, part.name, part.region, self._dtype), part.first) for kind in self._kinds for part in parts
+            Piece(Entry(kind, part.name, part.region, self._dtype), part.first)
+            for kind in self._kinds
+            for part in parts
         ]
 
     def file(self, group: int) -> FilePlan:
@@ -83,10 +85,12 @@ class SavePlan:
             sums: CRC-32 of each rank's pieces.
             facts: fields of the manifest that are known elsewhere.
         """
-        kinds = {kind: self._dtype for kind in self._kinds}
+        kinds = dict.fromkeys(self._kinds, self._dtype)
         tensors = {name: LogicalTensor(shape, kinds) for name, shape in logical_shapes(self._config.model).items()}
         files = [
-            describe_file(file_name(group), self.file(group), [one for rank in ranks for one in sums[rank]], sorted(tensors))
+            describe_file(
+                file_name(group), self.file(group), [one for rank in ranks for one in sums[rank]], sorted(tensors)
+            )
             for group, ranks in enumerate(self.groups)
             if self.file(group).entries
         ]
@@ -331,7 +335,12 @@ class Checkpoints:
         if self._log is not None and save.task is not None:
             name, kept = save.task.value
             self._log.checkpoint(
-                save.iteration, name, save.source.plan.bytes, self._world.size, save.snapshot_seconds, save.write_seconds
+                save.iteration,
+                name,
+                save.source.plan.bytes,
+                self._world.size,
+                save.snapshot_seconds,
+                save.write_seconds,
             )
             if kept is not None:
                 self._log.say(f"checkpoints that are no longer wanted could not be removed: {kept}")

@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
 from pathlib import Path
-from typing import Callable, List, Optional, TypeVar
+from typing import Any, Callable, List, Mapping, Optional
 
 from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
 from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.data.samples import open_samples
-from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, UsageError
+from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, UsageError
 from fugaku_gpt.records.claim import HOLDER_VARIABLE
-from fugaku_gpt.records.run import OK, MetricsWriter, RunDirectory
+from fugaku_gpt.records.run import INTERRUPTED, NONE, OK, MetricsWriter, RunDirectory
 from fugaku_gpt.training.binding import bind
+from fugaku_gpt.training.checkpoint import Checkpoints
 from fugaku_gpt.training.failure import end_badly, result_of
 from fugaku_gpt.training.log import TrainingLog
 from fugaku_gpt.training.meter import Meter
+from fugaku_gpt.training.resume import Found, build_of, go_on, look, other_build, share
 from fugaku_gpt.training.startup import (
     agree_on_kernels,
     check_precision,
     collect_environment,
     describe_environment,
     prepare_process,
+    together,
 )
 from fugaku_gpt.training.trainer import Step, Trainer
 
-T = TypeVar("T")
 
-
-def train(config: RunConfig, out: Path, threads: int, announce: Optional[Callable[[Path], None]] = None) -> int:
+def train(
+    config: RunConfig,
+    out: Path,
+    threads: int,
+    announce: Optional[Callable[[Path], None]] = None,
+    *,
+    resume: str = NONE,
+    force_data: bool = False,
+) -> int:
     """Train on all ranks of this job and leave a run directory; returns the exit code.
 
     Args:
         announce: is told the run directory as soon as it is there.
+        resume: what to go on from: ``none``, ``auto``, or a path; see :func:`fugaku_gpt.training.resume.look`.
+        force_data: go on although the samples are not those of the checkpoint.
 
     Raises:
         UsageError: on every rank alike, before training has begun: ranks, data or ``out`` are not as the run needs
@@ -46,12 +58,19 @@ def train(config: RunConfig, out: Path, threads: int, announce: Optional[Callabl
     try:
         _check_ranks(config, world)
         process = {**bind(world, config.node.bind, threads), **prepare_process(threads)}
-        _together(world, lambda: check_precision(config))
-        agree_on_kernels(config, world)
-        train_samples = _together(world, lambda: open_samples(config, "train"))
+        together(world, lambda: check_precision(config))
+        train_samples = together(world, lambda: open_samples(config, "train"))
         evaluates = config.training.eval_interval is not None
-        valid_samples = _together(world, lambda: open_samples(config, "valid")) if evaluates else None
-        directory = _create_directory(config, out, world)
+        valid_samples = together(world, lambda: open_samples(config, "valid")) if evaluates else None
+        out = Path(world.broadcast_json(str(out)))
+        found = _look(config, out, world, resume, train_samples.fingerprint, force_data)
+        if found.finished:
+            if world.rank == 0:
+                print(f"{out}: the run has done its {config.training.iterations} iterations: nothing to do", flush=True)
+            return EXIT_OK
+        same_type = found.kernels.get("dtype") == config.training.dtype
+        agree_on_kernels(config, world, found.kernels["in_float32"] if same_type else None)
+        directory = _create_directory(config, out, world, found.takes_over)
         if announce is not None:
             announce(directory.path)
         if config.node.flight_recorder:
@@ -60,12 +79,24 @@ def train(config: RunConfig, out: Path, threads: int, announce: Optional[Callabl
         log = None
         if world.rank == 0:
             directory.write_environment({**environment, "data_fingerprint": train_samples.fingerprint})
+            goes_on = directory.metrics_file.exists()
             log = TrainingLog(config, MetricsWriter(directory.metrics_file), sys.stdout)
             for line in describe_environment(environment):
                 log.say(line)
+            if goes_on and not found.candidates:
+                log.resumed(0, None)
+                log.say("there is no checkpoint yet: the run begins anew")
         trainer = Trainer(config, ProcessGrid(world, config.layout), train_samples, valid_samples)
-        _loop(trainer, log)
+        build = build_of(environment) if world.rank == 0 else {}
+        state = _resume(trainer, found, log, build) if found.candidates else {}
+        checkpoints = Checkpoints(trainer, directory.checkpoints_dir, log, train_samples.fingerprint, build)
+        stopped = run_loop(trainer, log, checkpoints, state.get("validation_loss"))
         trainer.finish()
+        if stopped:
+            if world.rank == 0:
+                reason = f"stopped: after iteration {trainer.iteration}"
+                directory.write_result(result_of(directory, config, INTERRUPTED, reason, started), replace=False)
+            return EXIT_RESUME
         if world.rank == 0:
             directory.write_result(result_of(directory, config, OK, "", started), replace=False)
         return EXIT_OK
@@ -86,19 +117,61 @@ def _check_ranks(config: RunConfig, world: Communicator) -> None:
         )
 
 
-def _create_directory(config: RunConfig, out: Path, world: Communicator) -> RunDirectory:
-    """The run directory that rank 0 names, made by rank 0."""
-    directory = RunDirectory(Path(world.broadcast_json(str(out))))
+def _look(config: RunConfig, out: Path, world: Communicator, resume: str, fingerprint: str, force_data: bool) -> Found:
+    """What there is to go on from, found by rank 0."""
+    found = together(world, lambda: look(config, out, resume, fingerprint, force_data) if world.rank == 0 else None)
+    return share(found, world)
+
+
+def _create_directory(config: RunConfig, out: Path, world: Communicator, resume: bool) -> RunDirectory:
+    """The run directory, made by rank 0."""
+    directory = RunDirectory(out)
     holder = os.environ.get(HOLDER_VARIABLE)  # who has started the ranks may have claimed it for them
-    _together(world, lambda: directory.create(dump_run_config(config), holder) if world.rank == 0 else None)
+    together(
+        world,
+        lambda: directory.create(dump_run_config(config), holder, resume=resume) if world.rank == 0 else None,
+    )
     return directory
 
 
-def _loop(trainer: Trainer, log: Optional[TrainingLog]) -> None:
-    """All iterations. Every rank makes the same calls: what is logged is summed here, not where it is printed."""
-    training = trainer.config.training
-    validated: Optional[float] = None
-    if training.eval_interval is not None:
+def _resume(trainer: Trainer, found: Found, log: Optional[TrainingLog], build: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Go on from what was found, and say so; returns the scalars that were saved."""
+    before = time.perf_counter()
+    path, manifest, rejected = go_on(trainer, found)
+    if log is not None:
+        for line in (*found.said, *rejected):
+            log.say(line)
+        differences = other_build(manifest.build, build)
+        if differences:
+            log.say(f"another build than the checkpoint's, equal to rounding only: {', '.join(differences)}")
+        log.resumed(manifest.iteration, path.name)
+        log.say(
+            f"going on from {path.name}: iteration {manifest.iteration}, {manifest.consumed_samples} samples consumed; "
+            f"loaded in {time.perf_counter() - before:.3f} s"
+        )
+    return manifest.state
+
+
+def run_loop(
+    trainer: Trainer,
+    log: Optional[TrainingLog] = None,
+    checkpoints: Optional[Checkpoints] = None,
+    validated: Optional[float] = None,
+) -> bool:
+    """The iterations that are left. Every rank makes the same calls: what is logged is summed here, not where it is
+    printed.
+
+    Args:
+        validated: loss of the last validation, of a run that goes on.
+
+    Returns:
+        whether the run was stopped before its end, as some rank wanted.
+
+    Raises:
+        RunFailed: on every rank alike: the run stops, or the checkpoint of its end could not be written.
+    """
+    training, checkpointing = trainer.config.training, trainer.config.checkpoint
+    if training.eval_interval is not None and trainer.iteration == 0:
         validated = _validate(trainer, log, validated)
     trainer.grid.world.barrier()
     meter = Meter(trainer)
@@ -116,19 +189,30 @@ def _loop(trainer: Trainer, log: Optional[TrainingLog]) -> None:
                 f"a copy of weights and optimiser state for loss spikes, every {training.rollback_every} iterations, "
                 f"takes {trainer.copy_bytes / 2**20:.1f} MiB of rank 0"
             )
-        if iteration % training.log_interval == 0 or iteration == training.iterations:
+        ends = iteration == training.iterations
+        if iteration % training.log_interval == 0 or ends:
             measured = meter.read(len(steps))  # waits for the slowest rank, whose time is the iteration's
             if log is not None:
                 consumed = trainer.consumed_samples, trainer.consumed_tokens
                 log.iteration(iteration, steps, consumed, trainer.health.left_out, measured)
             steps = []
-        if training.eval_interval is not None and (
-            iteration % training.eval_interval == 0 or iteration == training.iterations
-        ):
-            before = time.perf_counter()
+        # an iteration's time is without validation and without what saving makes it wait
+        before = time.perf_counter()
+        if training.eval_interval is not None and (iteration % training.eval_interval == 0 or ends):
             validated = _validate(trainer, log, validated)
             trainer.grid.world.barrier()
-            meter.since += time.perf_counter() - before  # an iteration's time is without validation
+        if checkpoints is not None:
+            checkpoints.advance(step)
+            must = checkpointing.at_end if ends else step.stop
+            if must or checkpoints.due(iteration):
+                known = validated if validated is not None and math.isfinite(validated) else None
+                checkpoints.save({"validation_loss": known}, wait=must)
+        if step.stop and not ends:
+            return True
+        meter.since += time.perf_counter() - before
+    if checkpoints is not None:
+        checkpoints.finish()
+    return False
 
 
 def _validate(trainer: Trainer, log: Optional[TrainingLog], previous: Optional[float]) -> float:
@@ -138,25 +222,3 @@ def _validate(trainer: Trainer, log: Optional[TrainingLog], previous: Optional[f
         tokens = training.eval_batches * training.global_batch * trainer.config.model.seq_len
         log.validation(trainer.iteration, loss, tokens, previous)
     return loss
-
-
-def _together(world: Communicator, action: Callable[[], T]) -> T:
-    """Do something on every rank that may fail on some: a failure anywhere is raised everywhere, so that nobody waits.
-
-    Raises:
-        UsageError: the first rank's message, with its rank where rank 0 had no such trouble.
-    """
-    problem: Optional[str] = None
-    value: Optional[T] = None
-    try:
-        value = action()
-    except UsageError as error:
-        problem = str(error)
-    problems = world.gather_json(problem)
-    first = None
-    if problems is not None:
-        first = next(((f"rank {rank}: " if rank else "") + text for rank, text in enumerate(problems) if text), None)
-    first = world.broadcast_json(first)
-    if first is not None:
-        raise UsageError(first)
-    return value  # type: ignore[return-value]  # set: no rank had a problem

@@ -9,7 +9,7 @@ import socket
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from fugaku_gpt.config.schema import SIXTEEN_BITS
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine import local
 from fugaku_gpt.records.text import spans
+
+T = TypeVar("T")
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 
@@ -78,6 +80,28 @@ def check_precision(config: RunConfig) -> None:
             f"training.dtype: {dtype}: this PyTorch ({torch.__version__}) cannot add and multiply in it on CPUs; "
             "valid: float32, or another build"
         )
+
+
+def together(world: Communicator, action: Callable[[], T]) -> T:
+    """Do something on every rank that may fail on some: a failure anywhere is raised everywhere, so that nobody waits.
+
+    Raises:
+        UsageError: the first rank's message, with its rank where rank 0 had no such trouble.
+    """
+    problem: Optional[str] = None
+    value: Optional[T] = None
+    try:
+        value = action()
+    except UsageError as error:
+        problem = str(error)
+    problems = world.gather_json(problem)
+    first = None
+    if problems is not None:
+        first = next(((f"rank {rank}: " if rank else "") + text for rank, text in enumerate(problems) if text), None)
+    first = world.broadcast_json(first)
+    if first is not None:
+        raise UsageError(first)
+    return value  # type: ignore[return-value]  # set: no rank had a problem
 
 
 def keep_freed_pages() -> bool:

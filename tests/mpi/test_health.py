@@ -14,7 +14,7 @@ from fugaku_gpt.records.run import MetricsWriter, RunDirectory
 from fugaku_gpt.training.health import DONE, NOT_FINITE, SPIKE
 from fugaku_gpt.training.log import TrainingLog
 from fugaku_gpt.training.meter import Meter
-from fugaku_gpt.training.run import _loop
+from fugaku_gpt.training.run import run_loop
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
@@ -130,7 +130,7 @@ def test_the_log_tells_of_bubbles_batches_and_hidden_communication(world: Commun
     run = trainer(world, *LAYOUT, *RAMP, "training.iterations=6", "training.log_interval=2")
     directory = RunDirectory(tmp_path)
     log = TrainingLog(run.config, MetricsWriter(directory.metrics_file), io.StringIO()) if world.rank == 0 else None
-    _loop(run, log)
+    run_loop(run, log)
     if world.rank == 0:
         lines = directory.metrics("iteration")
         assert [line["global_batch"] for line in lines] == [2, 6, 8]

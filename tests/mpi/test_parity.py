@@ -16,7 +16,7 @@ from fugaku_gpt.model import attention
 from fugaku_gpt.parallel import cross_entropy
 from fugaku_gpt.records.run import MetricsWriter, RunDirectory
 from fugaku_gpt.training.log import TrainingLog
-from fugaku_gpt.training.run import _loop
+from fugaku_gpt.training.run import run_loop
 from fugaku_gpt.training.trainer import Step, Trainer
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
@@ -187,7 +187,7 @@ def test_the_slowest_rank_s_time_is_the_iteration_s(world: Communicator, tmp_pat
     trainer.step = slow_step  # type: ignore[method-assign]
     directory = RunDirectory(tmp_path)
     log = TrainingLog(config, MetricsWriter(directory.metrics_file), io.StringIO()) if world.rank == 0 else None
-    _loop(trainer, log)
+    run_loop(trainer, log)
     if world.rank == 0:
         assert [line["seconds"] >= delay for line in directory.metrics("iteration")] == [True] * 4
 
