@@ -34,7 +34,7 @@ from fugaku_gpt.records.run import AUTO, NONE, REFUSED, RunDirectory, goes_on_in
     default=NONE,
     show_default=True,
     metavar="auto|none|PATH",
-    help="Go on in --out from its newest checkpoint that is whole, if there is one; or from a checkpoint or run at PATH.",
+    help="Go on in --out from its newest whole checkpoint, if there is one; or from a checkpoint or run at PATH.",
 )
 @click.option("--force-data", is_flag=True, help="Go on although the corpus is not that of the checkpoint.")
 @click.option("--ranks", type=click.IntRange(min=1), help="Start this many ranks with mpirun on this machine.")
