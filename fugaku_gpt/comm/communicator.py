@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import time
-from typing import Any, List, Optional, Sequence, Set
+from typing import Any, ClassVar, List, Optional, Sequence, Set
 
 import numpy as np
 import torch
@@ -75,7 +75,13 @@ atexit.register(finish_outstanding)  # before mpi4py's own end, which was regist
 
 class Communicator:
     """A group of ranks. ``rank`` and ``size`` are within the group; ``name`` is how logs and the flight recorder call
-    it."""
+    it.
+
+    Attributes:
+        waited_seconds: how long this process has waited for others, in all of its groups.
+    """
+
+    waited_seconds: ClassVar[float] = 0.0
 
     def __init__(
         self,
@@ -258,13 +264,15 @@ class Communicator:
         MPI libraries wait by spinning, which on a core that another rank needs costs that rank its turn: two ranks too
         many made an iteration a hundred times slower. So ranks that share cores look now and then and sleep in between.
         """
+        before = time.perf_counter()
         if not self._shares_cores:
             request.Wait()
-            return
-        pause = _FIRST_PAUSE_SECONDS
-        while not request.Test():
-            time.sleep(pause)
-            pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
+        else:
+            pause = _FIRST_PAUSE_SECONDS
+            while not request.Test():
+                time.sleep(pause)
+                pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
+        Communicator.waited_seconds += time.perf_counter() - before
 
     def progress(self, phase: int, step: Optional[int] = None, micro_batch: Optional[int] = None) -> None:
         """Record what this rank is about to do (see :meth:`FlightRecorder.progress`)."""

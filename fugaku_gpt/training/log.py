@@ -25,6 +25,8 @@ class Measured:
         bubbles: of each pipeline stage, idle over busy time until the last stage is done; empty without a pipeline.
         hidden: share of the replicas' communication that computation hides, on the rank that hides least; None where
             there are no replicas.
+        computing: of the slowest and of the fastest rank, (seconds that it has computed per iteration, its number);
+            None where there is one rank.
     """
 
     seconds: float
@@ -32,15 +34,21 @@ class Measured:
     node_used: int
     bubbles: Tuple[float, ...] = ()
     hidden: Optional[float] = None
+    computing: Optional[Tuple[Tuple[float, int], Tuple[float, int]]] = None
 
 
 class TrainingLog:
-    """Writes what happened; only rank 0 has one. It computes from what it is given and talks to nobody."""
+    """Writes what happened; only rank 0 has one. It computes from what it is given and talks to nobody.
 
-    def __init__(self, config: RunConfig, metrics: MetricsWriter, stream: TextIO) -> None:
+    Args:
+        hosts: where each rank runs.
+    """
+
+    def __init__(self, config: RunConfig, metrics: MetricsWriter, stream: TextIO, hosts: Sequence[str] = ()) -> None:
         self._config = config
         self._metrics = metrics
         self._stream = stream
+        self._hosts = hosts
         self._flops = lru_cache(maxsize=None)(self._flops_of)
         self._predicted = lru_cache(maxsize=None)(self._predicted_of)
         training = config.training
@@ -87,6 +95,7 @@ class TrainingLog:
             "tflops_notes": tflops_per_node(notes, elapsed, nodes),
             "tflops_exact": tflops_per_node(exact, elapsed, nodes),
             **self._communication(last, measured),
+            **self._stragglers(measured),
             "rss_max_bytes": measured.rss_max,
             "node_used_bytes": measured.node_used,
         }
@@ -122,6 +131,13 @@ class TrainingLog:
             parts.append(f"pipeline bubble: {values['bubble']:.3f} (most {values['bubble_max']:.3f}, {told})")
         if "hidden_communication" in values:
             parts.append(f"hidden communication: {values['hidden_communication']:.2f}")
+        if "compute_max" in values:
+            slowest, fastest = (
+                f"{values[f'compute_{which}']:.3f} (rank {values[f'compute_{which}_rank']}"
+                f"{', ' + values[f'compute_{which}_node'] if values[f'compute_{which}_node'] else ''})"
+                for which in ("max", "min")
+            )
+            parts.append(f"computing per iteration (s): {slowest} to {fastest}")
         parts += [
             f"rank RSS: {values['rss_max_bytes'] / 2**20:.0f} MiB",
             f"node used: {values['node_used_bytes'] / 2**20:.0f} MiB",
@@ -204,6 +220,15 @@ class TrainingLog:
         # how replicas sum changes no pass, and where the ranks are need not be known for it
         plan = plan_of(replace(self._config, layout=replace(self._config.layout, hierarchical_sum=False)))
         return predicted_bubble(replace(plan, micro_batches=micro_batches, seq_len=seq_len))
+
+    def _stragglers(self, measured: Measured) -> Dict[str, Any]:
+        """The slowest and the fastest rank, and where they are."""
+        figures: Dict[str, Any] = {}
+        for which, (seconds, rank) in zip(("max", "min"), measured.computing or ()):
+            figures[f"compute_{which}"] = seconds
+            figures[f"compute_{which}_rank"] = rank
+            figures[f"compute_{which}_node"] = self._hosts[rank] if rank < len(self._hosts) else ""
+        return figures
 
     def _flops_of(self, samples: int, seq_len: int) -> Tuple[float, float]:
         """Of one iteration, by the notes' formula and by the exact one."""

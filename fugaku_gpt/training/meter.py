@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from typing import Tuple
 
 import torch
 
 from fugaku_gpt.machine import local
 from fugaku_gpt.training.log import Measured
 from fugaku_gpt.training.trainer import Trainer
+
+_RANKS = 2**20  # more than any job has; a float64 holds a rank and microseconds of two hours without loss
+_LONGEST = 2**33 - 1  # microseconds
 
 
 class Meter:
@@ -20,7 +24,7 @@ class Meter:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._read = (0.0, 0.0)
+        self._read = (0.0, 0.0, 0.0)
         self.since = time.perf_counter()
 
     def read(self, iterations: int) -> Measured:
@@ -28,19 +32,34 @@ class Meter:
         collective."""
         trainer, stages = self._trainer, self._trainer.config.layout.pp
         seconds, waited = trainer.pipeline_seconds - self._read[0], trainer.waited_seconds - self._read[1]
-        self._read = (trainer.pipeline_seconds, trainer.waited_seconds)
-        figures = torch.zeros(4 + stages, dtype=torch.float64)
+        computed = (trainer.computed_seconds - self._read[2]) / iterations
+        self._read = (trainer.pipeline_seconds, trainer.waited_seconds, trainer.computed_seconds)
+        figures = torch.zeros(6 + stages, dtype=torch.float64)
         figures[0], figures[1] = local.resident_bytes(), local.node_used_bytes()
         figures[2] = -trainer.sum.hidden
         # the stage that is done last says how long the step's passes took: one that is done before it idles on
         figures[3] = seconds
-        figures[4 + trainer.grid.place.pp] = max(seconds - waited, 1e-9)  # each rank fills its own stage's place
+        figures[4] = with_rank(computed, trainer.grid.world.rank)
+        figures[5] = -figures[4]  # its largest is the fastest rank's
+        figures[6 + trainer.grid.place.pp] = max(seconds - waited, 1e-9)  # each rank fills its own stage's place
         trainer.grid.world.all_reduce(figures, "max")
         before, self.since = self.since, time.perf_counter()
         return Measured(
             (self.since - before) / iterations,
             int(figures[0]),
             int(figures[1]),
-            tuple((figures[3] / figures[4:] - 1.0).tolist()) if stages > 1 else (),
+            tuple((figures[3] / figures[6:] - 1.0).tolist()) if stages > 1 else (),
             -float(figures[2]) if trainer.config.layout.dp > 1 else None,
+            (of_rank(float(figures[4])), of_rank(-float(figures[5]))) if trainer.grid.world.size > 1 else None,
         )
+
+
+def with_rank(seconds: float, rank: int) -> float:
+    """A time, to the microsecond, and whose it is, as one number that is ordered by the time."""
+    return float(min(round(seconds * 1e6), _LONGEST) * _RANKS + rank)
+
+
+def of_rank(number: float) -> Tuple[float, int]:
+    """(seconds, rank) of :func:`with_rank`."""
+    microseconds, rank = divmod(int(number), _RANKS)
+    return microseconds * 1e-6, rank

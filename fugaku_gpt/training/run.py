@@ -80,7 +80,8 @@ def train(
         if world.rank == 0:
             directory.write_environment({**environment, "data_fingerprint": train_samples.fingerprint})
             goes_on = directory.metrics_file.exists()
-            log = TrainingLog(config, MetricsWriter(directory.metrics_file), sys.stdout)
+            hosts = [rank["host"] for rank in environment["ranks"]]
+            log = TrainingLog(config, MetricsWriter(directory.metrics_file), sys.stdout, hosts)
             for line in describe_environment(environment):
                 log.say(line)
             if goes_on and not found.candidates:

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Pro
 import numpy as np
 import torch
 
-from fugaku_gpt.comm import ProcessGrid
+from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import SIXTEEN_BITS
 from fugaku_gpt.layout.batch import LeftOut, first_sample, global_batch, sequence_length
@@ -106,6 +106,7 @@ class Trainer:
         consumed_tokens: tokens of the samples that were used.
         pipeline_seconds, waited_seconds: in the pipeline over all iterations, and what of it was waiting for other
             stages.
+        computed_seconds: in all iterations, without waiting for other ranks.
         stop_wanted: asked once in each iteration, on every rank: whether the run is to stop after it.
         saving: the same: whether this rank's part of the checkpoint on its way is (written, given up).
     """
@@ -119,6 +120,7 @@ class Trainer:
         self.consumed_tokens = 0
         self.pipeline_seconds = 0.0
         self.waited_seconds = 0.0
+        self.computed_seconds = 0.0
         self.stop_wanted: Callable[[], bool] = lambda: False
         self.saving: Callable[[], Tuple[bool, bool]] = lambda: (False, False)
         self.health = Health(config.training)
@@ -164,6 +166,7 @@ class Trainer:
         """
         training = self.config.training
         self.grid.world.progress(FORWARD, self.iteration + 1, -1)
+        start, waited = time.perf_counter(), Communicator.waited_seconds
         samples = global_batch(self.config, self.consumed_samples)
         seq_len = sequence_length(self.config, self.iteration)
         used = self._left_out.used(self.consumed_samples)
@@ -209,6 +212,7 @@ class Trainer:
         lost = f"{lost_from}-{self.consumed_samples - 1}" if verdict != DONE else ""
         returned_to = self._copy.iteration if verdict == SPIKE else None
         agreed = bool(sums.stop), int(sums.written), int(sums.not_written)
+        self.computed_seconds += (time.perf_counter() - start) - (Communicator.waited_seconds - waited)
         return Step(loss, norm, lr, samples, seq_len, verdict, lost, returned_to, loss_scale, *agreed)
 
     def state(self) -> Dict[str, Any]:

@@ -47,6 +47,8 @@ def test_two_ranks_leave_a_whole_run_directory(corpus: Path, tmp_path: Path, cap
     assert environment is not None and [rank["rank"] for rank in environment["ranks"]] == [0, 1]
     last = directory.metrics("iteration")[-1]
     assert last["consumed_samples"] == 16 and last["consumed_tokens"] == 16 * 16
+    assert last["compute_max"] >= last["compute_min"] > 0 and last["compute_max_rank"] in (0, 1)
+    assert last["compute_max_node"] == environment["ranks"][0]["host"]
     assert last["rss_max_bytes"] > 0 and last["node_used_bytes"] > last["rss_max_bytes"] / 2
     printed = capfd.readouterr().out
     for words in ("torch ", "MPI ", "rank 1 on ", "lm loss:", "grad norm:", "tokens per second:", "TFLOPs:"):

@@ -16,6 +16,7 @@ from fugaku_gpt.layout.schedule_times import simulate
 from fugaku_gpt.layout.sequence import chunk_times, plan_of, schedule_of
 from fugaku_gpt.records.run import MetricsWriter
 from fugaku_gpt.training.log import Measured, TrainingLog
+from fugaku_gpt.training.meter import of_rank, with_rank
 from fugaku_gpt.training.trainer import Step
 from tests.support.tiny import tiny_config
 
@@ -172,3 +173,24 @@ def test_steps_that_were_left_out_are_told_and_counted(tmp_path: Path) -> None:
     assert (first["kind"], first["why"], first["loss"], first["samples"]) == ("left_out", "not finite", None, "48-55")
     assert (iteration["loss"], iteration["skipped_iterations"]) == (None, 1)
     assert (second["why"], second["loss"], second["returned_to"]) == ("spike", 9.5, 5)
+
+
+def test_the_slowest_and_the_fastest_rank_are_named_with_their_nodes(tmp_path: Path) -> None:
+    stream, file = io.StringIO(), tmp_path / "metrics.jsonl"
+    log = TrainingLog(CONFIG, MetricsWriter(file), stream, ["n1", "n1", "n2", "n2"])
+    log.iteration(7, [STEP], CONSUMED, 0, Measured(0.6, 300, 4000, computing=((0.5123, 3), (0.25, 0))))
+    assert "| computing per iteration (s): 0.512 (rank 3, n2) to 0.250 (rank 0, n1) |" in stream.getvalue()
+    (record,) = records(file)
+    named = {key: value for key, value in record.items() if key.startswith("compute_")}
+    assert named == {
+        "compute_max": 0.5123, "compute_max_rank": 3, "compute_max_node": "n2",
+        "compute_min": 0.25, "compute_min_rank": 0, "compute_min_node": "n1",
+    }  # fmt: skip
+
+
+def test_a_time_and_its_rank_travel_as_one_number() -> None:
+    times = [(0.0, 5), (1e-6, 2**20 - 1), (0.731204, 0), (0.731204, 9), (3599.999999, 331775)]
+    numbers = [with_rank(*one) for one in times]
+    assert numbers == sorted(numbers)
+    assert [of_rank(number)[1] for number in numbers] == [rank for _, rank in times]
+    assert [of_rank(number)[0] for number in numbers] == pytest.approx([seconds for seconds, _ in times])
