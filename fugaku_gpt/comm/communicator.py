@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import time
-from typing import Any, ClassVar, List, Optional, Sequence, Set
+from typing import Any, ClassVar, List, Optional, Protocol, Sequence, Set
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ import torch
 from fugaku_gpt.comm.flight_recorder import FlightRecorder
 from fugaku_gpt.comm.mpi import MPI
 from fugaku_gpt.comm.sums import array_of, operation_for
-from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, ALL_REDUCES, RECEIVE, REDUCE_SCATTER, SEND
+from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, ALL_REDUCES, BARRIER, RECEIVE, REDUCE_SCATTER, SEND
 
 MAX_ELEMENTS = 2**31 - 1  # the largest count that every MPI library takes
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 2e-5, 1e-3
@@ -51,22 +51,29 @@ class Pending:
 
     def wait(self) -> None:
         """Wait until all of them have ended."""
-        if self._requests and not self.done():
+        if not self.done():
             self._group._waits(self._slot)
-        while self._requests:
+        while not self.done():
             self._group._wait(self._requests[-1])
-            self._requests.pop()
-        self.done()
+
+
+class Steps(Protocol):
+    """Communications of which each is started when the one before it has ended."""
+
+    def done(self) -> bool:
+        """Whether all have ended; starts the next one where its turn has come."""
 
 
 _OUTSTANDING: Set[Pending] = set()
+# whoever waits for anything looks after these: another rank may be waiting for the next step of one
+IN_STEPS: Set[Steps] = set()
 
 
 def finish_outstanding(limit: float = 5.0) -> None:
     """Wait, for so many seconds at most, until MPI has done what was started and never waited for: it must not write
     into memory that is gone, nor be finalised in the midst of it. Runs at the end of the process."""
     deadline = time.monotonic() + limit
-    while [pending for pending in list(_OUTSTANDING) if not pending.done()] and time.monotonic() < deadline:
+    while [one for one in (*IN_STEPS, *_OUTSTANDING) if not one.done()] and time.monotonic() < deadline:
         time.sleep(_LONGEST_PAUSE_SECONDS)
 
 
@@ -216,7 +223,7 @@ class Communicator:
         """Wait for the whole group."""
         if self._handle is None or self.size == 1:
             return
-        slot = self._enter("barrier", None)
+        slot = self._enter(BARRIER, None)
         self._wait(self._handle.Ibarrier())
         self._leave(slot)
 
@@ -265,13 +272,16 @@ class Communicator:
         many made an iteration a hundred times slower. So ranks that share cores look now and then and sleep in between.
         """
         before = time.perf_counter()
-        if not self._shares_cores:
+        if not self._shares_cores and not IN_STEPS:
             request.Wait()
         else:
             pause = _FIRST_PAUSE_SECONDS
             while not request.Test():
-                time.sleep(pause)
-                pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
+                for steps in tuple(IN_STEPS):
+                    steps.done()
+                if self._shares_cores:
+                    time.sleep(pause)
+                    pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
         Communicator.waited_seconds += time.perf_counter() - before
 
     def progress(self, phase: int, step: Optional[int] = None, micro_batch: Optional[int] = None) -> None:

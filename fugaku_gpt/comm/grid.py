@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, List, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, Union
 
 from fugaku_gpt.comm.communicator import Communicator
 from fugaku_gpt.comm.node_first import NodeFirst, node_first
@@ -19,7 +19,8 @@ class ProcessGrid:
         tp: the ranks that share each layer with this one.
         pp: the pipeline's stages, in order.
         dp: the ranks that hold the same weights as this one.
-        replicas: the same, as the sums over them are done: ``dp`` itself, or node first.
+        replicas: the same, as the sums over them are done: ``dp`` itself, or node first; alike on all ranks.
+        why_flat: why they are not summed node first although the layout says so; else empty.
         embedding: the first and the last stage of a pipeline, which both hold the token embedding; elsewhere a group
             of one.
     """
@@ -42,13 +43,26 @@ class ProcessGrid:
         self.pp = self._group(pp_group, "pp")
         self.dp = self._group(dp_group, "dp")
         self.embedding = self._group(embedding_group, "embedding")
-        by_nodes = node_first(self.dp, node) if layout.hierarchical_sum and self.dp.size > 1 else None
+        by_nodes, self.why_flat = None, ""
+        if layout.hierarchical_sum:
+            by_nodes, self.why_flat = node_first(self.dp, world, node)
         self.replicas: Union[Communicator, NodeFirst] = by_nodes if by_nodes is not None else self.dp
 
     def _group(self, members: Callable[[Coordinates, LayoutConfig, str], List[int]], name: str) -> Communicator:
         group = members(self.place, self.layout, self.layout.order)
         color = group[0] if len(group) > 1 else None  # whoever is alone needs no communicator
         return self.world.split(color, key=group.index(self.world.rank), name=name)
+
+    @property
+    def sum_facts(self) -> Dict[str, Any]:
+        """How sums over replicas are done, for the records."""
+        nodes = self.replicas.nodes if isinstance(self.replicas, NodeFirst) else 1
+        return {
+            "replicas": self.dp.size,
+            "node_first": nodes > 1,
+            "nodes": nodes,
+            "why_flat": self.why_flat,
+        }
 
     @classmethod
     def alone(cls) -> "ProcessGrid":

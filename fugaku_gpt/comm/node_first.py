@@ -3,16 +3,17 @@ each of the node's replicas holds. What crosses the network is then 1 / (replica
 
 The steps of one sum follow each other without anybody waiting: each is started when the one before it is seen to have
 ended. Each step is started in the order of the sums and has a communicator of its own, so that the order on each
-communicator is the same on all of its ranks, whenever they look.
+communicator is the same on all of its ranks, whenever they look. They look in every wait, whatever it is for: nobody
+waits for a step that a rank which waits elsewhere has not started.
 """
 
 from __future__ import annotations
 
-from typing import Callable, List, Optional
+from typing import Callable, List, Optional, Tuple
 
 import torch
 
-from fugaku_gpt.comm.communicator import Communicator, Pending
+from fugaku_gpt.comm.communicator import IN_STEPS, Communicator, Pending
 
 
 class Chain:
@@ -23,6 +24,7 @@ class Chain:
         self._previous = previous
         self._begun = 0
         self._now: Optional[Pending] = None
+        IN_STEPS.add(self)
         self.done()
 
     def done(self) -> bool:
@@ -30,6 +32,7 @@ class Chain:
         while self._now is None or self._now.done():
             if self._begun == len(self._steps):
                 self._previous = None
+                IN_STEPS.discard(self)
                 return True
             if self._must_not_begin():
                 return False
@@ -55,8 +58,10 @@ class Chain:
             self._previous._until(self._begun + 1)
 
     def _must_not_begin(self) -> bool:
-        """Whether the next step's turn has not come: the sum before this one has not begun its own."""
-        return self._begun < len(self._steps) and self._previous is not None and self._previous._begun <= self._begun
+        """Whether the next step's turn has not come: the sum before this one has such a step and has not begun it."""
+        if self._previous is None or self._begun == len(self._steps):
+            return False
+        return self._previous._begun <= self._begun < len(self._previous._steps)
 
 
 class NodeFirst:
@@ -64,6 +69,7 @@ class NodeFirst:
 
     Attributes:
         size: replicas.
+        nodes: that these lie on.
         rank: this one's place in the order of shares: within a node first.
     """
 
@@ -75,6 +81,7 @@ class NodeFirst:
             group.split(0, group.rank, f"{group.name}-gather") for group in (node, across)
         )
         self.size = node.size * across.size
+        self.nodes = across.size
         self.rank = node.rank * across.size + across.rank
         self._last_sum: Optional[Chain] = None
         self._last_gather: Optional[Chain] = None
@@ -120,16 +127,33 @@ class NodeFirst:
         return self._last_sum
 
 
-def node_first(dp: Communicator, node: Optional[int] = None) -> Optional[NodeFirst]:
-    """The replicas of ``dp`` by nodes; None where there is one node only, or one replica on each, or not equally many
-    on all. Collective over ``dp``.
+def node_first(dp: Communicator, world: Communicator, node: Optional[int] = None) -> Tuple[Optional[NodeFirst], str]:
+    """The replicas of ``dp`` by nodes, or None and why not: then or now for all groups of replicas of the world alike.
+    Collective over ``world``.
+
+    All groups have the same numbers of nodes and of replicas on each, and the same share for the same replica. The
+    two ends of a pipeline, which add up their shares of the token embedding's gradient, count on that.
 
     Args:
         node: number of this rank's node; default: by the memory that it shares with others.
     """
+    if dp.size == 1:
+        return None, "there is one replica only"
     within = dp.on_this_node("dp-node") if node is None else dp.split(node, dp.rank, "dp-node")
     sizes = torch.tensor([within.size, -within.size])
-    dp.all_reduce(sizes, "max")
-    if int(sizes[0]) != -int(sizes[1]) or within.size in (1, dp.size):
-        return None
-    return NodeFirst(within, dp.split(within.rank, dp.rank, "dp-across"))
+    world.all_reduce(sizes, "max")
+    most, fewest = int(sizes[0]), -int(sizes[1])
+    if most != fewest:
+        return None, f"nodes hold different numbers of replicas, from {fewest} to {most}"
+    if most == 1:
+        return None, "no node holds two replicas of the same weights"
+    if most == dp.size:
+        return None, "all replicas of the same weights are on one node"
+    across = dp.split(within.rank, dp.rank, "dp-across")
+    mine = within.rank * across.size + across.rank
+    shares = torch.full((2, dp.size), -dp.size)
+    shares[0, dp.rank], shares[1, dp.rank] = mine, -mine
+    world.all_reduce(shares, "max")
+    if not torch.equal(shares[0], -shares[1]):
+        return None, "replicas of different weights lie on nodes in different ways"
+    return NodeFirst(within, across), ""

@@ -1,10 +1,11 @@
 """Where a rank's tensors lie in its flat parameters and gradients, and how these are cut for sums over replicas.
 
 Order: first the tensors that are cut over tensor-parallel ranks, in reverse order of their use in the forward pass,
-which is the order in which the backward pass finishes their gradients; then those that every such rank holds whole;
-last the token embedding, whose gradient the last stage of a pipeline shares with the first. So what must be summed over
-other groups before the replicas lies together at the end. The embedding has buckets of its own: both stages cut it
-alike, and their copies get the same sums to the last bit, whatever an MPI library makes of a message's parts.
+which is the order in which the backward pass finishes their gradients; then those that every such rank holds whole,
+which under sequence parallelism are summed over these ranks before the replicas; last the token embedding, whose
+gradient the last stage of a pipeline shares with the first. It has buckets of its own, which both stages cut alike, and
+both add up what the sums over replicas have left: two terms, whose sum is the same on both to the last bit, in whatever
+order an MPI library has taken each stage's replicas.
 """
 
 from __future__ import annotations
@@ -78,6 +79,16 @@ class FlatLayout:
             )
             before += size
         return found
+
+    def tied(self, shards: int) -> List[slice]:
+        """Where a rank finds the sum over replicas of its share of the token embedding's gradient, or, with one shard,
+        of all of it; empty where this stage has none."""
+        if self.embedding.start == self.embedding.stop:
+            return []
+        if shards == 1:
+            return [self.embedding]
+        own = [bucket for bucket in self.buckets if bucket.start >= self.embedding.start]
+        return [slice(bucket.start, bucket.start + (bucket.stop - bucket.start) // shards) for bucket in own]
 
 
 def is_sharded(config: RunConfig) -> bool:

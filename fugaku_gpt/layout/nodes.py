@@ -64,12 +64,26 @@ def _around(number: int, ranks: int) -> Tuple[range, range]:
 def node_groups(place: Coordinates, layout: LayoutConfig, order: str, nodes: Nodes) -> Tuple[List[int], List[int]]:
     """The replicas on this rank's node, and those at this one's place on every node.
 
-    Where the replicas are on one node only, one on each, or not equally many on all, they are summed at once, and a
-    rank is alone in both groups.
+    Where the replicas are on one node only, one on each, or not equally many on all, or those of other weights are
+    spread in another way, they are summed at once, and a rank is alone in both groups.
     """
+    if not _spread_alike(layout, order, nodes):
+        return [rank_of(place, layout, order)], [rank_of(place, layout, order)]
     replicas = tuple(dp_group(place, layout, order))
     on_node, across = _steps_of(replicas, nodes)[rank_of(place, layout, order)]
     return list(on_node), list(across)
+
+
+@lru_cache(maxsize=64)
+def _spread_alike(layout: LayoutConfig, order: str, nodes: Nodes) -> bool:
+    """Whether the same replica has the same place in both groups, whatever part of the weights it holds."""
+    places = set()
+    for pp in range(layout.pp):
+        for tp in range(layout.tp):
+            replicas = tuple(dp_group(Coordinates(dp=0, pp=pp, tp=tp), layout, order))
+            steps = _steps_of(replicas, nodes)
+            places.add(tuple(tuple(group.index(rank) for group in steps[rank]) for rank in replicas))
+    return len(places) == 1
 
 
 @lru_cache(maxsize=1024)

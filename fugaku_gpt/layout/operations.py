@@ -5,3 +5,4 @@ from __future__ import annotations
 ALL_REDUCES = {how: f"all_reduce_{how}" for how in ("sum", "max", "min")}
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = ALL_REDUCES["sum"], "reduce_scatter_sum", "all_gather"
 SEND, RECEIVE = "send", "receive"
+BARRIER = "barrier"

@@ -21,11 +21,12 @@ from fugaku_gpt.layout.flat import FlatLayout, flat_layout
 from fugaku_gpt.layout.grid import ORDERS, TP_PP_DP
 from fugaku_gpt.layout.memory import ITEM_BYTES, recompute_of_layers
 from fugaku_gpt.layout.nodes import ACROSS, ACROSS_GATHER, NODE, NODE_GATHER, Nodes, nodes_of
-from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, BARRIER, REDUCE_SCATTER
 from fugaku_gpt.layout.schedule_times import Timing, simulate
 from fugaku_gpt.layout.schedules import Action, Exchange, Forward, schedule
 from fugaku_gpt.layout.stages import RECOMPUTE, Chunk, chunks_of, split_layers, stage_tensors, work_of
 
+TIMED_EVERY = 100  # steps
 # sum of the losses, sum of squares of the gradients; ranks that have met a non-finite number, that want to stop, that
 # have written their part of a checkpoint, and that could not
 NORM_ELEMENTS = 6
@@ -181,17 +182,24 @@ def plan_of(config: RunConfig) -> SequencePlan:
     )
 
 
+def runs_alone(step: int) -> bool:
+    """Whether replicas communicate when all of them have finished computing, instead of meanwhile, in a step (counted
+    from 0 at each start of a run): that is timed in the second, as the first is cold, and rarely again."""
+    return step == 1 or (step > 0 and step % TIMED_EVERY == 0)
+
+
 def schedule_of(plan: SequencePlan, stage: int) -> Tuple[Action, ...]:
     """The pipeline schedule of one stage."""
     return schedule(plan.schedule, stage, plan.layout.pp, plan.micro_batches, plan.chunks)
 
 
 @lru_cache(maxsize=256)
-def program(plan: SequencePlan, stage: int, on_node: int = 1) -> Tuple[Communication, ...]:
+def program(plan: SequencePlan, stage: int, on_node: int = 1, alone: bool = False) -> Tuple[Communication, ...]:
     """All communications of a step, of any rank of one stage.
 
     Args:
         on_node: replicas on each node, where they sum by nodes first; 1: they sum at once.
+        alone: it is one of the steps in which the communication of replicas is timed (:func:`runs_alone`).
     """
     parts = {part.index: part for part in plan.parts if part.stage == stage}
     forward = {index: tuple(_forward(plan, part)) for index, part in parts.items()}
@@ -203,7 +211,7 @@ def program(plan: SequencePlan, stage: int, on_node: int = 1) -> Tuple[Communica
             steps.append(Transfer(action, message))
         else:
             steps += (forward if isinstance(action, Forward) else backward)[action.chunk]
-    return (*steps, *_after_backward(plan, stage, on_node))
+    return (*steps, *_after_backward(plan, stage, on_node, alone))
 
 
 def chunk_times(plan: SequencePlan) -> Timing:
@@ -276,21 +284,26 @@ def _gather(plan: SequencePlan) -> Collective:
     return Collective("tp", ALL_GATHER, plan.activation // plan.layout.tp)
 
 
-def _after_backward(plan: SequencePlan, stage: int, on_node: int) -> Iterable[Collective]:
+def _after_backward(plan: SequencePlan, stage: int, on_node: int, alone: bool) -> Iterable[Collective]:
     """From the last backward pass to the end of the step."""
     layout, tp = plan.layout, plan.layout.tp
     flat = _flat(plan, stage)
     if plan.sequence_parallel and tp > 1:  # what every rank holds whole has met its share of the sequence only
         yield Collective("tp", ALL_REDUCE, flat.whole.stop - flat.whole.start)
-    if layout.pp > 1 and stage in (0, layout.pp - 1):
-        yield Collective("embedding", ALL_REDUCE, plan.vocab // tp * plan.model.hidden)
     buckets = bucket_elements(plan, stage)
     if layout.dp > 1:
+        if alone:
+            yield Collective("dp", BARRIER, 0)
         for elements in buckets:
             yield from _sum_over_replicas(plan, elements, on_node)
+    if layout.pp > 1:
+        for part in flat.tied(layout.dp if plan.zero else 1):
+            yield Collective("embedding", ALL_REDUCE, part.stop - part.start)
     if layout.ranks > 1:
         yield Collective("world", ALL_REDUCE, NORM_ELEMENTS)
     if layout.dp > 1 and plan.zero:
+        if alone:
+            yield Collective("dp", BARRIER, 0)
         for elements in reversed(buckets):  # the forward pass uses the last one first
             if on_node == 1:
                 yield Collective("dp", ALL_GATHER, elements // layout.dp)

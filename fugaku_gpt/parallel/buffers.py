@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fugaku_gpt.layout.flat import Owned, flat_layout
-from fugaku_gpt.layout.tensors import TensorSpec
+from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class FlatBuffers:
         counts: Callable[[TensorSpec], bool],
         masters: "Optional[MasterWeights]" = None,
     ) -> Iterator[Run]:
-        """The longest runs of owned neighbours that are treated alike, gaps included.
+        """The longest runs of owned neighbours that are treated alike, gaps included; the token embedding is by itself.
 
         Args:
             counts: whether this rank counts a tensor in the norm.
@@ -137,7 +137,9 @@ class FlatBuffers:
                 if placement.part.stop <= part.start or placement.start >= part.stop:
                     continue
                 now = (placement.spec.decays, counts(placement.spec))
-                if kind is not None and now != kind:
+                # the token embedding is a run of its own on both stages that have it: kernels that step it see the same
+                # lengths there, and round the same elements in the same way
+                if kind is not None and (now != kind or placement.spec.name == TOKEN_EMBEDDING):
                     yield run(kind, mine, start, placement.start)
                     start = placement.start
                 kind = now

@@ -17,8 +17,10 @@ from torch import nn
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.comm.communicator import Pending
 from fugaku_gpt.comm.node_first import Chain, NodeFirst
+from fugaku_gpt.layout.sequence import runs_alone
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
 from fugaku_gpt.parallel.buffers import FlatBuffers, accumulation_of
+from fugaku_gpt.parallel.overlap import Overlap
 
 # tensors that a piece reads itself, right after it has called this part: no call of their own shows it
 _READ_AFTER = {"token_embedding": "position_embedding.weight", "final_norm": TOKEN_EMBEDDING}
@@ -31,9 +33,7 @@ class GradientSum:
     backward pass; :meth:`finish`.
 
     Attributes:
-        alone_seconds: what the sums over replicas take when nothing is computed meanwhile: measured in the first step,
-            which does not overlap.
-        exposed_seconds: what of them the last step had to wait for.
+        overlap: what of the replicas' communication is hidden.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class GradientSum:
         self._grid = grid
         self._sharded = sharded
         self._whole = buffers.layout.whole if sequence_parallel and grid.tp.size > 1 else slice(0, 0)
-        self._embedding = buffers.layout.embedding if grid.embedding.size > 1 else slice(0, 0)
+        self._tied = buffers.layout.tied(grid.dp.size if sharded else 1) if grid.embedding.size > 1 else []
         self._pieces = [{id(parameter) for parameter in piece.parameters()} for piece in pieces]
         # bucket → parameters (by id) that lie in it; a parameter of several pieces must be finished by each
         self._members: List[List[int]] = [[] for _ in buffers.buckets]
@@ -74,8 +74,8 @@ class GradientSum:
         self._armed: List[int] = []
         self._started: List[Union[Pending, Chain]] = []
         self._steps = 0
-        self.alone_seconds = 0.0
-        self.exposed_seconds = 0.0
+        self._alone = False
+        self.overlap = Overlap(grid.dp, sharded)
 
     def begin(self) -> None:
         """A step begins: no gradient is finished."""
@@ -86,6 +86,8 @@ class GradientSum:
                 self._missing[key] = self._missing.get(key, 0) + 1
         self._armed = []
         self._started = []
+        self._alone = runs_alone(self._steps)
+        self._steps += 1
 
     def last_backward(self, piece: int) -> None:
         """The next backward pass is the last one of this step through one of the pieces."""
@@ -100,8 +102,14 @@ class GradientSum:
         """Sum what is not summed yet, and wait for all of it."""
         if self._whole.stop > self._whole.start:  # under sequence parallelism each rank has seen its tokens only
             self._grid.tp.all_reduce(self._buffers.gradients[self._whole])
-        if self._embedding.stop > self._embedding.start:
-            self._grid.embedding.all_reduce(self._buffers.gradients[self._embedding])
+        if self._grid.dp.size > 1:
+            self._sum_replicas()
+        for pending in [self._grid.embedding.start_all_reduce(self._buffers.gradients[part]) for part in self._tied]:
+            pending.wait()
+
+    def _sum_replicas(self) -> None:
+        if self._alone:
+            self.overlap.meet()
         before = time.perf_counter()
         while len(self._started) < len(self._buffers.buckets):
             self._start_next()
@@ -111,17 +119,13 @@ class GradientSum:
                 size = (bucket.stop - bucket.start) // (self._grid.dp.size if self._sharded else 1)
                 part = slice(bucket.start, bucket.start + size)
                 self._buffers.gradients[part].copy_(self._rounded[part])
-        self.exposed_seconds = time.perf_counter() - before
-        if self._steps == 0:
-            self.alone_seconds = self.exposed_seconds
-        self._steps += 1
-
-    @property
-    def hidden(self) -> float:
-        """The share of the replicas' communication that the last step hid behind computation, from 0 to 1."""
-        if self._steps < 2 or self._grid.dp.size == 1:
-            return 0.0
-        return max(0.0, 1.0 - self.exposed_seconds / self.alone_seconds)
+        seconds = time.perf_counter() - before
+        if self._alone:
+            self.overlap.sums.took_alone(seconds)
+            self.overlap.gather_is_due = True
+        else:
+            self.overlap.sums.exposed_seconds += seconds
+            self.overlap.sums.steps += 1
 
     def _hook(self, key: int) -> Any:
         def ready(*_: Any) -> None:
@@ -132,18 +136,22 @@ class GradientSum:
 
     def _ready(self, key: int) -> None:
         self._missing[key] -= 1
-        if self._grid.dp.size == 1 or self._steps == 0:
+        if self._grid.dp.size == 1 or self._alone:
             return
+        before = time.perf_counter()
         while len(self._started) < len(self._buffers.buckets) and self._may_start(len(self._started)):
             self._start_next()
         self.poll()
+        seconds = time.perf_counter() - before
+        self.overlap.sums.exposed_seconds += seconds
+        self.overlap.sums.polled_seconds += seconds
 
     def _may_start(self, index: int) -> bool:
         """Whether all of a bucket is finished and needs no sum over another group first."""
         bucket = self._buffers.buckets[index]
         if any(self._missing[key] > 0 for key in self._members[index]):
             return False
-        return not any(part.start < bucket.stop and bucket.start < part.stop for part in (self._whole, self._embedding))
+        return not (self._whole.start < bucket.stop and bucket.start < self._whole.stop)
 
     def _start_next(self) -> None:
         part = self._buffers.buckets[len(self._started)]
@@ -160,10 +168,17 @@ class ParameterGather:
     pass begins: each module waits for its own buckets only."""
 
     def __init__(
-        self, buffers: FlatBuffers, pieces: Sequence[nn.Module], replicas: Union[Communicator, NodeFirst]
+        self,
+        buffers: FlatBuffers,
+        pieces: Sequence[nn.Module],
+        replicas: Union[Communicator, NodeFirst],
+        overlap: Overlap,
     ) -> None:
+        assert overlap.gathers is not None
         self._buffers = buffers
         self._replicas = replicas
+        self._overlap = overlap
+        self._timed = overlap.gathers
         self._pending: Dict[int, Union[Pending, Chain]] = {}
         buffers.settle = self.finish
         places = {placement.spec.name: placement.part for placement in buffers.placements}
@@ -175,14 +190,40 @@ class ParameterGather:
 
     def start(self) -> None:
         """The optimiser has stepped this rank's share; the forward pass uses the last bucket first."""
-        flat = self._buffers.parameters
+        flat = self._buffers.parameters  # waits for what is left of the time before
+        alone, self._overlap.gather_is_due = self._overlap.gather_is_due, False
+        if alone:
+            self._overlap.meet()
+        before = time.perf_counter()
         for index in reversed(range(len(self._buffers.buckets))):
             self._pending[index] = self._replicas.start_all_gather(flat[self._buffers.buckets[index]])
+        if alone:
+            self._wait_for(list(self._pending))
+            self._timed.took_alone(time.perf_counter() - before)
+        else:
+            self._timed.exposed_seconds += time.perf_counter() - before
 
     def finish(self) -> None:
         """Wait for all of them."""
-        for index in list(self._pending):
-            self._pending.pop(index).wait()
+        self._expose(list(self._pending))
+
+    def _wait_for(self, buckets: Sequence[int]) -> None:
+        for index in buckets:
+            pending = self._pending.pop(index, None)
+            if pending is not None:
+                pending.wait()
+
+    def _expose(self, buckets: Sequence[int]) -> None:
+        """Wait for some of them, and let MPI get on with the others."""
+        if not self._pending:
+            return
+        before = time.perf_counter()
+        self._wait_for(buckets)
+        for pending in self._pending.values():
+            pending.done()
+        self._timed.exposed_seconds += time.perf_counter() - before
+        if not self._pending:
+            self._timed.steps += 1
 
     def _wait_before(self, module: nn.Module, parts: Sequence[slice]) -> None:
         wanted = [
@@ -191,16 +232,7 @@ class ParameterGather:
             if any(part.start < bucket.stop and bucket.start < part.stop for part in parts)
         ]
 
-        def wait(*_: Any) -> None:
-            if self._pending:
-                for index in wanted:
-                    pending = self._pending.pop(index, None)
-                    if pending is not None:
-                        pending.wait()
-                for pending in self._pending.values():
-                    pending.done()
-
-        module.register_forward_pre_hook(wait)
+        module.register_forward_pre_hook(lambda *_: self._expose(wanted))
 
 
 def _parts_of(piece: nn.Module) -> List[Any]:

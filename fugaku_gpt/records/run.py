@@ -9,10 +9,10 @@
   and where there is such a thing: actual_seq_len (tokens of each sample, while they grow), loss_scale (float16),
   skipped_iterations (so far, whose step was not done), bubble and bubble_max (idle over busy time in the pipeline: mean
   and most of all stages), bubble_predicted (the mean by the schedule and the work of each stage), bubble_ideal (by the
-  schedule, were all stages equal), hidden_communication (share of the sums over replicas that computation hides, on the
-  rank where it hides least), compute_max and compute_min (seconds per iteration that the slowest and the fastest rank
-  have computed, without waiting for others), and whose they are: compute_max_rank, compute_max_node, compute_min_rank,
-  compute_min_node;
+  schedule, were all stages equal), hidden_communication (share of the replicas' sums and gatherings that computation
+  hides, in the group of replicas where it hides least), compute_max and compute_min (seconds per iteration that the
+  slowest and the fastest rank have computed, without waiting for others), and whose they are: compute_max_rank,
+  compute_max_node, compute_min_rank, compute_min_node;
 * ``left_out``: iteration, why (``not finite``, ``overflow`` or ``spike``), loss, grad_norm, samples (without lasting
   effect because of it, such as "400-495"), returned_to (the iteration whose weights a spike has brought back);
 * ``validation``: iteration, loss, tokens;

@@ -23,8 +23,8 @@ class Measured:
         rss_max: memory of the largest rank, in bytes.
         node_used: memory in use on the fullest node, in bytes.
         bubbles: of each pipeline stage, idle over busy time until the last stage is done; empty without a pipeline.
-        hidden: share of the replicas' communication that computation hides, on the rank that hides least; None where
-            there are no replicas.
+        hidden: share of the replicas' communication that computation hides, where it hides least; None where there are
+            no replicas, and before it was timed.
         computing: of the slowest and of the fastest rank, (seconds that it has computed per iteration, its number);
             None where there is one rank.
     """

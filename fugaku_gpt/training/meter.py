@@ -36,7 +36,8 @@ class Meter:
         self._read = (trainer.pipeline_seconds, trainer.waited_seconds, trainer.computed_seconds)
         figures = torch.zeros(6 + stages, dtype=torch.float64)
         figures[0], figures[1] = local.resident_bytes(), local.node_used_bytes()
-        figures[2] = -trainer.sum.hidden
+        hidden = trainer.sum.overlap.read()
+        figures[2] = -hidden if hidden is not None else 0.0  # known on all ranks or on none
         # the stage that is done last says how long the step's passes took: one that is done before it idles on
         figures[3] = seconds
         figures[4] = with_rank(computed, trainer.grid.world.rank)
@@ -49,7 +50,7 @@ class Meter:
             int(figures[0]),
             int(figures[1]),
             tuple((figures[3] / figures[6:] - 1.0).tolist()) if stages > 1 else (),
-            -float(figures[2]) if trainer.config.layout.dp > 1 else None,
+            -float(figures[2]) if hidden is not None else None,
             (of_rank(float(figures[4])), of_rank(-float(figures[5]))) if trainer.grid.world.size > 1 else None,
         )
 

@@ -75,7 +75,8 @@ def train(
             announce(directory.path)
         if config.node.flight_recorder:
             world = open_world(directory.flight_dir, threads)
-        environment = collect_environment(config, world, process)
+        grid = ProcessGrid(world, config.layout)
+        environment = collect_environment(config, grid, process)
         log = None
         if world.rank == 0:
             directory.write_environment({**environment, "data_fingerprint": train_samples.fingerprint})
@@ -87,7 +88,7 @@ def train(
             if goes_on and not found.candidates:
                 log.resumed(0, None)
                 log.say("there is no checkpoint yet: the run begins anew")
-        trainer = Trainer(config, ProcessGrid(world, config.layout), train_samples, valid_samples)
+        trainer = Trainer(config, grid, train_samples, valid_samples)
         build = build_of(environment) if world.rank == 0 else {}
         state = _resume(trainer, found, log, build) if found.candidates else {}
         checkpoints = Checkpoints(trainer, directory.checkpoints_dir, log, train_samples.fingerprint, build)

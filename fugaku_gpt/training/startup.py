@@ -16,7 +16,7 @@ import torch
 
 import fugaku_gpt
 from fugaku_gpt import compat
-from fugaku_gpt.comm import Communicator, mpi_facts
+from fugaku_gpt.comm import Communicator, ProcessGrid, mpi_facts
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import SIXTEEN_BITS
 from fugaku_gpt.errors import UsageError
@@ -118,8 +118,9 @@ def keep_freed_pages() -> bool:
     return all([mallopt(_M_MMAP_MAX, 0), mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)])
 
 
-def collect_environment(config: RunConfig, world: Communicator, process: Dict[str, Any]) -> Dict[str, Any]:
-    """What is running, on every rank; collective over ``world``, complete on rank 0."""
+def collect_environment(config: RunConfig, grid: ProcessGrid, process: Dict[str, Any]) -> Dict[str, Any]:
+    """What is running, on every rank; collective over the world, complete on rank 0."""
+    world = grid.world
     rank_facts = {
         "rank": world.rank,
         "host": socket.gethostname(),
@@ -138,6 +139,7 @@ def collect_environment(config: RunConfig, world: Communicator, process: Dict[st
         "numpy": np.__version__,
         "build": compat.build_facts(),
         "precision": kernels_in_use(config),
+        "replica_sums": grid.sum_facts,
         "mpi": mpi_facts(),
         "processor": local.processor_name(),
         "vector_extensions": local.vector_flags(),
@@ -159,6 +161,7 @@ def describe_environment(environment: Dict[str, Any]) -> List[str]:
         f"torch {build['torch']}: BLAS {build['blas']}, kernels for {build['instruction_set']}, "
         f"fused attention {_yes(build['fused_attention'])}, fused AdamW {_yes(build['fused_adamw'])}",
         *_describe_precision(environment["precision"]),
+        *_describe_sums(environment["replica_sums"]),
         f"processor {environment['processor']} ({extensions}), "
         f"memory {environment['memory_limit_bytes'] / 2**30:.1f} GiB, {environment['system']}",
         f"MPI {mpi['library']}, standard {mpi['standard']}, threads: {mpi['thread_level']}, mpi4py {mpi['mpi4py']}",
@@ -193,6 +196,15 @@ def _describe_precision(precision: Dict[str, Any]) -> List[str]:
         f"computing in {dtype}, weights and sums of gradients in float32; "
         f"in float32 for want of a good kernel: {', '.join(operations) or 'nothing'}"
     ]
+
+
+def _describe_sums(sums: Dict[str, Any]) -> List[str]:
+    if sums["node_first"]:
+        return [
+            f"gradients are summed within each node first, then between nodes: {sums['nodes']} nodes x "
+            f"{sums['replicas'] // sums['nodes']} replicas"
+        ]
+    return [f"note: layout.hierarchical_sum changes nothing: {sums['why_flat']}"] if sums["why_flat"] else []
 
 
 _RANKS_SHOWN = 8

@@ -150,7 +150,7 @@ class Trainer:
         self._optimizer = build_optimizer(self._runs, training)
         sum_dtype = getattr(torch, training.gradient_dtype) if training.gradient_dtype is not None else None
         self.sum = GradientSum(self.buffers, pieces, grid, sharded, layout.sequence_parallel, sum_dtype)
-        self._gather = ParameterGather(self.buffers, pieces, grid.replicas) if sharded else None
+        self._gather = ParameterGather(self.buffers, pieces, grid.replicas, self.sum.overlap) if sharded else None
         self._copy = StateCopy(self._runs, self._optimizer)
         self._last_chunk = chunks[-1].index
         self._pipelines: Dict[Tuple[int, int], Pipeline] = {}

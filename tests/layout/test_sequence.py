@@ -63,12 +63,12 @@ def plans(draw: Any, most_ranks: int = 24) -> SequencePlan:
     )
 
 
-def program_of(plan: SequencePlan, rank: int) -> Sequence[Communication]:
+def program_of(plan: SequencePlan, rank: int, alone: bool = False) -> Sequence[Communication]:
     """The communications of one rank."""
     place, on_node = coordinates_of(rank, plan.layout, plan.order), 1
     if plan.by_nodes and plan.nodes is not None:
         on_node = len(node_groups(place, plan.layout, plan.order, plan.nodes)[0])
-    return program(plan, place.pp, on_node)
+    return program(plan, place.pp, on_node, alone)
 
 
 @settings(max_examples=100, deadline=None)
@@ -78,6 +78,7 @@ def test_every_layout_fits_run_by_stages_and_run_by_ranks(plan: SequencePlan) ->
     assert (few.ran, all_ranks.ran) == (plan.layout.pp, plan.layout.ranks)
     assert few.communications == sum(len(program_of(plan, rank)) for rank in range(plan.layout.ranks))
     layout = plan.layout
+    check_grid(plan, lambda rank: program_of(plan, rank, alone=True))
     assert {kind: few.groups[kind] for kind in (*GROUPS, "world")} == {
         "tp": layout.dp * layout.pp * (layout.tp > 1),
         "pp": layout.dp * layout.tp * (layout.pp > 1),
@@ -142,8 +143,18 @@ def test_gradients_are_summed_once_and_whole(plan: SequencePlan) -> None:
             expected += Counter(("all_gather", elements // layout.dp) for elements in buckets)
         assert on(steps, "dp") == (expected if layout.dp > 1 else {})
         assert on(steps, "world") == ({("all_reduce_sum", NORM_ELEMENTS): 1} if layout.ranks > 1 else {})
-        tied = {("all_reduce_sum", plan.vocab // layout.tp * 24): 1}
-        assert on(steps, "embedding") == (tied if layout.pp > 1 and stage in (0, layout.pp - 1) else {})
+        embedding = plan.vocab // layout.tp * 24
+        if layout.pp == 1 or stage not in (0, layout.pp - 1):
+            assert on(steps, "embedding") == {}
+        elif plan.zero and layout.dp > 1:
+            shares = Counter(("all_reduce_sum", elements // layout.dp) for elements in buckets)
+            tied = on(steps, "embedding")
+            assert (
+                not tied - shares
+                and embedding <= layout.dp * sum(n * c for (_, n), c in tied.items()) < embedding + unit
+            )
+        else:
+            assert on(steps, "embedding") == {("all_reduce_sum", embedding): 1}
 
 
 def test_the_smallest_buckets_are_whole_shares_too() -> None:
@@ -214,13 +225,26 @@ def test_a_sum_by_nodes_first_is_one_of_shares() -> None:
     ]
 
 
-def test_replicas_that_sum_by_nodes_first_beside_others_that_do_not_fit_too() -> None:
+def test_replicas_that_lie_on_nodes_in_different_ways_are_all_summed_at_once() -> None:
     layout = LayoutConfig(dp=4, tp=3, hierarchical_sum=True)
     # replicas 0 to 3 are on one node, 4 to 7 two on each, 8 to 11 on one
     plan = SequencePlan(MODEL, layout, micro_batches=2, order="dp,tp,pp", nodes=Nodes(2, 6))
     few, all_ranks = check_grid(plan), check_grid(plan, run_all=True)
-    assert (few.programs, few.ran, all_ranks.ran) == (2, 1, 12)
-    assert {kind: few.groups[kind] for kind in ("dp", NODE, ACROSS)} == {"dp": 3, NODE: 2, ACROSS: 2}
+    assert (few.programs, few.ran, all_ranks.ran) == (1, 1, 12)
+    assert {kind: few.groups[kind] for kind in ("dp", NODE, ACROSS)} == {"dp": 3, NODE: 0, ACROSS: 0}
+    # of four replicas, those of one stage as 0 1 and 2 3, those of the other as 0 2 and 1 3
+    crossed = replace(
+        plan, layout=LayoutConfig(dp=4, pp=2, hierarchical_sum=True), order="dp,tp,pp", nodes=Crossed(2, 4)
+    )
+    assert check_grid(crossed).groups[NODE] == 0
+    assert check_grid(replace(crossed, nodes=Nodes(4, 2))).groups[NODE] == 4
+
+
+class Crossed(Nodes):
+    """Stages that are spread in ways of their own."""
+
+    def of(self, rank: int) -> int:
+        return rank % 4 // 2 if rank < 4 else rank % 2
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.layout.batch import sizes_of
 from fugaku_gpt.layout.nodes import node_groups
 from fugaku_gpt.layout.operations import RECEIVE, SEND
-from fugaku_gpt.layout.sequence import Collective, Communication, plan_of, program
+from fugaku_gpt.layout.sequence import Collective, Communication, plan_of, program, runs_alone
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
 Call = Tuple[str, int, Optional[int]]  # operation, elements, the other rank of a message
 Calls = Dict[str, List[Call]]  # by communicator
-STEPS = 3  # nothing overlaps in the first
+STEPS = 3  # nothing overlaps in the second
 RAMPS = (
     "training.ramp_start=4 training.ramp_increment=4 training.ramp_samples=5 "
     "training.seq_ramp_start=8 training.seq_ramp_increment=16 training.seq_ramp_iterations=2"
@@ -115,8 +115,8 @@ def test_a_step_says_what_its_plan_says(world: Communicator, layout: Tuple[int, 
     if plan.nodes is not None:
         on_node = len(node_groups(grid.place, config.layout, config.layout.order, plan.nodes)[0])
     told: List[Communication] = []
-    for samples, seq_len in sizes:
+    for number, (samples, seq_len) in enumerate(sizes):
         of_size = replace(plan, micro_batches=samples // (config.training.micro_batch * dp), seq_len=seq_len)
-        told += program(of_size, grid.place.pp, on_node)
+        told += program(of_size, grid.place.pp, on_node, runs_alone(number))
     assert_same(found, calls_of(told))
     assert sum(map(len, found.values())) > 0 or world.size == 1

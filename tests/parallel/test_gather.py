@@ -12,6 +12,7 @@ from fugaku_gpt.layout.stages import split_layers, stage_tensors
 from fugaku_gpt.model import build_stage, named_parameters
 from fugaku_gpt.parallel.buffers import FlatBuffers
 from fugaku_gpt.parallel.gradients import ParameterGather
+from fugaku_gpt.parallel.overlap import Overlap
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
@@ -50,7 +51,7 @@ def test_every_part_waits_for_what_it_reads(stages: int) -> None:
         pieces = build_stage(config, Communicator.alone(), [chunks[stage]])
         specs = stage_tensors(config.model, 1, chunks, stage)
         buffers = FlatBuffers(named_parameters(pieces), specs, SHARDS, int(config.training.bucket_mib * 2**20))
-        gather = ParameterGather(buffers, pieces, LateGroup.alone())
+        gather = ParameterGather(buffers, pieces, LateGroup.alone(), Overlap(Communicator.alone(), True))
         outputs: List[torch.Tensor] = []
         with torch.no_grad():
             for late in (False, True):

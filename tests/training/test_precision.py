@@ -188,7 +188,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 def test_a_build_that_cannot_compute_in_a_type_is_refused_and_help_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_config("training.dtype=float16")
     startup.check_precision(config)
-    facts = startup.collect_environment(config, Communicator.alone(), startup.prepare_process(1))
+    facts = startup.collect_environment(config, ProcessGrid.alone(), startup.prepare_process(1))
     assert facts["precision"] == {"dtype": "float16", "in_float32": compat.in_float32(torch.float16)}
     facts["precision"]["in_float32"] = ["linear", "softmax"]
     (line,) = [line for line in startup.describe_environment(facts) if line.startswith("computing in float16")]

@@ -15,7 +15,7 @@ import torch
 
 import fugaku_gpt
 from fugaku_gpt import compat
-from fugaku_gpt.comm import Communicator, mpi_facts
+from fugaku_gpt.comm import ProcessGrid, mpi_facts
 from fugaku_gpt.machine import local
 from fugaku_gpt.records.text import spans
 from fugaku_gpt.training.startup import (
@@ -30,7 +30,7 @@ from tests.support.tiny import tiny_config
 
 def environment(*overrides: str) -> Dict[str, Any]:
     """What is running here, as rank 0 of a run would record it."""
-    return collect_environment(tiny_config(*overrides), Communicator.alone(), prepare_process(1))
+    return collect_environment(tiny_config(*overrides), ProcessGrid.alone(), prepare_process(1))
 
 
 def test_preparing_a_process_says_what_took_effect() -> None:
