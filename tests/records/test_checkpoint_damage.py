@@ -7,14 +7,14 @@ import random
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any, List
+from typing import Any, Iterator
 
 import numpy as np
 import pytest
 
-from fugaku_gpt.errors import CheckpointError
+from fugaku_gpt.errors import CheckpointError, RunFailed
 from fugaku_gpt.records import checkpoint_io
-from fugaku_gpt.records.checkpoint import list_checkpoints
+from fugaku_gpt.records.checkpoint import list_checkpoints, require_room
 from fugaku_gpt.records.checkpoint_file import read_plan
 from fugaku_gpt.records.checkpoint_keep import checkpoints_at, newest_valid, verify
 from fugaku_gpt.records.checkpoint_manifest import MANIFEST
@@ -151,7 +151,7 @@ def test_pieces_that_leave_a_gap_are_no_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
-def test_a_folder_that_cannot_be_written_says_so_and_keeps_what_is_there(
+def test_a_folder_that_may_not_be_written_says_so_and_keeps_what_is_there(
     two: Path, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(path: Path) -> None:
@@ -164,27 +164,41 @@ def test_a_folder_that_cannot_be_written_says_so_and_keeps_what_is_there(
     assert newest_valid(checkpoints_at(two.parent)) == (two, [])
 
 
-def test_a_disk_that_is_full_says_so_and_keeps_what_is_there(tmp_path: Path) -> None:
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MiB of its own, where a test may have one."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = _mount(disk)
-    try:
-        path = save(disk, 10, ARRAYS, cut_flat(ARRAYS, 2))
-        with pytest.raises(OSError, match="No space left") as caught:
-            big = some_arrays(1, {"big": (400, 1000)})
-            save(disk, 20, big, cut_flat(big, 2))
-        assert "data-00000" in str(caught.value.filename)
-        assert newest_valid(checkpoints_at(disk)) == (path, []) and len(list_checkpoints(disk)) == 1
-    finally:
-        subprocess.run(["umount", str(disk)], check=mounted)
-
-
-def _mount(folder: Path) -> bool:
-    words: List[str] = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    try:
-        done = subprocess.run(words, stderr=subprocess.DEVNULL, check=False)
-    except FileNotFoundError:
-        pytest.skip("no mount here")
-    if done.returncode:
+    if not _mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", disk):
         pytest.skip("not allowed to mount a small disk here; the injected faults cover the same")
-    return True
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_says_so_and_keeps_what_is_there(small_disk: Path) -> None:
+    path = save(small_disk, 10, ARRAYS, cut_flat(ARRAYS, 2))
+    big = some_arrays(1, {"big": (400, 1000)})
+    with pytest.raises(RunFailed, match="a checkpoint needs 5 MiB, and 1 MiB are free; make room"):
+        require_room(small_disk, sum(array.nbytes for array in big.values()))
+    with pytest.raises(OSError, match="No space left") as caught:
+        save(small_disk, 20, big, cut_flat(big, 2))
+    assert "data-00000" in str(caught.value.filename)
+    assert newest_valid(checkpoints_at(small_disk)) == (path, []) and len(list_checkpoints(small_disk)) == 1
+    again = save(small_disk, 30, ARRAYS, cut_flat(ARRAYS, 2))
+    assert newest_valid(checkpoints_at(small_disk)) == (again, [])
+
+
+def test_a_read_only_disk_says_so_and_keeps_what_is_there(small_disk: Path) -> None:
+    path = save(small_disk, 10, ARRAYS, cut_flat(ARRAYS, 2))
+    assert _mount("-o", "remount,ro", small_disk)
+    with pytest.raises(OSError, match="Read-only file system"):
+        save(small_disk, 20, ARRAYS, cut_flat(ARRAYS, 2))
+    assert newest_valid(checkpoints_at(small_disk)) == (path, [])
+
+
+def _mount(*words: Any) -> bool:
+    try:
+        done = subprocess.run(["mount", *map(str, words)], stderr=subprocess.DEVNULL, check=False)
+    except FileNotFoundError:
+        return False
+    return done.returncode == 0
