@@ -1,0 +1,164 @@
+"""Checkpoints from any layout into any other: does the run go on as if nothing had happened?
+
+    mpirun -n 8 python -m tests.mpi.reshard            # all ordered pairs of the layouts below
+    mpirun -n 2 python -m tests.mpi.reshard --steps 2  # those that so many ranks can hold
+
+Each layout trains three iterations in float64 and saves; then each layout loads each of these checkpoints and trains
+on. All losses and all weights must be those of one rank that was never interrupted, and the same layout's bit for bit
+its own. A layout of fewer ranks runs on the first ranks of the world, while the others wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+import torch
+
+from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
+from fugaku_gpt.records.checkpoint import list_checkpoints
+from fugaku_gpt.records.checkpoint_keep import verify
+from fugaku_gpt.records.checkpoint_manifest import read_manifest
+from fugaku_gpt.training.checkpoint import Checkpoints
+from fugaku_gpt.training.resume import load
+from fugaku_gpt.training.trainer import Trainer
+from tests.support.text import ByteSamples
+from tests.support.tiny import tiny_config
+
+RUN = ("model.layers=4", "training.dtype=float64", "training.eps=1e-5")
+BEFORE = 3  # iterations before the checkpoint
+TOLERANCE = 1e-12
+# (ranks, settings); the vocabulary is padded otherwise where tp is another
+LAYOUTS: List[Tuple[int, Tuple[str, ...]]] = [
+    (1, ()),
+    (2, ("dp=2", "zero=1")),
+    (2, ("pp=2", "schedule=interleaved", "chunks=2")),
+    (3, ("pp=3", "split=[1,2,1]")),
+    (4, ("dp=2", "tp=2", "zero=1", "sequence_parallel=true", "order=dp,tp,pp")),
+    (4, ("dp=4", "zero=1", "hierarchical_sum=true")),
+    (6, ("tp=2", "pp=3", "schedule=gpipe")),
+    (8, ("dp=2", "tp=2", "pp=2", "zero=1", "schedule=interleaved", "chunks=2")),
+]
+
+
+class Curve(NamedTuple):
+    """Losses of some steps, and the weights after them, whole."""
+
+    losses: List[float]
+    weights: Dict[str, torch.Tensor]
+
+
+def trainer_of(world: Optional[Communicator], settings: Tuple[str, ...]) -> Trainer:
+    """The tiny run in a layout; without a world, on this rank alone. Nodes are of two ranks."""
+    per_file = ("checkpoint.ranks_per_file=3",) if len(settings) % 2 else ()
+    config = tiny_config(*RUN, *per_file, *(f"layout.{setting}" for setting in settings))
+    grid = ProcessGrid(world, config.layout, world.rank // 2) if world is not None else ProcessGrid.alone()
+    return Trainer(config, grid, ByteSamples(config.model.seq_len))
+
+
+def curve(trainer: Trainer, steps: int) -> Curve:
+    """Train on; the weights are those of this rank's stage."""
+    losses = [trainer.step().loss for _ in range(steps)]
+    return Curve(losses, whole(trainer))
+
+
+def whole(trainer: Trainer) -> Dict[str, torch.Tensor]:
+    """The logical tensors of this rank's stage, without padding; collective."""
+    flat, tp, found = trainer.buffers.parameters, trainer.grid.tp, {}
+    for placement in trainer.buffers.placements:
+        spec = placement.spec
+        part = flat[placement.part].view(spec.local_shape(tp.size)).clone()
+        if spec.tp_dim is not None:
+            parts = tp.all_gather(part)
+            part = torch.cat([parts[rank] for rank in range(tp.size)], dim=spec.tp_dim)
+        found[spec.name] = part[: spec.rows]
+    return found
+
+
+def difference(ours: Curve, judge: Curve) -> float:
+    """The largest of losses and weights, relative; no tensor's share of it counts below a thousandth of the others'."""
+    worst = max(abs(a / b - 1) for a, b in zip(ours.losses, judge.losses))
+    for name, tensor in ours.weights.items():
+        scale = max(float(judge.weights[name].abs().max()), 1e-3)
+        worst = max(worst, float((tensor - judge.weights[name]).abs().max()) / scale)
+    return worst
+
+
+def reshard(world: Communicator, folder: Path, steps: int) -> Tuple[int, float]:
+    """(pairs, largest difference); collective over the world.
+
+    Raises:
+        AssertionError: a pair differs by more than the tolerance, or the same layout at all.
+    """
+    fitting = [(ranks, settings) for ranks, settings in LAYOUTS if ranks <= world.size]
+    judge_run = trainer_of(None, ())
+    curve(judge_run, BEFORE)
+    judge = curve(judge_run, steps)
+    own: List[Optional[Curve]] = []
+    groups = [world.split(0 if world.rank < ranks else None, world.rank, f"first-{ranks}") for ranks, _ in fitting]
+    for index, (ranks, settings) in enumerate(fitting):
+        own.append(None)
+        if world.rank < ranks:
+            run = trainer_of(groups[index], settings)
+            curve(run, BEFORE)
+            checkpoints = Checkpoints(run, folder / str(index))
+            checkpoints.save({})
+            own[-1] = curve(run, steps)
+            checkpoints.finish()
+            assert checkpoints.saved_iteration == BEFORE
+        world.barrier()
+    worst, pairs = 0.0, 0
+    for source in range(len(fitting)):
+        path = list_checkpoints(folder / str(source))[0].path
+        assert world.rank > 0 or verify(path) == []
+        for index, (ranks, settings) in enumerate(fitting):
+            pairs += 1
+            if world.rank < ranks:
+                run = trainer_of(groups[index], settings)
+                assert load(run, path, read_manifest(path)) is None
+                assert (run.iteration, run.consumed_samples) == (BEFORE, BEFORE * 8)
+                found, expected = curve(run, steps), own[index]
+                off = difference(found, judge)
+                words = f"{fitting[source]} -> {fitting[index]}"
+                assert off <= TOLERANCE, f"{words}: {off:.1e}: {found.losses}, not {judge.losses}"
+                if source == index and expected is not None:
+                    equal = all(torch.equal(found.weights[name], expected.weights[name]) for name in found.weights)
+                    assert equal and found.losses == expected.losses, f"{words}: not the same to the last bit"
+                worst = max(worst, off)
+            world.barrier()
+    figure = torch.tensor([worst], dtype=torch.float64)
+    world.all_reduce(figure, "max")
+    return pairs, float(figure)
+
+
+def main() -> None:
+    """Run and report."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=5, help="iterations after each load")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    world = open_world()
+    folder = Path(world.broadcast_json(tempfile.mkdtemp(prefix="reshard-") if world.rank == 0 else ""))
+    began = time.monotonic()
+    try:
+        pairs, worst = reshard(world, folder, options.steps)
+    except BaseException as error:
+        print(f"rank {world.rank}: {type(error).__name__}: {error}", flush=True)
+        world.abort(1)
+        raise
+    finally:
+        if world.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+    if world.rank == 0:
+        print(
+            f"{pairs} ordered pairs of layouts on up to {world.size} ranks: {options.steps} steps after each load equal the "
+            f"uninterrupted run to {worst:.1e}; {time.monotonic() - began:.0f} s"
+        )
+
+
+if __name__ == "__main__":
+    main()
