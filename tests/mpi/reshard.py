@@ -155,8 +155,8 @@ def main() -> None:
             shutil.rmtree(folder, ignore_errors=True)
     if world.rank == 0:
         print(
-            f"{pairs} ordered pairs of layouts on up to {world.size} ranks: {options.steps} steps after each load equal the "
-            f"uninterrupted run to {worst:.1e}; {time.monotonic() - began:.0f} s"
+            f"{pairs} ordered pairs of layouts on up to {world.size} ranks: {options.steps} steps after each load "
+            f"equal the uninterrupted run to {worst:.1e}; {time.monotonic() - began:.0f} s"
         )
 
 
