@@ -48,3 +48,10 @@ def _mpirun(ranks: int, *arguments: str) -> str:
     output = done.stdout.decode("utf-8", "replace")
     assert done.returncode == 0, output
     return output
+
+
+@pytest.mark.parametrize("sums", ["flat", "node-first"])
+def test_ranks_may_leave_with_parameters_on_their_way(sums: str) -> None:
+    output = _mpirun(4, "-m", "tests.mpi.leave_early", sums)
+    assert f"4 ranks leave; node first: {sums == 'node-first'}; on their way: " in output
+    assert "on their way: 0" not in output and "Error" not in output, output

@@ -1,0 +1,95 @@
+"""How much of the replicas' communication computation hides, as the log's ``hidden communication`` says it.
+
+    .venv/bin/python benchmarks/overlap.py                    # two replicas, ZeRO 0 and 1
+    .venv/bin/python benchmarks/overlap.py --replicas 4 --steps 20 --set model.hidden=768
+
+One row for each stage of ZeRO, in milliseconds of a step on rank 0: what sums of gradients and gatherings of parameters
+take alone (replicas wait for each other first, and compute nothing meanwhile), and what they take of the rank's time in
+steps that compute meanwhile: calls between computations, and waiting, for messages or for a replica that is late. The
+share hidden is 1 - exposed / alone where it is largest: the last replica waits for nobody. On one machine a message is
+a copy by the ranks' own cores: calls that make it are exposed, and little can be hidden; that needs a network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import List, Optional
+
+from ranks import open_patient_world, run_ranks
+
+from fugaku_gpt.comm import Communicator, ProcessGrid
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.jobs.launcher import rank_from_environment
+from fugaku_gpt.training.startup import prepare_process
+from fugaku_gpt.training.trainer import Trainer
+
+MODEL = (
+    "model.layers=6",
+    "model.hidden=384",
+    "model.heads=6",
+    "model.seq_len=256",
+    "model.vocab_size=8192",
+    "training.micro_batch=2",
+    "training.bucket_mib=4",
+)
+MICRO_BATCHES = 2
+
+
+class _Random:
+    """Samples of random tokens."""
+
+    def __init__(self, shape: int, top: int) -> None:
+        self._shape, self._top = shape, top
+
+    def batch(self, first, count):  # type: ignore[no-untyped-def]
+        """[count, seq_len + 1] token ids."""
+        import numpy as np
+
+        return np.random.RandomState(first).randint(0, self._top, size=(count, self._shape), dtype="int64")
+
+
+def measure(world: Communicator, zero: int, steps: int, settings: List[str]) -> str:
+    """A row of the table. Collective."""
+    batch = f"training.global_batch={2 * MICRO_BATCHES * world.size}"
+    layout = (f"layout.dp={world.size}", f"layout.zero={zero}")
+    config = load_run_config(overrides=[*MODEL, batch, *layout, *settings])
+    shape = config.model
+    trainer = Trainer(config, ProcessGrid(world, config.layout), _Random(shape.seq_len + 1, shape.vocab_size))
+    for _ in range(2 + steps):  # a cold one, and one that is timed alone
+        trainer.step()
+    trainer.finish()
+    overlap = trainer.sum.overlap
+    kinds = [kind for kind in (overlap.sums, overlap.gathers) if kind is not None]
+    alone = [1e3 * (kind.alone_seconds or 0.0) for kind in kinds]
+    exposed = [1e3 * (kind.per_step or 0.0) for kind in kinds]
+    polled = 1e3 * overlap.sums.polled_seconds / overlap.sums.steps
+    figures = [alone[0], sum(alone[1:]), exposed[0], polled, sum(exposed[1:])]
+    return f"{zero:4}" + "".join(f"{figure:14.1f}" for figure in figures) + f"{overlap.read():10.2f}"
+
+
+def main(arguments: Optional[List[str]] = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=6, help="that overlap")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    options = parser.parse_args(arguments)
+    if options.replicas < 2:
+        parser.error(f"--replicas {options.replicas}: valid: 2 or more")
+    if rank_from_environment() is not None:
+        prepare_process(1)
+        world = open_patient_world()
+        for zero in (0, 1):
+            row = measure(world, zero, options.steps, options.settings)
+            if world.rank == 0:
+                print(row, flush=True)
+        return
+    heads = ("sums alone", "gath. alone", "sums exposed", "of it calls", "gath. exposed")
+    print(f"{'zero':4}" + "".join(f"{head:>14}" for head in heads) + f"{'hidden':>10}", flush=True)
+    for line in run_ranks(options.replicas, __file__, arguments if arguments is not None else sys.argv[1:]):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""``python -m tests.mpi.start 4 -m tests.mpi.leave_early [flat | node-first]``: train for a few steps and leave at
+once, with parameters of other replicas still on their way."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from fugaku_gpt.comm import ProcessGrid, open_world
+from fugaku_gpt.training.trainer import Trainer
+from tests.support.text import ByteSamples
+from tests.support.tiny import tiny_config
+
+STEPS = 3
+
+
+def main() -> None:
+    """Train and leave."""
+    torch.set_num_threads(1)
+    world = open_world()
+    by_nodes = sys.argv[1:] == ["node-first"]
+    config = tiny_config(f"layout.dp={world.size}", "layout.zero=1", f"layout.hierarchical_sum={by_nodes}")
+    grid = ProcessGrid(world, config.layout, world.rank // 2)
+    trainer = Trainer(config, grid, ByteSamples(config.model.seq_len))
+    for _ in range(STEPS):
+        trainer.step()
+    if world.rank == 0:
+        on_its_way = trainer._gather is not None and len(trainer._gather._pending)
+        print(
+            f"{world.size} ranks leave; node first: {grid.sum_facts['node_first']}; on their way: {on_its_way} buckets"
+        )
+
+
+if __name__ == "__main__":
+    main()
