@@ -1,44 +1,56 @@
 """Random layouts with random delays before MPI calls, on random ranks: does any of them hang, or draw another curve?
 
     mpirun -n 8 python -m tests.mpi.soak --layouts 20 --seed 1
+    mpirun -n 8 python -m tests.mpi.soak --replay layout.dp=8 training.dtype=float64 ...
 
-Each layout makes its own communicators, model and optimiser and trains three iterations; float64 losses are compared
-with those of one rank. A watchdog on each rank ends the job, with the Python stacks, when one layout takes longer than
-``--limit``; the layout is printed before it starts.
+Each layout makes its own communicators, model and optimiser, trains three iterations and validates. Losses, norms, what
+became of each step, and the loss of validation are compared with those of one rank; a layout is printed before it
+starts. A watchdog on each rank ends the job, with the Python stacks, when one layout takes longer than ``--limit``.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
+import math
 import os
 import random
+import shlex
+import sys
 import time
-from typing import List, Optional
+import traceback
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import compress
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
-from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
-from fugaku_gpt.config.schema import GRID_ORDERS, PIPELINE_SCHEDULES
+from fugaku_gpt.comm import Communicator, ProcessGrid, communicator, open_world
+from fugaku_gpt.layout.grid import coordinates_of
+from fugaku_gpt.training.health import DONE, SPIKE
 from fugaku_gpt.training.trainer import Trainer
+from tests.mpi.layouts import Drawn, draw_layouts, from_words
 from tests.support.text import ByteSamples
-from tests.support.tiny import tiny_config
 
 ITERATIONS = 3
-LAYERS = 8
-GLOBAL_BATCH = 24  # divides by 1, 2, 3, 4, 6 and 8 replicas
+SPOILT_ITERATION = 2
 LONGEST_DELAY_SECONDS = 0.01
-RUN = (f"model.layers={LAYERS}", f"training.global_batch={GLOBAL_BATCH}", "training.dtype=float64")
-TOLERANCE = 1e-11  # of float64 losses, relative
+# of losses and of norms, relative, from one rank's in the same precision
+TOLERANCE = {"float64": (1e-12, 1e-11), "float32": (1e-5, 1e-4), "bfloat16": (1e-3, 1e-2), "float16": (1e-3, 1e-2)}
+TOLERANCE_OF_ROUNDED_SUMS = (1e-3, 1e-2)  # where gradients are summed in bfloat16
 
 
 class Delayed(Communicator):
     """A communicator that now and then sleeps before a call, as a rank does that the system has put aside."""
 
     dice = random.Random()
+    made: List[Any] = []  # what MPI keeps of the communicators that were split off
 
     def split(self, color: Optional[int], key: int, name: str) -> "Communicator":
         part = super().split(color, key, name)
+        if part._handle is not None:
+            self.made.append(part._handle)
         return Delayed(part._handle, name, shares_cores=True)
 
     def _enter(
@@ -49,37 +61,87 @@ class Delayed(Communicator):
         return super()._enter(operation, tensor, waits, peer)
 
 
-def random_layout(dice: random.Random, ranks: int) -> List[str]:
-    """Settings of a valid run on so many ranks, drawn over every feature."""
-    tp = dice.choice([size for size in (1, 2, 4) if ranks % size == 0])
-    pp = dice.choice([size for size in (1, 2, 4, 8) if ranks // tp % size == 0])
-    schedule = dice.choice(PIPELINE_SCHEDULES)
-    chunks = dice.randint(1, LAYERS // pp) if schedule == "interleaved" else 1
-    dp = ranks // tp // pp
-    settings = {
-        "layout.dp": dp,
-        "layout.tp": tp,
-        "layout.pp": pp,
-        "layout.order": dice.choice(GRID_ORDERS),
-        "layout.schedule": schedule,
-        "layout.chunks": chunks,
-        "layout.zero": dice.randint(0, 1),
-        "layout.sequence_parallel": dice.random() < 0.5,
-        "training.recompute": dice.choice(["none", "selective", "full"]),
-        "training.micro_batch": dice.choice([size for size in (1, 2) if GLOBAL_BATCH % (size * dp) == 0]),
-        "training.bucket_mib": dice.choice([0.005, 0.02, 1]),
-        "training.dtype": dice.choice(["float64", "float64", "float64", "bfloat16"]),
-    }
-    return [f"{key}={value}" for key, value in settings.items()]
+@dataclass
+class Curve:
+    """What a run has shown.
+
+    Attributes:
+        losses: of each step, and the last one of validation.
+        norms: of the gradient of each step.
+        became: of each step: why it was left out, and the size of its batch.
+    """
+
+    losses: List[float] = field(default_factory=list)
+    norms: List[float] = field(default_factory=list)
+    became: List[Tuple[str, int, int]] = field(default_factory=list)
 
 
-def losses_of(grid: ProcessGrid, *settings: str) -> List[float]:
-    """Losses of a short run."""
-    config = tiny_config(*RUN, *settings)
-    trainer = Trainer(config, grid, ByteSamples(config.model.seq_len))
-    losses = [trainer.step().loss for _ in range(ITERATIONS)]
-    assert float(trainer.buffers.parameters.abs().sum()) > 0  # waits for what is still on its way
-    return losses
+def curve_of(drawn: Drawn, grid: ProcessGrid) -> Curve:
+    """A short run. Collective over the grid."""
+    config = drawn.config
+    samples = ByteSamples(config.model.seq_len)
+    trainer = Trainer(config, grid, samples, samples)
+    summed = trainer.sum.finish
+
+    def spoilt() -> None:
+        summed()
+        trainer.buffers.gradients.fill_(math.nan)
+
+    curve = Curve()
+    for iteration in range(1, ITERATIONS + 1):
+        spoils = iteration == SPOILT_ITERATION and grid.world.rank == drawn.spoilt_rank
+        trainer.sum.finish = spoilt if spoils else summed  # type: ignore[method-assign]
+        step = trainer.step()
+        curve.losses.append(step.loss)
+        curve.norms.append(step.grad_norm)
+        curve.became.append((step.left_out, step.samples, step.seq_len))
+    curve.losses.append(trainer.validate())
+    trainer.finish()
+    assert not communicator._OUTSTANDING, "messages that nobody waits for"
+    return curve
+
+
+@lru_cache(maxsize=None)
+def judge_of(drawn: Drawn) -> Curve:
+    """The curve of one rank."""
+    return curve_of(drawn, ProcessGrid.alone())
+
+
+def distance(drawn: Drawn, curve: Curve) -> Tuple[float, float]:
+    """The largest distances of a loss and of a norm from one rank's, relative.
+
+    Raises:
+        AssertionError: one is too large, or a step has become something else.
+    """
+    judge, training = judge_of(drawn.judge), drawn.config.training
+    assert curve.became == judge.became, f"steps became {curve.became}, one rank's {judge.became}"
+    done = [left_out in (DONE, SPIKE) for left_out, _, _ in judge.became]  # others have no norm to speak of
+    found = (
+        max(abs(ours / theirs - 1) for ours, theirs in zip(curve.losses, judge.losses)),
+        max([0.0] + [abs(ours / theirs - 1) for ours, theirs in compress(zip(curve.norms, judge.norms), done)]),
+    )
+    bounds = TOLERANCE[training.dtype]
+    if training.gradient_dtype == "bfloat16":
+        bounds = TOLERANCE_OF_ROUNDED_SUMS
+    assert all(value <= bound for value, bound in zip(found, bounds)), f"{found} from one rank: {curve}, {judge}"
+    return found
+
+
+def run(world: Delayed, drawn: Drawn) -> Tuple[float, float]:
+    """Train a layout on all ranks; on rank 0 its distance from one rank. Collective.
+
+    Raises:
+        AssertionError: see :func:`distance`; or ranks have seen different losses.
+    """
+    layout = drawn.config.layout
+    place = coordinates_of(world.rank, layout, layout.order)
+    grid = ProcessGrid(world, layout, place.dp // drawn.node_replicas if drawn.node_replicas is not None else None)
+    curve = curve_of(drawn, grid)
+    everywhere = world.all_gather(torch.tensor(curve.losses, dtype=torch.float64))
+    assert bool((everywhere == everywhere[0]).all()), f"ranks have seen different losses: {everywhere.tolist()}"
+    while Delayed.made:
+        Delayed.made.pop().Free()
+    return distance(drawn, curve) if world.rank == 0 else (0.0, 0.0)  # the others go on to the next layout
 
 
 def main() -> None:
@@ -88,28 +150,44 @@ def main() -> None:
     parser.add_argument("--layouts", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=120.0, help="seconds that one layout may take")
+    parser.add_argument("--replay", nargs="+", metavar="KEY=VALUE", help="run this layout alone")
     options = parser.parse_args()
+    faulthandler.dump_traceback_later(options.limit, exit=True)
     torch.set_num_threads(1)
     plain = open_world()
     Delayed.dice.seed(plain.rank + os.getpid())
     world = Delayed(plain._handle, "world", shares_cores=True)
-    dice = random.Random(options.seed)  # the same on every rank
-    judge = losses_of(ProcessGrid.alone())
-    for number in range(options.layouts):
-        settings = random_layout(dice, world.size)
+    if options.replay:
+        drawn = [from_words(options.replay)]
+    else:  # drawn once: all ranks run what rank 0 has drawn
+        words = [one.words for one in draw_layouts(world.size, options.layouts, options.seed)] if not world.rank else []
+        drawn = [from_words(one) for one in plain.broadcast_json(words)]
+    worst: Dict[str, Tuple[float, float]] = {}
+    for number, one in enumerate(drawn, start=1):
+        words = " ".join(one.words)
         if world.rank == 0:
-            print(f"layout {number + 1}/{options.layouts} on {world.size} ranks: {' '.join(settings)}", flush=True)
+            print(f"layout {number}/{len(drawn)} on {world.size} ranks: {words}", flush=True)
         faulthandler.dump_traceback_later(options.limit, exit=True)
-        layout = tiny_config(*RUN, *settings).layout
-        losses = losses_of(ProcessGrid(world, layout), *settings)
-        faulthandler.cancel_dump_traceback_later()
-        if "training.dtype=float64" in settings:
-            worst = max(abs(loss / judged - 1) for loss, judged in zip(losses, judge))
-            if worst > TOLERANCE:
-                raise SystemExit(f"losses {losses} differ from one rank's {judge} in {' '.join(settings)}")
-        world.barrier()
+        try:
+            dtype, found = one.config.training.dtype, run(world, one)
+        except BaseException:
+            alone = " ".join(map(shlex.quote, one.words))
+            print(
+                f"rank {world.rank}: {traceback.format_exc()}failed on {world.size} ranks: {words}\n"
+                f"alone: python -m tests.mpi.start {world.size} -m tests.mpi.soak --replay {alone}",
+                file=sys.stderr,
+                flush=True,
+            )
+            world.abort(1)
+            raise
+        before = worst.get(dtype, (0.0, 0.0))
+        worst[dtype] = (max(found[0], before[0]), max(found[1], before[1]))
+    faulthandler.dump_traceback_later(options.limit, exit=True)
+    world.barrier()
     if world.rank == 0:
-        print(f"{options.layouts} random layouts on {world.size} ranks: none hung, every curve is one rank's")
+        distances = ", ".join(f"{dtype} loss {loss:.1e} norm {norm:.1e}" for dtype, (loss, norm) in worst.items())
+        print(f"largest distance from one rank: {distances}")
+        print(f"{len(drawn)} random layouts on {world.size} ranks: none hung, every curve is one rank's")
 
 
 if __name__ == "__main__":
