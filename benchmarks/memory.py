@@ -1,4 +1,4 @@
-"""Peak memory of a rank: what ZeRO, recompute, sequence parallelism and bfloat16 save, beside what the formulas say.
+"""Peak memory of a rank: what ZeRO, recompute, sequence parallelism, 1F1B and bfloat16 save, beside the formulas.
 
     .venv/bin/python benchmarks/memory.py
     .venv/bin/python benchmarks/memory.py --set model.layers=4 --set model.hidden=256 --only zero
@@ -65,6 +65,12 @@ PAIRS = (
         (*_TWO, "training.recompute=selective"),
         ("tp=2", ()),
         ("tp=2, sequence parallel", ("layout.sequence_parallel=true",)),
+    ),
+    Pair(
+        "pipeline",
+        ("layout.pp=2", "training.global_batch=8"),
+        ("pp=2, gpipe, 8 micro-batches", ("layout.schedule=gpipe",)),
+        ("pp=2, 1f1b, 8 micro-batches", ()),
     ),
     Pair("bf16", _ONE, ("float32", ()), ("bfloat16", ("training.dtype=bfloat16",))),
 )

@@ -1,48 +1,143 @@
 """The matrix of layouts whose training is held equal to one rank's: what is switched on in each, as words.
 
-``tests/test_matrix.py`` proves that it has every pair of features that can meet, and the triples that matter most.
+``tests/test_matrix.py`` proves that it has every two features that can meet, and the triples that matter most.
 """
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, Tuple
+from typing import Dict, Iterator, List, Tuple
 
-from fugaku_gpt.config.schema import RECOMPUTE
+from fugaku_gpt.config import RunConfig
+from tests.support.tiny import tiny_config
 
 Words = Tuple[str, ...]
 BASE = ("model.layers=4", "training.warmup_iterations=1", "training.decay_iterations=5")
 MEANINGS: Dict[str, Words] = {
+    "zero": ("layout.zero=1",),
+    "sp": ("layout.sequence_parallel=true",),
+    "node-first": ("layout.hierarchical_sum=true",),
+    "gpipe": ("layout.schedule=gpipe",),
+    "interleaved": ("layout.schedule=interleaved", "layout.chunks=2"),
+    "selective": ("training.recompute=selective",),
+    "full": ("training.recompute=full",),
+    "bfloat16": ("training.dtype=bfloat16",),
+    "float16": ("training.dtype=float16",),
+    "sums=bfloat16": ("training.gradient_dtype=bfloat16",),
     "batch-ramp": ("training.ramp_start=4", "training.ramp_increment=4", "training.ramp_samples=8"),
-    "length-ramp": (
-        "training.seq_ramp_start=8",
-        "training.seq_ramp_increment=8",
-        "training.seq_ramp_iterations=4",
-    ),
+    "length-ramp": ("training.seq_ramp_start=8", "training.seq_ramp_increment=8", "training.seq_ramp_iterations=4"),
     "leave-samples": ("training.skip_samples=[3, 9-12]",),
-    "leave-step": ("training.non_finite=skip",),  # and the test makes one step not finite
-    "rollback": ("training.rollback_every=1", "training.spike_window=2", "training.spike_ratio=1.0005"),
+    "leave-step": ("training.non_finite=skip",),  # the test makes one step not finite
+    # the test makes a spike
+    "rollback": ("training.rollback_every=1", "training.spike_window=2", "training.spike_ratio=1.05"),
     "linear": ("training.lr_schedule=linear",),
     "constant": ("training.lr_schedule=constant",),
     "wsd": ("training.lr_schedule=wsd", "training.decay_fraction=0.5"),
-    "interleaved": ("layout.schedule=interleaved", "layout.chunks=2"),
-    "gpipe": ("layout.schedule=gpipe",),
-    "sp": ("layout.sequence_parallel=true",),
-    "zero": ("layout.zero=1",),
-    "node-first": ("layout.hierarchical_sum=true",),
-    **{kind: (f"training.recompute={kind}",) for kind in RECOMPUTE},
+    "no-attention-dropout": ("model.attention_dropout=0",),
 }
+_PREFIXES = {
+    "layers": "training.recompute_layers",
+    "budget": "training.recompute_budget_mib",
+    **{key: f"layout.{key}" for key in ("dp", "tp", "pp", "order", "split", "chunks")},
+}
+# of what is on one rank: the same training, kept whole
+_OF_LAYOUTS = ("layout.", "training.recompute", "training.gradient_dtype")
+
+# in float64 and in float32
+WIDE: List[str] = [
+    "",
+    "selective interleaved chunks=4",
+    "full zero",
+    "dp=2",
+    "dp=2 zero full",
+    "dp=2 selective constant",
+    "tp=2",
+    "tp=2 selective",
+    "tp=2 sp",
+    "tp=2 sp selective",
+    "tp=2 sp full layers=1 no-attention-dropout",
+    "pp=2 full",
+    "pp=2 gpipe split=[3,1] full",
+    "pp=2 interleaved selective",
+    "dp=4",
+    "dp=4 zero node-first",
+    "tp=4",
+    "tp=4 sp full",
+    "pp=4",
+    "pp=4 gpipe",
+    "dp=2 tp=2 zero sp full",
+    "dp=2 pp=2 zero interleaved selective order=pp,dp,tp",
+    "dp=2 pp=2 zero selective batch-ramp rollback linear",
+    "tp=2 pp=2 order=dp,pp,tp",
+    "tp=2 pp=2 sp interleaved full",
+    "tp=2 pp=2 sp gpipe selective",
+    "dp=8 node-first",
+    "dp=2 tp=4 zero sp selective",
+    "dp=2 pp=4 zero",
+    "tp=2 pp=4",
+    "tp=4 pp=2 sp full",
+    "dp=2 tp=2 pp=2",
+    "dp=2 tp=2 pp=2 order=dp,tp,pp zero sp interleaved selective length-ramp rollback",
+    "dp=2 tp=2 pp=2 order=pp,tp,dp zero sp full layers=1 batch-ramp length-ramp leave-samples leave-step rollback",
+    "dp=2 tp=2 pp=2 order=pp,dp,tp zero sp gpipe split=[3,1] selective budget=0.8 batch-ramp rollback wsd",
+    "dp=2 tp=2 pp=2 order=pp,tp,dp zero gpipe split=[3,1] selective layers=1 length-ramp leave-samples leave-step "
+    "rollback linear",
+    "dp=4 pp=2 zero node-first full layers=1 length-ramp leave-samples rollback wsd",
+    "dp=4 pp=2 zero node-first split=[3,1] selective budget=0.8 length-ramp leave-samples leave-step constant",
+    "dp=4 pp=2 node-first interleaved selective layers=1 batch-ramp length-ramp leave-samples leave-step rollback wsd",
+    "dp=4 pp=2 zero node-first gpipe split=[3,1] full budget=0.5 length-ramp leave-samples leave-step rollback",
+    "dp=4 pp=2 zero node-first gpipe full layers=1 batch-ramp length-ramp leave-samples rollback constant",
+    "dp=4 tp=2 zero sp node-first interleaved split=[3,1] full budget=0.15 batch-ramp length-ramp leave-samples "
+    "leave-step linear",
+    "dp=4 tp=2 order=tp,dp,pp zero sp node-first interleaved split=[3,1] full budget=0.3 batch-ramp leave-samples "
+    "leave-step rollback constant",
+]
+# beside one rank in the same type, and in float32
+NARROW: List[str] = [
+    "bfloat16",
+    "float16",
+    "dp=2 zero bfloat16",
+    "dp=2 zero float16 sums=bfloat16",
+    "tp=2 sp bfloat16",
+    "tp=2 sp float16",
+    "pp=2 interleaved selective bfloat16",
+    "pp=2 interleaved full bfloat16",
+    "pp=2 interleaved float16",
+    "dp=2 pp=2 float16",
+    "dp=2 pp=2 zero bfloat16 sums=bfloat16",
+    "dp=2 tp=2 zero sp float16 sums=bfloat16",
+    "tp=2 pp=2 gpipe bfloat16",
+    "tp=2 pp=2 sp interleaved full bfloat16",
+    "dp=2 tp=2 order=pp,dp,tp interleaved selective layers=1 bfloat16 sums=bfloat16 length-ramp leave-samples "
+    "leave-step rollback wsd",
+    "dp=2 tp=2 pp=2 zero sp bfloat16",
+    "dp=2 tp=2 pp=2 order=pp,tp,dp gpipe split=[3,1] selective layers=1 bfloat16 sums=bfloat16 leave-samples constant",
+    "dp=2 tp=2 pp=2 zero sp gpipe split=[3,1] full budget=0.15 bfloat16 sums=bfloat16 batch-ramp length-ramp "
+    "leave-samples",
+    "dp=2 tp=2 pp=2 order=tp,dp,pp zero sp interleaved full layers=1 float16 sums=bfloat16 length-ramp leave-samples "
+    "leave-step rollback wsd",
+    "dp=4 tp=2 zero sp selective float16 batch-ramp leave-samples leave-step rollback linear",
+    "dp=4 pp=2 order=pp,tp,dp zero node-first full budget=0.1 float16 sums=bfloat16 batch-ramp length-ramp",
+    "dp=4 pp=2 order=dp,pp,tp zero node-first gpipe split=[3,1] selective layers=1 float16 sums=bfloat16 batch-ramp "
+    "length-ramp rollback constant",
+    "dp=4 pp=2 order=pp,dp,tp zero node-first split=[3,1] selective layers=1 bfloat16 sums=bfloat16 batch-ramp "
+    "length-ramp leave-samples leave-step rollback linear",
+]
 
 
-def settings_of(words: Words) -> Iterator[str]:
-    """``key=value`` of some words: those above, ``dp=2`` and the like of the layout, ``layers=1`` and ``budget=0.4`` of
-    recomputing, the types."""
-    for word in words:
+def config_of(case: str, *more: str) -> RunConfig:
+    """The tiny run of a case, with more ``key=value``."""
+    return tiny_config(*BASE, *_settings(case), *more)
+
+
+def training_of(case: str) -> Words:
+    """The settings of a case that one rank has as well; no type, since it is judged by several."""
+    return tuple(setting for setting in _settings(case) if not setting.startswith((*_OF_LAYOUTS, "training.dtype")))
+
+
+def _settings(case: str) -> Iterator[str]:
+    for word in case.split():
         key, _, value = word.partition("=")
-        if key in MEANINGS:
-            yield from MEANINGS[key]
-        elif key in ("layers", "budget"):
-            yield f"training.recompute_{'layers' if key == 'layers' else 'budget_mib'}={value}"
-        elif key in ("dtype", "gradient_dtype", "micro_batch"):
-            yield f"training.{word}"
+        if word in MEANINGS:
+            yield from MEANINGS[word]
         else:
-            yield f"layout.{word}"
+            yield f"{_PREFIXES[key]}={value}"

@@ -149,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--layouts", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds that one layout may take")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds that one layout may take")
     parser.add_argument("--replay", nargs="+", metavar="KEY=VALUE", help="run this layout alone")
     options = parser.parse_args()
     faulthandler.dump_traceback_later(options.limit, exit=True)

@@ -2,63 +2,40 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import List, Tuple
+import math
+from typing import Tuple
 
 import pytest
 import torch
 
-from fugaku_gpt.comm import Communicator, ProcessGrid
-from fugaku_gpt.training.trainer import Step, Trainer
-from tests.support.text import ByteSamples
+from fugaku_gpt.comm import Communicator
+from fugaku_gpt.training.trainer import Trainer
+from tests.mpi import trained
+from tests.mpi.cases import BASE, NARROW, config_of, training_of
+from tests.mpi.trained import Trained, assert_same_steps, curve_distance, judge_of, largest_of_all, train
 from tests.support.tiny import tiny_config
 
-STEPS = 5
-# relative distance of losses and of norms: of a layout from one rank in the same type, and from one rank in float32.
-# Seen over all layouts below: 3e-4 and 1e-3 in bfloat16, 2e-5 and 1e-4 in float16 (1e-4 and 7e-4 with sums in bfloat16)
-BOUND = {"bfloat16": (1.5e-3, 1e-2), "float16": (5e-4, 5e-3)}
-LAYOUTS = {
-    1: [("zero=0",)],
-    2: [
-        ("dp=2", "zero=1"),
-        ("tp=2", "sequence_parallel=true"),
-        ("pp=2", "schedule=interleaved", "chunks=2"),
-    ],
-    4: [
-        ("dp=2", "pp=2", "zero=0"),
-        ("dp=2", "pp=2", "zero=1"),
-        ("dp=2", "tp=2", "zero=1", "sequence_parallel=true"),
-        ("tp=2", "pp=2", "schedule=gpipe"),
-    ],
-    8: [("dp=2", "tp=2", "pp=2", "zero=1", "sequence_parallel=true")],
+# relative distances of losses and of norms, and that of weights (see apart): from one rank in the same type, and from
+# one rank in float32
+BOUND = {
+    "bfloat16": {"loss": 1.5e-3, "validation": 1.5e-3, "norm": 1e-2, "weights": 0.2},
+    "float16": {"loss": 5e-4, "validation": 5e-4, "norm": 5e-3, "weights": 0.1},
 }
-CASES = [(ranks, layout) for ranks, layouts in LAYOUTS.items() for layout in layouts]
+RUN = (*BASE, "training.lr=5e-3")
 
 
-def trainer(world: Communicator, layout: Tuple[str, ...], *settings: str, alone: bool = False) -> Trainer:
-    config = tiny_config(
-        "model.layers=4", "training.micro_batch=2", "training.lr=5e-3", *(f"layout.{s}" for s in layout), *settings
-    )
-    samples = ByteSamples(config.model.seq_len)
-    return Trainer(config, ProcessGrid.alone() if alone else ProcessGrid(world, config.layout), samples, samples)
+def trainer(world: Communicator, layout: Tuple[str, ...], *settings: str) -> Trainer:
+    config = tiny_config(*RUN, "training.micro_batch=2", *(f"layout.{s}" for s in layout), *settings)
+    return trained.trainer_of(world, config)
 
 
-@lru_cache(maxsize=None)
-def judge_of(dtype: str) -> Tuple[List[Step], float]:
-    """Steps of one rank alone, and its loss of validation afterwards."""
-    run = trainer(Communicator.alone(), (), f"training.dtype={dtype}", alone=True)
-    return steps_of(run), run.validate()
-
-
-def steps_of(run: Trainer) -> List[Step]:
-    return [run.step() for _ in range(STEPS)]
-
-
-def distance(ours: List[Step], judge: List[Step]) -> Tuple[float, float]:
-    return (
-        max(abs(a.loss / b.loss - 1) for a, b in zip(ours, judge)),
-        max(abs(a.grad_norm / b.grad_norm - 1) for a, b in zip(ours, judge)),
-    )
+def apart(ours: Trained, judge: Trained) -> float:
+    """How far the weights of two runs are apart, in parts of how far they have gone: the root of the sum of squares."""
+    squares = [
+        sum(float((one[name].double() - other[name].double()).pow(2).sum()) for name in ours.weights)
+        for one, other in ((ours.weights, judge.weights), (judge.weights, judge.initial))
+    ]
+    return math.sqrt(squares[0] / squares[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -96,23 +73,20 @@ def test_messages_of_16_bits_arrive_as_they_were(world: Communicator) -> None:
         world.barrier()
 
 
-@pytest.mark.parametrize("sums", ["float32", "bfloat16"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case[1]))
-def test_layouts_in_16_bits_stay_near_one_rank_and_near_float32(
-    world: Communicator, case: Tuple[int, Tuple[str, ...]], dtype: str, sums: str
-) -> None:
-    ranks, layout = case
-    if ranks != world.size or (sums == "bfloat16" and "dp=2" not in layout):
-        pytest.skip("another number of ranks, or nothing to sum")
-    run = trainer(world, layout, f"training.dtype={dtype}", f"training.gradient_dtype={sums}")
-    ours = steps_of(run)
-    found = [distance(ours, judge_of(kind)[0]) for kind in (dtype, "float32")]
-    if world.rank == 0:
-        print(f"\n{dtype} {' '.join(layout)} sums {sums}: " + ", ".join(f"loss {a:.1e} norm {b:.1e}" for a, b in found))
-    for loss, norm in found:
-        assert loss <= BOUND[dtype][0] and norm <= BOUND[dtype][1]
-    assert run.validate() == pytest.approx(judge_of("float32")[1], rel=BOUND[dtype][0])
+@pytest.mark.parametrize("case", NARROW)
+def test_layouts_in_16_bits_stay_near_one_rank_and_near_float32(world: Communicator, case: str) -> None:
+    config = config_of(case, *RUN)
+    if config.layout.ranks != world.size:
+        pytest.skip("another number of ranks")
+    ours, dtype = train(trained.trainer_of(world, config)), config.training.dtype
+    for kind in (dtype, "float32"):
+        judge = judge_of(*RUN, *training_of(case), f"training.dtype={kind}")
+        assert_same_steps(ours, judge)
+        figures = largest_of_all(world, [*curve_distance(ours, judge), apart(ours, judge)])
+        found = dict(zip(("loss", "norm", "validation", "weights"), figures))
+        if world.rank == 0:
+            print(f"\n16 bits {case}, beside {kind}: " + " ".join(f"{name} {x:.1e}" for name, x in found.items()))
+        assert {name: x for name, x in found.items() if x > BOUND[dtype][name]} == {}
 
 
 def test_sums_in_bfloat16_of_float32_gradients_change_little_and_something(world: Communicator) -> None:
@@ -120,10 +94,10 @@ def test_sums_in_bfloat16_of_float32_gradients_change_little_and_something(world
         pytest.skip("two ranks")
     for zero in (0, 1):
         ours, judge = (
-            steps_of(trainer(world, ("dp=2", f"zero={zero}"), *settings))
+            train(trainer(world, ("dp=2", f"zero={zero}"), *settings))
             for settings in (("training.gradient_dtype=bfloat16",), ())
         )
-        loss, norm = distance(ours, judge)
+        loss, norm, _ = curve_distance(ours, judge)
         assert 0 < norm <= 4e-3 and loss <= 1e-3
 
 
