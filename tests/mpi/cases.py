@@ -21,7 +21,7 @@ MEANINGS: Dict[str, Words] = {
     "selective": ("training.recompute=selective",),
     "full": ("training.recompute=full",),
     "bfloat16": ("training.dtype=bfloat16",),
-    "float16": ("training.dtype=float16",),
+    "float16": ("training.dtype=float16", "training.loss_scale=256"),  # the default one overflows now and then
     "sums=bfloat16": ("training.gradient_dtype=bfloat16",),
     "batch-ramp": ("training.ramp_start=4", "training.ramp_increment=4", "training.ramp_samples=8"),
     "length-ramp": ("training.seq_ramp_start=8", "training.seq_ramp_increment=8", "training.seq_ramp_iterations=4"),

@@ -16,10 +16,10 @@ from tests.mpi.trained import Trained, assert_same_steps, curve_distance, judge_
 from tests.support.tiny import tiny_config
 
 # relative distances of losses and of norms, and that of weights (see apart): from one rank in the same type, and from
-# one rank in float32
+# one rank in float32. Seen over all cases: 7e-4, 5e-3 and 0.09 in bfloat16, 2e-4, 7e-4 and 0.02 in float16
 BOUND = {
     "bfloat16": {"loss": 1.5e-3, "validation": 1.5e-3, "norm": 1e-2, "weights": 0.2},
-    "float16": {"loss": 5e-4, "validation": 5e-4, "norm": 5e-3, "weights": 0.1},
+    "float16": {"loss": 5e-4, "validation": 5e-4, "norm": 5e-3, "weights": 0.05},
 }
 RUN = (*BASE, "training.lr=5e-3")
 
