@@ -1,0 +1,195 @@
+"""Kill a training run at random times, again and again: is it in the end the run that was never killed?
+
+    python -m tests.kills --kills 100 --seed 1
+
+A run of two ranks with asynchronous checkpoints is started with ``--resume auto``, and after a random time all of its
+processes are killed with SIGKILL, launcher included. What is left must always do to go on: no start may fail. When all
+kills are done, the run ends by itself, and its metrics must be those of a run that was never killed, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import psutil
+
+from fugaku_gpt.records.checkpoint import list_checkpoints
+from fugaku_gpt.records.checkpoint_keep import verify
+from fugaku_gpt.records.run import RunDirectory
+from tests.support.corpus import write_byte_corpus
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = (
+    "model.layers=2",
+    "model.hidden=64",
+    "model.heads=2",
+    "model.seq_len=32",
+    "model.vocab_size=256",
+    "model.dropout=0.1",
+    "training.global_batch=4",
+    "training.eval_interval=50",
+    "training.eval_batches=1",
+    "training.lr_schedule=constant",  # whatever the number of iterations
+    "layout.dp=2",
+    "layout.zero=1",
+    "node.threads_per_rank=1",
+    "checkpoint.interval=5",
+    "checkpoint.at_end=true",
+)
+_ENDLESS = 1_000_000  # iterations
+_MORE = 10  # iterations after the last kill
+_POLL_SECONDS = 0.02
+_START_SECONDS = 240.0  # until the first new line, on a machine with other things to do
+_KEYS = ("iteration", "loss", "grad_norm", "lr", "consumed_samples")
+
+
+class Killed:
+    """A run that is killed now and then."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.out = folder / "run"
+        self._folder = folder
+        self._corpus = write_byte_corpus(folder / "bytes")
+        self._dice = random.Random(seed)
+        self.kills_by_phase: Dict[str, int] = {}
+
+    def _words(self, out: Path, iterations: int) -> List[str]:
+        words = [sys.executable, "-m", "fugaku_gpt", "train", "--data", str(self._corpus), "--out", str(out)]
+        words += ["--ranks", "2", "--resume", "auto"]
+        for setting in (*SETTINGS, f"training.iterations={iterations}"):
+            words += ["--set", setting]
+        return words
+
+    def start_and_kill(self) -> None:
+        """Start, and kill at a random time: while it starts, while it loads, or while it trains and writes."""
+        before = self._lines()
+        with open(self._folder / "said.txt", "ab") as said:
+            process = subprocess.Popen(
+                self._words(self.out, _ENDLESS), stdout=said, stderr=said, cwd=ROOT, env=_environment()
+            )
+        try:
+            if self._dice.random() < 0.15:  # before it has come far
+                phase, until = "starting", time.monotonic() + 4.0 * self._dice.random()
+            else:
+                deadline = time.monotonic() + _START_SECONDS
+                while self._lines() <= before:
+                    assert process.poll() is None, f"it has ended by itself: {process.returncode}: {self.said()}"
+                    assert time.monotonic() < deadline, f"it does not begin: {self.said()}"
+                    time.sleep(_POLL_SECONDS)
+                phase, until = "training", time.monotonic() + 1.5 * self._dice.random()
+            while time.monotonic() < until and process.poll() is None:
+                time.sleep(_POLL_SECONDS / 10)
+            hidden = self.out / "checkpoints"
+            if hidden.is_dir() and any(name.startswith(".step-") for name in os.listdir(hidden)):
+                phase = "writing a checkpoint"
+        finally:
+            _kill_all(process, str(self.out))
+        self.kills_by_phase[phase] = self.kills_by_phase.get(phase, 0) + 1
+
+    def go_on(self, out: Path, iterations: int) -> None:
+        """Let a run come to its end."""
+        words = self._words(out, iterations)
+        done = subprocess.run(
+            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT, env=_environment(), check=False
+        )
+        assert done.returncode == 0, done.stdout.decode("utf-8", "replace")[-3000:]
+
+    def said(self) -> str:
+        """The last words of the runs that were killed."""
+        return (self._folder / "said.txt").read_text(encoding="utf-8", errors="replace")[-3000:]
+
+    def _lines(self) -> int:
+        try:
+            return (self.out / "metrics.jsonl").read_bytes().count(b"\n")
+        except FileNotFoundError:
+            return 0
+
+
+def curve(out: Path) -> Tuple[List[Any], List[Any]]:
+    """What must be equal to the last bit."""
+    directory = RunDirectory(out)
+    iterations = [tuple(line[key] for key in _KEYS) for line in directory.metrics("iteration")]
+    return iterations, [(line["iteration"], line["loss"]) for line in directory.metrics("validation")]
+
+
+def survives(folder: Path, kills: int, seed: int) -> str:
+    """Kill so many times and compare; a line of what happened.
+
+    Raises:
+        AssertionError: a start has failed, a checkpoint is torn, or the curve is another.
+    """
+    run = Killed(folder, seed)
+    for number in range(kills):
+        run.start_and_kill()
+        torn = {info.path.name: verify(info.path) for info in list_checkpoints(run.out / "checkpoints")}
+        assert not any(torn.values()), f"after kill {number + 1}: {torn}"
+        if (number + 1) % 10 == 0:
+            print(f"{number + 1} kills, at iteration {RunDirectory(run.out).last_iteration()}", flush=True)
+    iterations = RunDirectory(run.out).last_iteration() + _MORE
+    run.go_on(run.out, iterations)
+    judge = folder / "judge"
+    run.go_on(judge, iterations)
+    ours, theirs = curve(run.out), curve(judge)
+    assert len(theirs[0]) == iterations and ours == theirs, _first_difference(ours, theirs)
+    where = ", ".join(f"{count} while {phase}" for phase, count in sorted(run.kills_by_phase.items()))
+    return (
+        f"{kills} kills ({where}) in {iterations} iterations: always gone on, every checkpoint whole, and the curve is "
+        "the uninterrupted run's, bit for bit"
+    )
+
+
+def _first_difference(ours: Tuple[List[Any], List[Any]], theirs: Tuple[List[Any], List[Any]]) -> str:
+    for mine, other in zip(ours, theirs):
+        for one, two in zip(mine, other):
+            if one != two:
+                return f"{one}, but {two} in the run that was not killed"
+    return f"{[len(part) for part in ours]} lines, but {[len(part) for part in theirs]} in the run that was not killed"
+
+
+def _environment() -> Dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def _kill_all(process: "subprocess.Popen[bytes]", out: str) -> None:
+    """Kill whoever has the run directory among its words: who starts the ranks, the launcher, and the ranks."""
+    process.kill()
+    process.wait()
+    while True:
+        left = [other for other in psutil.process_iter() if out in _words_of(other)]
+        if not left:
+            return
+        for other in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                other.send_signal(signal.SIGKILL)
+        psutil.wait_procs(left, timeout=5.0)
+
+
+def _words_of(process: psutil.Process) -> List[str]:
+    try:
+        return [] if process.status() == psutil.STATUS_ZOMBIE else process.cmdline()
+    except psutil.Error:  # gone meanwhile, or another user's
+        return []
+
+
+def main() -> None:
+    """Run and report."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kills-") as folder:
+        print(survives(Path(folder), options.kills, options.seed), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Runs over several ranks that were saved and loaded are the runs that were not, bit for bit; and what one rank cannot
+write or read is known to all."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any, List, Tuple
+
+import pytest
+import torch
+
+from fugaku_gpt.comm import Communicator, ProcessGrid
+from fugaku_gpt.errors import RunFailed
+from fugaku_gpt.records import checkpoint_io
+from fugaku_gpt.records.checkpoint import list_checkpoints
+from fugaku_gpt.records.checkpoint_keep import verify
+from fugaku_gpt.records.checkpoint_manifest import read_manifest
+from fugaku_gpt.training.checkpoint import Checkpoints
+from fugaku_gpt.training.health import SPIKE
+from fugaku_gpt.training.resume import load
+from fugaku_gpt.training.run import run_loop
+from fugaku_gpt.training.trainer import Trainer
+from tests.support.text import ByteSamples
+from tests.support.tiny import tiny_config
+
+ROLLBACK = ("training.rollback_every=2", "training.spike_window=3", "training.spike_ratio=1.2", "training.lr=1e-2")
+RUNS: List[Tuple[int, Tuple[str, ...]]] = [
+    (2, ("layout.dp=2", "layout.zero=1", "training.dtype=bfloat16")),
+    (2, ("layout.dp=2", "checkpoint.ranks_per_file=2")),
+    (2, ("layout.tp=2", "layout.sequence_parallel=true")),
+    (2, ("layout.pp=2", "training.ramp_start=2", "training.ramp_increment=2", "training.ramp_samples=12")),
+    (4, ("layout.dp=2", "layout.pp=2", "layout.zero=1", *ROLLBACK)),
+    (4, ("layout.dp=2", "layout.tp=2", "layout.zero=1", "training.dtype=float16", "checkpoint.ranks_per_file=3")),
+    (4, ("layout.dp=4", "layout.zero=1", "layout.hierarchical_sum=true", "training.dtype=float64")),
+]
+
+
+def trainer(world: Communicator, *settings: str) -> Trainer:
+    config = tiny_config(*settings)
+    return Trainer(config, ProcessGrid(world, config.layout, world.rank // 2), ByteSamples(config.model.seq_len))
+
+
+@pytest.fixture
+def folder(world: Communicator, tmp_path: Path) -> Path:
+    """Rank 0's, on every rank."""
+    return Path(world.broadcast_json(str(tmp_path)))
+
+
+@pytest.mark.parametrize(("ranks", "settings"), RUNS, ids=[f"{ranks}-{'-'.join(s[:3])}" for ranks, s in RUNS])
+def test_two_resumes_in_a_row_are_the_run_bit_for_bit(
+    world: Communicator, folder: Path, ranks: int, settings: Tuple[str, ...]
+) -> None:
+    if world.size != ranks:
+        pytest.skip("another number of ranks")
+    judge, run = trainer(world, *settings), trainer(world, *settings)
+    for leg in range(3):
+        if leg:
+            checkpoints = Checkpoints(run, folder)
+            checkpoints.save({})
+            for _ in range(2):  # training goes on, and the checkpoint knows nothing of it
+                checkpoints.advance(run.step())
+            checkpoints.finish()
+            path = list_checkpoints(folder)[0].path
+            assert world.rank > 0 or verify(path) == []
+            run = trainer(world, *settings)
+            assert load(run, path, read_manifest(path)) is None
+        assert all(repr(run.step()) == repr(judge.step()) for _ in range(3 - leg))
+        assert torch.equal(run.buffers.parameters, judge.buffers.parameters)
+    if ROLLBACK[0] in settings:
+        for one in (run, judge):
+            one.buffers.parameters.mul_(10.0)
+        spike = run.step()
+        assert spike.left_out == SPIKE and spike == judge.step()
+    for ours, theirs in zip(run.storages(), judge.storages()):
+        assert (ours.kind, ours.first) == (theirs.kind, theirs.first) and torch.equal(ours.values, theirs.values)
+    assert run.state() == judge.state()
+
+
+def test_a_disk_that_is_full_for_one_rank_costs_all_of_them_that_checkpoint_only(
+    world: Communicator, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if world.size != 2:
+        pytest.skip("two ranks")
+    real, left = checkpoint_io.write_at, [1 if world.rank == 1 else 0]
+
+    def write_at(*arguments: Any) -> int:
+        if left[0]:
+            left[0] = 0
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*arguments)
+
+    monkeypatch.setattr(checkpoint_io, "write_at", write_at)
+    run = trainer(world, "layout.dp=2", "training.iterations=6", "checkpoint.interval=2")
+    checkpoints = Checkpoints(run, folder)
+    assert not run_loop(run, None, checkpoints)
+    assert [info.iteration for info in list_checkpoints(folder)] == [6, 4] and checkpoints.saved_iteration == 6
+    left[0] = 1 if world.rank == 1 else 0
+    with pytest.raises(RunFailed, match=r"iteration 6 could not be written: rank 1: .*No space left"):
+        checkpoints.save({}, wait=True)
+    world.barrier()
+    assert [info.iteration for info in list_checkpoints(folder)] == [6, 4]
+
+
+def test_one_rank_that_wants_to_stop_stops_all_after_the_same_step_with_a_checkpoint(
+    world: Communicator, folder: Path
+) -> None:
+    if world.size != 4:
+        pytest.skip("four ranks")
+    run = trainer(world, "layout.dp=2", "layout.pp=2", "training.iterations=9")
+    run.stop_wanted = lambda: world.rank == 2 and run.iteration == 2
+    assert run_loop(run, None, Checkpoints(run, folder))
+    assert run.iteration == 3 and [info.iteration for info in list_checkpoints(folder)] == [3]
+
+
+def test_damage_that_one_rank_meets_is_told_to_all(world: Communicator, folder: Path) -> None:
+    if world.size != 2:
+        pytest.skip("two ranks")
+    run = trainer(world, "layout.pp=2")
+    Checkpoints(run, folder).save({}, wait=True)
+    (info,) = list_checkpoints(folder)
+    if world.rank == 0:
+        content = bytearray((info.path / "data-000001.safetensors").read_bytes())
+        content[-3] ^= 1
+        (info.path / "data-000001.safetensors").write_bytes(content)
+    world.barrier()
+    problem = load(trainer(world, "layout.pp=2"), info.path, read_manifest(info.path))
+    assert problem is not None and problem.startswith("rank 1: ") and "data-000001.safetensors: damaged: " in problem
+
+
+def test_a_checkpoint_of_each_layout_goes_on_in_each_other(world: Communicator, folder: Path) -> None:
+    from tests.mpi.reshard import LAYOUTS, TOLERANCE, reshard
+
+    if world.size not in (2, 4):
+        pytest.skip("all pairs of eight ranks take long: `make soak`")
+    fitting = sum(ranks <= world.size for ranks, _ in LAYOUTS)
+    pairs, worst = reshard(world, folder, steps=2)
+    assert pairs == fitting**2 and worst <= TOLERANCE

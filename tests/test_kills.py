@@ -1,0 +1,11 @@
+"""A run that is killed again and again is in the end the run that was never killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.kills import survives
+
+
+def test_five_kills_cost_nothing_but_time(tmp_path: Path) -> None:
+    print(survives(tmp_path, kills=5, seed=3))
