@@ -81,6 +81,10 @@ soak: dev ## 500 random layouts on 1 to 8 ranks with random delays: does any han
 	@for seed in 1 2 3 4 5; do for part in 1:4 2:8 3:12 4:14 5:8 6:18 7:8 8:28; do \
 	  OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.mpi.start $${part%:*} \
 	  -m tests.mpi.soak --layouts $${part#*:} --seed $$seed || exit 1; done; done
+	@echo "checkpoints of 8 layouts, each into each:"
+	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.mpi.start 8 -m tests.mpi.reshard
+	@echo "a run that is killed 100 times:"
+	@PYTHONPATH=. $(BIN)/python -m tests.kills --kills 100
 
 # Training and parity on older builds. They need Python 3.8; where there is none, that is said, loudly.
 OLD_TESTS := $(wildcard $(addprefix tests/,comm data layout model parallel training test_compat.py test_mpi.py))
