@@ -12,6 +12,7 @@ import pytest
 
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.errors import EXIT_FINDINGS
+from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.simulator.session import Simulator
 from tests.support import slurm
 from tests.support.corpus import write_byte_corpus
@@ -124,6 +125,7 @@ def test_a_job_goes_through_real_slurm(cluster: Path, corpus: Path, tmp_path: Pa
     assert row["nodes"] == 2
     hosts = json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"]
     assert len(hosts) == 2
+    train_in_a_chain(capsys, corpus, tmp_path / "chain", *settings)
     long = [*settings, "training.iterations=100000", "training.log_interval=50"]
     assert run(["job", "submit", *words_of(corpus, *long), "--out", str(tmp_path / "long"), "--yes"]) == 0
     until(lambda: (tmp_path / "long" / "metrics.jsonl").exists())
@@ -134,6 +136,49 @@ def test_a_job_goes_through_real_slurm(cluster: Path, corpus: Path, tmp_path: Pa
 
 def test_a_job_goes_through_this_machines_queue(local_queue: None, corpus: Path, tmp_path: Path, capsys: Said) -> None:
     train_and_collect(capsys, corpus, tmp_path / "run", "job.scheduler=local", "job.volumes=[]")
+
+
+# the time limit is so near that each link stops after its first iteration, however fast this machine is
+THREE_LINKS = ["job.chain=3", "training.iterations=3", "job.elapse=10:00", "job.stop_margin=9:59"]
+
+
+def train_in_a_chain(capsys: Said, corpus: Path, out: Path, *settings: str) -> None:
+    """Three links, each going on where the one before has stopped, draw the curve of a run that was not interrupted."""
+    assert run(["train", *words_of(corpus, "training.iterations=3"), "--ranks", "2", "--out", str(out / "whole")]) == 0
+    chained = out / "chained"
+    assert run(["job", "submit", *words_of(corpus, *THREE_LINKS, *settings), "--out", str(chained), "--yes"]) == 0
+    deadline = time.monotonic() + 3 * LONGEST_SECONDS
+    while True:
+        (row,) = read(capsys, "job", "status", str(chained))
+        if row["status"]:
+            break
+        assert time.monotonic() < deadline, row
+        time.sleep(0.3)
+    assert row["status"] == "ok", (row, sorted(path.name for path in chained.iterdir()))
+    codes = [json.loads(path.read_text())["exit_code"] for path in sorted((chained / "exit").glob("*.json"))]
+    assert codes == [75, 75, 0]
+    for number, limit in ((1, 1), (2, 2)):
+        stopped = json.loads((chained / f"result.{number}.json").read_text())
+        assert (stopped["status"], stopped["iterations"]) == ("interrupted", limit)
+        assert "0:09:59 before the time limit of 0:10:00" in stopped["reason"]
+    for kind in ("iteration", "validation"):
+        losses = [[line["loss"] for line in RunDirectory(out / one).metrics(kind)] for one in ("whole", "chained")]
+        assert losses[0] == losses[1] and len(losses[0]) == 3
+
+
+def test_a_chain_resumes_by_itself_in_the_simulated_pjm(
+    simulated_pjm: Simulator,  # noqa: F811
+    corpus: Path,
+    tmp_path: Path,
+    capsys: Said,
+) -> None:
+    train_in_a_chain(capsys, corpus, tmp_path, "job.scheduler=pjm")
+
+
+def test_a_chain_resumes_by_itself_in_this_machines_queue(
+    local_queue: None, corpus: Path, tmp_path: Path, capsys: Said
+) -> None:
+    train_in_a_chain(capsys, corpus, tmp_path, "job.scheduler=local", "job.volumes=[]")
 
 
 def test_a_sweep_goes_through_the_simulated_pjm(

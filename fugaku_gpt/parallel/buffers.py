@@ -53,6 +53,11 @@ class Run:
     gradients: torch.Tensor
 
 
+def nbytes(*tensors: torch.Tensor) -> int:
+    """Memory of some tensors' elements."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 class FlatBuffers:
     """The flat parameters and gradients of a rank. Gaps from alignment hold zeros.
 
@@ -103,6 +108,11 @@ class FlatBuffers:
 
         node.register_hook(add)
         self._nodes.append(node)
+
+    @property
+    def bytes(self) -> Tuple[int, int]:
+        """Of memory that parameters and gradients take; waits for nothing."""
+        return nbytes(self._parameters), nbytes(self.gradients)
 
     @property
     def parameters(self) -> torch.Tensor:

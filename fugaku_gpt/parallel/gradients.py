@@ -19,7 +19,7 @@ from fugaku_gpt.comm.communicator import Pending
 from fugaku_gpt.comm.node_first import Chain, NodeFirst
 from fugaku_gpt.layout.sequence import runs_alone
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
-from fugaku_gpt.parallel.buffers import FlatBuffers, accumulation_of
+from fugaku_gpt.parallel.buffers import FlatBuffers, accumulation_of, nbytes
 from fugaku_gpt.parallel.overlap import Overlap
 
 # tensors that a piece reads itself, right after it has called this part: no call of their own shows it
@@ -76,6 +76,11 @@ class GradientSum:
         self._steps = 0
         self._alone = False
         self.overlap = Overlap(grid.dp, sharded)
+
+    @property
+    def bytes(self) -> int:
+        """Of memory in which sums travel, beside the gradients themselves."""
+        return nbytes(self._rounded) if self._rounded is not None else 0
 
     def begin(self) -> None:
         """A step begins: no gradient is finished."""

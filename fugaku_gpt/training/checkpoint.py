@@ -20,6 +20,7 @@ from fugaku_gpt.config import RunConfig, config_values
 from fugaku_gpt.errors import FugakuGptError, RunFailed
 from fugaku_gpt.layout.grid import coordinates_of
 from fugaku_gpt.layout.shards import logical_shapes, written
+from fugaku_gpt.parallel.buffers import nbytes
 from fugaku_gpt.records.checkpoint import abandon, begin, clean_leftovers, commit, require_room
 from fugaku_gpt.records.checkpoint_file import Entry, FilePlan, file_name, plan_file, write_pieces
 from fugaku_gpt.records.checkpoint_keep import retain
@@ -203,6 +204,11 @@ class Checkpoints:
         self._save: Optional[_Save] = None
         self.saved_iteration: Optional[int] = None  # of the last one that went well
         trainer.saving = self._progress
+
+    @property
+    def copy_bytes(self) -> int:
+        """Memory of this rank's copies of what it saves; asks nobody, from any thread."""
+        return sum(nbytes(*(source.copies or ())) for source in list(self._sources.values()))
 
     def due(self, iteration: int) -> bool:
         """Whether a checkpoint is to be begun after an iteration."""

@@ -67,7 +67,6 @@ def _record(
         rank=None if alike else world.rank,
         node="" if alike else socket.gethostname(),
         exception=named,
-        last_checkpoint=directory.last_checkpoint(),
     )
     print("\n".join(failure_lines(result)), file=sys.stderr, flush=True)
     directory.write_result(result, replace=False)
@@ -82,4 +81,12 @@ def result_of(directory: RunDirectory, config: Optional[RunConfig], status: str,
     """How the run ends now, with the figures of its lines where ``config`` is given."""
     lines = directory.metrics("iteration")
     summary = summarise(config, lines, directory.metrics("validation")) if config is not None else {}
-    return Result(status, reason, started, time.time(), lines[-1]["iteration"] if lines else 0, summary)
+    return Result(
+        status,
+        reason,
+        started,
+        time.time(),
+        lines[-1]["iteration"] if lines else 0,
+        summary,
+        last_checkpoint=directory.last_checkpoint(),
+    )

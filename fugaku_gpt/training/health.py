@@ -14,7 +14,7 @@ import torch
 
 from fugaku_gpt.config import TrainingConfig
 from fugaku_gpt.errors import RunFailed
-from fugaku_gpt.parallel.buffers import Run
+from fugaku_gpt.parallel.buffers import Run, nbytes
 
 DONE, NOT_FINITE, OVERFLOW, SPIKE = "", "not finite", "overflow", "spike"  # what became of a step
 
@@ -222,7 +222,7 @@ class StateCopy:
     @property
     def bytes(self) -> int:
         """Of memory that it takes."""
-        return sum(copy.numel() * copy.element_size() for kept in self.tensors for copy in kept)
+        return nbytes(*(copy for kept in self.tensors for copy in kept))
 
     def _live(self) -> List[Tuple[torch.Tensor, ...]]:
         return [(run.parameters, *moments) for run, moments in zip(self._runs, self._optimizer.moments)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -19,6 +20,7 @@ from fugaku_gpt.training.binding import bind
 from fugaku_gpt.training.checkpoint import Checkpoints
 from fugaku_gpt.training.failure import end_badly, result_of
 from fugaku_gpt.training.log import TrainingLog
+from fugaku_gpt.training.memory_guard import MemoryGuard, processes_of_node
 from fugaku_gpt.training.meter import Meter
 from fugaku_gpt.training.resume import Found, build_of, go_on, look, other_build, share
 from fugaku_gpt.training.startup import (
@@ -29,6 +31,7 @@ from fugaku_gpt.training.startup import (
     prepare_process,
     together,
 )
+from fugaku_gpt.training.stopping import Stop
 from fugaku_gpt.training.trainer import Step, Trainer
 
 
@@ -55,7 +58,9 @@ def train(
     started = time.time()
     world = open_world(threads=threads)
     directory: Optional[RunDirectory] = None
+    watching = contextlib.ExitStack()  # for signals, and for memory that runs out
     try:
+        stop = watching.enter_context(Stop.of_job(config.job))
         _check_ranks(config, world)
         process = {**bind(world, config.node.bind, threads), **prepare_process(threads)}
         together(world, lambda: check_precision(config))
@@ -73,6 +78,10 @@ def train(
         directory = _create_directory(config, out, world, found.takes_over)
         if announce is not None:
             announce(directory.path)
+        guard = None
+        if config.node.memory_guard:
+            guard = MemoryGuard(directory, world.rank, processes_of_node(world), config.node)
+            watching.enter_context(guard)
         if config.node.flight_recorder:
             world = open_world(directory.flight_dir, threads)
         grid = ProcessGrid(world, config.layout)
@@ -89,14 +98,19 @@ def train(
                 log.resumed(0, None)
                 log.say("there is no checkpoint yet: the run begins anew")
         trainer = Trainer(config, grid, train_samples, valid_samples)
+        trainer.stop_wanted = stop.wanted
         build = build_of(environment) if world.rank == 0 else {}
         state = _resume(trainer, found, log, build) if found.candidates else {}
         checkpoints = Checkpoints(trainer, directory.checkpoints_dir, log, train_samples.fingerprint, build)
+        if guard is not None:
+            guard.tell(lambda: {**trainer.held_bytes(), "copy for checkpoints": checkpoints.copy_bytes})
         stopped = run_loop(trainer, log, checkpoints, state.get("validation_loss"))
         trainer.finish()
         if stopped:
-            if world.rank == 0:
-                reason = f"stopped: after iteration {trainer.iteration}"
+            reason = stop.agreed_reason(world)
+            if log is not None:
+                reason = f"stopped: {reason}, after iteration {trainer.iteration}"
+                log.say(f"{reason}; to be resumed from {directory.last_checkpoint()}")
                 directory.write_result(result_of(directory, config, INTERRUPTED, reason, started), replace=False)
             return EXIT_RESUME
         if world.rank == 0:
@@ -107,6 +121,8 @@ def train(
             raise  # every rank has the same, and none waits
         end_badly(directory, world, started, error, kept=announce is not None)
         return EXIT_RUN_FAILED
+    finally:
+        watching.close()
 
 
 def _check_ranks(config: RunConfig, world: Communicator) -> None:

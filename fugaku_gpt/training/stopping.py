@@ -17,8 +17,9 @@ from types import FrameType
 from typing import Any, Deque, Dict, List, Optional, Tuple
 
 from fugaku_gpt.comm import Communicator
+from fugaku_gpt.config.schema import JobConfig
 from fugaku_gpt.config.values import format_duration
-from fugaku_gpt.machine.job_limit import JobLimit
+from fugaku_gpt.machine.job_limit import JobLimit, job_limit
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _AT_ONCE = (signal.SIGTERM, signal.SIGINT)  # these, once a stop is under way
@@ -59,6 +60,12 @@ class Stop:
         self._former_descriptor = -1
         self._thread: Optional[threading.Thread] = None
         self._over = threading.Event()
+
+    @classmethod
+    def of_job(cls, job: JobConfig) -> Stop:
+        """By the limit of the job that this process is in."""
+        limit = job_limit(job)
+        return cls(limit, limit.margin(job.stop_margin) if limit is not None else 0.0)
 
     def wanted(self) -> bool:
         """Whether the run should stop after this step. To be asked once at the end of each step: the time between is

@@ -18,7 +18,7 @@ from fugaku_gpt.layout.flat import is_sharded, shards_of
 from fugaku_gpt.layout.schedules import schedule
 from fugaku_gpt.layout.stages import chunks_of, stage_tensors
 from fugaku_gpt.model import build_stage, named_parameters, recompute_of
-from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights
+from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights, nbytes
 from fugaku_gpt.parallel.gradients import GradientSum, ParameterGather, counted_here
 from fugaku_gpt.parallel.pipeline import Pipeline
 from fugaku_gpt.records.flight import FINISHED, FORWARD, OPTIMISER, SUMS, VALIDATION
@@ -276,6 +276,18 @@ class Trainer:
     def copy_bytes(self) -> int:
         """Memory of the copy to which a loss spike returns, on this rank; 0 while there is none."""
         return self._copy.bytes
+
+    def held_bytes(self) -> Dict[str, int]:
+        """Memory of what lasts from step to step on this rank, by what it is for; asks nobody, from any thread."""
+        parameters, gradients = self.buffers.bytes
+        masters = nbytes(self.masters.values) if self.masters is not None else 0
+        return {
+            "weights": parameters + masters,
+            "gradients": gradients,
+            "optimiser": nbytes(*(moment for moments in self._optimizer.moments for moment in moments)),
+            "copy for loss spikes": self.copy_bytes,
+            "communication buffers": self.sum.bytes,
+        }
 
     def _keep_copy(self, verdict: str) -> None:
         """Keep a copy where one is due; before the first step there is nothing worth it, and after a return it is what

@@ -66,7 +66,7 @@ export SAID='it'"'"'s $(date) `id` "so" ; rm -rf ~ & ÄÖ雪'
 # `train --ranks` finds this machine's mpirun, and what is to be preloaded into the ranks
 python=/opt/torch/bin/python3
 out=.
-train=("$python" -m fugaku_gpt train config.yaml --out "$out" --ranks 2)
+train=("$python" -m fugaku_gpt train config.yaml --out "$out" --resume auto --ranks 2)
 
 run "${train[@]}"
 code=$?

@@ -71,7 +71,7 @@ run tar -xf torch.tar -C "$local_tmp" || exit
 # `train --ranks` finds this machine's mpirun, and what is to be preloaded into the ranks
 python="$local_tmp"/torch-1.10/bin/python3
 out=.
-train=("$python" -m fugaku_gpt train config.yaml --out "$out" --ranks 2)
+train=("$python" -m fugaku_gpt train config.yaml --out "$out" --resume auto --ranks 2)
 
 run "${train[@]}"
 code=$?

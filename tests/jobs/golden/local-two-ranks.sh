@@ -62,7 +62,7 @@ trap 'told_to_stop XCPU 152' XCPU
 # `train --ranks` finds this machine's mpirun, and what is to be preloaded into the ranks
 python=/opt/torch/bin/python3
 out=.
-train=("$python" -m fugaku_gpt train config.yaml --out "$out" --ranks 2)
+train=("$python" -m fugaku_gpt train config.yaml --out "$out" --resume auto --ranks 2)
 
 run "${train[@]}"
 code=$?

@@ -91,7 +91,7 @@ launch=(mpiexec -n 4
   -stdout-proc './output.%j/%m/%/1000r/stdout' -stderr-proc './output.%j/%m/%/1000r/stderr')
 python=/home/apps/torch-1.10/bin/python3
 out=.
-train=("$python" -m fugaku_gpt train config.yaml --set node.threads_per_rank=12 --out "$out")
+train=("$python" -m fugaku_gpt train config.yaml --set node.threads_per_rank=12 --out "$out" --resume auto)
 
 run "${launch[@]}" "${train[@]}"
 code=$?

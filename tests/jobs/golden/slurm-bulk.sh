@@ -75,7 +75,7 @@ trap 'told_to_stop XCPU 152' XCPU
 launch=(srun --export=ALL --kill-on-bad-exit=1)
 python=/opt/torch/bin/python3
 out=repeat-"${SLURM_ARRAY_TASK_ID:-0}" # every sub-job is a repeat, in a folder of its own
-train=("$python" -m fugaku_gpt train config.yaml --out "$out")
+train=("$python" -m fugaku_gpt train config.yaml --out "$out" --resume auto)
 
 run "${launch[@]}" "${train[@]}"
 code=$?

@@ -83,7 +83,7 @@ fi
 launch=(srun --export=ALL --kill-on-bad-exit=1)
 python=/opt/torch/bin/python3
 out=.
-train=("$python" -m fugaku_gpt train config.yaml --out "$out")
+train=("$python" -m fugaku_gpt train config.yaml --out "$out" --resume auto)
 
 run "${launch[@]}" "${train[@]}"
 code=$?

@@ -136,7 +136,7 @@ run srun --export=ALL --nodes=13824 --ntasks=13824 --ntasks-per-node=1 bash -c \
 launch=(srun --export=ALL --kill-on-bad-exit=1 --cpus-per-task=12 --cpu-freq=2000000 --distribution=block)
 python="$local_tmp"/torch-1.10/bin/python3
 out=.
-train=("$python" -m fugaku_gpt train config.yaml --set node.threads_per_rank=12 --out "$out")
+train=("$python" -m fugaku_gpt train config.yaml --set node.threads_per_rank=12 --out "$out" --resume auto)
 preload=(env LD_PRELOAD=libtcmalloc.so:/vol0004/lib/libmy.so"${LD_PRELOAD:+:$LD_PRELOAD}")
 
 run "${launch[@]}" "${preload[@]}" "${train[@]}"

@@ -76,7 +76,7 @@ export SAID='it'"'"'s $(date) `id` "so" ; rm -rf ~ & ÄÖ雪'
 launch=(srun --export=ALL --kill-on-bad-exit=1)
 python=/opt/torch/bin/python3
 out=.
-train=("$python" -m fugaku_gpt train config.yaml --out "$out")
+train=("$python" -m fugaku_gpt train config.yaml --out "$out" --resume auto)
 
 run "${launch[@]}" "${train[@]}"
 code=$?

@@ -82,7 +82,7 @@ export OMP_NUM_THREADS=12
 launch=(srun --export=ALL --kill-on-bad-exit=1 --cpus-per-task=12)
 python=/opt/torch/bin/python3
 out=.
-train=("$python" -m fugaku_gpt train config.yaml --set node.threads_per_rank=12 --out "$out")
+train=("$python" -m fugaku_gpt train config.yaml --set node.threads_per_rank=12 --out "$out" --resume auto)
 preload=(env LD_PRELOAD=libtcmalloc.so"${LD_PRELOAD:+:$LD_PRELOAD}")
 
 run "${launch[@]}" "${preload[@]}" "${train[@]}"
