@@ -210,6 +210,11 @@ class Checkpoints:
         """Memory of this rank's copies of what it saves; asks nobody, from any thread."""
         return sum(nbytes(*(source.copies or ())) for source in list(self._sources.values()))
 
+    @property
+    def on_its_way(self) -> Optional[int]:
+        """The iteration of the checkpoint that is being written, if one is."""
+        return self._save.iteration if self._save is not None else None
+
     def due(self, iteration: int) -> bool:
         """Whether a checkpoint is to be begun after an iteration."""
         return self._settings.interval is not None and iteration % self._settings.interval == 0

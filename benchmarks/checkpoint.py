@@ -1,0 +1,173 @@
+"""What checkpoints cost: how long training stands still, how long writing takes beside it, and how long loading.
+
+    .venv/bin/python benchmarks/checkpoint.py --folder /a/disk          # 124M on two ranks, ZeRO 0 and 1
+    .venv/bin/python benchmarks/checkpoint.py --preset tiny --ranks 1
+
+One row for each way of saving. ``stall``: seconds for which a step's end waited, of the slowest rank; with
+``asynchronous`` the copy in memory (the first one touches that memory, and is not counted), otherwise all of it.
+``write``: until the slowest rank's data is on the disk. ``slower``: what the steps meanwhile took longer than others,
+since writing takes time from the ranks' cores. ``load``: reading back on all ranks, check sums compared, with the data
+out of the kernel's cache. MB are 10^6 bytes of the whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, List, Optional
+
+from ranks import open_patient_world, run_ranks
+
+from fugaku_gpt.comm import Communicator, ProcessGrid
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.jobs.launcher import rank_from_environment
+from fugaku_gpt.records.checkpoint import list_checkpoints
+from fugaku_gpt.records.checkpoint_manifest import read_manifest
+from fugaku_gpt.training.checkpoint import Checkpoints
+from fugaku_gpt.training.resume import load
+from fugaku_gpt.training.startup import prepare_process
+from fugaku_gpt.training.trainer import Trainer
+
+HEAD = f"{'zero':>4} {'way':>12} {'MB':>8} {'stall s':>8} {'MB/s':>8} {'write s':>8} {'MB/s':>8} {'slower s':>8} "
+HEAD += f"{'load s':>8} {'MB/s':>8} {'step s':>8}"
+
+
+class _Random:
+    """Samples of random tokens."""
+
+    def __init__(self, length: int, top: int) -> None:
+        self._length, self._top = length, top
+
+    def batch(self, first: int, count: int) -> Any:
+        """[count, length] token ids."""
+        import numpy as np
+
+        return np.random.RandomState(first).randint(0, self._top, size=(count, self._length), dtype="int64")
+
+
+class _Log:
+    """Keeps what rank 0 would log of a checkpoint."""
+
+    size, write_seconds = 0, 0.0
+
+    def checkpoint(self, _iteration: int, _name: str, size: int, _ranks: int, _stall: float, seconds: float) -> None:
+        """A checkpoint that is there now."""
+        self.size, self.write_seconds = size, seconds
+
+    def no_checkpoint(self, iteration: int, error: str) -> None:
+        """One that could not be written."""
+        raise SystemExit(f"checkpoint of iteration {iteration}: {error}")
+
+    def say(self, line: str) -> None:
+        """A line for the reader."""
+        print(line, flush=True)
+
+
+def measure(world: Communicator, zero: int, way: str, folder: Path, options: argparse.Namespace) -> str:
+    """A row of the table, of medians; collective."""
+    layout = [f"layout.dp={world.size}", f"layout.zero={zero}", f"training.global_batch={world.size}"]
+    layout.append(f"checkpoint.asynchronous={str(way == 'asynchronous').lower()}")
+    config = load_run_config(preset=options.preset, overrides=["training.micro_batch=1", *layout, *options.settings])
+    samples = _Random(config.model.seq_len + 1, config.model.vocab_size)
+    trainer = Trainer(config, ProcessGrid(world, config.layout), samples)
+    log = _Log()
+    checkpoints = Checkpoints(trainer, folder, log if world.rank == 0 else None)  # type: ignore[arg-type]  # all it asks
+
+    def step() -> float:
+        before = time.perf_counter()
+        checkpoints.advance(trainer.step())
+        return _slowest(world, time.perf_counter() - before)
+
+    step()  # a cold one, whose sums do not overlap
+    steps = [step() for _ in range(options.steps)]
+    usual = statistics.median(steps)
+    stalls, writes, slower = [], [], []
+    for save in range(options.saves + 1):
+        world.barrier()
+        before = time.perf_counter()
+        checkpoints.save({})
+        stall, late = _slowest(world, time.perf_counter() - before), 0.0
+        while checkpoints.on_its_way is not None:
+            late += step() - usual
+        checkpoints.finish()
+        if save:  # the first one touches the memory of the copy
+            stalls.append(stall)
+            writes.append(log.write_seconds)
+            slower.append(late)
+    loads = []
+    path = list_checkpoints(folder)[0].path
+    manifest = read_manifest(path)
+    for _ in range(options.saves):
+        if world.rank == 0:
+            _out_of_cache(path)
+        world.barrier()
+        before = time.perf_counter()
+        problem = load(trainer, path, manifest)
+        loads.append(_slowest(world, time.perf_counter() - before))
+        if problem is not None:
+            raise SystemExit(problem)
+    if world.rank > 0:
+        return ""
+    size = log.size / 1e6
+    stall, write, load_in = (statistics.median(figures) for figures in (stalls, writes, loads))
+    figures = (stall, size / stall, write, size / write, statistics.median(slower), load_in, size / load_in, usual)
+    return f"{zero:4} {way:>12} {size:8.1f} " + " ".join(
+        f"{figure:8.0f}" if index in (1, 3, 6) else f"{figure:8.3f}" for index, figure in enumerate(figures)
+    )
+
+
+def _slowest(world: Communicator, seconds: float) -> float:
+    import torch
+
+    figure = torch.tensor([seconds], dtype=torch.float64)
+    world.all_reduce(figure, "max")
+    return float(figure)
+
+
+def _out_of_cache(path: Path) -> None:
+    for file in path.iterdir():
+        descriptor = os.open(file, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def main(arguments: Optional[List[str]] = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="124m")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=3, help="without a save, for comparison")
+    parser.add_argument("--saves", type=int, default=3, help="that are counted, and loads")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="on the disk that is measured")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    options = parser.parse_args(arguments)
+    if rank_from_environment() is None:
+        words = sys.argv[1:] if arguments is None else arguments
+        print("\n".join(run_ranks(options.ranks, __file__, words, timeout=3600.0)))
+        return
+    prepare_process(1)
+    world = open_patient_world()
+    folder = Path(
+        world.broadcast_json(tempfile.mkdtemp(prefix="checkpoint-", dir=options.folder) if not world.rank else "")
+    )
+    if world.rank == 0:
+        print(HEAD, flush=True)
+    try:
+        for zero in (0, 1) if world.size > 1 else (0,):
+            for way in ("asynchronous", "synchronous"):
+                row = measure(world, zero, way, folder / f"{zero}-{way}", options)
+                if world.rank == 0:
+                    print(row, flush=True)
+    finally:
+        if world.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
