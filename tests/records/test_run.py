@@ -8,14 +8,15 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Dict
 
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.records.claim import HOLDER_VARIABLE, Holder, newest, this_process
-from fugaku_gpt.records.run import CLAIM, FAILED, OK, MetricsWriter, Result, RunDirectory
+from fugaku_gpt.records.claim import HOLDER_VARIABLE, Holder, newest, take, this_process
+from fugaku_gpt.records.run import CLAIM, FAILED, OK, MetricsWriter, Result, RunDirectory, goes_on_in, last_line
 
 
 def test_a_round_trip(tmp_path: Path) -> None:
@@ -204,3 +205,98 @@ def test_discard_takes_back_its_own_files_only(tmp_path: Path) -> None:
     lost.discard()
     assert (lost.path / "config.yaml").read_text() == "a: 1\n"
     other.kill()
+
+
+def resumed(iteration: int, checkpoint: "str | None") -> Dict[str, Any]:
+    return {"kind": "resumed", "iteration": iteration, "checkpoint": checkpoint}
+
+
+def test_lines_of_iterations_that_were_done_again_are_left_out(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+
+    def write(first: int, stop: int, loss: float) -> None:
+        writer = MetricsWriter(directory.metrics_file)
+        for iteration in range(first, stop):
+            writer.write("iteration", {"iteration": iteration, "loss": loss})
+        writer.write("validation", {"iteration": stop - 1, "loss": loss})
+        writer.close()
+
+    def say(values: Dict[str, Any]) -> None:
+        writer = MetricsWriter(directory.metrics_file)
+        writer.write("resumed", values)
+        writer.close()
+
+    write(1, 6, 1.0)
+    say(resumed(3, "step-00000003"))
+    assert last_line(directory.metrics_file, "iteration") == {"kind": "iteration", "iteration": 3, "loss": 1.0}
+    assert directory.last_iteration() == 3 and directory.metrics("validation") == []
+    write(4, 8, 2.0)
+    assert [(line["iteration"], line["loss"]) for line in directory.metrics("iteration")] == [
+        (1, 1.0),
+        (2, 1.0),
+        (3, 1.0),
+        (4, 2.0),
+        (5, 2.0),
+        (6, 2.0),
+        (7, 2.0),
+    ]
+    say(resumed(6, "step-00000006"))
+    say(resumed(3, "step-00000003"))
+    assert directory.last_iteration() == 3 and len(directory.metrics("iteration")) == 3
+    assert [line["iteration"] for line in directory.metrics("resumed")] == [3, 3]
+    say(resumed(0, None))  # begun anew
+    assert last_line(directory.metrics_file, "iteration") is None and directory.metrics("iteration") == []
+
+
+def test_a_run_goes_on_in_the_folder_of_one_that_has_ended_and_its_result_is_kept(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.create("a: 1\n", "first")
+    directory.write_result(Result("interrupted", "stopped: after iteration 3", 1.0, 2.0, 3))
+    directory.metrics_file.write_text("")
+    with pytest.raises(UsageError, match="already holds a run.*--resume auto"):
+        RunDirectory(tmp_path).create("a: 2\n", "second")
+    again = RunDirectory(tmp_path)
+    again.create("a: 2\n", "second", resume=True)
+    assert again.result() is None and json.loads((tmp_path / "result.1.json").read_text())["iterations"] == 3
+    again.discard()  # refused for some other reason: all is as it was
+    assert (tmp_path / "config.yaml").read_text() == "a: 1\n" and not (tmp_path / "result.1.json").exists()
+    result = again.result()
+    assert result is not None and result.iterations == 3 and result.status == "interrupted"
+
+
+def test_nobody_goes_on_in_the_folder_of_a_living_run(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    other = Starter(out)
+    RunDirectory(out).write_result(Result("failed", "one rank has said so, and still lives", 1.0, time.time() + 1))
+    with pytest.raises(UsageError, match=rf"process {other.process.pid} on .* is writing a run there"):
+        RunDirectory(out).create("a: 2\n", resume=True)
+    assert (out / "result.json").exists()
+    other.kill()
+    RunDirectory(out).create("a: 2\n", resume=True)
+    assert (out / "result.1.json").exists()
+
+
+def test_of_a_run_on_another_host_its_result_tells_that_it_is_over(tmp_path: Path) -> None:
+    elsewhere = Holder("ranks", "another-host", 17, 5.0)
+    take(tmp_path, CLAIM, elsewhere)
+    with pytest.raises(UsageError, match="process 17 on another-host is writing"):
+        RunDirectory(tmp_path).create("a: 2\n", resume=True)
+    RunDirectory(tmp_path).write_result(Result("failed", "before that claim was made", 1.0, 2.0))
+    with pytest.raises(UsageError, match="process 17 on another-host is writing"):
+        RunDirectory(tmp_path).create("a: 2\n", resume=True)
+    RunDirectory(tmp_path).write_result(Result("interrupted", "stopped: after iteration 3", 1.0, time.time() + 1))
+    RunDirectory(tmp_path).create("a: 2\n", resume=True)
+
+
+@pytest.mark.parametrize("wanted", ["auto", "step-00000004", ".", "..", "none", "step-00000002"])
+def test_in_which_folder_a_run_goes_on(tmp_path: Path, wanted: str) -> None:
+    directory = RunDirectory(tmp_path)
+    for name in ("step-00000002", "step-00000004"):
+        (directory.checkpoints_dir / name).mkdir(parents=True)
+    path = wanted if wanted in ("auto", "none") else str(directory.checkpoints_dir / wanted)
+    if wanted == "step-00000002":
+        with pytest.raises(UsageError, match=r"holds a newer checkpoint, step-00000004; go on from step-00000002"):
+            goes_on_in(directory, path)
+    else:
+        assert goes_on_in(directory, path) == (wanted != "none")
+        assert wanted == "auto" or not goes_on_in(RunDirectory(tmp_path / "another"), path)
