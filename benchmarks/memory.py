@@ -180,7 +180,8 @@ def main(arguments: Optional[List[str]] = None) -> None:
     options = parser.parse_args(arguments)
     if rank_from_environment() is not None:
         config = load_run_config(overrides=options.rank)
-        small = ["model.layers=1", "model.hidden=64", "model.heads=8", "model.seq_len=64", "model.vocab_size=256"]
+        layers = f"model.layers={config.layout.pp * config.layout.chunks}"
+        small = [layers, "model.hidden=64", "model.heads=8", "model.seq_len=64", "model.vocab_size=256"]
         result = measure(config, load_run_config(overrides=[*options.rank, *small]))
         if rank_from_environment()[0] == 0:  # type: ignore[index]  # a launcher has started this process
             print(json.dumps(result), flush=True)

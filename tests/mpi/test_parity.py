@@ -61,7 +61,7 @@ def test_a_layout_trains_as_one_rank_does(world: Communicator, case: str, dtype:
     if config.layout.ranks != world.size:
         pytest.skip("another number of ranks")
     ours = train(trained.trainer_of(world, config))
-    judge = judge_of(*BASE, *training_of(case), *TYPES[dtype])
+    judge = judge_of(world, *BASE, *training_of(case), *TYPES[dtype])
     assert all(torch.equal(tensor, judge.initial[name]) for name, tensor in ours.initial.items())
     assert_same_steps(ours, judge)
     assert ("rollback" in case) == (judge.steps[SPIKE_STEP - 1].left_out == SPIKE)

@@ -80,7 +80,7 @@ def test_layouts_in_16_bits_stay_near_one_rank_and_near_float32(world: Communica
         pytest.skip("another number of ranks")
     ours, dtype = train(trained.trainer_of(world, config)), config.training.dtype
     for kind in (dtype, "float32"):
-        judge = judge_of(*RUN, *training_of(case), f"training.dtype={kind}")
+        judge = judge_of(world, *RUN, *training_of(case), f"training.dtype={kind}")
         assert_same_steps(ours, judge)
         figures = largest_of_all(world, [*curve_distance(ours, judge), apart(ours, judge)])
         found = dict(zip(("loss", "norm", "validation", "weights"), figures))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Dict, List, Optional, Tuple
+from dataclasses import asdict, dataclass, field
+from typing import Callable, Dict, List, Optional, Tuple
 
 import torch
 
@@ -75,10 +74,38 @@ def train(trainer: Trainer, steps: int = STEPS) -> Trained:
     return found
 
 
-@lru_cache(maxsize=None)
-def judge_of(*settings: str) -> Trained:
-    """What one rank does by settings of the tiny run that are no layout."""
-    return train(trainer_of(None, tiny_config(*settings)))
+def judge_of(world: Communicator, *settings: str) -> Trained:
+    """What one rank does by settings of the tiny run that are no layout: the first one, for all. Collective."""
+    if settings not in _JUDGES:
+        _JUDGES[settings] = _of_first(world, lambda: train(trainer_of(None, tiny_config(*settings))))
+    return _JUDGES[settings]
+
+
+_JUDGES: Dict[Tuple[str, ...], Trained] = {}
+
+
+def _of_first(world: Communicator, run: Callable[[], Trained]) -> Trained:
+    found = run() if world.rank == 0 else Trained({})
+    groups = [found.initial, found.weights, *found.gradients]
+    told = world.broadcast_json(
+        {
+            "steps": [asdict(step) for step in found.steps],
+            "validation": found.validation,
+            "tensors": [[(name, str(x.dtype), list(x.shape)) for name, x in group.items()] for group in groups],
+        }
+    )
+    everywhere: List[Tensors] = []
+    for number, group in enumerate(told["tensors"]):
+        everywhere.append({})
+        for name, dtype, shape in group:
+            tensor = groups[number][name] if world.rank == 0 else torch.empty(shape, dtype=_TYPES[dtype])
+            world.broadcast(tensor)
+            everywhere[-1][name] = tensor
+    steps = [Step(**step) for step in told["steps"]]
+    return Trained(everywhere[0], steps, everywhere[2:], everywhere[1], told["validation"])
+
+
+_TYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
 
 
 def assert_same_steps(ours: Trained, judge: Trained) -> None:
