@@ -14,6 +14,8 @@ from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
 from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, UsageError
+from fugaku_gpt.layout.stages import chunks_of
+from fugaku_gpt.model import recompute_of
 from fugaku_gpt.records.claim import HOLDER_VARIABLE
 from fugaku_gpt.records.run import INTERRUPTED, NONE, OK, MetricsWriter, RunDirectory
 from fugaku_gpt.training.binding import bind
@@ -64,6 +66,7 @@ def train(
         _check_ranks(config, world)
         process = {**bind(world, config.node.bind, threads), **prepare_process(threads)}
         together(world, lambda: check_precision(config))
+        together(world, lambda: recompute_of(config, chunks_of(config)))  # refuses a budget into which nothing fits
         train_samples = together(world, lambda: open_samples(config, "train"))
         evaluates = config.training.eval_interval is not None
         valid_samples = together(world, lambda: open_samples(config, "valid")) if evaluates else None

@@ -94,6 +94,10 @@ def test_ranks_started_by_mpirun_itself_join(corpus: Path, tmp_path: Path) -> No
         (["--set", "training.lr=fast"], "training.lr: 'fast': expected a number"),
         (["--preset", "huge"], "valid: tiny, 124m"),
         (["--data", "nowhere", "--ranks", "1"], "nowhere: neither a folder made by"),
+        (
+            ["--set", "training.recompute=full", "--set", "training.recompute_budget_mib=0.001", "--ranks", "1"],
+            "training.recompute_budget_mib: 0.001: stage 0 keeps",
+        ),
     ],
 )
 def test_a_mistake_is_a_message_and_leaves_nothing(
