@@ -12,16 +12,26 @@ from __future__ import annotations
 import math
 from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from fugaku_gpt.config.schema import RunConfig
+from fugaku_gpt.config.schema import ModelConfig, RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.schedules import stage_order
 from fugaku_gpt.layout.stages import Chunk
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 TOKEN_ID_BYTES = 8
+FUSED_FROM_TOKENS = 512
 _MIB = 2.0**20
 
 Moment = Tuple[Tuple[int, ...], Optional[int]]  # micro-batches in flight of each chunk; the chunk that goes backward
+
+
+def wants_fused_kernel(model: ModelConfig) -> bool:
+    """Whether attention is PyTorch's fused kernel, where this PyTorch has one.
+
+    Measured on CPUs: it wins from a few hundred tokens on, batched products and a softmax below that; and where
+    attention probabilities are dropped it falls back to a slow path, so it is not used there.
+    """
+    return model.attention_dropout == 0.0 and model.seq_len >= FUSED_FROM_TOKENS
 
 
 def layer_bytes(config: RunConfig, kind: str, fused: bool) -> int:

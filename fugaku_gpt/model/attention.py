@@ -1,8 +1,4 @@
-"""Causal self-attention: three kernels for the same function, and which to take when.
-
-Measured on CPUs: PyTorch's fused kernel wins from a few hundred tokens on, batched products and a softmax below that;
-and where attention probabilities are dropped the fused kernel falls back to a slow path, so it is not used there.
-"""
+"""Causal self-attention: three kernels for the same function; ``layout/memory.py`` says which to take when."""
 
 from __future__ import annotations
 
@@ -16,11 +12,10 @@ from torch import nn
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import ModelConfig
+from fugaku_gpt.layout.memory import wants_fused_kernel
 from fugaku_gpt.model.dropout import keep_mask, scaled_mask
 from fugaku_gpt.model.recompute import recomputed
 from fugaku_gpt.parallel.tensor import ColumnParallelLinear, RowParallelLinear
-
-FUSED_FROM_TOKENS = 512
 
 
 def attend_naively(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -52,11 +47,7 @@ def attend_batched(
 
 def uses_fused_kernel(model: ModelConfig) -> bool:
     """Whether attention is PyTorch's own kernel, where this PyTorch has one."""
-    return (
-        compat.scaled_dot_product_attention is not None
-        and model.attention_dropout == 0.0
-        and model.seq_len >= FUSED_FROM_TOKENS
-    )
+    return compat.scaled_dot_product_attention is not None and wants_fused_kernel(model)
 
 
 class CausalSelfAttention(nn.Module):

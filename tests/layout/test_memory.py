@@ -15,6 +15,7 @@ from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.layout import memory
 from fugaku_gpt.layout.memory import (
     Moment,
     ends_bytes,
@@ -24,7 +25,7 @@ from fugaku_gpt.layout.memory import (
     recompute_of_layers,
 )
 from fugaku_gpt.layout.stages import Chunk, split_layers
-from fugaku_gpt.model import attention, build_model
+from fugaku_gpt.model import build_model
 from fugaku_gpt.model.attention import uses_fused_kernel
 from tests.support.kept import HAS_HOOKS, counting
 from tests.support.text import ByteSamples
@@ -62,7 +63,7 @@ def kept_by(config: RunConfig) -> int:
 def test_the_formula_is_what_pytorch_saves(
     kind: str, changes: Sequence[str], fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "FUSED_FROM_TOKENS", 1 if fused else 10**9)
+    monkeypatch.setattr(memory, "FUSED_FROM_TOKENS", 1 if fused else 10**9)
     config = tiny_config("model.layers=3", f"training.recompute={kind}", *changes)
     fused = uses_fused_kernel(config.model)
     (chunk,) = split_layers(3, 1)

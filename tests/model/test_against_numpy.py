@@ -11,7 +11,8 @@ import torch
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.model import attention, build_model
+from fugaku_gpt.layout import memory
+from fugaku_gpt.model import build_model
 from tests.support.numpy_gpt import NumpyGPT
 from tests.support.text import ByteSamples
 
@@ -37,7 +38,7 @@ def test_loss_and_every_gradient_equal_the_judges(
 ) -> None:
     if fused and compat.scaled_dot_product_attention is None:
         pytest.skip("this PyTorch has no fused attention")
-    monkeypatch.setattr(attention, "FUSED_FROM_TOKENS", 1 if fused else 10**9)
+    monkeypatch.setattr(memory, "FUSED_FROM_TOKENS", 1 if fused else 10**9)
     config = load_run_config(overrides=[*SMALL, *settings])
     model = build_model(config, Communicator.alone())
     parameters = dict(model.named_parameters())

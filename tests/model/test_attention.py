@@ -11,8 +11,8 @@ import torch
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import load_run_config
+from fugaku_gpt.layout.memory import FUSED_FROM_TOKENS
 from fugaku_gpt.model.attention import (
-    FUSED_FROM_TOKENS,
     CausalSelfAttention,
     attend_batched,
     attend_fused,

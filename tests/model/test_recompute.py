@@ -9,6 +9,7 @@ import torch
 
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, ProcessGrid
+from fugaku_gpt.layout import memory
 from fugaku_gpt.model import GPT, attention, build_model
 from fugaku_gpt.model.recompute import recomputed
 from fugaku_gpt.training.trainer import Trainer
@@ -60,7 +61,7 @@ def test_loss_and_every_gradient_are_equal_to_the_last_bit_with_dropout_on(kind:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_fused_kernel_is_recomputed_to_the_last_bit_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "FUSED_FROM_TOKENS", 1)
+    monkeypatch.setattr(memory, "FUSED_FROM_TOKENS", 1)
     judge = loss_and_gradients(model_of("model.attention_dropout=0"))
     ours = loss_and_gradients(model_of("model.attention_dropout=0", f"training.recompute={kind}"))
     assert all(torch.equal(ours[name], tensor) for name, tensor in judge.items())
