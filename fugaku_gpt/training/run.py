@@ -13,7 +13,7 @@ from typing import Any, Callable, List, Mapping, Optional
 from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
 from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.data.samples import open_samples
-from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, UsageError
+from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.model import recompute_of
 from fugaku_gpt.records.claim import HOLDER_VARIABLE
@@ -107,7 +107,11 @@ def train(
         checkpoints = Checkpoints(trainer, directory.checkpoints_dir, log, train_samples.fingerprint, build)
         if guard is not None:
             guard.tell(lambda: {**trainer.held_bytes(), "copy for checkpoints": checkpoints.copy_bytes})
-        stopped = run_loop(trainer, log, checkpoints, state.get("validation_loss"))
+        try:
+            stopped = run_loop(trainer, log, checkpoints, state.get("validation_loss"))
+        except RunFailed:  # of every rank alike
+            checkpoints.finish()  # what is being written may be what is gone on from
+            raise
         trainer.finish()
         if stopped:
             reason = stop.agreed_reason(world)

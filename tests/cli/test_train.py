@@ -246,3 +246,43 @@ def _mpirun(ranks: int, words: List[str]) -> "subprocess.CompletedProcess[str]":
         timeout=300,
         check=False,
     )
+
+
+def test_a_run_goes_on_in_another_layout_and_refuses_another_corpus(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def words(out: str, iterations: int, *settings: str) -> List[str]:
+        more = ("training.dtype=float64", "training.lr_schedule=constant", f"training.iterations={iterations}")
+        return [*arguments(corpus, tmp_path / out, *more, "checkpoint.at_end=true", *settings), "--ranks", "2"]
+
+    assert run(words("whole", 6, "layout.dp=2")) == 0
+    assert run(words("run", 4, "layout.dp=2", "layout.zero=1")) == 0
+    capfd.readouterr()
+    assert run([*words("run", 4, "layout.dp=2"), "--resume", "auto"]) == 0
+    assert "the run has done its 4 iterations: nothing to do" in capfd.readouterr().out
+    other = write_byte_corpus(tmp_path / "other")
+    (tmp_path / "other.bin").write_bytes((tmp_path / "other.bin").read_bytes()[::-1])
+    before = sorted(path.name for path in (tmp_path / "run").iterdir())
+    refused = [*words("run", 6, "layout.dp=2"), "--resume", "auto", "--data", str(other)]
+    assert run(refused) == 2 and "--force-data" in capfd.readouterr().out
+    directory = RunDirectory(tmp_path / "run")
+    result = directory.result()
+    assert result is not None and (result.status, result.iterations) == ("ok", 4)
+    assert [name for name in sorted(path.name for path in directory.path.iterdir()) if ".claim" not in name] == [
+        name for name in before if ".claim" not in name
+    ]
+    assert run([*words("run", 6, "layout.tp=2"), "--resume", "auto"]) == 0
+    said = capfd.readouterr().out
+    assert "going on from step-00000004: iteration 4, 16 samples consumed" in said
+    assert "layout.dp 2 -> 1" in said and "layout.tp 1 -> 2" in said
+    curves = []
+    for out in ("run", "whole"):
+        lines = RunDirectory(tmp_path / out)
+        curves.append([line["loss"] for kind in ("iteration", "validation") for line in lines.metrics(kind)])
+    assert len(curves[1]) == 6 + 4 and curves[0] == pytest.approx(curves[1], rel=1e-12)
+    assert (directory.path / "result.1.json").exists() and load_run_config(directory.config_file).layout.tp == 2
+
+
+def test_going_on_without_saying_where_is_refused(corpus: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--data", str(corpus), "--resume", "auto"]) == 2
+    assert "--resume auto: needs --out" in capfd.readouterr().err

@@ -147,6 +147,8 @@ def test_the_fingerprint_follows_the_files(tmp_path: Path) -> None:
     write_megatron(tmp_path / "c", [[1] * 40])
     before = open_samples(config_of(tmp_path / "c"), "train").fingerprint
     assert open_samples(config_of(tmp_path / "c.bin"), "train").fingerprint == before, "not the name"
+    write_megatron(tmp_path / "c", [[1] * 39 + [2]])
+    assert open_samples(config_of(tmp_path / "c"), "train").fingerprint != before
     write_megatron(tmp_path / "c", [[1] * 41])
     assert open_samples(config_of(tmp_path / "c"), "train").fingerprint != before
 
