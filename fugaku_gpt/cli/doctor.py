@@ -1,33 +1,50 @@
-"""``fugaku-gpt doctor``: what is wrong with this machine, or with a run."""
+"""``fugaku-gpt doctor``: what is wrong with this machine, with a run, or with a run that does not go on."""
 
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, List, Optional
 
 import click
 
 from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.doctor.hang import examine, report_lines
 from fugaku_gpt.doctor.machine import FAIL, check_machine
-from fugaku_gpt.doctor.run import Diagnosis, diagnose, rank_words
-from fugaku_gpt.errors import RunFailed
+from fugaku_gpt.doctor.run import diagnose
+from fugaku_gpt.errors import EXIT_FINDINGS, RunFailed
+
+_FORM = click.option(
+    "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True, help="How to print."
+)
 
 
-@click.command()
-@click.argument("run_directory", metavar="[RUN_DIR]", required=False, type=click.Path(path_type=Path))
-@format_option
-def doctor(run_directory: Optional[Path], form: str) -> None:
+class _Doctor(click.Group):
+    """A word that is no command is a run directory."""
+
+    def parse_args(self, ctx: click.Context, args: List[str]) -> List[str]:
+        words = [word for place, word in enumerate(args) if word[0] != "-" and args[max(0, place - 1)] != "--format"]
+        if args[:1] not in (["-h"], ["--help"]) and (not words or words[0] not in self.commands):
+            args = [_RUN if words else _MACHINE, *args]
+        return super().parse_args(ctx, args)
+
+
+_RUN, _MACHINE = "run", "machine"
+
+
+@click.group(cls=_Doctor, options_metavar="[RUN_DIR]", subcommand_metavar="| COMMAND [ARGS]...")
+def doctor() -> None:
     """Check whether this machine can train; with RUN_DIR, tell what happened to that run.
 
-    Of a run that hangs or died it says which MPI call each rank was in, and which ranks are behind. Exit code 1 if a
-    check of the machine fails.
+    Of a run that hangs, or did when it was ended, `doctor hang` says who waits for whom and which rank is the cause.
     """
-    if run_directory is not None:
-        click.echo(_render_diagnosis(diagnose(run_directory), form), nl=False)
-        return
+
+
+@doctor.command(_MACHINE)
+@format_option
+def machine(form: str) -> None:
+    """Check whether this machine can train. Exit code 1 if a check fails."""
     checks = check_machine()
     rows = [asdict(check) for check in checks]
     click.echo(render_rows(("name", "status", "seen", "mend"), rows, form), nl=False)
@@ -36,30 +53,36 @@ def doctor(run_directory: Optional[Path], form: str) -> None:
         raise RunFailed(f"{len(failed)} checks failed: {', '.join(failed)}")
 
 
-def _render_diagnosis(diagnosis: Diagnosis, form: str) -> str:
+@doctor.command(_RUN)
+@click.argument("run_directory", metavar="RUN_DIR", type=click.Path(path_type=Path))
+@_FORM
+def run(run_directory: Path, form: str) -> None:
+    """Tell how a run ended, what it measured last, and what its ranks were doing."""
+    told = diagnose(run_directory)
     if form == "json":
-        return json.dumps(asdict(diagnosis), indent=2, allow_nan=False) + "\n"
-    rows: List[Dict[str, Any]] = [
-        {
-            "ranks": rank_words(position.ranks).partition(" ")[2],
-            "call": position.sequence,
-            "communicator": position.communicator,
-            "operation": position.operation,
-            "shape": "x".join(str(size) for size in position.shape) or None,
-            "site": position.site,
-            "state": "inside" if position.inside else "returned",
-            "entered_utc": _clock(position.entered),
-        }
-        for position in diagnosis.positions
-    ]
-    columns = ("ranks", "call", "communicator", "operation", "shape", "site", "state", "entered_utc")
-    table = render_rows(columns, rows, form)
-    if form == "csv":
-        return table
-    mark = "* " if form == "md" else ""
-    lines = [f"result: {diagnosis.result}", f"last: {diagnosis.last}", *diagnosis.findings]
-    return "".join(f"{mark}{line}\n" for line in lines) + ("\n" + table if rows else "")
+        click.echo(_json(asdict(told)))
+        return
+    for line in (f"result: {told.result}", f"last: {told.last}", *told.findings):
+        click.echo(line)
 
 
-def _clock(seconds: float) -> Optional[str]:
-    return time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds else None
+@doctor.command()
+@click.argument("run_directory", metavar="RUN_DIR", type=click.Path(path_type=Path))
+@_FORM
+def hang(run_directory: Path, form: str) -> None:
+    """Tell which rank is the cause of a hang, and who waits for whom in which call.
+
+    Reads only the files of the run directory, so that nothing of the run need be left; on the machine of the ranks it
+    also looks whether their processes are there, or stopped. Exit code 3 where there is a cause.
+    """
+    report = examine(run_directory)
+    if form == "json":
+        click.echo(_json(asdict(report)))
+    else:
+        click.echo("\n".join(report_lines(report)))
+    if report.hang is not None and report.hang.culprits:
+        raise click.exceptions.Exit(EXIT_FINDINGS)
+
+
+def _json(value: Optional[Any]) -> str:
+    return json.dumps(value, indent=2, allow_nan=False)

@@ -37,6 +37,10 @@ from fugaku_gpt.records.run import AUTO, NONE, REFUSED, RunDirectory, goes_on_in
     help="Go on in --out from its newest whole checkpoint, if there is one; or from a checkpoint or run at PATH.",
 )
 @click.option("--force-data", is_flag=True, help="Go on although the corpus is not that of the checkpoint.")
+@click.option(
+    "--hang-timeout", type=float, metavar="S", help="End the run when nothing moves for so long (node.hang_timeout)."
+)
+@click.option("--check-collectives", is_flag=True, help="Compare calls between ranks (node.check_collectives).")
 @click.option("--ranks", type=click.IntRange(min=1), help="Start this many ranks with mpirun on this machine.")
 def train(
     run_file: Optional[Path],
@@ -46,6 +50,8 @@ def train(
     settings: Tuple[str, ...],
     resume: str,
     force_data: bool,
+    hang_timeout: Optional[float],
+    check_collectives: bool,
     ranks: Optional[int],
 ) -> None:
     """Train a GPT as RUN.yaml, a preset and overrides say, and leave a run directory.
@@ -56,6 +62,8 @@ def train(
     place = rank_from_environment()
     try:
         overrides: List[str] = list(settings) + ([f"data.paths=[{json.dumps(data)}]"] if data is not None else [])
+        overrides += [f"node.hang_timeout={hang_timeout}"] if hang_timeout is not None else []
+        overrides += ["node.check_collectives=true"] if check_collectives else []
         config = load_run_config(run_file, preset, overrides)
         wanted = ranks if place is None else place[1]
         if place is not None and ranks is not None and ranks != place[1]:

@@ -284,6 +284,11 @@ class Communicator:
                     pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
         Communicator.waited_seconds += time.perf_counter() - before
 
+    @property
+    def recorder(self) -> Optional[FlightRecorder]:
+        """Where this rank's calls are recorded."""
+        return self._recorder
+
     def progress(self, phase: int, step: Optional[int] = None, micro_batch: Optional[int] = None) -> None:
         """Record what this rank is about to do (see :meth:`FlightRecorder.progress`)."""
         if self._recorder is not None:

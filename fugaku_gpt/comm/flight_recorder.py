@@ -62,6 +62,7 @@ class FlightRecorder:
 
     Attributes:
         beats: moves with every call and every micro-batch.
+        phase: index into ``PHASES``.
         path: the file.
     """
 
@@ -81,7 +82,7 @@ class FlightRecorder:
         self._sites: Dict[Tuple[CodeType, int], int] = {}
         self._inside: Dict[CodeType, bool] = {}
         self._ordinal = 0
-        self._step, self._micro_batch, self._phase = -1, -1, START_UP
+        self._step, self._micro_batch, self.phase = -1, -1, START_UP
         self._collectives: List[int] = []
         self._channels: Dict[Tuple[int, int, int], List[int]] = {}  # place and count of messages
         self._open: Dict[int, int] = {}  # outstanding calls, and where their records are
@@ -104,14 +105,14 @@ class FlightRecorder:
 
     def progress(self, phase: int, step: Optional[int] = None, micro_batch: Optional[int] = None) -> None:
         """Record what the rank is about to do; what is None stays as it was."""
-        self._phase = phase
+        self.phase = phase
         if step is not None:
             self._step = step
         if micro_batch is not None:
             self._micro_batch = micro_batch
         self.beats += 1
         PROGRESS.pack_into(
-            self._map, PROGRESS_OFFSET, self.beats, time.time(), self._step, self._micro_batch, self._phase
+            self._map, PROGRESS_OFFSET, self.beats, time.time(), self._step, self._micro_batch, self.phase
         )
 
     def enter(
@@ -155,7 +156,7 @@ class FlightRecorder:
             self._name(operation),
             self._name(dtype),
             site,
-            self._phase,
+            self.phase,
             sizes[0],
             sizes[1],
             sizes[2],
@@ -194,9 +195,9 @@ class FlightRecorder:
         if offset >= pinned_at():
             self._free.append((offset - pinned_at()) // RECORD.size)
 
-    def watched(self, dumped: bool = False) -> None:
+    def watched(self, timeout: float, dumped: bool) -> None:
         """For the watchdog's thread: that the process lives, and whether its stacks are written."""
-        WATCH.pack_into(self._map, WATCH_OFFSET, time.time(), dumped)
+        WATCH.pack_into(self._map, WATCH_OFFSET, time.time(), timeout, dumped)
 
     def sync(self) -> None:
         """Have the file written to where other nodes read it; may take long, and lets other threads run."""

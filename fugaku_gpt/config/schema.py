@@ -302,7 +302,19 @@ class NodeConfig:
         "memory that the ranks of a node may use, such as 28Gi; default: the machine's or the control group's",
         form=_SIZE,
     )
-    flight_recorder: bool = option(True, "keep each rank's last MPI calls in the run directory")
+    flight_recorder: bool = option(True, "keep each rank's progress and last MPI calls in the run directory")
+    hang_timeout: Optional[float] = option(
+        1800.0,
+        "end the run with a report when no rank has begun an MPI call, a micro-batch or a piece of a checkpoint for so "
+        "long (five times that at start-up and in checkpoints); must be longer than the longest of these; null: never; "
+        "needs node.flight_recorder",
+        unit="s",
+        above=0,
+        duration=True,
+    )
+    check_collectives: bool = option(
+        False, "compare operation, shape and type between the ranks before each collective and message: slow, to debug"
+    )
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from fugaku_gpt.records.summary import summarise
 _LOG_FILES = 16  # of a job's many, these are looked at for its last words
 _GIB = 2**30
 # how bad, for the sub-jobs of a bulk job
-_WORST = (runs.FAILED, runs.OUT_OF_MEMORY, runs.REFUSED, runs.LOST, runs.TIMEOUT, runs.INTERRUPTED, runs.OK)
+_WORST = (runs.FAILED, runs.HUNG, runs.OUT_OF_MEMORY, runs.REFUSED, runs.LOST, runs.TIMEOUT, runs.INTERRUPTED, runs.OK)
 
 
 @dataclass(frozen=True)

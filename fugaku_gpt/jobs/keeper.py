@@ -25,6 +25,7 @@ from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME
 from fugaku_gpt.machine.local import out_of_memory_kills
 from fugaku_gpt.records.run import (
     FAILED,
+    HUNG,
     INTERRUPTED,
     OK,
     OUT_OF_MEMORY,
@@ -165,7 +166,7 @@ class _Keeper:
         if self._rank != 0 or self._said or self._directory is None:
             return
         result = self._directory.result()
-        if result is None or result.status in (OK, INTERRUPTED) or result.ended < self._started:
+        if result is None or result.status in (OK, INTERRUPTED, HUNG) or result.ended < self._started:
             return
         self._said = True
         if result.rank != 0:  # rank 0 has spoken for itself

@@ -32,7 +32,7 @@ VERSION = 2
 HEADER = struct.Struct("<8sIIIIIId64s24x")  # magic, version, slots, pinned, rank, ranks, process id, started, host
 PROGRESS = struct.Struct("<QdqiI32x")  # heartbeat, time of it, step, micro-batch, phase
 BEAT = struct.Struct("<Qd")
-WATCH = struct.Struct("<dI52x")  # time of the watchdog's last look, whether the stacks are dumped
+WATCH = struct.Struct("<ddI44x")  # time of the watchdog's last look, its timeout, whether the stacks are dumped
 PROGRESS_OFFSET = HEADER.size
 WATCH_OFFSET = PROGRESS_OFFSET + PROGRESS.size
 HEAD_SIZE = WATCH_OFFSET + WATCH.size
@@ -62,8 +62,8 @@ ENTERED, POSTED, WAITING, RETURNED = range(
 )  # states of a call: inside the call that starts it, on its way, waited for
 DIRECTIONS = {SEND: 0, RECEIVE: 1}  # of the messages between two ranks; other operations are collectives
 
-START_UP, FORWARD, BACKWARD, SUMS, OPTIMISER, VALIDATION, CHECKPOINT, FINISHED = range(8)
-PHASES = ("start-up", "forward", "backward", "sums", "optimiser", "validation", "checkpoint", "finished")
+START_UP, FORWARD, BACKWARD, SUMS, OPTIMISER, LOG, VALIDATION, CHECKPOINT, FINISHED = range(9)
+PHASES = ("start-up", "forward", "backward", "sums", "optimiser", "log", "validation", "checkpoint", "finished")
 
 _FIELDS = np.dtype(
     [
@@ -158,6 +158,7 @@ class Head:
         micro_batch: from 0; -1 outside.
         phase: index into ``PHASES``.
         watched: when the rank's watchdog looked last; 0 without one.
+        timeout: after how many seconds without progress it looks at other ranks.
         dumped: whether its Python stacks have been written.
     """
 
@@ -172,6 +173,7 @@ class Head:
     micro_batch: int
     phase: int
     watched: float
+    timeout: float
     dumped: bool
 
 
@@ -215,6 +217,18 @@ class Flight:
         """The call that the rank waits for, if it waits."""
         waiting = self._records[self._records["state"] == WAITING]
         return self._call(waiting[-1]) if len(waiting) else None
+
+    def call_at(self, group: int, sequence: int) -> Optional[Call]:
+        """A collective by its communicator and number; None where it is not known any more, or not begun."""
+        found = self._records[(self._records["group"] == group) & (self._records["sequence"] == sequence)]
+        calls = [call for call in map(self._call, found) if not call.is_message]
+        return calls[0] if calls else None
+
+    def message_at(self, group: int, peer: int, operation: str, sequence: int) -> Optional[Call]:
+        """A message by its number."""
+        found = self._records[(self._records["group"] == group) & (self._records["sequence"] == sequence)]
+        calls = [call for call in map(self._call, found) if (call.operation, call.peer) == (operation, peer)]
+        return calls[0] if calls else None
 
     @property
     def last(self) -> Optional[Call]:
@@ -342,7 +356,7 @@ def _head(data: bytes, path: Path) -> Tuple[Head, int, int]:
     if version != VERSION:
         raise UsageError(f"{path}: a flight recorder file of version {version}; this build reads {VERSION}")
     heartbeat, progressed, step, micro_batch, phase = PROGRESS.unpack_from(data, PROGRESS_OFFSET)
-    watched, dumped = WATCH.unpack_from(data, WATCH_OFFSET)
+    watched, timeout, dumped = WATCH.unpack_from(data, WATCH_OFFSET)
     head = Head(
         rank,
         ranks,
@@ -355,6 +369,7 @@ def _head(data: bytes, path: Path) -> Tuple[Head, int, int]:
         micro_batch,
         min(phase, FINISHED),
         watched,
+        timeout,
         bool(dumped),
     )
     return head, slots, pinned

@@ -57,8 +57,9 @@ REFUSED = "refused"  # the configuration was not valid: no rank was started
 TIMEOUT = "timeout"
 OUT_OF_MEMORY = "oom"
 INTERRUPTED = "interrupted"
+HUNG = "hung"  # no rank moved any more, and the ranks have ended themselves
 LOST = "lost"  # its job is gone, and nothing says how it ended
-STATUSES = (OK, FAILED, REFUSED, TIMEOUT, OUT_OF_MEMORY, INTERRUPTED, LOST)
+STATUSES = (OK, FAILED, REFUSED, TIMEOUT, OUT_OF_MEMORY, INTERRUPTED, HUNG, LOST)
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,11 @@ class RunDirectory:
     def flight_dir(self) -> Path:
         """The ranks' flight recorders."""
         return self.path / "flight"
+
+    @property
+    def stacks_dir(self) -> Path:
+        """Where ranks that hang leave their Python stacks, ``rank-NNNNNN.txt``, and who has found it."""
+        return self.path / "stacks"
 
     @property
     def checkpoints_dir(self) -> Path:

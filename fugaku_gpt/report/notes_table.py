@@ -6,7 +6,7 @@ import re
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.formulas.flops import aggregate_petaflops
-from fugaku_gpt.records.run import FAILED, INTERRUPTED, OK, OUT_OF_MEMORY, REFUSED, TIMEOUT
+from fugaku_gpt.records.run import FAILED, HUNG, INTERRUPTED, OK, OUT_OF_MEMORY, REFUSED, TIMEOUT
 from fugaku_gpt.report.rows import UNFINISHED, UNSAID, Row
 
 COLUMNS = (
@@ -22,6 +22,7 @@ STATUS_WORDS = {
     TIMEOUT: "timeout",
     REFUSED: "refused",
     FAILED: "failed",
+    HUNG: "hang",
     INTERRUPTED: "interrupted",
     UNFINISHED: "unfinished",
 }

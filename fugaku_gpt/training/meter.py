@@ -8,6 +8,7 @@ from typing import Tuple
 import torch
 
 from fugaku_gpt.machine import local
+from fugaku_gpt.records.flight import LOG
 from fugaku_gpt.training.log import Measured
 from fugaku_gpt.training.trainer import Trainer
 
@@ -31,6 +32,7 @@ class Meter:
         """Over all ranks, from the largest values of each, and over the iterations since the last reading;
         collective."""
         trainer, stages = self._trainer, self._trainer.config.layout.pp
+        trainer.grid.world.progress(LOG, micro_batch=-1)
         seconds, waited = trainer.pipeline_seconds - self._read[0], trainer.waited_seconds - self._read[1]
         computed = (trainer.computed_seconds - self._read[2]) / iterations
         self._read = (trainer.pipeline_seconds, trainer.waited_seconds, trainer.computed_seconds)

@@ -35,6 +35,7 @@ from fugaku_gpt.training.startup import (
 )
 from fugaku_gpt.training.stopping import Stop
 from fugaku_gpt.training.trainer import Step, Trainer
+from fugaku_gpt.training.watchdog import start_watchdog
 
 
 def train(
@@ -60,7 +61,7 @@ def train(
     started = time.time()
     world = open_world(threads=threads)
     directory: Optional[RunDirectory] = None
-    watching = contextlib.ExitStack()  # for signals, and for memory that runs out
+    watching = contextlib.ExitStack()  # for signals, memory that runs out, and hangs
     try:
         stop = watching.enter_context(Stop.of_job(config.job))
         _check_ranks(config, world)
@@ -87,6 +88,9 @@ def train(
             watching.enter_context(guard)
         if config.node.flight_recorder:
             world = open_world(directory.flight_dir, threads)
+        watchdog = start_watchdog(config, world, directory, started)
+        if watchdog is not None:
+            watching.callback(watchdog.stop)
         grid = ProcessGrid(world, config.layout)
         environment = collect_environment(config, grid, process)
         log = None

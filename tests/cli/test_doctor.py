@@ -12,7 +12,7 @@ from fugaku_gpt.cli import doctor as verb
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.doctor.machine import FAIL, OK, WARN, Check
-from tests.doctor.flights import write_flight
+from tests.doctor.flights import Ranks
 from tests.sweep.fake import leave_run
 
 
@@ -29,21 +29,35 @@ def test_the_exit_code_is_the_verdict(
     assert rows[1] == {"name": "mpirun", "status": worst, "seen": "none", "mend": "install one"}
 
 
-def test_a_run_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def hanging(tmp_path: Path) -> Path:
     leave_run(tmp_path / "run", load_run_config(preset="tiny"), status=None)
-    for rank in range(2):
-        write_flight(tmp_path / "run" / "flight", rank, 2, [("dp", "all_reduce", "a.py:7", False)][: 2 - rank])
+    ranks = Ranks(tmp_path / "run" / "flight", 2, {"dp": [(0, 1)]})
+    ranks.progress((0, 1), step=5)
+    ranks.call((0,), "dp", "a.py:7", returns=False)
+    return tmp_path / "run"
 
-    def told(form: str) -> str:
-        assert run(["doctor", str(tmp_path / "run"), "--format", form]) == 0
-        return capsys.readouterr().out
 
-    assert told("table").startswith("result: no result: still running") and "a.py:7" in told("table")
-    assert told("md").startswith("* result:") and "| ranks | call |" in told("md")
-    assert told("csv").splitlines()[1].startswith("0-1,1,dp,all_reduce,4x8,a.py:7,inside,")
-    assert json.loads(told("json"))["positions"][0]["ranks"] == [0, 1]
+def test_what_happened_to_a_run(hanging: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", str(hanging)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("result: no result: still running") and lines[1].startswith("last: iteration 4")
+    assert lines[2].startswith("rank 1 is the cause") and "a.py:7" in lines[2]
+    assert run(["doctor", "--format", "json", str(hanging)]) == 0
+    assert json.loads(capsys.readouterr().out)["findings"][0] == lines[2]
+
+
+def test_who_is_the_cause_of_a_hang(hanging: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "hang", str(hanging)]) == 3
+    out = capsys.readouterr().out
+    assert out.startswith("rank 1 is the cause: it is busy outside MPI") and "who waits for whom:" in out
+    assert run(["doctor", "hang", str(hanging), "--format", "json"]) == 3
+    told = json.loads(capsys.readouterr().out)
+    assert told["hang"]["culprits"] == [1] and told["hang"]["positions"][1]["absent"] == [1]
+    assert told["hang"]["call"]["site"] == "a.py:7"
 
 
 def test_a_foreign_folder_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["doctor", str(tmp_path)]) == 2
-    assert "not a run directory" in capsys.readouterr().err
+    for words in (["doctor", str(tmp_path)], ["doctor", "hang", str(tmp_path)]):
+        assert run(words) == 2
+        assert "not a run directory" in capsys.readouterr().err

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.comm.flight_recorder import FlightRecorder
-
-Call = Tuple[str, str, str, bool]  # communicator, operation, call site, whether it has returned
+from fugaku_gpt.records.flight import FORWARD
 
 
 class Told(FlightRecorder):
@@ -19,13 +18,40 @@ class Told(FlightRecorder):
         return self._name(self.site)
 
 
-def write_flight(directory: Path, rank: int, ranks: int, calls: Sequence[Call]) -> Path:
-    """One rank's file, with calls on communicators of all ranks."""
-    recorder = Told(directory, rank, ranks)
-    names = list(dict.fromkeys(call[0] for call in calls))
-    groups = {name: recorder.group(name, range(ranks), rank) for name in names}
-    for communicator, operation, recorder.site, returned in calls:
-        number = recorder.enter(groups[communicator], operation, "float32", (4, 8), True)
-        if returned:
-            recorder.leave(number)
-    return recorder.path
+class Ranks:
+    """Some ranks with their communicators, whose calls a test makes for them."""
+
+    def __init__(self, directory: Path, size: int, groups: Mapping[str, Sequence[Sequence[int]]]) -> None:
+        """``groups``: by name, the world ranks of each communicator of that name."""
+        self.directory = directory
+        self.recorders = [Told(directory, rank, size) for rank in range(size)]
+        self._groups: List[Dict[str, int]] = [{} for _ in range(size)]
+        for name, parts in groups.items():
+            for members in parts:
+                for place, rank in enumerate(members):
+                    self._groups[rank][name] = self.recorders[rank].group(name, members, place)
+
+    def progress(self, ranks: Iterable[int], phase: int = FORWARD, step: int = 1, micro_batch: int = 0) -> None:
+        """They go on to another stretch of work."""
+        for rank in ranks:
+            self.recorders[rank].progress(phase, step, micro_batch)
+
+    def call(
+        self,
+        ranks: Iterable[int],
+        name: str,
+        site: str,
+        operation: str = "all_reduce_sum",
+        shape: Tuple[int, ...] = (4, 8),
+        peer: Optional[int] = None,
+        returns: bool = True,
+    ) -> None:
+        """They make a call, and come out of it, or wait in it."""
+        for rank in ranks:
+            recorder = self.recorders[rank]
+            recorder.site = site
+            number = recorder.enter(
+                self._groups[rank][name], operation, "float32", shape, True, -1 if peer is None else peer
+            )
+            if returns:
+                recorder.leave(number)

@@ -1,0 +1,129 @@
+"""Why a run does not go on, told from the files that its ranks leave: also after all of them were killed."""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.records.flight import Flight
+from fugaku_gpt.records.hang import (
+    IN_WAIT,
+    Hang,
+    Position,
+    call_words,
+    explain,
+    process_states,
+    progress_words,
+    rank_words,
+    read_flights,
+)
+from fugaku_gpt.records.run import RunDirectory
+
+_RECENT_SECONDS = 60.0  # a run whose files were touched since may be going on
+_LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class HangReport:
+    """What the doctor has found.
+
+    Attributes:
+        hang: None where ranks still move, or none was ever seen.
+        moving: ranks whose progress was seen to go on just now.
+        hosts: by rank of the culprits, where its process is: host and number.
+        stacks: by rank of the culprits, the file of its Python stacks, where it wrote one.
+    """
+
+    verdict: str
+    hang: Optional[Hang]
+    moving: List[int]
+    hosts: Dict[int, str]
+    stacks: Dict[int, str]
+
+
+def examine(path: Path) -> HangReport:
+    """Read a run directory and tell who waits for whom.
+
+    Raises:
+        UsageError: it is no run directory, it holds no flight recorders, or a file in it is damaged.
+    """
+    directory = run_directory(path)
+    flights = read_flights(directory.flight_dir)
+    if not flights:
+        raise UsageError(
+            f"{directory.flight_dir}: no flight recorders: the run came to no call, or node.flight_recorder is off"
+        )
+    moving = _moving(directory, flights) if directory.result() is None else []
+    if moving:
+        return HangReport(f"no hang: {rank_words(moving)} moved just now", None, moving, {}, {})
+    heads = [flight.head for flight in flights]
+    hang = explain(flights, process_states(heads, socket.gethostname()))
+    known = {head.rank: head for head in heads}
+    stacks = {rank: directory.stacks_dir / f"rank-{rank:06d}.txt" for rank in hang.culprits}
+    return HangReport(
+        hang.verdict,
+        hang,
+        [],
+        {rank: f"{known[rank].host}, process {known[rank].process}" for rank in hang.culprits if rank in known},
+        {rank: str(file) for rank, file in stacks.items() if file.exists()},
+    )
+
+
+def run_directory(path: Path) -> RunDirectory:
+    """A run directory that is there.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not path.is_dir():
+        raise UsageError(f"{path}: no such folder; give a run directory (a folder with config.yaml)")
+    directory = RunDirectory(path)
+    if not directory.config_file.exists():
+        raise UsageError(f"{path}: not a run directory: it has no config.yaml")
+    return directory
+
+
+def report_lines(report: HangReport) -> List[str]:
+    """The report for a person, the verdict first."""
+    lines = [report.verdict]
+    if report.hang is None:
+        return lines
+    hang = report.hang
+    for rank, where in report.hosts.items():
+        stacks = f"; its Python stacks: {report.stacks[rank]}" if rank in report.stacks else ""
+        lines.append(f"rank {rank} ran on {where}{stacks}")
+    if hang.chain:
+        lines += ["", "who waits for whom:", *(f"  {line}" for line in hang.chain)]
+    lines += ["", "where the ranks are, those that came least far first:"]
+    newest = max(position.since for position in hang.positions)
+    lines += [f"  {_position_words(position, newest)}" for position in hang.positions]
+    if hang.missing:
+        lines.append(f"  {rank_words(hang.missing)} left no record: not started, or on a node whose files are not here")
+    return lines
+
+
+def _position_words(position: Position, newest: float) -> str:
+    where = progress_words(position.step, position.phase, position.micro_batch)
+    clock = time.strftime("%H:%M:%S", time.gmtime(position.since))
+    early = newest - position.since
+    ago = f", {early:.1f} s before the last that moved" if early >= 0.1 else ""
+    said = f"{rank_words(position.ranks)}: {where}; moved last at {clock} UTC{ago}; "
+    if position.call is None:
+        return said + f"{position.state}, before its first call"
+    if position.state == IN_WAIT:
+        absent = f", for {rank_words(position.absent)}" if position.absent else ", which all of its ranks have begun"
+        return said + f"waits in {call_words(position.call)}{absent}"
+    return said + f"{position.state}; last call: {call_words(position.call)}"
+
+
+def _moving(directory: RunDirectory, flights: Sequence[Flight]) -> List[int]:
+    """Ranks that make progress while one looks; does not look at a run that has been quiet for long."""
+    if max(flight.head.progressed for flight in flights) < time.time() - _RECENT_SECONDS:
+        return []
+    time.sleep(_LOOK_SECONDS)
+    later = {flight.rank: flight.head.heartbeat for flight in read_flights(directory.flight_dir)}
+    return [flight.rank for flight in flights if later.get(flight.rank, 0) != flight.head.heartbeat]

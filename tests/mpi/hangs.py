@@ -1,0 +1,260 @@
+"""Seeded faults in several layouts: does each end in time, without an orphan, and does the doctor name rank and call?
+
+    python -m tests.mpi.hangs --cases 64 --seed 1 --healthy 50 [--keep FOLDER]
+
+Each case is a training run under ``mpirun`` of which one rank is struck (see ``tests/mpi/faults.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Tuple
+
+from fugaku_gpt.doctor.hang import HangReport, examine, report_lines
+from fugaku_gpt.jobs.launcher import find_launcher
+from fugaku_gpt.records.hang import IN_WAIT
+from fugaku_gpt.records.run import FAILED, HUNG, OK, RunDirectory
+from tests.mpi.faults import CALL_KINDS, KINDS, SLOW, STATE_KINDS, Fault
+from tests.support.corpus import write_byte_corpus
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+HANG_TIMEOUT = 5.0  # seconds
+PATIENCE = 240.0  # seconds of a whole case, from start to end, on a busy machine
+STEP = 4  # the fault's; the ones before are the example
+SETTINGS = (
+    "model.layers=4",
+    "model.hidden=16",
+    "model.heads=2",
+    "model.seq_len=16",
+    "model.vocab_size=256",
+    "training.iterations=6",
+    "training.global_batch=8",
+    "training.micro_batch=1",
+    "training.log_interval=2",
+    "training.bucket_mib=0.01",
+    "node.threads_per_rank=1",
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A layout, and the communicators with how often a step calls on them at least, by rank 0."""
+
+    name: str
+    ranks: int
+    settings: Tuple[str, ...]
+    groups: Dict[str, int]
+
+
+LAYOUTS = (
+    Layout("dp2", 2, ("layout.dp=2",), {"dp": 3, "world": 1}),
+    Layout("dp2-zero", 2, ("layout.dp=2", "layout.zero=1"), {"dp": 3, "world": 1}),
+    Layout("tp2", 2, ("layout.tp=2",), {"tp": 40, "world": 1}),
+    Layout("tp2-sp", 2, ("layout.tp=2", "layout.sequence_parallel=true"), {"tp": 40, "world": 1}),
+    Layout("pp2", 2, ("layout.pp=2",), {"pp": 8, "world": 1}),
+    Layout("pp2-gpipe", 2, ("layout.pp=2", "layout.schedule=gpipe"), {"pp": 8, "world": 1}),
+    Layout("dp3", 3, ("layout.dp=3", "training.global_batch=6"), {"dp": 3, "world": 1}),
+    Layout("dp2-tp2", 4, ("layout.dp=2", "layout.tp=2", "layout.zero=1"), {"tp": 20, "dp": 3, "world": 1}),
+    Layout("dp2-pp2", 4, ("layout.dp=2", "layout.pp=2", "layout.zero=1"), {"pp": 4, "dp": 2, "world": 1}),
+    Layout("tp2-pp2", 4, ("layout.tp=2", "layout.pp=2"), {"tp": 20, "pp": 8, "world": 1}),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run with one fault."""
+
+    layout: Layout
+    fault: Fault
+
+    @property
+    def name(self) -> str:
+        """For a person and for a folder."""
+        fault = self.fault
+        return f"{self.layout.name}-{fault.kind}-rank{fault.rank}-{fault.group}-{fault.nth}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case; ``wrong`` is empty where all is as it should be."""
+
+    case: Case
+    wrong: str
+    seconds: float
+    verdict: str
+
+
+def all_cases(count: int, seed: int) -> List[Case]:
+    """So many cases: every kind in turn, on layouts in turn, the rest drawn."""
+    dice = random.Random(seed)
+    pairs = [(kind, layout) for layout in LAYOUTS for kind in KINDS]
+    dice.shuffle(pairs)
+    return [_case(dice, kind, layout) for kind, layout in (pairs * (count // len(pairs) + 1))[:count]]
+
+
+def _case(dice: random.Random, kind: str, layout: Layout) -> Case:
+    groups = [group for group in layout.groups if group != "pp" or kind not in ("order",)]
+    if kind == "order":  # the other group must be joined by all of this one's ranks
+        groups = [group for group in groups if group != "world"] or ["world"]
+    group = dice.choice(groups)
+    rank = dice.randrange(layout.ranks)
+    method = "start_send" if group == "pp" and kind in CALL_KINDS else ""
+    calls = layout.groups[group] // (2 if method else 1)
+    return Case(layout, Fault(kind, rank, group, STEP, dice.randrange(calls), method))
+
+
+def strike(case: Case, corpus: Path, out: Path) -> Outcome:
+    """Run a case and hold against the fault what the doctor says."""
+    began = time.monotonic()
+    code, output = train(case.layout, case.fault, corpus, out, ("--hang-timeout", str(HANG_TIMEOUT)))
+    seconds = time.monotonic() - began
+    told = json.loads((out / "fault.json").read_text()) if (out / "fault.json").exists() else None
+    if told is None:
+        return Outcome(case, f"the fault was never struck (exit code {code}): {output[-600:]}", seconds, "")
+    left = orphans(out)
+    report = examine(out)
+    wrong = judge(case.fault, told, report, RunDirectory(out), code)
+    if left:
+        wrong = f"{len(left)} processes left behind; {wrong}"
+    (out / "report.txt").write_text("\n".join(report_lines(report)) + "\n", encoding="utf-8")
+    (out / "output.txt").write_text(output, encoding="utf-8")
+    return Outcome(case, wrong, seconds, report.verdict)
+
+
+def train(layout: Layout, fault: Fault, corpus: Path, out: Path, more: Tuple[str, ...]) -> Tuple[int, str]:
+    """The run; ends it, with exit code -9, where it does not end by itself."""
+    launcher = find_launcher()
+    words = [*launcher.start(layout.ranks), sys.executable, "-m", "tests.mpi.faults", json.dumps(asdict(fault))]
+    words += ["train", "--data", str(corpus), "--out", str(out), *more]
+    for setting in (*SETTINGS, *layout.settings):
+        words += ["--set", setting]
+    environment = {**os.environ, **launcher.environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        words,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        return -signal.SIGKILL, output.decode("utf-8", "replace")
+    return process.returncode, output.decode("utf-8", "replace")
+
+
+def orphans(out: Path) -> List[int]:
+    """Processes that still run for this run directory."""
+    left: List[int] = []
+    for _ in range(20):
+        left = list(_processes(str(out)))
+        if not left:
+            break
+        time.sleep(0.1)
+    return left
+
+
+def _processes(word: str) -> Iterator[int]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if word.encode() in path.read_bytes().split(b"\0") and int(path.parent.name) != os.getpid():
+                yield int(path.parent.name)
+        except OSError:  # ended meanwhile
+            continue
+
+
+def judge(fault: Fault, told: Dict[str, Any], report: HangReport, directory: RunDirectory, code: int) -> str:
+    """What is wrong with the answer; "" where it names the rank and the call."""
+    if code == -signal.SIGKILL:
+        return "the run did not end by itself"
+    if code == 0:
+        return "the run ended as if nothing had been"
+    result = directory.result()
+    if result is None or result.status not in (HUNG, FAILED):
+        return f"recorded as {result}"
+    hang = report.hang
+    if hang is None or hang.culprits != (fault.rank,):
+        return f"rank {fault.rank} did it"
+    call = hang.call
+    if call is None:
+        return "no call is named"
+    if fault.kind in STATE_KINDS:
+        waits = [one for one in hang.positions if one.state == IN_WAIT and fault.rank in one.absent]
+        at = next(one for one in hang.positions if fault.rank in one.ranks)
+        if not waits or at.step != fault.step or at.micro_batch != told["micro_batch"]:
+            return f"the place of rank {fault.rank} is not as in {told}, or nobody waits for it"
+        return ""
+    if (call.communicator, call.step, call.site) != (fault.group, fault.step, told["site"]):
+        return f"the call is {call}, and should be {told}"
+    return ""
+
+
+def healthy(count: int, seed: int, corpus: Path, folder: Path) -> Tuple[int, int]:
+    """(runs, false alarms) of slow runs: pauses up to two thirds of the timeout, at random calls of random ranks."""
+    dice = random.Random(seed)
+    alarms = 0
+    for number in range(count):
+        layout = dice.choice(LAYOUTS)
+        fault = Fault(SLOW, 0, "", 0, seconds=HANG_TIMEOUT * 2 / 3)
+        out = folder / f"healthy-{number:02d}"
+        code, output = train(layout, fault, corpus, out, ("--hang-timeout", str(HANG_TIMEOUT)))
+        result = RunDirectory(out).result()
+        if code != 0 or result is None or result.status != OK:
+            alarms += 1
+            print(f"healthy {number} {layout.name}: {result}\n{output[-2000:]}", flush=True)
+    return count, alarms
+
+
+def main() -> int:
+    """Run and report; exit code 1 unless every answer is right."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", type=int, default=len(KINDS) * len(LAYOUTS))
+    parser.add_argument("--healthy", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--part", default="1/1", help="part of the cases, to start several of these at once: 2/3")
+    parser.add_argument("--keep", type=Path, help="folder for the run directories; default: a temporary one")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder: Path = options.keep if options.keep is not None else Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        corpus = write_byte_corpus(folder / "bytes")
+        wrong = _strike_all(options, corpus, folder)
+        runs, alarms = healthy(options.healthy, options.seed, corpus, folder)
+        if runs:
+            print(f"{runs} slow but healthy runs: {alarms} false alarms")
+    return 1 if wrong or alarms else 0
+
+
+def _strike_all(options: argparse.Namespace, corpus: Path, folder: Path) -> int:
+    part, _, parts = options.part.partition("/")
+    cases = [case for case in all_cases(options.cases, options.seed) if options.only in case.name]
+    cases = cases[int(part) - 1 :: int(parts)]
+    wrong, longest = 0, 0.0
+    for number, case in enumerate(cases, start=1):
+        outcome = strike(case, corpus, folder / f"{number:03d}-{case.name}")
+        longest = max(longest, outcome.seconds)
+        wrong += bool(outcome.wrong)
+        said = f"WRONG: {outcome.wrong}\n    " if outcome.wrong else ""
+        print(f"{number:3d} {case.name} ({outcome.seconds:.0f} s): {said}{outcome.verdict}", flush=True)
+    if cases:
+        print(f"{len(cases)} faults: {len(cases) - wrong} right answers; the longest took {longest:.0f} s")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())
