@@ -1,6 +1,6 @@
 """The tensors of a GPT by name, and which slice of each a tensor-parallel rank holds.
 
-The model builds its parameters from this table; initial values, gradient norms and (later) checkpoints go by it, so
+The model builds its parameters from this table; initial values, gradient norms and checkpoints go by it, so
 they cannot disagree about what a name means. Names follow the module tree of ``model/gpt.py``.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from fugaku_gpt.jobs.schedulers.registry import scheduler_named
 from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.records.job import read_history, sub_job_ids
 from fugaku_gpt.records.logs import OURS, Log, read_log_files
-from fugaku_gpt.records.run import CUT, Result, RunDirectory, without_superseded
+from fugaku_gpt.records.run import CUT, RESUMED, Result, RunDirectory, without_superseded
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.report.collect import is_sub, job_place, sub_runs
 from fugaku_gpt.report.imported import LoggedRun, import_logs, is_imported, read_imported
@@ -111,6 +112,9 @@ def _restore(directory: Path, log: Log) -> Tuple[int, Tuple[str, ...]]:
     lines, damaged = _lines(record.metrics_file)
     lines = without_superseded(lines)
     known = {(line.get("kind"), line.get("iteration")) for line in lines}
+    # of a run that was resumed the log tells later iterations too, which are to be done again
+    goes_on = any(line.get("kind") == RESUMED for line in lines)
+    limit = max((line.get("iteration") or 0 for line in lines), default=0) if goes_on else math.inf
     missing = [
         {"kind": "iteration", **line}
         for line in log.iterations
@@ -119,6 +123,7 @@ def _restore(directory: Path, log: Log) -> Tuple[int, Tuple[str, ...]]:
     missing += [
         {"kind": "validation", **line} for line in log.validations if ("validation", line["iteration"]) not in known
     ]
+    missing = [line for line in missing if line["iteration"] <= limit]
     notes: List[str] = []
     if missing or damaged:
         if damaged:

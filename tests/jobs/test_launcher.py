@@ -60,7 +60,8 @@ def test_the_command_is_a_pure_function_of_the_run(monkeypatch: pytest.MonkeyPat
         *(sys.executable, "-m", "fugaku_gpt", "train", "c.yaml", "--out", "o"),
     ]
     open_mpi = Launcher(Path("/m/mpirun"), OPEN_MPI, "4.1.8", {"OMPI_ALLOW_RUN_AS_ROOT": "1"})
-    command = train_command(open_mpi, config, Path("c.yaml"), Path("o"), 2, None)
+    command = train_command(open_mpi, config, Path("c.yaml"), Path("o"), 2, None, ["--resume", "auto"])
+    assert command.argv[-4:] == ["--out", "o", "--resume", "auto"]
     assert command.argv[:9] == [
         *("/m/mpirun", "-n", "4", "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"),
         *("env", "OMP_NUM_THREADS=1"),
