@@ -57,6 +57,6 @@ class LossScale:
             self.overflows += 1
             return
         self.since_overflow += 1
-        if self.since_overflow == self._training.loss_scale_window:
+        if self.since_overflow >= self._training.loss_scale_window:  # a resumed run may have a shorter one
             self.value *= 2.0
             self.since_overflow = 0

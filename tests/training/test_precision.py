@@ -168,6 +168,14 @@ def test_the_scale_doubles_after_a_window_without_overflow_and_halves_at_each() 
     assert scale.is_overflow(1.0, 1) and not scale.is_overflow(float("inf"), 1) and not scale.is_overflow(1.0, 0)
 
 
+def test_a_run_that_goes_on_with_a_shorter_window_doubles_its_scale_too() -> None:
+    scale = LossScale(TrainingConfig(dtype="float16", loss_scale_window=3))
+    scale.load({"value": 8.0, "since_overflow": 5, "overflows": 0})
+    for _ in range(2):
+        scale.update(False)
+    assert (scale.value, scale.since_overflow) == (16.0, 1)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_other_types_are_not_scaled(dtype: str) -> None:
     scale = LossScale(TrainingConfig(dtype=dtype))
