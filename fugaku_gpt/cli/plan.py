@@ -120,15 +120,15 @@ def _judge(plans: Sequence["SequencePlan"], every_rank: bool, form: str, started
     from fugaku_gpt.layout.sequence import chunk_times, schedule_of
     from fugaku_gpt.layout.sequence_check import GridCheck
 
-    bubbles = []
+    bubbles, plan = [], plans[-1]
     try:
-        every = GridCheck(plans[-1])
+        every = GridCheck(plan)
         for plan in plans:
             schedules = [schedule_of(plan, stage) for stage in range(plan.layout.pp)]
             judged = check_schedules(schedules, plan.micro_batches, plan.chunks)
             grid = every.check(plan, run_all=every_rank)
             times = simulate(schedules, chunk_times(plan))
-            bubbles.append(times.makespan * plan.layout.pp / sum(times.busy) - 1.0)
+            bubbles.append(times.mean_bubble)
     except (ScheduleError, GridError) as error:
         size = f" ({plan.micro_batches} micro-batches of {plan.tokens} tokens)" if len(plans) > 1 else ""
         click.echo(f"does not fit: {error}{size}", err=True)
@@ -136,7 +136,7 @@ def _judge(plans: Sequence["SequencePlan"], every_rank: bool, form: str, started
     click.echo(render_rows(_COLUMNS, _rows(plan, judged, grid, times), form), nl=False)
     ran = "every rank" if grid.ran == grid.ranks else "one rank of each stage"
     groups = ", ".join(f"{count} {kind}" for kind, count in grid.groups.items() if count) or "none"
-    idle = 1.0 - 1.0 / (1.0 + bubbles[-1])
+    idle = sum(times.idle_share) / len(times.idle_share)
     layout, first = plan.layout, plans[0]
     said = [
         f"ranks           {grid.ranks}: dp {layout.dp} * tp {layout.tp} * pp {layout.pp}, order {plan.order}",

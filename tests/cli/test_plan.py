@@ -14,7 +14,9 @@ from typing import List
 import pytest
 
 from fugaku_gpt.cli.main import run
+from fugaku_gpt.config import load_run_config
 from fugaku_gpt.layout import sequence_check
+from fugaku_gpt.layout.sequence import plan_of, predicted_bubble
 
 BIG = ["plan", "check", "--preset", "13b", "--set", "layout.tp=6", "--set", "layout.pp=8", "--ranks", "13824"]
 WHOLE = ["--set", "training.global_batch=288"]
@@ -70,6 +72,13 @@ def test_equal_stages_idle_as_the_formula_says(capsys: pytest.CaptureFixture[str
     assert [row["messages"] for row in rows] == [12, 24, 24, 12]
 
 
+def test_the_bubble_of_uneven_stages_is_the_one_that_the_log_predicts(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["layout.pp=2", "layout.dp=2", "model.layers=3"]
+    assert run(["plan", "check", *(word for setting in words for word in ("--set", setting))]) == 0
+    bubble = predicted_bubble(plan_of(load_run_config(overrides=words)))
+    assert f"bubble          {bubble:.1%} of the busy time" in capsys.readouterr().out
+
+
 def test_every_size_of_a_growing_batch_and_sums_by_nodes_first_are_judged(capsys: pytest.CaptureFixture[str]) -> None:
     lengths = ["seq_ramp_start=512", "seq_ramp_increment=512", "seq_ramp_iterations=8"]
     words = [f"training.{setting}" for setting in lengths]
@@ -80,7 +89,7 @@ def test_every_size_of_a_growing_batch_and_sums_by_nodes_first_are_judged(capsys
     groups = "2304 tp, 1728 pp, 48 dp, 1728 embedding, 3456 dp-node, 192 dp-across, 3456 dp-node-gather, "
     assert f"groups          {groups}192 dp-across-gather, 1 world" in said
     # micro-batches of 512 tokens: 1; of 1024: 2, 3, 4; of 1536: 5, 7; of 2048: 8
-    assert "sizes           7: from 1 micro-batches of 512 tokens (bubble 700.0% of the busy time)" in said
+    assert "sizes           7: from 1 micro-batches of 512 tokens (bubble 701.9% of the busy time)" in said
     assert "to 8 of 2048" in said and "all fits" in said
 
 
@@ -130,3 +139,13 @@ def test_a_mismatch_is_named_and_ends_with_1(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith("does not fit: rank 0, communicator pp, position ")
+
+
+def test_a_group_that_does_not_fit_is_named_where_the_batch_grows_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sequence_check, "groups_of", lambda plan: {"tp": lambda place, layout, order: [0]})
+    ramp = ["training.ramp_start=4", "training.ramp_increment=4", "training.ramp_samples=16"]
+    words = [word for setting in ("layout.dp=2", *ramp) for word in ("--set", setting)]
+    assert run(["plan", "check", *words]) == 1
+    assert capsys.readouterr().err.startswith("does not fit: rank 0, communicator tp: ")
