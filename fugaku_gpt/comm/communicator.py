@@ -17,9 +17,17 @@ import torch
 from fugaku_gpt.comm.flight_recorder import FlightRecorder
 from fugaku_gpt.comm.mpi import MPI
 from fugaku_gpt.comm.sums import array_of, operation_for
-from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, ALL_REDUCES, BARRIER, RECEIVE, REDUCE_SCATTER, SEND
+from fugaku_gpt.layout.operations import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_REDUCES,
+    BARRIER,
+    MAX_ELEMENTS,
+    RECEIVE,
+    REDUCE_SCATTER,
+    SEND,
+)
 
-MAX_ELEMENTS = 2**31 - 1  # the largest count that every MPI library takes
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 2e-5, 1e-3
 
 

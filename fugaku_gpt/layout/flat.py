@@ -17,6 +17,7 @@ from typing import List, Sequence, Tuple
 
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.layout.memory import ITEM_BYTES
+from fugaku_gpt.layout.operations import MAX_ELEMENTS
 from fugaku_gpt.layout.stages import chunks_of, stage_tensors
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
 
@@ -120,7 +121,7 @@ def flat_layout(
         shards: replicas that share out each bucket; 1 where none do.
         item_bytes: of one parameter.
         sum_bytes: of one gradient.
-        bucket_bytes: of one sum.
+        bucket_bytes: of one sum at most; no bucket has more elements than a communication can.
     """
     step = ALIGNMENT_BYTES // item_bytes
     unit = step * shards
@@ -134,7 +135,7 @@ def flat_layout(
         placed.append(Placed(spec, end, size))
         end += -(-size // step) * step
     end = -(-end // unit) * unit
-    width = max(1, bucket_bytes // sum_bytes // unit) * unit
+    width = max(1, min(bucket_bytes // sum_bytes, MAX_ELEMENTS) // unit) * unit
     cut = end if embedding_start is None else embedding_start
     buckets = [
         slice(start, min(start + width, stop))

@@ -1,4 +1,5 @@
-"""What communications are called, by the communicator, its flight recorder and the plan of a step alike."""
+"""What communications are called, by the communicator, its flight recorder and the plan of a step alike, and how large
+one may be."""
 
 from __future__ import annotations
 
@@ -6,3 +7,4 @@ ALL_REDUCES = {how: f"all_reduce_{how}" for how in ("sum", "max", "min")}
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = ALL_REDUCES["sum"], "reduce_scatter_sum", "all_gather"
 SEND, RECEIVE = "send", "receive"
 BARRIER = "barrier"
+MAX_ELEMENTS = 2**31 - 1  # of one communication: the largest count that every MPI library takes

@@ -30,6 +30,12 @@ def test_buckets_cover_all_and_divide_by_the_shards(tp: int, shards: int, item: 
     assert all(one.start * item % 64 == 0 for one in laid.placed)
 
 
+def test_no_bucket_is_larger_than_a_communication_can_be() -> None:
+    large = ModelConfig(layers=1, hidden=2**15, heads=4)
+    laid = flat_layout(model_tensors(large, 1), 1, 3, 4, 4, bucket_bytes=2**40)
+    assert laid.elements > 2**33 and max(bucket.stop - bucket.start for bucket in laid.buckets) < 2**31
+
+
 @pytest.mark.parametrize("shards", [1, 3, 4])
 @pytest.mark.parametrize("stages", [2, 3])
 def test_both_ends_of_a_pipeline_cut_the_embedding_alike(stages: int, shards: int) -> None:
