@@ -16,6 +16,7 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import EXIT_RESUME, UsageError
 from fugaku_gpt.jobs.processes import GRACE_SECONDS, Outcome, run_command
 from fugaku_gpt.machine.local import find_tcmalloc, usable_cores
+from fugaku_gpt.records.run import Result
 
 MPICH = "MPICH"
 OPEN_MPI = "Open MPI"
@@ -184,12 +185,13 @@ def launch(
     )
 
 
-def exit_code_of(outcome: Outcome) -> int:
+def exit_code_of(outcome: Outcome, result: Optional[Result] = None) -> int:
     """The exit code for a command line that has done nothing but this one run: the ranks' own, or 128 + signal.
 
-    Ranks that can be resumed all end with the same code, and so does their launcher, whatever has made them stop.
+    Of ranks that all end with ``EXIT_RESUME`` the launcher may have killed some while they left, and tell that: the
+    run's own result says whether it can be resumed.
     """
-    if outcome.exit_code == EXIT_RESUME:
+    if result is not None and result.resumable:
         return EXIT_RESUME
     if outcome.stopped_by is not None:
         return 128 + outcome.stopped_by

@@ -93,7 +93,14 @@ class Result:
     last_checkpoint: str = ""
     version: int = VERSION
 
+    @property
+    def resumable(self) -> bool:
+        """Whether the ranks have stopped before the end, with a whole checkpoint, and have come to say so."""
+        return self.status == INTERRUPTED and self.reason.startswith(STOPPED)
 
+
+# how the reason begins of a run that has stopped with a whole checkpoint; job scripts look for it too
+STOPPED = "stopped: "
 # that whoever has recorded another rank's failure leaves to rank 0, which says it too, before all are ended
 SUMMARY_SECONDS = 0.75
 

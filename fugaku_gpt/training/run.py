@@ -17,7 +17,7 @@ from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, 
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.model import recompute_of
 from fugaku_gpt.records.claim import HOLDER_VARIABLE
-from fugaku_gpt.records.run import INTERRUPTED, NONE, OK, MetricsWriter, RunDirectory
+from fugaku_gpt.records.run import INTERRUPTED, NONE, OK, STOPPED, MetricsWriter, RunDirectory
 from fugaku_gpt.training.binding import bind
 from fugaku_gpt.training.checkpoint import Checkpoints
 from fugaku_gpt.training.failure import end_badly, result_of
@@ -120,7 +120,7 @@ def train(
         if stopped:
             reason = stop.agreed_reason(world)
             if log is not None:
-                reason = f"stopped: {reason}, after iteration {trainer.iteration}"
+                reason = f"{STOPPED}{reason}, after iteration {trainer.iteration}"
                 log.say(f"{reason}; to be resumed from {directory.last_checkpoint()}")
                 directory.write_result(result_of(directory, config, INTERRUPTED, reason, started), replace=False)
             return EXIT_RESUME

@@ -208,7 +208,8 @@ def test_a_run_that_is_stopped_can_be_resumed(
                 process.send_signal(number)
                 break
         output = process.stdout.read()
-        assert process.wait(timeout=60) == EXIT_RESUME, output.decode()
+        # mpirun alone may tell of ranks that it has killed as they left
+        assert process.wait(timeout=60) in ((EXIT_RESUME,) if own else (EXIT_RESUME, signal.SIGKILL)), output.decode()
     result = RunDirectory(out).result()
     assert result is not None and result.status == "interrupted" and result.reason.startswith(reason)
     assert result.reason.endswith(f", after iteration {result.iterations}")

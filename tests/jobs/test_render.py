@@ -23,6 +23,7 @@ from fugaku_gpt.jobs.profile import Profile, load_profile
 from fugaku_gpt.jobs.render import job_name, render_from_files, render_job, settings_of
 from fugaku_gpt.machine.fugaku import power_knobs
 from fugaku_gpt.records.job import exit_records
+from fugaku_gpt.records.run import Result, RunDirectory
 from tests.jobs.cases import CASES, GOLDEN, PLAIN, config_of, rendered
 
 PJM = sorted(name for name in CASES if name.startswith("pjm-"))
@@ -217,6 +218,28 @@ def test_a_script_that_is_told_to_stop_tells_its_ranks_and_records_it(tmp_path: 
     assert process.wait(timeout=60) == 75
     record = exit_records(tmp_path)["7"]
     assert (record.exit_code, record.signal) == (75, name)
+
+
+@pytest.mark.parametrize(
+    ("reason", "earlier", "code"), [("stopped: x", "", 75), ("rank 1: x", "", 9), ("", "stopped: x", 9)]
+)
+def test_the_word_of_the_run_stands_over_the_code_of_its_launcher(
+    tmp_path: Path, reason: str, earlier: str, code: int
+) -> None:
+    """A launcher has killed a rank while all of them were leaving; what an earlier job has left says nothing."""
+    results = RunDirectory(tmp_path)
+    if earlier:
+        results.write_result(Result("interrupted", earlier, 1.0, 2.0))
+        os.utime(tmp_path / "result.json", (1.0, 1.0))
+    results.path = tmp_path / "new"
+    results.path.mkdir()
+    results.write_result(Result("interrupted", reason, 1.0, 2.0))
+    launcher = tmp_path / "mpiexec"
+    copies = "cp new/result.json result.json; " if reason else ""
+    launcher.write_text(f"#!/bin/bash\nsleep 0.1; {copies}exit 9\n", encoding="utf-8")
+    launcher.chmod(0o755)
+    assert run_script(tmp_path, rendered("pjm-one-node").text, {"PJM_JOBID": "7"}) == code
+    assert exit_records(tmp_path)["7"].exit_code == code
 
 
 def test_a_script_that_is_killed_after_it_was_told_has_left_its_record(tmp_path: Path) -> None:

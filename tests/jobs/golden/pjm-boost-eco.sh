@@ -89,8 +89,13 @@ launch=(mpiexec -n 4
   -stdout-proc './output.%j/%m/%/1000r/stdout' -stderr-proc './output.%j/%m/%/1000r/stderr')
 python=/home/apps/torch-1.10/bin/python3
 out=.
+mkdir -p exit && : > "exit/.$sub_job.began"
 train=("$python" -m fugaku_gpt train config.yaml --set node.threads_per_rank=12 --out "$out" --resume auto)
 
 run "${launch[@]}" "${train[@]}"
 code=$?
+# a launcher may tell the code of a rank that it has killed while all were leaving: the run's own word stands
+if ((code != 0)) && [[ $out/result.json -nt exit/.$sub_job.began ]] && grep -q '"reason": "stopped: ' "$out/result.json"; then
+  code=75
+fi
 exit "$code"

@@ -75,8 +75,13 @@ trap 'told_to_stop XCPU 152' XCPU
 launch=(srun --export=ALL --kill-on-bad-exit=1)
 python=/opt/torch/bin/python3
 out=repeat-"${SLURM_ARRAY_TASK_ID:-0}" # every sub-job is a repeat, in a folder of its own
+mkdir -p exit && : > "exit/.$sub_job.began"
 train=("$python" -m fugaku_gpt train config.yaml --out "$out" --resume auto)
 
 run "${launch[@]}" "${train[@]}"
 code=$?
+# a launcher may tell the code of a rank that it has killed while all were leaving: the run's own word stands
+if ((code != 0)) && [[ $out/result.json -nt exit/.$sub_job.began ]] && grep -q '"reason": "stopped: ' "$out/result.json"; then
+  code=75
+fi
 exit "$code"

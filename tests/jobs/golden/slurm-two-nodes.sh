@@ -82,9 +82,14 @@ export OMP_NUM_THREADS=12
 launch=(srun --export=ALL --kill-on-bad-exit=1 --cpus-per-task=12)
 python=/opt/torch/bin/python3
 out=.
+mkdir -p exit && : > "exit/.$sub_job.began"
 train=("$python" -m fugaku_gpt train config.yaml --set node.threads_per_rank=12 --out "$out" --resume auto)
 preload=(env LD_PRELOAD=libtcmalloc.so"${LD_PRELOAD:+:$LD_PRELOAD}")
 
 run "${launch[@]}" "${preload[@]}" "${train[@]}"
 code=$?
+# a launcher may tell the code of a rank that it has killed while all were leaving: the run's own word stands
+if ((code != 0)) && [[ $out/result.json -nt exit/.$sub_job.began ]] && grep -q '"reason": "stopped: ' "$out/result.json"; then
+  code=75
+fi
 exit "$code"
