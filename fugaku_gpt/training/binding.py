@@ -14,7 +14,9 @@ from typing import Dict, List, Optional, Sequence
 from fugaku_gpt.comm import Communicator
 
 _BIND = 2  # MPOL_BIND of linux/mempolicy.h
+_FLAGS = 0xE000  # that MPOL_BIND may come with
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+_GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}
 _LARGEST_NODES = 1024  # bits of the mask that is handed to the kernel
 
 
@@ -39,7 +41,7 @@ def bind(world: Communicator, how: str, threads: int) -> Dict[str, object]:
     if how == "cores":
         return {"bound": "cores"}
     wanted = numa_nodes_of(mine)
-    return {"bound": "cores and memory" if wanted and set_memory_nodes(wanted) else "cores", "memory_nodes": wanted}
+    return {"bound": "cores and memory" if wanted and set_memory_nodes(wanted) else "cores"}
 
 
 def cores_of(rank: int, ranks: int, threads: int, groups: Sequence[Sequence[int]]) -> List[int]:
@@ -83,6 +85,20 @@ def set_memory_nodes(nodes: Sequence[int]) -> bool:
         words[node // 64] |= 1 << (node % 64)
     libc = ctypes.CDLL(None, use_errno=True)
     return int(libc.syscall(ctypes.c_long(number), ctypes.c_int(_BIND), words, ctypes.c_ulong(_LARGEST_NODES))) == 0
+
+
+def memory_nodes() -> List[int]:
+    """The NUMA nodes from which alone this process's new pages come, as the kernel says, whoever has bound it; empty
+    where it is bound to none."""
+    number = _GET_MEMPOLICY.get(platform.machine())
+    if number is None:
+        return []
+    how, words = ctypes.c_int(), (ctypes.c_ulong * (_LARGEST_NODES // 64))()
+    libc, size = ctypes.CDLL(None, use_errno=True), ctypes.c_ulong(_LARGEST_NODES)
+    failed = libc.syscall(ctypes.c_long(number), ctypes.byref(how), words, size, None, ctypes.c_ulong(0))
+    if failed or how.value & ~_FLAGS != _BIND:
+        return []
+    return [node for node in range(_LARGEST_NODES) if words[node // 64] >> (node % 64) & 1]
 
 
 def _numa_node_of(core: int) -> Optional[int]:

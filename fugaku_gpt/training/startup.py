@@ -22,6 +22,7 @@ from fugaku_gpt.config.schema import SIXTEEN_BITS
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine import local
 from fugaku_gpt.records.text import spans
+from fugaku_gpt.training.binding import memory_nodes
 
 T = TypeVar("T")
 
@@ -126,6 +127,7 @@ def collect_environment(config: RunConfig, grid: ProcessGrid, process: Dict[str,
         "host": socket.gethostname(),
         "process": os.getpid(),
         "affinity": local.usable_cores(),
+        "memory_nodes": memory_nodes(),
         **process,
     }
     ranks = world.gather_json(rank_facts)
@@ -176,9 +178,12 @@ def describe_environment(environment: Dict[str, Any]) -> List[str]:
         )
     if len(ranks) > _RANKS_SHOWN:
         lines.append(f"... and {len(ranks) - _RANKS_SHOWN} more ranks (all in environment.json)")
-    for host in sorted({rank["host"] for rank in ranks}):
-        threads = sum(rank["threads"] for rank in ranks if rank["host"] == host)
-        cores = len({core for rank in ranks if rank["host"] == host for core in rank["affinity"]})
+    of_host: Dict[str, List[Dict[str, Any]]] = {}
+    for rank in ranks:
+        of_host.setdefault(rank["host"], []).append(rank)
+    for host, there in sorted(of_host.items()):
+        threads = sum(rank["threads"] for rank in there)
+        cores = len({core for rank in there for core in rank["affinity"]})
         if threads > cores:
             lines.append(f"note: {threads} threads share {cores} cores on {host}: times mean little here")
             break

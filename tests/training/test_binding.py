@@ -43,6 +43,21 @@ def test_a_bound_process_says_so() -> None:
     assert said[0] in ("cores and memory", "cores") and said[1] == str([min(os.sched_getaffinity(0))])
 
 
+@pytest.mark.parametrize("refuses", [False, True])
+def test_memory_is_said_to_be_bound_where_the_kernel_says_so(refuses: bool) -> None:
+    program = (
+        "from fugaku_gpt.comm import Communicator, ProcessGrid\nfrom fugaku_gpt.config import load_run_config\n"
+        "from fugaku_gpt.training import binding\nfrom fugaku_gpt.training.startup import collect_environment\n"
+        f"binding._SET_MEMPOLICY = {{}} if {refuses} else binding._SET_MEMPOLICY\n"
+        "process = binding.bind(Communicator.alone(), 'memory', 1)\n"
+        "rank = collect_environment(load_run_config(), ProcessGrid.alone(), process)['ranks'][0]\n"
+        "print(rank['bound'], rank['memory_nodes'])"
+    )
+    said, nodes = run(program)
+    assert (said == "cores and memory") == (nodes != "[]")
+    assert not (refuses and nodes != "[]")
+
+
 def run(program: str) -> List[str]:
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, text=True)
     words, _, cores = done.stdout.strip().partition(" [")
