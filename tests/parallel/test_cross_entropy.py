@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fugaku_gpt.comm import Communicator
-from fugaku_gpt.parallel.cross_entropy import CHUNK_TOKENS, vocab_parallel_cross_entropy
+from fugaku_gpt.layout.sequence import CHUNK_TOKENS
+from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy
 
 VOCABULARY, PADDED, HIDDEN, TOKENS = 50, 64, 12, 37
 
