@@ -128,7 +128,7 @@ class NodeFirst:
 
 
 def node_first(dp: Communicator, world: Communicator, node: Optional[int] = None) -> Tuple[Optional[NodeFirst], str]:
-    """The replicas of ``dp`` by nodes, or None and why not: then or now for all groups of replicas of the world alike.
+    """The replicas of ``dp`` by nodes, or None and why not: for all groups of replicas of the world alike.
     Collective over ``world``.
 
     All groups have the same numbers of nodes and of replicas on each, and the same share for the same replica. The

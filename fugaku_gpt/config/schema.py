@@ -177,7 +177,7 @@ class TrainingConfig:
         1000, "float16: iterations without overflow after which the loss scale doubles", unit="iterations", at_least=1
     )
     loss_scale_min: float = option(
-        1.0, "float16: the loss scale halves at each overflow; one at this scale ends the run", above=0
+        1.0, "float16: the loss scale halves at each overflow; one at this scale is a step that is not finite", above=0
     )
     lr: float = option(6e-4, "highest learning rate", above=0)
     min_lr: float = option(6e-5, "learning rate at the end of the schedule, but for the constant one", at_least=0)
