@@ -33,5 +33,9 @@ class CheckpointError(UsageError):
     """A checkpoint is missing, damaged, unreadable or not what it claims to be."""
 
 
+class CallsDisagree(FugakuGptError):
+    """Ranks are about to make different calls on one communicator; found where ``node.check_collectives`` is on."""
+
+
 class RunFailed(FugakuGptError):
     """A run was started and did not end well."""

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, List, Optional, Protocol, Sequence, Set
 import numpy as np
 import torch
 
+from fugaku_gpt.comm.checks import CallCheck, MessageCheck
 from fugaku_gpt.comm.flight_recorder import FlightRecorder
 from fugaku_gpt.comm.mpi import MPI
 from fugaku_gpt.comm.sums import array_of, operation_for
@@ -27,6 +28,7 @@ from fugaku_gpt.layout.operations import (
     REDUCE_SCATTER,
     SEND,
 )
+from fugaku_gpt.records.flight import DIRECTIONS
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 2e-5, 1e-3
 
@@ -38,8 +40,17 @@ class Pending:
     their own only make progress inside calls: whoever computes meanwhile looks now and then with :meth:`done`.
     """
 
-    def __init__(self, group: Communicator, requests: List[MPI.Request], slot: int, kept: Any) -> None:
+    def __init__(
+        self,
+        group: Communicator,
+        requests: List[MPI.Request],
+        slot: int,
+        kept: Any,
+        message: Optional[MessageCheck] = None,
+    ) -> None:
+        """``message``: what is to be compared before the requests are looked at."""
         self._group = group
+        self._message = message
         self._requests = requests
         self._slot = slot
         self._kept = kept  # the memory must live until MPI is done with it, also where nobody waits any more
@@ -49,6 +60,8 @@ class Pending:
 
     def done(self) -> bool:
         """Whether all of them have ended; does not wait."""
+        if not self._compared(waits=False):
+            return False
         while self._requests and self._requests[-1].Test():
             self._requests.pop()
         if not self._requests and self._kept is not None:
@@ -61,8 +74,20 @@ class Pending:
         """Wait until all of them have ended."""
         if not self.done():
             self._group._waits(self._slot)
+        self._compared(waits=True)
         while not self.done():
             self._group._wait(self._requests[-1])
+
+    def _compared(self, waits: bool) -> bool:
+        """Whether what a message is said to be is what it should be, or need not be compared."""
+        message, self._message = self._message, None
+        if message is None:
+            return True
+        _OUTSTANDING.discard(self)  # a message of another shape is never taken
+        if not message.compare(waits):
+            self._message = message
+        _OUTSTANDING.add(self)
+        return self._message is None
 
 
 class Steps(Protocol):
@@ -105,7 +130,9 @@ class Communicator:
         recorder: Optional[FlightRecorder] = None,
         max_elements: int = MAX_ELEMENTS,
         shares_cores: bool = False,
+        checks: bool = False,
     ) -> None:
+        """``checks``: compare calls between the ranks before they are made (see :mod:`fugaku_gpt.comm.checks`)."""
         self._handle = handle
         self._recorder = recorder
         self._max_elements = max_elements
@@ -118,6 +145,10 @@ class Communicator:
         if recorder is not None and handle is not None and self.size > 1:
             self._members = _world_ranks(handle)
             self._group = recorder.group(name, self._members, self.rank)
+        self._checks = checks
+        self._check: Optional[CallCheck] = None
+        if checks and handle is not None and self.size > 1:
+            self._check = CallCheck(handle, name, _world_ranks(handle), self._wait)
 
     @classmethod
     def alone(cls, name: str = "self") -> "Communicator":
@@ -134,7 +165,12 @@ class Communicator:
         self._leave(slot)
         if color is None:
             return Communicator(None, name, self._recorder)
-        return Communicator(part, name, self._recorder, self._max_elements, self._shares_cores)
+        return Communicator(part, name, self._recorder, self._max_elements, self._shares_cores, self._checks)
+
+    def unchecked(self) -> "Communicator":
+        """The same group, whose calls are not compared: ranks may come to them in another order than to others'."""
+        self._checks, self._check = False, None
+        return self
 
     def on_this_node(self, name: str) -> "Communicator":
         """The ranks of this group that share memory with this one. Collective over this group."""
@@ -200,7 +236,8 @@ class Communicator:
         assert self._handle is not None
         flat = _flat(tensor)
         slot = self._enter(RECEIVE, tensor, waits=False, peer=peer)
-        return Pending(self, [self._handle.Irecv(flat, peer)], slot, flat)
+        message = self._check.message() if self._check is not None else None
+        return Pending(self, [self._handle.Irecv(flat, peer)], slot, flat, message)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """The group's tensors stacked by rank: [...] → [size, ...]. All must have one shape."""
@@ -309,16 +346,16 @@ class Communicator:
         waits: bool = True,
         peer: Optional[int] = None,
     ) -> int:
-        if self._recorder is None or self._group < 0:
-            return -1
-        return self._recorder.enter(
-            self._group,
-            operation,
-            str(tensor.dtype) if tensor is not None else "-",
-            tuple(tensor.shape) if tensor is not None else (),
-            waits,
-            self._members[peer] if peer is not None else -1,
-        )
+        dtype = str(tensor.dtype) if tensor is not None else "-"
+        shape = tuple(tensor.shape) if tensor is not None else ()
+        slot = -1
+        if self._recorder is not None and self._group >= 0:
+            compares = self._check is not None and operation not in DIRECTIONS  # then all are waited for
+            world_rank = self._members[peer] if peer is not None else -1
+            slot = self._recorder.enter(self._group, operation, dtype, shape, waits or compares, world_rank)
+        if self._check is not None:
+            self._check.before(operation, f"{dtype} {list(shape)}", peer)
+        return slot
 
     def _posted(self, slot: int) -> None:
         if self._recorder is not None and slot >= 0:

@@ -149,11 +149,12 @@ def node_first(dp: Communicator, world: Communicator, node: Optional[int] = None
         return None, "no node holds two replicas of the same weights"
     if most == dp.size:
         return None, "all replicas of the same weights are on one node"
-    across = dp.split(within.rank, dp.rank, "dp-across")
+    across = dp.split(within.rank, dp.rank, "dp-across").unchecked()
     mine = within.rank * across.size + across.rank
     shares = torch.full((2, dp.size), -dp.size)
     shares[0, dp.rank], shares[1, dp.rank] = mine, -mine
     world.all_reduce(shares, "max")
     if not torch.equal(shares[0], -shares[1]):
         return None, "replicas of different weights lie on nodes in different ways"
-    return NodeFirst(within, across), ""
+    # which of these comes first differs from rank to rank: no rank may wait for others before it begins one
+    return NodeFirst(within.unchecked(), across), ""

@@ -21,17 +21,17 @@ _LEVELS = {
 }
 
 
-def open_world(flight_dir: Optional[Path] = None, threads: int = 1) -> Communicator:
+def open_world(flight_dir: Optional[Path] = None, threads: int = 1, checks: bool = False) -> Communicator:
     """All ranks of this job; with ``flight_dir``, each keeps its flight recorder there. Collective.
 
     ``threads`` is what each rank computes with: where a node's ranks have more threads than cores, they wait for each
-    other without holding a core.
+    other without holding a core. ``checks``: compare calls between the ranks before they are made.
     """
     world = MPI.COMM_WORLD
     recorder = None
     if flight_dir is not None:
         recorder = FlightRecorder(flight_dir, world.Get_rank(), world.Get_size())
-    return Communicator(world, "world", recorder, shares_cores=_shares_cores(world, threads))
+    return Communicator(world, "world", recorder, shares_cores=_shares_cores(world, threads), checks=checks)
 
 
 def _shares_cores(world: MPI.Intracomm, threads: int) -> bool:

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from fugaku_gpt.records.flight import Call, Flight
+from fugaku_gpt.records.flight import BACKWARD, Call, Flight
 
 LEFT_OUT, ONE_MORE, ORDER, DISAGREE = "left out", "one more", "order", "disagree"
 _MOST_RANKS = 64  # that are looked at: beyond, more witnesses say nothing new
@@ -112,7 +112,9 @@ def _passed(path: _Path, stretch: Stretch) -> bool:
         return False
     if stretch in path.stretches:
         return True
-    return stretch[0] < path.now[0]  # in the same step, phases of different ranks need not come in one order
+    # within a step, forward and backward passes come in an order of their own, then the other phases as numbered
+    later = max(path.now[1], BACKWARD) > max(stretch[1], BACKWARD)
+    return stretch[0] < path.now[0] or (stretch[0] == path.now[0] and later)
 
 
 def _sides(paths: Sequence[_Path], stretch: Stretch) -> Dict[Tuple[Value, ...], List[_Path]]:

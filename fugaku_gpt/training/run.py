@@ -86,8 +86,9 @@ def train(
         if config.node.memory_guard:
             guard = MemoryGuard(directory, world.rank, processes_of_node(world), config.node)
             watching.enter_context(guard)
-        if config.node.flight_recorder:
-            world = open_world(directory.flight_dir, threads)
+        if config.node.flight_recorder or config.node.check_collectives:
+            flight_dir = directory.flight_dir if config.node.flight_recorder else None
+            world = open_world(flight_dir, threads, config.node.check_collectives)
         watchdog = start_watchdog(config, world, directory, started)
         if watchdog is not None:
             watching.callback(watchdog.stop)

@@ -11,6 +11,7 @@ import torch
 from fugaku_gpt.comm import Communicator, FlightRecorder, ProcessGrid
 from fugaku_gpt.comm.mpi import MPI
 from fugaku_gpt.config import LayoutConfig
+from fugaku_gpt.errors import CallsDisagree
 from fugaku_gpt.layout.grid import coordinates_of, dp_group, tp_group
 from fugaku_gpt.records.flight import flight_file, read_flight
 
@@ -88,6 +89,28 @@ def test_tp_and_dp_collectives_may_follow_each_other_in_any_number(world: Commun
 def test_a_grid_of_the_wrong_size_is_refused(world: Communicator) -> None:
     with pytest.raises(ValueError, match="ranks"):
         ProcessGrid(world, LayoutConfig(dp=world.size + 1))
+
+
+def test_calls_that_disagree_are_named_before_they_are_made(world: Communicator) -> None:
+    if world.size == 1:
+        pytest.skip("a group of one makes no calls")
+    checked = Communicator(MPI.COMM_WORLD, "checked", shares_cores=True, checks=True)
+    tensor = torch.ones(6)
+    checked.all_reduce(tensor)
+    assert float(tensor[0]) == world.size
+    with pytest.raises(CallsDisagree, match=r"communicator checked: .* all_reduce_sum of torch.float32 \[5\] at "):
+        checked.all_reduce(torch.ones(5 if world.rank == 1 else 6))
+    with pytest.raises(CallsDisagree, match=r"rank 0: .*\[2\].* at mpi/test_comm.py:\d+; rank 1"):
+        checked.start_all_reduce(torch.ones(2)) if world.rank == 0 else checked.barrier()
+    if world.rank == 0:
+        checked.start_send(torch.ones(4), 1).wait()
+        checked.start_send(torch.ones(3), 1)
+    if world.rank == 1:
+        arrived = torch.zeros(4)
+        checked.start_receive(arrived, 0).wait()
+        assert float(arrived.sum()) == 4
+        with pytest.raises(CallsDisagree, match=r"rank 1 waits for .*\[4\] at .*, but rank 0 sends .*\[3\]"):
+            checked.start_receive(arrived, 0).wait()
 
 
 def test_the_flight_recorder_names_the_communicator_the_call_and_its_line(world: Communicator, tmp_path: Path) -> None:

@@ -173,7 +173,8 @@ def test_missing_finished_and_stopped_ranks(tmp_path: Path) -> None:
     ranks.call((0, 1), "world", "a.py:1", returns=False)
     ranks.progress((2,), FINISHED)
     found = told(ranks)
-    assert (found.culprits, found.kind) == ((2,), "finished") and "it has finished" in found.verdict
+    assert (found.culprits, found.kind) == ((2,), "left out")
+    assert "it left out all_reduce_sum of [4, 8] on world at a.py:1" in found.verdict
     assert told(ranks, processes={2: STOPPED}).kind == STOPPED
     assert "is gone" in told(ranks, processes={2: GONE}).verdict
     ranks.recorders[2].path.unlink()

@@ -1,0 +1,127 @@
+"""Debug runs: calls are compared between the ranks before they are made (``node.check_collectives``).
+
+What a rank is about to call travels as text of a fixed length on a communicator of its own, so that ranks that make
+different calls still understand each other here. A rank that makes no call at all is waited for: the watchdog's case.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import numpy as np
+
+from fugaku_gpt.comm.mpi import MPI
+from fugaku_gpt.errors import CallsDisagree
+from fugaku_gpt.layout.operations import RECEIVE, SEND
+from fugaku_gpt.records.text import spans
+
+_WORDS_SIZE = 256  # bytes
+_HERE = os.path.dirname(os.path.abspath(__file__))
+Wait = Callable[[MPI.Request], None]
+
+
+class CallCheck:
+    """Compares the calls of one communicator. One is made on all of its ranks together."""
+
+    def __init__(self, handle: MPI.Comm, name: str, members: List[int], wait: Wait) -> None:
+        """``members``: world ranks, for messages to a person; ``wait``: how this process waits."""
+        self._handle = handle.Dup()
+        self._name = name
+        self._members = members
+        self._wait = wait
+        self._sent: List[Tuple[MPI.Request, "np.ndarray[Any, Any]"]] = []  # with what must live until it has left
+        self._message: Optional[MessageCheck] = None
+
+    def before(self, operation: str, what: str, peer: Optional[int]) -> None:
+        """A call is about to be made: a collective is compared at once, waiting for all ranks; a sender tells its
+        receiver, who compares when it takes the message (:meth:`message`).
+
+        Args:
+            what: data type and shape, that must agree; the line that calls need not.
+            peer: the other rank of a message, or a broadcast's root.
+
+        Raises:
+            CallsDisagree: on all ranks, with each rank's call.
+        """
+        site = _caller()
+        if operation == SEND:
+            assert peer is not None
+            self._sent = [request for request in self._sent if not request[0].Test()]
+            words = _packed(f"{what}\n{site}")
+            self._sent.append((self._handle.Isend(words, peer), words))
+        elif operation == RECEIVE:
+            assert peer is not None
+            told = np.zeros(_WORDS_SIZE, dtype=np.uint8)
+            self._message = MessageCheck(self, self._handle.Irecv(told, peer), told, what, site, peer)
+        else:
+            self._collective(f"{operation} of {what}" + (f" from {peer}" if peer is not None else ""), site)
+
+    def message(self) -> Optional["MessageCheck"]:
+        """Of the receive that was begun last."""
+        message, self._message = self._message, None
+        return message
+
+    def _collective(self, words: str, site: str) -> None:
+        mine = _packed(f"{words}\n{site}")
+        every = np.zeros((len(self._members), _WORDS_SIZE), dtype=np.uint8)
+        self._wait(self._handle.Iallgather(mine, every))
+        told = [_unpacked(one) for one in every]
+        if len({one.partition("\n")[0] for one in told}) == 1:
+            return
+        ranks_by_call: Dict[str, List[int]] = {}
+        for rank, one in zip(self._members, told):
+            ranks_by_call.setdefault(one.replace("\n", " at "), []).append(rank)
+        said = "; ".join(f"rank {spans(ranks)}: {call}" for call, ranks in ranks_by_call.items())
+        raise CallsDisagree(f"communicator {self._name}: the ranks do not make the same call: {said}")
+
+
+class MessageCheck:
+    """A receiver's side of one message."""
+
+    def __init__(
+        self, check: CallCheck, request: MPI.Request, told: "np.ndarray[Any, Any]", words: str, site: str, peer: int
+    ) -> None:
+        self._check = check
+        self._request = request
+        self._told = told
+        self._words = words
+        self._site = site
+        self._peer = peer
+
+    def compare(self, waits: bool) -> bool:
+        """Whether the sender's word has come; it is compared then.
+
+        Raises:
+            CallsDisagree: it sends another shape or type than this rank expects.
+        """
+        if waits:
+            self._check._wait(self._request)
+        elif not self._request.Test():
+            return False
+        words, _, site = _unpacked(self._told).partition("\n")
+        if words != self._words:
+            mine, theirs = self._check._members[self._check._handle.Get_rank()], self._check._members[self._peer]
+            raise CallsDisagree(
+                f"communicator {self._check._name}: rank {mine} waits for a message of {self._words} at {self._site}, "
+                f"but rank {theirs} sends {words} at {site}"
+            )
+        return True
+
+
+def _caller() -> str:
+    """``file:line`` of whoever called into this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and os.path.dirname(os.path.abspath(frame.f_code.co_filename)) == _HERE:
+        frame = frame.f_back
+    return f"{'/'.join(frame.f_code.co_filename.split('/')[-2:])}:{frame.f_lineno}"
+
+
+def _packed(text: str) -> "np.ndarray[Any, Any]":
+    data = text.encode("utf-8")[:_WORDS_SIZE]
+    return np.frombuffer(data.ljust(_WORDS_SIZE, b"\0"), dtype=np.uint8)
+
+
+def _unpacked(data: "np.ndarray[Any, Any]") -> str:
+    return bytes(data.tobytes()).rstrip(b"\0").decode("utf-8", "replace")
