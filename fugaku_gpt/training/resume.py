@@ -12,7 +12,7 @@ from fugaku_gpt.errors import CheckpointError, RunFailed, UsageError
 from fugaku_gpt.layout.flat import flat_layout_of
 from fugaku_gpt.layout.shards import logical_shapes, parts
 from fugaku_gpt.records.checkpoint import list_checkpoints
-from fugaku_gpt.records.checkpoint_keep import checkpoints_at, verify
+from fugaku_gpt.records.checkpoint_keep import checkpoints_at, newest_valid
 from fugaku_gpt.records.checkpoint_manifest import MANIFEST, Manifest, manifest_text, parse_manifest, read_manifest
 from fugaku_gpt.records.checkpoint_read import Checkpoint
 from fugaku_gpt.records.run import AUTO, NONE, RunDirectory, goes_on_in
@@ -159,14 +159,11 @@ def load(trainer: Trainer, path: Path, manifest: Manifest) -> Optional[str]:
 
 def _whole_ones(paths: Sequence[Path]) -> Tuple[List[Path], List[str]]:
     """(checkpoints from the best one on whose manifest, lengths and headers are sound, why better ones are not)."""
-    said: List[str] = []
-    for index, path in enumerate(paths):
-        problems = verify(path, deep=False)  # data is checked by whoever reads it
-        if not problems:
-            return list(paths[index:]), said
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        said.append(f"checkpoint {path.name} was rejected: {problems[0]}{more}")
-    raise UsageError("\n".join(["no checkpoint is whole; to begin anew, choose another --out", *said]))
+    best, rejected = newest_valid(paths, deep=False)  # data is checked by whoever reads it
+    said = [f"checkpoint {name} was rejected: {why}" for name, why in rejected]
+    if best is None:
+        raise UsageError("\n".join(["no checkpoint is whole; to begin anew, choose another --out", *said]))
+    return list(paths[paths.index(best) :]), said
 
 
 def _again(path: Path) -> Found:
