@@ -65,12 +65,18 @@ def deviation(flights: Mapping[int, Flight], involved: Sequence[int], names: Seq
         involved: ranks that wait for each other.
         names: the communicators in which they wait.
     """
+    found = []
+    seen = set()
     for rank in involved:
         for place, group in enumerate(flights[rank].groups if rank in flights else ()):
-            if group.name in names and len(group.members) > 1:
-                found = _between_members(flights, rank, place)
-                if found is not None:
-                    return found
+            key = (group.name, group.members, group.number)
+            if len(group.members) > 1 and key not in seen:
+                seen.add(key)
+                parted = _between_members(flights, rank, place)
+                if parted is not None:
+                    found.append(parted)
+    if found:  # what came first is the cause of the rest
+        return min(found, key=lambda one: (one.call.step, one.call.entered))
     return _against_own_past(flights, involved, names)
 
 
@@ -128,6 +134,8 @@ def _sides(paths: Sequence[_Path], stretch: Stretch) -> Dict[Tuple[Value, ...], 
             open_ones.append(path)
     for path in sorted(open_ones, key=lambda one: -len(one.values(stretch))):
         mine = path.values(stretch)
+        if not mine:
+            continue  # tells nothing yet
         whole = [side for side in sides if side[: len(mine)] == mine]
         if whole:
             sides[max(whole, key=len)].append(path)
@@ -195,19 +203,27 @@ def _examples(
     near = [*ranks, *(rank for rank in flights if rank not in ranks)][:_MOST_RANKS]
     for rank in near:
         path = _whole_path(flights[rank], (name,), messages=False)
-        for other, calls in path.stretches.items():
-            same = other[1:] == stretch[1:] and (other[0] < stretch[0] or (rank not in ranks and other == stretch))
-            if same and _passed(path, other):
-                seen[tuple(_value(call) for call in calls)] += 1
+        steps = {call.step for call in flights[rank].calls[1:]} - {_cut(flights[rank])}
+        for step in sorted(steps):
+            if step < stretch[0] or (step == stretch[0] and rank not in ranks):
+                other = (step, stretch[1], stretch[2])
+                if _passed(path, other):
+                    seen[path.values(other)] += 1
     return seen
 
 
 def _whole_path(flight: Flight, names: Sequence[str], messages: bool) -> _Path:
     """A rank's calls on the named communicators, without the step of which the beginning is not known any more."""
     calls = flight.calls
-    cut = calls[0].step if calls and calls[0].ordinal > 1 else _NEVER - 1
+    cut = _cut(flight)
     kept = [call for call in calls if call.communicator in names and call.step > cut]
     return _Path(flight, [call for call in kept if messages or not call.is_message])
+
+
+def _cut(flight: Flight) -> int:
+    """The last step of which the beginning is not known any more."""
+    calls = flight.calls
+    return calls[0].step if calls and calls[0].ordinal > 1 else _NEVER - 1
 
 
 def _against_own_past(
