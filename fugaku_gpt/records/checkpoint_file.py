@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Iterable, List, Sequence, Tuple
 
 from fugaku_gpt.layout.regions import Region
 from fugaku_gpt.records import checkpoint_io
@@ -95,7 +95,7 @@ def plan_file(entries: Sequence[Entry]) -> FilePlan:
 
 
 def write_pieces(
-    path: Path, plan: FilePlan, pieces: Sequence[Tuple[int, "Array"]], *, header: bool = True
+    path: Path, plan: FilePlan, pieces: Iterable[Tuple[int, "Array"]], *, header: bool = True
 ) -> List[int]:
     """Write some entries of a data file to their places, and wait until they are on the disk.
 

@@ -12,7 +12,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -25,10 +25,14 @@ from fugaku_gpt.records.checkpoint import abandon, begin, clean_leftovers, commi
 from fugaku_gpt.records.checkpoint_file import Entry, FilePlan, file_name, plan_file, write_pieces
 from fugaku_gpt.records.checkpoint_keep import retain
 from fugaku_gpt.records.checkpoint_manifest import LogicalTensor, Manifest, describe_file
+from fugaku_gpt.records.flight import CHECKPOINT
 from fugaku_gpt.training.log import TrainingLog
 from fugaku_gpt.training.startup import kernels_in_use
 from fugaku_gpt.training.state import Storage
 from fugaku_gpt.training.trainer import Step, Trainer
+
+
+_LOOK_SECONDS = 1.0  # that a rank waits before it looks whether its thread has come further
 
 
 class Piece(NamedTuple):
@@ -157,9 +161,10 @@ class _Task:
         over = self._over.is_set()
         return over and self.error is None, over and self.error is not None
 
-    def wait(self) -> None:
-        """Until it is over."""
-        self._over.wait()
+    def wait(self, look: Callable[[], None]) -> None:
+        """Until it is over, looking round now and then."""
+        while not self._over.wait(_LOOK_SECONDS):
+            look()
 
 
 @dataclass
@@ -174,6 +179,7 @@ class _Save:
     snapshot_seconds: float = 0.0
     write_seconds: float = 0.0
     committing: bool = False
+    begun: int = 0  # pieces
 
 
 class Checkpoints:
@@ -233,6 +239,7 @@ class Checkpoints:
             if self._log is not None:
                 self._log.say(f"the checkpoint of iteration {self._save.iteration} is still being written: waiting")
             self.finish()
+        self._world.progress(CHECKPOINT, micro_batch=-1)
         before = time.perf_counter()
         iteration = self._trainer.iteration
         source = self._source()
@@ -247,15 +254,22 @@ class Checkpoints:
             for index, array in zip(source.indices, arrays)
         ]
         state = {**self._trainer.state(), "kernels": kernels_in_use(self._trainer.config), **extra}
-        self._save = _Save(iteration, source, Path(temporary), None, state)
+        save = self._save = _Save(iteration, source, Path(temporary), None, state)
+
+        def counted() -> Iterator[Tuple[int, Any]]:
+            for piece in pieces:
+                save.begun += 1
+                if not beside:  # else this is another thread than the one that records progress
+                    self._world.progress(CHECKPOINT)
+                yield piece
 
         def write() -> List[int]:
             if not source.file.entries:
                 return []
-            return write_pieces(Path(temporary) / source.path, source.file, pieces, header=source.header)
+            return write_pieces(save.temporary / source.path, source.file, counted(), header=source.header)
 
-        self._save.snapshot_seconds = time.perf_counter() - before
-        self._save.task = _Task(write, beside)
+        save.snapshot_seconds = time.perf_counter() - before
+        save.task = _Task(write, beside)
         if not beside:
             self.finish(must=wait)
 
@@ -286,11 +300,12 @@ class Checkpoints:
         if save is None:
             return
         assert save.task is not None
+        self._world.progress(CHECKPOINT, micro_batch=-1)
         if not save.committing:
-            save.task.wait()
+            save.task.wait(self._look(save))
             self._gather(save, beside=False)
         if self._world.rank == 0:
-            save.task.wait()
+            save.task.wait(self._look(save))
         self._end(save, self._world.broadcast_json(save.task.error if self._world.rank == 0 else None), must)
 
     def _progress(self) -> Tuple[bool, bool]:
@@ -298,6 +313,18 @@ class Checkpoints:
         if save is None or save.task is None or (save.committing and self._world.rank != 0):
             return False, False
         return save.task.state
+
+    def _look(self, save: _Save) -> Callable[[], None]:
+        """What tells the watchdog that the writing goes on, as long as it does."""
+        begun = save.begun
+
+        def look() -> None:
+            nonlocal begun
+            if save.begun != begun:
+                begun = save.begun
+                self._world.progress(CHECKPOINT)
+
+        return look
 
     def _begin(self, iteration: int, source: _Source) -> Tuple[str, Optional[str]]:
         """(folder to write to, why there is none); on rank 0."""
@@ -311,6 +338,7 @@ class Checkpoints:
     def _gather(self, save: _Save, beside: bool) -> None:
         """Give rank 0 what the ranks have to say of their writing, and have it make an end."""
         assert save.task is not None
+        self._world.progress(CHECKPOINT, micro_batch=-1)
         task = save.task
         reports = self._world.gather_json([task.error, task.value, task.seconds, save.snapshot_seconds])
         save.committing = True

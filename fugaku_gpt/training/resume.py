@@ -15,6 +15,7 @@ from fugaku_gpt.records.checkpoint import list_checkpoints
 from fugaku_gpt.records.checkpoint_keep import checkpoints_at, newest_valid
 from fugaku_gpt.records.checkpoint_manifest import MANIFEST, Manifest, manifest_text, parse_manifest, read_manifest
 from fugaku_gpt.records.checkpoint_read import Checkpoint
+from fugaku_gpt.records.flight import START_UP
 from fugaku_gpt.records.run import AUTO, NONE, RunDirectory, goes_on_in
 from fugaku_gpt.training.startup import together
 from fugaku_gpt.training.state import KINDS, Storage
@@ -139,6 +140,7 @@ def load(trainer: Trainer, path: Path, manifest: Manifest) -> Optional[str]:
     def read(checkpoint: Checkpoint, storage: Storage) -> None:
         flat = storage.values.detach()
         for part in parts(laid, config.layout.tp, place.tp, storage.first, storage.stop):
+            trainer.grid.world.progress(START_UP)  # it goes on, however slowly
             here = flat[part.first - storage.first : part.stop - storage.first]
             if storage.kind in KINDS[1:] and not checkpoint.holds(storage.kind, part.name):
                 here.zero_()  # weights from elsewhere
