@@ -73,7 +73,7 @@ class FlightRecorder:
         self._pinned_places = PINNED
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.ftruncate(self._descriptor, file_size())
+        self._take_room(0, file_size())
         self._map = mmap.mmap(self._descriptor, file_size())
         self._started = time.time()
         self._write_header()
@@ -215,8 +215,17 @@ class FlightRecorder:
     def _grow(self) -> None:
         self._free = list(range(self._pinned_places, 2 * self._pinned_places))
         self._pinned_places *= 2
-        self._map.resize(file_size(self._pinned_places))
+        size = file_size(self._pinned_places)
+        self._take_room(len(self._map), size)
+        self._map.resize(size)
         self._write_header()
+
+    def _take_room(self, first: int, stop: int) -> None:
+        """Have the disk keep the bytes from ``first`` on: where it is full, that is an error here, and not a signal
+        (SIGBUS) when something is written to the map."""
+        zeros = memoryview(bytes(stop - first))
+        while first < stop:
+            first += os.pwrite(self._descriptor, zeros[first - stop :], first)
 
     def _write_header(self) -> None:
         host = socket.gethostname().encode("utf-8")[:63]

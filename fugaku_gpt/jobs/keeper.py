@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Callable, List, Optional
 
-from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME
+from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, UsageError
 from fugaku_gpt.machine.local import out_of_memory_kills
 from fugaku_gpt.records.run import (
     FAILED,
@@ -147,8 +147,8 @@ class _Keeper:
         print(f"fugaku-gpt: {result.reason}", file=sys.stderr, flush=True)
         if self._directory is None:
             return
-        with contextlib.suppress(OSError):  # a full disk: what was printed is all that can be done
-            present = self._directory.result()
+        with contextlib.suppress(OSError, UsageError):  # a full disk: what was printed is all that can be done
+            present = self._recorded()
             follows = present is not None and present.ended > result.ended and present.status == FAILED
             if self._directory.write_result(result, replace=follows) and self._rank == 0:
                 self._said = True
@@ -157,15 +157,22 @@ class _Keeper:
 
     def _leave_time_to_rank_0(self) -> None:
         """Its keeper says what this rank has recorded, as long as the launcher has not heard of its end."""
-        result = self._directory.result() if self._directory is not None else None
+        result = self._recorded()
         if self._rank != 0 and result is not None and result.rank == self._rank:
             time.sleep(SUMMARY_SECONDS)
+
+    def _recorded(self) -> Optional[Result]:
+        """The run's result; None too where it cannot be read now: a rank must not die of its keeper's look at it."""
+        try:
+            return self._directory.result() if self._directory is not None else None
+        except UsageError:
+            return None
 
     def _say_what_is_recorded(self) -> None:
         """On rank 0: how another rank has failed."""
         if self._rank != 0 or self._said or self._directory is None:
             return
-        result = self._directory.result()
+        result = self._recorded()
         if result is None or result.status in (OK, INTERRUPTED, HUNG) or result.ended < self._started:
             return
         self._said = True

@@ -210,6 +210,19 @@ class RunDirectory:
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be written: {error.strerror}; choose another --out") from None
 
+    def forget_calls(self) -> None:
+        """Remove what the ranks of an earlier start have left of their last calls, before those of this one begin:
+        there may be fewer of them now, and what is left of others would be taken for theirs.
+
+        Raises:
+            UsageError: something cannot be removed.
+        """
+        try:
+            for path in (*self.flight_dir.glob("*/rank-*.flight"), *self.stacks_dir.glob("rank-*.txt")):
+                path.unlink()
+        except OSError as error:
+            raise UsageError(f"{error.filename}: cannot be removed: {error.strerror}") from None
+
     def discard(self) -> None:
         """Take back what this object's :meth:`create` has made, and the log, for a run that was refused before it had
         begun. What was there before stays, and so does everything once somebody else has the folder."""

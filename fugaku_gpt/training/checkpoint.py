@@ -31,7 +31,6 @@ from fugaku_gpt.training.startup import kernels_in_use
 from fugaku_gpt.training.state import Storage
 from fugaku_gpt.training.trainer import Step, Trainer
 
-
 _LOOK_SECONDS = 1.0  # that a rank waits before it looks whether its thread has come further
 
 

@@ -83,23 +83,23 @@ class MemoryGuard:
                 return
 
     def _end(self, use: MemoryUse) -> None:
-        node = socket.gethostname()
-        reason = (
-            f"rank {self._rank}: out of memory soon: {use.used // _MIB} of {use.limit // _MIB} MiB in use on {node} "
-            f"(limit: {use.source}); {self._words()}"
-        )
-        result = Result(
-            OUT_OF_MEMORY,
-            reason,
-            self._started,
-            time.time(),
-            self._directory.last_iteration(),
-            rank=self._rank,
-            node=node,
-            exception="memory guard",
-            last_checkpoint=self._directory.last_checkpoint(),
-        )
         try:
+            node = socket.gethostname()
+            reason = (
+                f"rank {self._rank}: out of memory soon: {use.used // _MIB} of {use.limit // _MIB} MiB in use on "
+                f"{node} (limit: {use.source}); {self._words()}"
+            )
+            result = Result(
+                OUT_OF_MEMORY,
+                reason,
+                self._started,
+                time.time(),
+                self._directory.last_iteration(),
+                rank=self._rank,
+                node=node,
+                exception="memory guard",
+                last_checkpoint=self._directory.last_checkpoint(),
+            )
             print("\n".join(failure_lines(result)), file=sys.stderr, flush=True)
             self._directory.write_result(result, replace=False)
         finally:  # whatever else happens, the memory must be free before the kernel acts

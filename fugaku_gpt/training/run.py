@@ -157,10 +157,13 @@ def _create_directory(config: RunConfig, out: Path, world: Communicator, resume:
     """The run directory, made by rank 0."""
     directory = RunDirectory(out)
     holder = os.environ.get(HOLDER_VARIABLE)  # who has started the ranks may have claimed it for them
-    together(
-        world,
-        lambda: directory.create(dump_run_config(config), holder, resume=resume) if world.rank == 0 else None,
-    )
+
+    def make() -> None:
+        if world.rank == 0:
+            directory.create(dump_run_config(config), holder, resume=resume)
+            directory.forget_calls()
+
+    together(world, make)
     return directory
 
 

@@ -17,8 +17,9 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
-from typing import Dict, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from fugaku_gpt.comm import Communicator, FlightRecorder
 from fugaku_gpt.config import RunConfig
@@ -157,10 +158,28 @@ class Watchdog:
 
     def _conclude(self) -> None:
         """Nobody moves: say who is the cause, record it, and have all ranks end."""
-        flights = read_flights(self._directory.flight_dir)
-        states = process_states([flight.head for flight in flights], socket.gethostname())
-        told = explain(flights, states)
-        verdict = told.verdict
+        try:
+            self._record()
+        except Exception:  # a full disk, for one: the ranks must end all the same
+            traceback.print_exc()
+        self._dump()
+        end = time.monotonic() + _GRACE_SECONDS + 2 * self._tick
+        while time.monotonic() < end and not self._all_dumped():
+            time.sleep(self._tick)
+        os._exit(EXIT_RUN_FAILED)
+
+    def _record(self) -> None:
+        """Write down that the run hangs, and who is the cause."""
+        culprits: Tuple[int, ...] = ()
+        heads: List[Head] = []
+        try:
+            flights = read_flights(self._directory.flight_dir)
+            heads = [flight.head for flight in flights]
+            told = explain(flights, process_states(heads, socket.gethostname()))
+            verdict, culprits = told.verdict, told.culprits
+        except Exception as error:  # that it hangs is known, whatever is wrong with the files that tell why
+            traceback.print_exc()
+            verdict = f"no rank has moved for {self._timeout:g} s, and why cannot be told: {error}"
         marker = {"time": time.time(), "rank": self._recorder.rank, "verdict": verdict}
         if not create_json_atomically(self._marker, marker) and not self._marked():
             self._marker.unlink()  # of a run before this one
@@ -171,17 +190,12 @@ class Watchdog:
             self._started,
             time.time(),
             self._directory.last_iteration(),
-            rank=told.culprits[0] if len(told.culprits) == 1 else None,
-            node=next((flight.head.host for flight in flights if told.culprits == (flight.rank,)), ""),
+            rank=culprits[0] if len(culprits) == 1 else None,
+            node=next((head.host for head in heads if culprits == (head.rank,)), ""),
             last_checkpoint=self._directory.last_checkpoint(),
         )
         self._directory.write_result(result, replace=False)
         print("\n".join(failure_lines(result)), file=sys.stderr, flush=True)
-        self._dump()
-        end = time.monotonic() + _GRACE_SECONDS + 2 * self._tick
-        while time.monotonic() < end and not self._all_dumped():
-            time.sleep(self._tick)
-        os._exit(EXIT_RUN_FAILED)
 
     def _all_dumped(self) -> bool:
         """Whether every rank whose watchdog can still run has written its stacks."""

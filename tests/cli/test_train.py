@@ -272,7 +272,10 @@ def test_a_run_goes_on_in_another_layout_and_refuses_another_corpus(
     assert [name for name in sorted(path.name for path in directory.path.iterdir()) if ".claim" not in name] == [
         name for name in before if ".claim" not in name
     ]
+    stale = directory.path / "flight" / "000" / "rank-000005.flight"
+    stale.write_bytes(b"of a start with more ranks")
     assert run([*words("run", 6, "layout.tp=2"), "--resume", "auto"]) == 0
+    assert len(list(stale.parent.iterdir())) == 2  # else the doctor would take it for a rank of this start
     said = capfd.readouterr().out
     assert "going on from step-00000004: iteration 4, 16 samples consumed" in said
     assert "layout.dp 2 -> 1" in said and "layout.tp 1 -> 2" in said

@@ -123,6 +123,16 @@ def test_outstanding_calls_outlive_the_ring_and_their_end_marks_no_other_record(
     assert [call.ordinal for call in read_flight(recorder.path).outstanding] == kept[1::2]
 
 
+def test_a_disk_that_fills_up_cannot_kill_the_rank(tmp_path: Path) -> None:
+    recorder = FlightRecorder(tmp_path, 0, 2)
+    world = recorder.group("world", (0, 1), 0)
+    for count in (0, 2 * PINNED + SLOTS):  # the file grows with the calls that are outstanding
+        for _ in range(count):
+            recorder.enter(world, "all_reduce_sum", "-", (), False)
+        file = os.stat(recorder.path)
+        assert file.st_blocks * 512 >= file.st_size  # writing to a map that has no room on the disk is SIGBUS
+
+
 def test_equal_sequence_numbers_are_the_same_call(tmp_path: Path) -> None:
     recorder = FlightRecorder(tmp_path, 0, 4)
     groups = [recorder.group(name, (0, 1), 0) for name in ("tp", "dp", "dp")]

@@ -95,6 +95,15 @@ def test_rank_0_says_how_another_rank_has_failed(tmp_path: Path) -> None:
     assert RunDirectory(tmp_path).result().rank == 0  # type: ignore[union-attr]  # its death came before that end
 
 
+def test_a_result_that_cannot_be_read_does_not_cost_the_rank(tmp_path: Path) -> None:
+    keeper, rank = start(0, tmp_path)
+    (tmp_path / "result.json").write_text("{")  # being written, as another node may see it
+    time.sleep(0.6)  # some of the keeper's looks
+    assert keeper.poll() is None and psutil.Process(rank).is_running()
+    os.kill(rank, signal.SIGKILL)
+    assert end_of(keeper)[0] == 128 + signal.SIGKILL
+
+
 def test_what_follows_from_another_failure_does_not_replace_it(tmp_path: Path) -> None:
     first = Result(FAILED, "rank 2: ValueError: x", 0.0, time.time(), rank=2)
     RunDirectory(tmp_path).write_result(first)

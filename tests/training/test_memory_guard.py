@@ -7,11 +7,13 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
-from typing import Iterator
+from typing import Iterator, List, Mapping
 
 import pytest
 
 from fugaku_gpt.config.schema import NodeConfig
+from fugaku_gpt.errors import EXIT_RUN_FAILED
+from fugaku_gpt.machine.memory import MemoryUse
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.training.memory_guard import MemoryGuard
 
@@ -87,3 +89,16 @@ def test_a_run_with_room_is_left_alone(tmp_path: Path) -> None:
     with MemoryGuard(RunDirectory(tmp_path), 0, [os.getpid()], NodeConfig(), leave=ended.append):
         kept = bytearray(32 * MIB)
     assert not ended and kept and RunDirectory(tmp_path).result() is None
+
+
+def test_the_memory_is_given_back_whatever_goes_wrong_with_the_words(tmp_path: Path) -> None:
+    codes: List[int] = []
+    guard = MemoryGuard(RunDirectory(tmp_path), 0, [os.getpid()], NodeConfig(memory_limit="1Mi"), codes.append)
+
+    def held() -> Mapping[str, int]:
+        raise RuntimeError("changed during iteration")
+
+    guard.tell(held)
+    with pytest.raises(RuntimeError):
+        guard._end(MemoryUse(1, 1, "node.memory_limit"))
+    assert codes == [EXIT_RUN_FAILED]
