@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 import click
 
 from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.cli.plan_rows import fit, predict
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, UsageError
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ _positive = click.IntRange(min=1)
 @click.group()
 def plan() -> None:
     """Judge a run before it is started."""
+
+
+plan.add_command(predict)
+plan.add_command(fit)
 
 
 @plan.command()

@@ -1,0 +1,137 @@
+"""``fugaku-gpt plan predict`` and ``plan fit``: the cost model held against rows of a CSV, and fitted to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
+
+import click
+
+from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.errors import EXIT_OK, UsageError
+
+if TYPE_CHECKING:
+    from fugaku_gpt.machine.constants import Machine
+
+_PREDICTED = (
+    "id",
+    "sec_per_it",
+    "sec_per_it_low",
+    "sec_per_it_high",
+    "mem_value",
+    "mem_unit",
+    "fits",
+    "refused",
+    "extrapolated",
+)
+_CONSTANTS = ("model", "constant", "value", "low", "high", "prior", "told_by_rows", "meaning")
+_rows_option = click.option(
+    "--rows",
+    "rows_file",
+    required=True,
+    metavar="FILE.csv",
+    type=click.Path(path_type=Path),
+    help="Configurations, with the columns of benchmarks/reference/measurements.csv.",
+)
+
+
+@click.command()
+@_rows_option
+@format_option
+def predict(rows_file: Path, form: str) -> int:
+    """Predict seconds per iteration and memory for every row of a CSV.
+
+    Prints for each row: seconds per iteration with an 80 % interval, memory as a reading of the row's kind would show
+    it, whether the run fits, why a row that no run can have is refused, and the inputs that no fitted row is like. What
+    a row measured (sec_per_it, tflops, mem_value, status) is not read. The column hardware picks the machine.
+    """
+    from fugaku_gpt.planner.predict import predict_table
+    from fugaku_gpt.planner.rows import Refused, read_table
+
+    lines: List[Dict[str, Any]] = []
+    for one in predict_table(read_table(rows_file)):
+        if isinstance(one, Refused):
+            lines.append({"id": one.id, "refused": one.reason, "extrapolated": [] if form == "json" else ""})
+            continue
+        lines.append(
+            {
+                "id": one.row.id,
+                "sec_per_it": _short(one.seconds.value),
+                "sec_per_it_low": _short(one.seconds.low),
+                "sec_per_it_high": _short(one.seconds.high),
+                "mem_value": _short(one.memory),
+                "mem_unit": one.row.mem_unit or one.memory_unit,
+                "fits": one.fits,
+                "extrapolated": list(one.extrapolated) if form == "json" else "; ".join(one.extrapolated) or None,
+            }
+        )
+    click.echo(render_rows(_PREDICTED, lines, form), nl=False)
+    return EXIT_OK
+
+
+@click.command()
+@_rows_option
+@click.option(
+    "--machine", "name", required=True, metavar="NAME", help="Machine whose constants are fitted, or its file."
+)
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE.yaml", help="Write the fitted machine here.")
+@click.option("--constants", is_flag=True, help="Print the fitted constants instead of the errors.")
+@format_option
+def fit(rows_file: Path, name: str, out: Optional[Path], constants: bool, form: str) -> int:
+    """Fit a machine's constants to measured rows, and show the error on rows that were left out.
+
+    Every row is predicted by a fit to the others: once to all rows of other configurations (tables repeat rows), once
+    to all rows of other tables. Errors are shares of the measured value. The baseline runs everything at the median
+    FLOPs per second of the other rows.
+    """
+    from fugaku_gpt.machine.constants import load_machine, machine_text
+    from fugaku_gpt.planner.fitting import refit
+    from fugaku_gpt.planner.rows import read_table, usable_rows
+    from fugaku_gpt.planner.score import FIGURES, figures
+    from fugaku_gpt.records.files import write_text_atomically
+
+    machine = load_machine(name)
+    mine = [
+        (row, measured)
+        for row, measured in usable_rows(read_table(rows_file))
+        if any(row.hardware.startswith(start) for start in machine.hardware)
+    ]
+    if not any(measured.seconds for _, measured in mine):
+        known = ", ".join(machine.hardware)
+        raise UsageError(f"{rows_file}: no row with sec_per_it whose hardware begins with {known}")
+    fitted = refit(machine, mine)
+    if out is not None:
+        write_text_atomically(out, machine_text(fitted.machine))
+    if constants:
+        click.echo(render_rows(_CONSTANTS, _constant_lines(fitted.machine), form), nl=False)
+    else:
+        click.echo(render_rows(FIGURES, [figures(fitted, by) for by in fitted.seconds], form), nl=False)
+    return EXIT_OK
+
+
+def _constant_lines(machine: "Machine") -> List[Dict[str, Any]]:
+    """Constants with their 80 % intervals; ``told_by_rows`` is how much of the prior's width the rows took away."""
+    from fugaku_gpt.planner.predict import Guess
+
+    lines = []
+    for model, fitted in (("time", machine.time), ("memory", machine.memory)):
+        for constant in fitted.constants:
+            guess = Guess.around(constant.value, constant.width)
+            told = 1 - constant.width / constant.prior_width if constant.prior_width else None
+            lines.append(
+                {
+                    "model": model,
+                    "constant": constant.name,
+                    "value": _short(guess.value),
+                    "low": _short(guess.low),
+                    "high": _short(guess.high),
+                    "prior": _short(constant.prior),
+                    "told_by_rows": None if told is None else round(told, 2),
+                    "meaning": constant.meaning,
+                }
+            )
+    return lines
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.6g}")

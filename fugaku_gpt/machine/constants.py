@@ -1,0 +1,229 @@
+"""One data file per machine: what is known of its hardware, and what was fitted to measured rows.
+
+A file holds the machine's facts, and for each of the planner's two models its constants with their priors, their fitted
+values and widths, the rows that they come from and the range of inputs that those rows cover. ``fugaku-gpt plan fit``
+writes the fitted half anew; the rest is written by hand.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+import yaml
+
+from fugaku_gpt.errors import UsageError
+
+_DATA = Path(__file__).parent / "data"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A positive number of a model.
+
+    Args:
+        prior: what it is taken for before any row is seen.
+        prior_width: standard deviation of its logarithm before any row is seen; 0 for a number that is not fitted.
+        value: fitted.
+        width: standard deviation of its logarithm after the fit.
+    """
+
+    name: str
+    meaning: str
+    prior: float
+    prior_width: float
+    value: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """One model's constants, and what the fit says of itself.
+
+    Args:
+        spread: by how much (logarithm) one row is expected to miss, for the robust fit.
+        covariance: of the logarithms of the constants that are fitted, in their order; empty before a fit.
+        interval_spread: what, besides the constants' widths, makes 80 % intervals hold 80 % of the left-out rows.
+        rows: names of the rows fitted to.
+        seen: of each input the values that these rows have: (least, most) of numbers, all of words.
+    """
+
+    constants: Tuple[Constant, ...]
+    spread: float
+    covariance: Tuple[Tuple[float, ...], ...] = ()
+    interval_spread: float = 0.1
+    rows: Tuple[str, ...] = ()
+    seen: Mapping[str, Tuple[Any, ...]] = field(default_factory=dict)
+
+    @property
+    def values(self) -> Dict[str, float]:
+        """Of all constants, by name."""
+        return {constant.name: constant.value for constant in self.constants}
+
+    @property
+    def free(self) -> Tuple[Constant, ...]:
+        """The constants that are fitted."""
+        return tuple(constant for constant in self.constants if constant.prior_width > 0)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A kind of machine.
+
+    Args:
+        hardware: how the ``hardware`` column of a row begins, each with the memory in ``memory_unit`` that runs there.
+        facts: numbers from the vendor: peak_flops (of a device at base_clock_ghz, in the type trained in),
+            base_clock_ghz, devices_per_node, item_bytes, tile_units (multiprocessors that share a product's tiles, 0
+            where products are not cut into waves).
+        memory_unit: ``MiB`` or ``GB``; rows' memory is that of a ``memory_of``: ``node`` or ``rank``.
+    """
+
+    name: str
+    title: str
+    hardware: Mapping[str, float]
+    facts: Mapping[str, float]
+    memory_unit: str
+    memory_of: str
+    time: Fitted
+    memory: Fitted
+
+    def capacity(self, hardware: str) -> float:
+        """Memory of a device or node of this hardware, in ``memory_unit``."""
+        return next(size for prefix, size in self.hardware.items() if hardware.startswith(prefix))
+
+
+def machine_names() -> List[str]:
+    """Machines that files are here for."""
+    return sorted(path.stem for path in _DATA.glob("*.yaml"))
+
+
+def machine_path(name: str) -> Path:
+    """Where the data file of a machine lies.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in machine_names():
+        raise UsageError(
+            f"machine {name}: not known; valid: {', '.join(machine_names())}, or the path of a machine file"
+        )
+    return _DATA / f"{name}.yaml"
+
+
+def load_machine(name: str) -> Machine:
+    """A machine by name, or from a file whose name ends in ``.yaml``.
+
+    Raises:
+        UsageError: no such machine, or its file is not valid.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else machine_path(name)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"{path}: cannot be read as a machine file: {error}") from None
+    try:
+        if data["format"] != _FORMAT:
+            raise UsageError(f"{path}: format {data['format']}: this version reads {_FORMAT}")
+        return Machine(
+            name=str(data["name"]),
+            title=str(data["title"]),
+            hardware={str(key): float(size) for key, size in data["hardware"].items()},
+            facts={str(key): float(number) for key, number in data["facts"].items()},
+            memory_unit=str(data["memory_unit"]),
+            memory_of=str(data["memory_of"]),
+            time=_fitted(data["time"]),
+            memory=_fitted(data["memory"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path}: not a machine file: {type(error).__name__}: {error}") from None
+
+
+def machine_of(hardware: str) -> Optional[Machine]:
+    """The machine that a row's ``hardware`` names; None where no file is for it."""
+    for name in machine_names():
+        machine = load_machine(name)
+        if any(hardware.startswith(prefix) for prefix in machine.hardware):
+            return machine
+    return None
+
+
+def _fitted(data: Mapping[str, Any]) -> Fitted:
+    constants = []
+    for name, entry in data["constants"].items():
+        prior, width = (float(number) for number in entry["prior"])
+        value, known = (float(number) for number in entry.get("fitted", (prior, width)))
+        if not prior > 0 or not value > 0 or width < 0 or not math.isfinite(prior * value * width * known):
+            raise ValueError(f"{name}: constants must be above 0, their widths not below")
+        constants.append(Constant(str(name), str(entry["meaning"]), prior, width, value, known))
+    fitted = Fitted(
+        constants=tuple(constants),
+        spread=float(data["spread"]),
+        covariance=tuple(tuple(float(number) for number in line) for line in data.get("covariance", ())),
+        interval_spread=float(data.get("interval_spread", 0.1)),
+        rows=tuple(str(row) for row in data.get("rows", ())),
+        seen={str(key): tuple(values) for key, values in data.get("seen", {}).items()},
+    )
+    if fitted.covariance and [len(line) for line in fitted.covariance] != [len(fitted.free)] * len(fitted.free):
+        raise ValueError(f"covariance must have {len(fitted.free)} lines of as many numbers")
+    return fitted
+
+
+def with_prior_values(fitted: Fitted) -> Fitted:
+    """The same model as if nothing had been measured."""
+    constants = tuple(
+        replace(constant, value=constant.prior, width=constant.prior_width) for constant in fitted.constants
+    )
+    return Fitted(constants, fitted.spread)
+
+
+def machine_text(machine: Machine) -> str:
+    """A machine as the text of its data file."""
+    data: Dict[str, Any] = {
+        "format": _FORMAT,
+        "name": machine.name,
+        "title": machine.title,
+        "hardware": dict(machine.hardware),
+        "facts": dict(machine.facts),
+        "memory_unit": machine.memory_unit,
+        "memory_of": machine.memory_of,
+        "time": _fitted_data(machine.time),
+        "memory": _fitted_data(machine.memory),
+    }
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=116, default_flow_style=False, allow_unicode=True)
+
+
+class _Lines(list):  # type: ignore[type-arg]
+    """A list that stands on one line of the file."""
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+_Dumper.add_representer(_Lines, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, True))
+
+
+def _fitted_data(fitted: Fitted) -> Dict[str, Any]:
+    constants = {
+        constant.name: {
+            "meaning": constant.meaning,
+            "prior": _Lines([_short(constant.prior), _short(constant.prior_width)]),
+            "fitted": _Lines([_short(constant.value), _short(constant.width)]),
+        }
+        for constant in fitted.constants
+    }
+    return {
+        "spread": _short(fitted.spread),
+        "interval_spread": _short(fitted.interval_spread),
+        "constants": constants,
+        "seen": {key: _Lines(values) for key, values in fitted.seen.items()},
+        "rows": _Lines(fitted.rows),
+        "covariance": [_Lines([_short(number) for number in line]) for line in fitted.covariance],
+    }
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.5g}")

@@ -1,0 +1,260 @@
+"""A machine's constants from measured rows, and how far off the models are on rows that they were not fitted to.
+
+Residuals are logarithms of predicted over measured. Runs that died of memory count too: as a figure that should have
+come out above what the machine has, and runs that did not as one that should not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from fugaku_gpt.machine.constants import Fitted, Machine
+from fugaku_gpt.planner.footprint import footprint
+from fugaku_gpt.planner.robust import Fit, fit
+from fugaku_gpt.planner.rows import Measured, Row, table_of
+from fugaku_gpt.planner.seconds import seconds
+from fugaku_gpt.planner.work import Work, work_of
+
+NORMAL_80 = 1.2816  # half of an 80 % interval of a normal distribution, in standard deviations
+GROUPS: Dict[str, Callable[[Row], object]] = {
+    "configuration": lambda row: row.configuration,
+    "table": lambda row: table_of(row.id),
+}
+_ESTIMATED = 0.25  # weight of rows that their tables call estimated, or that died after their first iteration
+_LEFT_OUT_ROUNDS = 8  # from the fit to all rows it is a short way
+_LEFT_OUT_ENOUGH = 1e-6
+_NUMBERS = ("layers", "hidden", "heads", "seq_len", "nodes", "ranks_per_node", "dp", "tp", "pp", "micro_batch")
+_WORDS = ("zero", "recompute", "torch", "tcmalloc", "freq_ghz")
+
+Measurement = Tuple[Row, Measured]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What a model that never saw a row says of it.
+
+    Args:
+        predicted: in the row's unit; of memory what the reading shows.
+        peak: memory of the fullest stage; of seconds the same as ``predicted``.
+        width: standard deviation of the prediction's logarithm that the constants' own widths make.
+    """
+
+    row: Row
+    measured: Measured
+    predicted: float
+    peak: float
+    width: float
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Misfits of one model to rows, as a function of the logarithms of its free constants."""
+
+    fitted: Fitted
+    measurements: Tuple[Measurement, ...]
+    work: Work
+    predict: Callable[[Work, Mapping[str, float]], Tuple["np.ndarray", "np.ndarray"]]
+    target: "np.ndarray"  # [N] logarithms of what was measured, NaN where nothing was
+    weight: "np.ndarray"  # [N]
+    capacity: "np.ndarray"  # [N] logarithms; NaN where it is not known whether it was enough
+    died: "np.ndarray"  # [N] of memory
+
+    def take(self, chosen: "np.ndarray") -> "_Problem":
+        return replace(
+            self,
+            measurements=tuple(one for one, keep in zip(self.measurements, chosen) if keep),
+            work=self.work.take(chosen),
+            target=self.target[chosen],
+            weight=self.weight[chosen],
+            capacity=self.capacity[chosen],
+            died=self.died[chosen],
+        )
+
+    def constants(self, values: "np.ndarray") -> Dict[str, float]:
+        return {**self.fitted.values, **dict(zip((one.name for one in self.fitted.free), np.exp(values)))}
+
+    def outcome(self, values: "np.ndarray") -> Tuple["np.ndarray", "np.ndarray"]:
+        return self.predict(self.work, self.constants(values))
+
+    def misfit(self, values: "np.ndarray") -> "np.ndarray":
+        predicted, peak = self.outcome(values)
+        known = ~np.isnan(self.target)
+        off = np.where(known, np.log(predicted) - np.where(known, self.target, 0.0), 0.0)
+        room = np.where(np.isnan(self.capacity), 0.0, self.capacity - np.log(peak))
+        wrong_side = np.where(np.isnan(self.capacity), 0.0, np.maximum(0.0, np.where(self.died, room, -room)))
+        return np.concatenate([off * np.sqrt(self.weight), wrong_side]) / self.fitted.spread
+
+    def fit(self, start: "Optional[np.ndarray]" = None) -> Fit:
+        prior = np.log([one.prior for one in self.fitted.free])
+        width = np.array([one.prior_width for one in self.fitted.free])
+        if start is None:
+            return fit(self.misfit, prior, width)
+        return fit(self.misfit, prior, width, start, _LEFT_OUT_ROUNDS, _LEFT_OUT_ENOUGH)
+
+    def widths(self, found: Fit) -> "np.ndarray":
+        """Standard deviations [N] of the predictions' logarithms."""
+        slopes = log_slopes(lambda values: self.outcome(values)[0], found.values)
+        return np.sqrt(np.einsum("ij,jk,ik->i", slopes, found.covariance, slopes))
+
+    def fitted_by(self, found: Fit) -> Fitted:
+        widths = iter(np.sqrt(np.diag(found.covariance)))
+        values = iter(np.exp(found.values))
+        constants = tuple(
+            replace(one, value=float(next(values)), width=float(next(widths))) if one.prior_width > 0 else one
+            for one in self.fitted.constants
+        )
+        return replace(
+            self.fitted,
+            constants=constants,
+            covariance=tuple(tuple(float(number) for number in line) for line in found.covariance),
+            rows=tuple(row.id for row, _ in self.measurements),
+            seen=seen_inputs([row for row, _ in self.measurements]),
+        )
+
+
+def log_slopes(outcome: "Callable[[np.ndarray], np.ndarray]", values: "np.ndarray") -> "np.ndarray":
+    """Derivatives [N, P] of the logarithm of ``outcome`` by each of the values [P]."""
+    here, step = np.log(outcome(values)), 1e-4
+    slopes = np.empty((len(here), len(values)))
+    for index in range(len(values)):
+        moved = values.copy()
+        moved[index] += step
+        slopes[:, index] = (np.log(outcome(moved)) - here) / step
+    return slopes
+
+
+def seen_inputs(rows: Sequence[Row]) -> Dict[str, Tuple[Any, ...]]:
+    """Of each input the values of these rows: (least, most) of numbers, all of words and flags."""
+    seen: Dict[str, Tuple[Any, ...]] = {}
+    for name in _NUMBERS:
+        values = [getattr(row, name) for row in rows]
+        seen[name] = (min(values), max(values))
+    for name in _WORDS:
+        seen[name] = tuple(sorted({getattr(row, name) for row in rows}))
+    return seen
+
+
+def unseen_inputs(row: Row, seen: Mapping[str, Tuple[Any, ...]]) -> List[str]:
+    """The inputs of a row that no fitted row is like, each with what was measured."""
+    found = []
+    for name in _NUMBERS:
+        value = getattr(row, name)
+        if name in seen and not seen[name][0] <= value <= seen[name][1]:
+            found.append(f"{name} {value}: measured {seen[name][0]} to {seen[name][1]}")
+    for name in _WORDS:
+        value = getattr(row, name)
+        if name in seen and value not in seen[name]:
+            found.append(f"{name} {value or 'not given'}: measured {', '.join(str(one) for one in seen[name])}")
+    return found
+
+
+def time_problem(machine: Machine, measurements: Sequence[Measurement]) -> _Problem:
+    """Rows with measured seconds; a measurement that stands in several tables counts once."""
+    chosen = _once([one for one in measurements if one[1].seconds], lambda measured: measured.seconds)
+
+    def predict(work: Work, constants: Mapping[str, float]) -> Tuple["np.ndarray", "np.ndarray"]:
+        found = seconds(work, constants, machine.facts)
+        return found, found
+
+    return _Problem(
+        fitted=machine.time,
+        measurements=tuple(chosen),
+        work=work_of([row for row, _ in chosen], machine.facts),
+        predict=predict,
+        target=np.log([measured.seconds or np.nan for _, measured in chosen]),
+        weight=np.array([1.0 if measured.status == "ok" else _ESTIMATED for _, measured in chosen]),
+        capacity=np.full(len(chosen), np.nan),
+        died=np.zeros(len(chosen), dtype=bool),
+    )
+
+
+def memory_problem(machine: Machine, measurements: Sequence[Measurement]) -> _Problem:
+    """Rows with measured memory, and rows of which it is known whether memory was enough."""
+    chosen = _once(
+        [one for one in measurements if one[1].out_of_memory or one[1].status == "ok"],
+        lambda measured: (measured.memory, measured.out_of_memory),
+    )
+
+    def predict(work: Work, constants: Mapping[str, float]) -> Tuple["np.ndarray", "np.ndarray"]:
+        return footprint(work, constants, machine.facts, machine.memory_unit, machine.memory_of == "node")
+
+    readings = [measured.memory if measured.memory and not measured.out_of_memory else np.nan for _, measured in chosen]
+    return _Problem(
+        fitted=machine.memory,
+        measurements=tuple(chosen),
+        work=work_of([row for row, _ in chosen], machine.facts),
+        predict=predict,
+        target=np.log(readings),
+        weight=np.ones(len(chosen)),
+        capacity=np.log([machine.capacity(row.hardware) for row, _ in chosen]),
+        died=np.array([measured.out_of_memory for _, measured in chosen], dtype=bool),
+    )
+
+
+def _once(measurements: Sequence[Measurement], reading: Callable[[Measured], Any]) -> List[Measurement]:
+    found: Dict[Any, Measurement] = {}
+    for row, measured in measurements:
+        read = reading(measured)
+        rounded = round(read, 1) if isinstance(read, float) else read
+        found.setdefault((row.hardware, row.configuration, rounded), (row, measured))
+    return list(found.values())
+
+
+def left_out(problem: _Problem, by: str, start: "np.ndarray") -> List[LeftOut]:
+    """Each row predicted by a fit to all rows outside its group.
+
+    Args:
+        by: one of :data:`GROUPS`.
+        start: the fit to all rows.
+    """
+    keys = [GROUPS[by](row) for row, _ in problem.measurements]
+    found: Dict[int, LeftOut] = {}
+    for key in dict.fromkeys(keys):
+        mine = np.array([other == key for other in keys])
+        fitted = problem.take(~mine).fit(start)
+        part = problem.take(mine)
+        predicted, peak = part.outcome(fitted.values)
+        for index, place in enumerate(np.flatnonzero(mine)):
+            row, measured = part.measurements[index]
+            width = float(part.widths(fitted)[index])
+            found[int(place)] = LeftOut(row, measured, float(predicted[index]), float(peak[index]), width)
+    return [found[place] for place in range(len(keys))]
+
+
+def interval_spread(rows: Sequence[LeftOut], share: float = 0.8) -> float:
+    """The spread which, with each prediction's own width, makes 80 % intervals hold ``share`` of the rows."""
+    off = [abs(np.log(one.predicted / (one.measured.seconds or np.nan))) for one in rows]
+    low, high = 0.0, 3.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        held = np.mean([miss <= NORMAL_80 * np.hypot(one.width, middle) for miss, one in zip(off, rows)])
+        low, high = (low, middle) if held >= share else (middle, high)
+    return high
+
+
+@dataclass(frozen=True)
+class Refit:
+    """A machine fitted anew, and what its models say of rows that were left out of the fit."""
+
+    machine: Machine
+    seconds: Dict[str, List[LeftOut]]
+    memory: Dict[str, List[LeftOut]]
+
+
+def refit(machine: Machine, measurements: Sequence[Measurement], groups: Sequence[str] = tuple(GROUPS)) -> Refit:
+    """Both models of a machine fitted to rows, each with its error on left-out groups.
+
+    Intervals are set by the rows left out by configuration, where that is among the groups.
+    """
+    time, memory = time_problem(machine, measurements), memory_problem(machine, measurements)
+    time_fit, memory_fit = time.fit(), memory.fit()
+    seconds_out = {by: left_out(time, by, time_fit.values) for by in groups}
+    memory_out = {by: left_out(memory, by, memory_fit.values) for by in groups}
+    time_fitted = time.fitted_by(time_fit)
+    if "configuration" in seconds_out:
+        judged = [one for one in seconds_out["configuration"] if one.measured.status == "ok"]
+        time_fitted = replace(time_fitted, interval_spread=interval_spread(judged))
+    return Refit(replace(machine, time=time_fitted, memory=memory.fitted_by(memory_fit)), seconds_out, memory_out)

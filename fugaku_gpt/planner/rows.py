@@ -1,0 +1,205 @@
+"""Rows of measured, failed or wanted configurations: what is read of them, and why some are refused.
+
+The columns are those of ``benchmarks/reference/measurements.csv``. A :class:`Row` holds what is known before a run and
+nothing else: measured seconds, memory and status are kept apart in :class:`Measured`, which predictions never get.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from fugaku_gpt.errors import UsageError
+
+MEMORY_DEATHS = ("oom", "oom_after_first_iteration")
+_NEEDED = ("layers", "hidden", "heads", "vocab", "seq_len", "nodes", "ranks_per_node", "dp", "tp", "pp")
+_BATCH = ("micro_batch", "global_batch")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One configuration, as far as it is known before it runs.
+
+    ``processes`` are all ranks; ``zero`` is the ZeRO stage; ``freq_ghz`` the clock, 0 where none is given;
+    ``retention`` is the retention state of Fugaku's cores, None where it was left alone.
+    """
+
+    id: str
+    hardware: str
+    layers: int
+    hidden: int
+    heads: int
+    vocab: int
+    seq_len: int
+    nodes: int
+    ranks_per_node: int
+    processes: int
+    dp: int
+    tp: int
+    pp: int
+    micro_batch: int
+    global_batch: int
+    zero: int
+    recompute: bool
+    torch: str
+    dtype: str
+    freq_ghz: float
+    tcmalloc: bool
+    retention: Optional[int]
+    mem_unit: str
+
+    @property
+    def micro_batches(self) -> int:
+        """Of one replica in one iteration."""
+        return self.global_batch // (self.dp * self.micro_batch)
+
+    @property
+    def configuration(self) -> Tuple[object, ...]:
+        """Equal for rows that are the same run by all that is known of them, whatever table they stand in. The
+        vocabulary is left out: one table rounds what another gives in full."""
+        left_out = ("id", "vocab", "mem_unit", "dtype")
+        return tuple(getattr(self, field.name) for field in fields(self) if field.name not in left_out)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run of a configuration gave: seconds per iteration, memory in the row's own unit, how it ended."""
+
+    seconds: Optional[float]
+    memory: Optional[float]
+    status: str
+
+    @property
+    def out_of_memory(self) -> bool:
+        return self.status.lower() in MEMORY_DEATHS
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A row that no run can have, with the reason."""
+
+    id: str
+    reason: str
+
+
+def read_table(path: Path) -> List[Dict[str, str]]:
+    """The rows of a CSV with a header line, values as they stand.
+
+    Raises:
+        UsageError: no such file, or columns are missing.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            reader = csv.DictReader(stream)
+            header = list(reader.fieldnames or [])
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path}: cannot be read as CSV: {error}") from None
+    missing = [name for name in ("id", "hardware", *_NEEDED, *_BATCH) if name not in header]
+    if missing:
+        raise UsageError(f"{path}: columns are missing: {', '.join(missing)}; found: {', '.join(header) or 'none'}")
+    return [{key: value or "" for key, value in row.items() if isinstance(key, str)} for row in rows]
+
+
+def parse_row(cells: Mapping[str, str]) -> "Row | Refused":
+    """One line of such a CSV as a configuration, or why it cannot be one."""
+    name = cells["id"].strip()
+    numbers: Dict[str, int] = {}
+    for key in (*_NEEDED, *_BATCH):
+        text = cells[key].strip()
+        if not text:
+            return Refused(name, f"{key} is not given")
+        try:
+            number = float(text)
+        except ValueError:
+            number = 0.0
+        if number < 1 or number != int(number):
+            return Refused(name, f"{key} {text}: must be a whole number from 1 on")
+        numbers[key] = int(number)
+    try:
+        optional = _optional(cells)
+        processes = int(float(cells.get("processes", "").strip() or numbers["nodes"] * numbers["ranks_per_node"]))
+    except ValueError as error:
+        return Refused(name, str(error))
+    row = Row(id=name, hardware=cells["hardware"].strip(), processes=processes, **numbers, **optional)  # type: ignore[arg-type]
+    reason = why_invalid(row)
+    return Refused(name, reason) if reason else row
+
+
+def _optional(cells: Mapping[str, str]) -> Dict[str, object]:
+    def text(key: str) -> str:
+        return cells.get(key, "").strip()
+
+    zero = text("zero_stage") or "0"
+    if zero not in ("0", "1", "2", "3"):
+        raise ValueError(f"zero_stage {zero}: must be 0, 1, 2 or 3")
+    flags = {"true": True, "false": False, "1": True, "0": False, "": False}
+    for key in ("recompute", "tcmalloc"):
+        if text(key).lower() not in flags:
+            raise ValueError(f"{key} {text(key)}: must be True or False")
+    retention = text("retention_state")
+    try:
+        freq = float(text("freq_ghz") or 0)
+    except ValueError:
+        raise ValueError(f"freq_ghz {text('freq_ghz')}: must be a number") from None
+    return {
+        "zero": int(zero),
+        "recompute": flags[text("recompute").lower()],
+        "torch": text("torch"),
+        "dtype": text("dtype"),
+        "freq_ghz": freq,
+        "tcmalloc": flags[text("tcmalloc").lower()],
+        "retention": int(retention) if retention in ("0", "1") else None,
+        "mem_unit": text("mem_unit"),
+    }
+
+
+def why_invalid(row: Row) -> Optional[str]:
+    """Why no run can have this shape; None where it can."""
+    ranks = row.nodes * row.ranks_per_node
+    if row.processes != ranks:
+        return f"ranks {row.processes} are not nodes {row.nodes} * ranks per node {row.ranks_per_node} = {ranks}"
+    grid = row.dp * row.tp * row.pp
+    if grid != ranks:
+        return f"dp {row.dp} * tp {row.tp} * pp {row.pp} = {grid} are not the {ranks} ranks"
+    if row.layers % row.pp:
+        return f"layers {row.layers} cannot be divided by pp {row.pp}"
+    if row.heads % row.tp:
+        return f"heads {row.heads} cannot be divided by tp {row.tp}"
+    if row.hidden % row.heads:
+        return f"hidden {row.hidden} cannot be divided by heads {row.heads}"
+    share = row.dp * row.micro_batch
+    if row.global_batch % share:
+        product = f"dp {row.dp} * micro-batch {row.micro_batch} = {share}"
+        return f"global batch {row.global_batch} cannot be divided by {product}"
+    return None
+
+
+def parse_measured(cells: Mapping[str, str]) -> Measured:
+    """What was measured; for fitting and scoring alone."""
+
+    def number(key: str) -> Optional[float]:
+        text = cells.get(key, "").strip()
+        try:
+            return float(text) if text else None
+        except ValueError:
+            return None
+
+    return Measured(number("sec_per_it"), number("mem_value"), cells.get("status", "").strip())
+
+
+def table_of(identity: str) -> str:
+    """The table that a row stands in: its name without the last part."""
+    return identity.rpartition(".")[0] or identity
+
+
+def usable_rows(table: Sequence[Mapping[str, str]]) -> List[Tuple[Row, Measured]]:
+    """Rows that are configurations, each with what was measured."""
+    found = []
+    for cells in table:
+        row = parse_row(cells)
+        if isinstance(row, Row):
+            found.append((row, parse_measured(cells)))
+    return found

@@ -1,0 +1,91 @@
+"""Seconds of an iteration by part, from what is to be done and a machine's constants.
+
+A stage's layers cost their matrix products at an efficiency, memory-bound work at an effective bandwidth, a fixed time
+for each pass, and the sums over tensor-parallel ranks. The last stage has the logits on top, the first the embedding's
+gradient. 1F1B takes m - 1 slots of its slowest stage and one walk through all stages. Sums over replicas, the optimiser
+and a constant come once per iteration.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Mapping
+
+import numpy as np
+
+from fugaku_gpt.planner.work import Work
+
+PARTS = ("compute", "memory_bound", "tensor_parallel", "pipeline", "data_parallel", "optimiser", "fixed")
+_OPTIMISER_BYTES = 28  # per parameter: gradient, parameter and two moments read, the last three written, in float32
+_BASE_BUILD = "1.10"
+
+
+def seconds_by_part(work: Work, constants: Mapping[str, float], facts: Mapping[str, float]) -> Dict[str, "np.ndarray"]:
+    """Of each part [N] seconds per iteration; their sum is the iteration.
+
+    ``compute``, ``memory_bound`` and ``tensor_parallel`` are those of the slowest stage's micro-batches, ``pipeline``
+    all that the stages wait for each other and send.
+    """
+    c = constants
+    item = facts["item_bytes"]
+    clock = np.where(work.clock_ghz > 0, work.clock_ghz, facts["base_clock_ghz"]) / facts["base_clock_ghz"]
+    share = work.ranks_per_node / facts["devices_per_node"]  # ranks on one device
+    flops = facts["peak_flops"] * clock / share * c["matrix_efficiency"]
+    attention_flops = flops * c.get("attention_efficiency", c["matrix_efficiency"]) / c["matrix_efficiency"]
+    software = _software(work, c)
+    bandwidth = c["bandwidth"] / share * clock ** c.get("clock_power", 1.0) / software
+    bandwidth = bandwidth * np.where(share > 1, c.get("ranks_gain", 1.0), 1.0)
+    passes = 3 + c.get("recompute_passes", 1.0) * work.recompute
+
+    scores = c["softmax"] * work.pass_scores
+    scores = scores + c.get("unaligned_4", 0.0) * work.unaligned_4 + c.get("unaligned_2", 0.0) * work.unaligned_2
+    layer_compute = work.layer_flops / flops + work.layer_attention_flops / attention_flops
+    layer_memory = passes * item * (work.pass_elements + scores) / bandwidth
+    layer_memory = layer_memory + passes * c["pass_overhead"] * software / clock
+    layer_memory = layer_memory + c["weight_bytes"] * work.layer_weights / bandwidth
+    link = c["tensor_bandwidth"] / np.where(work.within_node > 0, c.get("within_node", 1.0), 1.0)
+    layer_tensor = item * work.reduced_elements / link + work.reductions * c["tensor_latency"]
+
+    one = work.stages == 1
+    embedding = c["weight_bytes"] * work.embedding_weights / bandwidth
+    head_compute = work.head_flops / flops
+    head_memory = c["logit_bytes"] * work.logits / bandwidth + np.where(one, 0.0, embedding)
+    send = np.where(one, 0.0, 2 * item * work.hidden_elements / c["pipeline_bandwidth"])
+
+    layers = work.layers_per_stage
+    middle = layers * (layer_compute + layer_memory + layer_tensor)
+    head = head_compute + head_memory
+    first, last = middle + embedding, middle + head
+    slowest = np.where(one, middle + embedding + head, np.maximum(first, last))
+    walk = np.where(one, slowest, first + last + (work.stages - 2) * middle)
+    m = work.micro_batches
+    staged = (m - 1) * (slowest + send) + walk + (work.stages - 1) * send
+
+    has_head = one | (last >= first)
+    compute = m * (layers * layer_compute + np.where(has_head, head_compute, 0.0))
+    tensor = m * layers * layer_tensor
+    memory = m * slowest - compute - tensor
+    parameters = layers * work.layer_weights + work.embedding_weights
+    kept = parameters / np.where(work.sharded > 0, work.replicas, 1.0)
+    rested = np.where(work.retention_off > 0, c.get("retention_off", 1.0), 1.0)
+    replicas = np.where(work.replicas > 1, item * work.gradient_elements / c["replica_bandwidth"], 0.0)
+    return {
+        "compute": compute * rested,
+        "memory_bound": memory * rested,
+        "tensor_parallel": tensor * rested,
+        "pipeline": (staged - m * slowest) * rested,
+        "data_parallel": replicas + c.get("replica_latency", 0.0) * np.log2(work.replicas),
+        "optimiser": _OPTIMISER_BYTES * kept / bandwidth,
+        "fixed": c["fixed"] + np.zeros_like(m),
+    }
+
+
+def seconds(work: Work, constants: Mapping[str, float], facts: Mapping[str, float]) -> "np.ndarray":
+    """Seconds [N] per iteration."""
+    parts = seconds_by_part(work, constants, facts)
+    return np.sum([parts[name] for name in PARTS], axis=0)
+
+
+def _software(work: Work, constants: Mapping[str, float]) -> "np.ndarray":
+    """Factor [N] on memory-bound work: what the PyTorch build and the allocator make of it."""
+    builds = np.array([constants.get(f"build_{build}", 1.0) for build in work.builds])
+    return builds * np.where(work.tcmalloc > 0, constants.get("tcmalloc", 1.0), 1.0)
