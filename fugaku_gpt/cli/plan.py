@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 import click
 
 from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.cli.plan_cost import days, ramp, time
 from fugaku_gpt.cli.plan_rows import fit, predict
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, UsageError
 
@@ -29,8 +30,8 @@ def plan() -> None:
     """Judge a run before it is started."""
 
 
-plan.add_command(predict)
-plan.add_command(fit)
+for _command in (days, fit, predict, ramp, time):
+    plan.add_command(_command)
 
 
 @plan.command()

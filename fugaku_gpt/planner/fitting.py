@@ -27,7 +27,7 @@ _ESTIMATED = 0.25  # weight of rows that their tables call estimated, or that di
 _LEFT_OUT_ROUNDS = 8  # from the fit to all rows it is a short way
 _LEFT_OUT_ENOUGH = 1e-6
 _NUMBERS = ("layers", "hidden", "heads", "seq_len", "nodes", "ranks_per_node", "dp", "tp", "pp", "micro_batch")
-_WORDS = ("zero", "recompute", "torch", "tcmalloc", "freq_ghz")
+_WORDS = ("zero", "recompute", "torch", "dtype", "tcmalloc", "freq_ghz")
 
 Measurement = Tuple[Row, Measured]
 

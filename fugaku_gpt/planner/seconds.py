@@ -16,7 +16,6 @@ from fugaku_gpt.planner.work import Work
 
 PARTS = ("compute", "memory_bound", "tensor_parallel", "pipeline", "data_parallel", "optimiser", "fixed")
 _OPTIMISER_BYTES = 28  # per parameter: gradient, parameter and two moments read, the last three written, in float32
-_BASE_BUILD = "1.10"
 
 
 def seconds_by_part(work: Work, constants: Mapping[str, float], facts: Mapping[str, float]) -> Dict[str, "np.ndarray"]:

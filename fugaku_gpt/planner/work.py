@@ -83,6 +83,7 @@ def work_of(rows: Sequence[Row], facts: Mapping[str, float]) -> Work:
     passes = 3 + recompute
     units, tokens, head_width = int(facts["tile_units"]), b * s, h / a
     scores = b * a * s * s / t
+    slow = scores * (1 + head_width / TILES[0][1]) / 2  # products without tensor cores: each score's sum and its write
     sums = 2 * (passes - 1) * (t > 1)  # two in each pass, one pass forward and one back; recomputing sums again
     wide = facts["item_bytes"] >= 4
     return Work(
@@ -104,8 +105,8 @@ def work_of(rows: Sequence[Row], facts: Mapping[str, float]) -> Work:
         layer_attention_flops=passes * 4 * b * s * s * h / t,
         pass_elements=b * s * h * (10 + 24 / t),
         pass_scores=scores,
-        unaligned_4=np.where((head_width % 8 != 0) & (head_width % 4 == 0), scores, 0.0),
-        unaligned_2=np.where(head_width % 4 != 0, scores, 0.0),
+        unaligned_4=np.where((head_width % 8 != 0) & (head_width % 4 == 0), slow, 0.0),
+        unaligned_2=np.where(head_width % 4 != 0, slow, 0.0),
         layer_weights=12 * h * h / t,
         embedding_weights=vocab * h / t,
         head_flops=_product(tokens, vocab / t, h, units)

@@ -1,0 +1,119 @@
+"""How long a training takes: days, node-hours, jobs in a chain, the checkpoint interval, energy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Optional
+
+from fugaku_gpt.errors import UsageError
+
+DAY = 86400.0
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is to be done, and what stands in its way; times in seconds.
+
+    Args:
+        elapse: limit of one job; None: one job does all.
+        startup: from a job's begin to its first iteration, loading the checkpoint included.
+        checkpoint: to write one.
+        node_mtbf: mean time between failures of one node; None: nothing fails.
+        watts_per_node: None: not known.
+    """
+
+    iterations: int
+    seconds_per_iteration: float
+    nodes: int
+    elapse: Optional[float] = None
+    startup: float = 0.0
+    checkpoint: float = 0.0
+    node_mtbf: Optional[float] = None
+    watts_per_node: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Times in seconds. ``computing`` is iterations alone; ``whole`` has start-ups, checkpoints and work done twice."""
+
+    iterations: int
+    computing: float
+    whole: float
+    jobs: int
+    iterations_per_job: int
+    checkpoint_every: Optional[float]
+    iterations_between_checkpoints: Optional[int]
+    lost_share: float
+    node_hours: float
+    joules: Optional[float]
+
+
+def checkpoint_interval(checkpoint: float, mtbf: float) -> float:
+    """Seconds of computing between checkpoints that lose least.
+
+    Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps", eq. 37, which is Young's
+    sqrt(2 C M) of 1974 to first order.
+
+    Args:
+        checkpoint: C, seconds to write one.
+        mtbf: M, mean seconds between failures of the whole job.
+    """
+    if checkpoint >= 2 * mtbf:
+        return mtbf
+    ratio = checkpoint / (2 * mtbf)
+    return math.sqrt(2 * checkpoint * mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - checkpoint
+
+
+def lost_time(interval: float, checkpoint: float, mtbf: float, restart: float) -> float:
+    """Share of the time that goes to checkpoints, to work done twice and to restarts, to first order: C/(T + C) for
+    writing, and for each failure half an interval and the restart."""
+    return checkpoint / (interval + checkpoint) + ((interval + checkpoint) / 2 + restart) / mtbf
+
+
+def schedule(training: Training) -> Schedule:
+    """The whole training on the calendar.
+
+    Raises:
+        UsageError: a job's limit leaves no time for an iteration, or failures come faster than work gets done.
+    """
+    t = training
+    computing = t.iterations * t.seconds_per_iteration
+    every: Optional[float] = None
+    between: Optional[int] = None
+    lost = 0.0
+    if t.node_mtbf is not None and t.checkpoint > 0:
+        mtbf = t.node_mtbf / t.nodes
+        every = checkpoint_interval(t.checkpoint, mtbf)
+        between = max(1, round(every / t.seconds_per_iteration))
+        lost = lost_time(between * t.seconds_per_iteration, t.checkpoint, mtbf, t.startup)
+        if lost >= 1:
+            raise UsageError(
+                f"a failure every {mtbf:.0f} s leaves no time to compute with checkpoints of {t.checkpoint:g} s and "
+                f"{t.startup:g} s to start again; use fewer nodes, or make --checkpoint or --startup shorter"
+            )
+    jobs, per_job = 1, t.iterations
+    if t.elapse is not None:
+        usable = (t.elapse - t.startup - t.checkpoint) * (1 - lost)
+        per_job = int(usable / t.seconds_per_iteration)
+        if per_job < 1:
+            raise UsageError(
+                f"--elapse {t.elapse:g} s: start-up {t.startup:g} s, a checkpoint {t.checkpoint:g} s and an iteration "
+                f"{t.seconds_per_iteration:g} s do not fit into one job; valid: more than "
+                f"{t.startup + t.checkpoint + t.seconds_per_iteration / (1 - lost):.0f} s"
+            )
+        jobs = math.ceil(t.iterations / per_job)
+    whole = computing / (1 - lost) + jobs * (t.startup + t.checkpoint)
+    return Schedule(
+        iterations=t.iterations,
+        computing=computing,
+        whole=whole,
+        jobs=jobs,
+        iterations_per_job=min(per_job, t.iterations),
+        checkpoint_every=every,
+        iterations_between_checkpoints=between,
+        lost_share=lost,
+        node_hours=whole / HOUR * t.nodes,
+        joules=None if t.watts_per_node is None else whole * t.nodes * t.watts_per_node,
+    )

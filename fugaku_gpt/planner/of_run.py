@@ -1,0 +1,119 @@
+"""A run file as a row of the cost model, and its iteration as figures that tables show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, List, Optional, Tuple
+
+from fugaku_gpt.config.schema import RunConfig
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
+from fugaku_gpt.machine.constants import Machine
+from fugaku_gpt.planner.predict import Guess, Prediction, predict_rows
+from fugaku_gpt.planner.rows import Row, why_invalid
+
+_SHORT_TYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A line of the answer: a figure with its 80 % interval and unit."""
+
+    name: str
+    guess: Guess
+    unit: str
+
+
+def row_of_run(config: RunConfig, machine: Machine, hardware: Optional[str] = None, torch: str = "") -> Row:
+    """The run's configuration at its full batch and sequence length.
+
+    Args:
+        hardware: as in a row's column; default: the machine's first.
+        torch: the PyTorch build, such as 1.10.
+
+    Raises:
+        UsageError: no run can have this shape on these nodes.
+    """
+    node, layout, training = config.node, config.layout, config.training
+    hardware = hardware or next(iter(machine.hardware))
+    if not any(hardware.startswith(start) for start in machine.hardware):
+        raise UsageError(f"--hardware {hardware}: machine {machine.name} has {', '.join(machine.hardware)}")
+    row = Row(
+        id="run",
+        hardware=hardware,
+        layers=config.model.layers,
+        hidden=config.model.hidden,
+        heads=config.model.heads,
+        vocab=config.padded_vocab,
+        seq_len=config.model.seq_len,
+        nodes=config.job.nodes,
+        ranks_per_node=config.ranks_per_node,
+        processes=layout.ranks,
+        dp=layout.dp,
+        tp=layout.tp,
+        pp=layout.pp,
+        micro_batch=training.micro_batch,
+        global_batch=training.global_batch,
+        zero=layout.zero,
+        recompute=training.recompute == "full",
+        torch=torch,
+        dtype=_SHORT_TYPES[training.dtype],
+        freq_ghz=(node.freq_mhz or 0) / 1000,
+        tcmalloc=node.tcmalloc,
+        retention=node.retention_state,
+        mem_unit=machine.memory_unit,
+    )
+    reason = why_invalid(row)
+    if reason:
+        raise UsageError(f"this run cannot be planned: {reason}")
+    return row
+
+
+def beyond_the_rows(config: RunConfig) -> List[str]:
+    """What of a run no measured row of any machine has, and the model does not count."""
+    found = []
+    if config.layout.chunks > 1:
+        found.append("layout.chunks above 1: counted as 1")
+    if config.layout.sequence_parallel:
+        found.append("layout.sequence_parallel: counted as without")
+    if config.training.recompute == "selective" or config.training.recompute_layers is not None:
+        found.append(f"training.recompute {config.training.recompute} of some layers: counted as all or none")
+    if config.model.ffn_size != 4 * config.model.hidden:
+        found.append(f"model.ffn_hidden {config.model.ffn_size}: counted as 4 * hidden")
+    return found
+
+
+def figures_of_run(config: RunConfig, machine: Machine, row: Row) -> Tuple[Prediction, List[Figure]]:
+    """Seconds per iteration and of each part, and what follows from them."""
+    (found,) = predict_rows(machine, [row])
+    whole = found.seconds
+    tokens = row.global_batch * row.seq_len
+    peak = peak_flops_of_node(machine, row)
+    noted = notes_flops(config.model, row.global_batch, row.vocab, row.recompute)
+    exact = exact_flops(config.model, row.global_batch, row.vocab)
+    lines = [Figure("iteration", whole, "s")]
+    lines += [Figure(name, guess, "s") for name, guess in found.parts.items()]
+    lines += [
+        Figure("speed", _inverse(whole, tokens), "tokens/s"),
+        Figure("rate per node (notes' formula)", _inverse(whole, tflops_per_node(noted, 1, row.nodes)), "TFLOP/s"),
+        Figure("rate of all nodes", _inverse(whole, noted / 1e15), "PFLOP/s"),
+        Figure("utilisation (exact FLOPs, no recompute)", _inverse(whole, 100 * exact / (peak * row.nodes)), "%"),
+    ]
+    if "watts_per_node" in machine.facts:
+        lines.append(Figure("energy", _scaled(whole, machine.facts["watts_per_node"] * row.nodes / tokens), "J/token"))
+    return found, lines
+
+
+def peak_flops_of_node(machine: Machine, row: Row) -> float:
+    """FLOP/s of a node at the row's clock."""
+    facts: Dict[str, float] = dict(machine.facts)
+    clock = row.freq_ghz / facts["base_clock_ghz"] if row.freq_ghz else 1.0
+    return facts["peak_flops"] * facts["devices_per_node"] * clock
+
+
+def _inverse(seconds: Guess, count: float) -> Guess:
+    return Guess(count / seconds.value, count / seconds.high, count / seconds.low)
+
+
+def _scaled(seconds: Guess, factor: float) -> Guess:
+    return Guess(factor * seconds.value, factor * seconds.low, factor * seconds.high)

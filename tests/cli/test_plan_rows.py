@@ -1,0 +1,78 @@
+"""``plan predict`` and ``plan fit``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+
+from fugaku_gpt.cli.main import run
+from fugaku_gpt.machine.constants import load_machine
+from tests.planner.samples import MEASURED, REFERENCE, reference
+
+FIELDS = ["id", "sec_per_it", "sec_per_it_low", "sec_per_it_high", "mem_value", "mem_unit", "fits", "refused"]
+
+
+def _write(path: Path, lines: List[Dict[str, str]]) -> str:
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)
+    return str(path)
+
+
+def test_every_row_is_predicted_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "predict", "--rows", str(REFERENCE), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["id"] for one in found] == [one["id"] for one in reference()]
+    assert all(list(one) == [*FIELDS, "extrapolated"] for one in found)
+    for one in found:
+        if one["refused"] is None:
+            assert one["sec_per_it_low"] < one["sec_per_it"] < one["sec_per_it_high"] and one["mem_value"] > 0
+        else:
+            assert one["sec_per_it"] is None and one["fits"] is None
+    died = {one["id"] for one in reference() if one["status"].lower().startswith("oom")}
+    assert {one["id"] for one in found if one["fits"] is False} == died
+
+
+def test_what_was_measured_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = reference()[:40]
+    run(["plan", "predict", "--rows", _write(tmp_path / "a.csv", lines), "--format", "csv"])
+    before = capsys.readouterr().out
+    for line in lines:
+        line.update({name: "7" for name in MEASURED})
+    run(["plan", "predict", "--rows", _write(tmp_path / "b.csv", lines), "--format", "csv"])
+    assert capsys.readouterr().out == before
+
+
+def test_unknown_hardware_is_refused_by_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = reference()[:2]
+    lines[1]["hardware"] = "Abacus"
+    assert run(["plan", "predict", "--rows", _write(tmp_path / "a.csv", lines), "--format", "json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert first["refused"] is None and second["refused"].startswith(
+        "hardware Abacus: no machine file is for it; known"
+    )
+
+
+def test_a_fit_is_shown_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [line for line in reference() if line["hardware"].startswith("V100")]
+    rows, out = _write(tmp_path / "rows.csv", lines), tmp_path / "mine.yaml"
+    assert run(["plan", "fit", "--rows", rows, "--machine", "v100", "--out", str(out), "--format", "csv"]) == 0
+    judged = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [one["left_out_by"] for one in judged] == ["configuration", "table"]
+    written, here = load_machine(str(out)), load_machine("v100")
+    assert written.time.rows == here.time.rows
+    for name, value in here.time.values.items():
+        assert written.time.values[name] == pytest.approx(value, rel=0.02)
+
+
+def test_rows_of_another_machine_cannot_be_fitted_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [line for line in reference() if line["hardware"].startswith("V100")]
+    rows = _write(tmp_path / "rows.csv", lines)
+    assert run(["plan", "fit", "--rows", rows, "--machine", "a100"]) == 2
+    assert "no row with sec_per_it whose hardware begins with A100-80GB" in capsys.readouterr().err

@@ -1,0 +1,38 @@
+"""Machine files: read, written and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.machine.constants import load_machine, machine_names, machine_of, machine_text
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_a_file_is_what_its_machine_writes(name: str, tmp_path: Path) -> None:
+    machine = load_machine(name)
+    again = tmp_path / "again.yaml"
+    again.write_text(machine_text(machine))
+    assert machine_text(load_machine(str(again))) == again.read_text()
+    assert len(machine.time.covariance) == len(machine.time.free) and machine.time.rows
+
+
+def test_the_hardware_of_a_row_picks_the_machine() -> None:
+    found = machine_of("V100-16GB JeanZay")
+    assert found is not None and found.name == "v100" and found.capacity("V100-16GB JeanZay") == 16
+    assert machine_of("TPU") is None
+
+
+def test_unknown_machines_and_damaged_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"machine abacus: not known; valid: a100, a64fx, v100"):
+        load_machine("abacus")
+    damaged = tmp_path / "m.yaml"
+    damaged.write_text("format: 1\nname: m\n")
+    with pytest.raises(UsageError, match=r"not a machine file: KeyError: 'title'"):
+        load_machine(str(damaged))
+    text = machine_text(load_machine("v100")).replace("matrix_efficiency:", "matrix_efficiency: {prior: [0, 1]}\n#")
+    damaged.write_text(text)
+    with pytest.raises(UsageError, match="not a machine file|cannot be read"):
+        load_machine(str(damaged))

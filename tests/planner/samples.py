@@ -1,0 +1,54 @@
+"""The reference rows, and lines like them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict, List
+
+from fugaku_gpt.planner.fitting import Measurement
+from fugaku_gpt.planner.rows import Row, parse_row, read_table, usable_rows
+
+REFERENCE = Path(__file__).parents[2] / "benchmarks" / "reference" / "measurements.csv"
+MEASURED = ("mem_value", "sec_per_it", "tflops", "tflops_formula", "status", "remarks")
+
+
+def reference() -> List[Dict[str, str]]:
+    return read_table(REFERENCE)
+
+
+def of_hardware(start: str) -> List[Measurement]:
+    return [one for one in usable_rows(reference()) if one[0].hardware.startswith(start)]
+
+
+def cells(**changes: object) -> Dict[str, str]:
+    """A line for two nodes of four V100 each."""
+    line = {
+        "id": "t.1",
+        "hardware": "V100-32GB",
+        "layers": 24,
+        "hidden": 2048,
+        "heads": 16,
+        "vocab": 50304,
+        "seq_len": 2048,
+        "nodes": 2,
+        "ranks_per_node": 4,
+        "processes": "",
+        "dp": 4,
+        "tp": 1,
+        "pp": 2,
+        "micro_batch": 2,
+        "global_batch": 512,
+        "zero_stage": 1,
+        "recompute": True,
+        "torch": "",
+        "dtype": "fp16",
+        "mem_unit": "GB",
+        **changes,
+    }
+    return {key: str(value) for key, value in line.items()}
+
+
+def row(**changes: object) -> Row:
+    found = parse_row(cells(**changes))
+    assert isinstance(found, Row), found
+    return found

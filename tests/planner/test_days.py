@@ -1,0 +1,77 @@
+"""Days, chained jobs, checkpoint intervals, and phases of a growing batch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.planner.days import DAY, Training, checkpoint_interval, lost_time, schedule
+from fugaku_gpt.planner.ramp import phases
+
+RAMP = {
+    "start": 192,
+    "increment": 16,
+    "samples": 20000,
+    "full": 256,
+    "nodes": 12,
+    "ranks_per_node": 4,
+    "tp": 2,
+    "pp": 2,
+    "micro_batch": 4,
+    "iterations": 1000,
+}
+
+
+def test_the_notes_days() -> None:
+    """362,000 iterations at 0.5 s: 2.09 days."""
+    found = schedule(Training(362_000, 0.5, 512))
+    assert round(found.computing / DAY, 2) == 2.09 and found.whole == found.computing
+    assert found.jobs == 1 and found.node_hours == pytest.approx(362_000 * 0.5 / 3600 * 512)
+
+
+def test_the_interval_is_about_youngs_and_loses_least() -> None:
+    checkpoint, mtbf = 60.0, 6 * 3600.0
+    best = checkpoint_interval(checkpoint, mtbf)
+    assert best == pytest.approx(math.sqrt(2 * checkpoint * mtbf), rel=0.05)
+    least = lost_time(best, checkpoint, mtbf, 0)
+    assert least <= min(lost_time(best * factor, checkpoint, mtbf, 0) for factor in (0.8, 1.25))
+    assert checkpoint_interval(1000, 100) == 100
+
+
+def test_a_chain_has_room_for_start_up_and_checkpoint() -> None:
+    found = schedule(Training(1000, 10, 2, elapse=3600, startup=300, checkpoint=100, watts_per_node=200))
+    assert found.iterations_per_job == 320 and found.jobs == 4
+    assert found.whole == 1000 * 10 + 4 * 400 and found.joules == found.whole * 400
+
+
+def test_failures_of_more_nodes_cost_more() -> None:
+    small, large = (schedule(Training(10_000, 5, n, checkpoint=30, node_mtbf=5e7)) for n in (64, 4096))
+    assert large.lost_share > small.lost_share > 0
+    assert (large.checkpoint_every or 0) < (small.checkpoint_every or 0)
+
+
+def test_what_cannot_be_done_says_how_to_mend_it() -> None:
+    with pytest.raises(UsageError, match="--elapse 400 s: start-up 300 s.*valid: more than 410 s"):
+        schedule(Training(10, 10, 1, elapse=400, startup=300, checkpoint=100))
+    with pytest.raises(UsageError, match="use fewer nodes"):
+        schedule(Training(10, 10, 100_000, checkpoint=600, node_mtbf=1e6, startup=600))
+
+
+def test_each_phase_uses_nodes_that_share_its_batch_evenly() -> None:
+    found = phases(**RAMP)
+    assert [one.global_batch for one in found] == [192, 208, 224, 240, 256]
+    for one in found:
+        assert one.dp * one.micro_batch * one.micro_batches == one.global_batch
+        assert one.dp * 4 == one.nodes * 4 and one.nodes <= 12 and one.micro_batch <= 4
+    assert [one.nodes for one in found] == [12, 8, 8, 12, 8]
+    assert sum(one.iterations for one in found) == 1000
+    assert 20000 <= sum(one.samples for one in found) < 20000 + 4 * 256
+
+
+def test_a_ramp_that_does_not_end_at_the_full_batch_is_refused() -> None:
+    with pytest.raises(UsageError, match="batch from 192 in steps of 16 does not come to 250"):
+        phases(**{**RAMP, "full": 250})
+    with pytest.raises(UsageError, match="need more than 12 nodes"):
+        phases(**{**RAMP, "tp": 64})

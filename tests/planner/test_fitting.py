@@ -1,0 +1,87 @@
+"""Fits: robust, held by their priors, and judged on what they have not seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fugaku_gpt.machine.constants import load_machine
+from fugaku_gpt.planner.fitting import interval_spread, left_out, memory_problem, refit, time_problem
+from fugaku_gpt.planner.robust import fit
+from fugaku_gpt.planner.score import Timed, figures, kendall_tau, pairs_in_order, score_times
+from tests.planner.samples import of_hardware
+
+LINE = np.linspace(0, 1, 20)
+
+
+def _misfit(target: "np.ndarray") -> object:
+    return lambda values: (values[0] + values[1] * LINE - target) / 0.05
+
+
+def test_one_wild_row_does_not_move_the_fit() -> None:
+    target = 1 + 2 * LINE
+    target[7] += 50
+    found = fit(_misfit(target), np.zeros(2), np.full(2, 100.0))  # type: ignore[arg-type]
+    assert found.values == pytest.approx([1, 2], abs=0.02)
+
+
+def test_what_no_row_tells_stays_at_its_prior() -> None:
+    found = fit(lambda values: (values[:1] - 3) / 0.1, np.array([0.0, 7.0]), np.array([10.0, 0.5]))
+    assert found.values == pytest.approx([3, 7], abs=0.01)
+    assert np.sqrt(found.covariance[1, 1]) == pytest.approx(0.5)
+
+
+def test_left_out_rows_are_not_in_their_fit() -> None:
+    """Changing a row's measurement changes no prediction of that row."""
+    machine, rows = load_machine("v100"), of_hardware("V100")
+    problem = time_problem(machine, rows)
+    start = problem.fit().values
+    before = left_out(problem, "configuration", start)
+    place = 3
+    same = [one.row.configuration == before[place].row.configuration for one in before]
+    problem.target[np.array(same)] += 1.0
+    after = left_out(problem, "configuration", start)
+    assert after[place].predicted == pytest.approx(before[place].predicted, rel=1e-6)
+    elsewhere = same.index(False)
+    assert after[elsewhere].predicted != before[elsewhere].predicted
+
+
+def test_memory_deaths_pull_the_peak_over_the_limit() -> None:
+    machine = load_machine("v100")
+    problem = memory_problem(machine, of_hardware("V100"))
+    _, peak = problem.outcome(problem.fit().values)
+    assert list(np.log(peak) > problem.capacity) == list(problem.died)
+
+
+def test_the_reference_rows_of_v100_are_met_when_left_out() -> None:
+    found = refit(load_machine("v100"), of_hardware("V100"), ("configuration",))
+    judged = figures(found, "configuration")
+    assert judged["median"] < 0.03 and judged["p90"] < 0.06 and judged["memory_median"] < 0.08
+    assert judged["median"] * 3 < judged["baseline_median"]
+    assert judged["oom_found"] == "3 of 3" and judged["false_alarms"] == "0 of 15"
+    assert 0.7 <= judged["held_by_80"] <= 0.95
+    rows = [one for one in found.seconds["configuration"] if one.measured.status == "ok"]
+    assert found.machine.time.interval_spread == pytest.approx(interval_spread(rows))
+
+
+@pytest.mark.parametrize("name", ["a64fx", "a100", "v100"])
+def test_the_files_constants_are_those_of_the_reference_rows(name: str) -> None:
+    """A fit that starts at the file's values stays there: the file is what these rows and these models give."""
+    machine = load_machine(name)
+    rows = of_hardware(next(iter(machine.hardware))[:4])
+    for problem in (time_problem(machine, rows), memory_problem(machine, rows)):
+        values = np.log([one.value for one in problem.fitted.free])
+        found = problem.fit(values)
+        off = np.abs(found.values - values) / np.sqrt(np.diag(found.covariance))
+        assert np.max(off) < 0.1
+        assert problem.fitted.rows == tuple(row.id for row, _ in problem.measurements)
+
+
+def test_order_within_tables() -> None:
+    assert kendall_tau([1, 2, 3], [1, 2, 3]) == 1
+    assert kendall_tau([1, 2, 3], [3, 2, 1]) == -1
+    assert kendall_tau([1, 1], [1, 2]) is None
+    near = [Timed("t", 1.0, 10.0, 0, 20), Timed("t", 0.9, 10.1, 0, 20), Timed("t", 2.0, 20.0, 0, 20)]
+    assert pairs_in_order(near) == (2, 2)
+    judged = score_times([*near, Timed("u", 5.0, 5.0, 6, 7)])
+    assert judged.best_costs == pytest.approx(0.01) and judged.held == 0.75

@@ -1,0 +1,112 @@
+"""Seconds and memory follow from what is to be done: the directions and identities that any constants must keep."""
+
+from __future__ import annotations
+
+from typing import Dict
+
+import numpy as np
+import pytest
+
+from fugaku_gpt.machine.constants import Machine, load_machine
+from fugaku_gpt.planner.footprint import footprint
+from fugaku_gpt.planner.predict import predict_rows
+from fugaku_gpt.planner.rows import Row
+from fugaku_gpt.planner.seconds import PARTS, seconds, seconds_by_part
+from fugaku_gpt.planner.work import work_of
+from tests.planner.samples import row
+
+
+def _parts(machine: Machine, one: Row) -> Dict[str, float]:
+    found = seconds_by_part(work_of([one], machine.facts), machine.time.values, machine.facts)
+    return {name: float(values[0]) for name, values in found.items()}
+
+
+def _memory(machine: Machine, one: Row) -> "tuple[float, float]":
+    work = work_of([one], machine.facts)
+    of_node = machine.memory_of == "node"
+    reading, peak = footprint(work, machine.memory.values, machine.facts, machine.memory_unit, of_node)
+    return float(reading[0]), float(peak[0])
+
+
+def test_flops_of_a_layer_are_the_textbook_ones_where_products_are_not_cut_into_waves() -> None:
+    machine = load_machine("a64fx")
+    one = row(recompute=True)
+    b, s, h = one.micro_batch, one.seq_len, one.hidden
+    work = work_of([one], machine.facts)
+    assert work.layer_flops[0] == pytest.approx(96 * b * s * h * h)
+    assert work.layer_attention_flops[0] == pytest.approx(16 * b * s * s * h)
+    assert work.head_flops[0] == pytest.approx(6 * b * s * h * one.vocab)
+
+
+def test_a_product_takes_whole_waves_of_tiles() -> None:
+    """108 units: 13824 wide is 864 tiles, 8 waves; 14336 wide is 896 tiles, which take 9 waves, not 8.3."""
+    facts = load_machine("a100").facts
+    exact, partly = row(hidden=13824, heads=64, tp=8, dp=1, pp=1), row(hidden=14336, heads=64, tp=8, dp=1, pp=1)
+    plain = {**facts, "tile_units": 0.0}
+    exact_stretch = work_of([exact], facts).layer_flops / work_of([exact], plain).layer_flops
+    partly_stretch = work_of([partly], facts).layer_flops / work_of([partly], plain).layer_flops
+    assert 1 <= exact_stretch < partly_stretch < 1.25
+
+
+@pytest.mark.parametrize("name", ["a64fx", "a100", "v100"])
+def test_parts_sum_up_to_the_iteration(name: str) -> None:
+    machine = load_machine(name)
+    one = row(dp=2, tp=2, pp=2)
+    parts = _parts(machine, one)
+    whole = seconds(work_of([one], machine.facts), machine.time.values, machine.facts)[0]
+    assert tuple(parts) == PARTS and sum(parts.values()) == pytest.approx(whole)
+    assert all(value > 0 for value in parts.values())
+
+
+def test_parts_that_a_layout_does_not_have_take_no_time() -> None:
+    parts = _parts(load_machine("v100"), row(dp=1, tp=1, pp=1, nodes=1, ranks_per_node=1))
+    assert parts["tensor_parallel"] == parts["pipeline"] == parts["data_parallel"] == 0
+
+
+def test_the_bubble_shrinks_with_more_micro_batches() -> None:
+    machine = load_machine("v100")
+    few, many = _parts(machine, row(global_batch=64)), _parts(machine, row(global_batch=1024))
+    assert many["compute"] == pytest.approx(16 * few["compute"])
+    assert many["pipeline"] / many["compute"] < few["pipeline"] / few["compute"]
+
+
+def test_clock_allocator_and_a_rank_per_core_memory_group_help_on_a64fx() -> None:
+    machine = load_machine("a64fx")
+    base = row(hardware="A64FX", dp=1, pp=1, nodes=1, ranks_per_node=1, torch="1.7", freq_ghz=2.0, zero_stage=0)
+    slow = seconds(work_of([base], machine.facts), machine.time.values, machine.facts)[0]
+    for better in ({"freq_ghz": 2.2}, {"tcmalloc": True}, {"torch": "1.10"}, {"dp": 4, "ranks_per_node": 4}):
+        changed = {**{"dp": 1, "ranks_per_node": 1, "torch": "1.7", "freq_ghz": 2.0}, **better}
+        one = row(hardware="A64FX", pp=1, nodes=1, zero_stage=0, **changed)
+        assert seconds(work_of([one], machine.facts), machine.time.values, machine.facts)[0] < slow, better
+
+
+def test_recompute_costs_time_and_saves_memory() -> None:
+    machine = load_machine("a64fx")
+    kept, again = (row(hardware="A64FX", zero_stage=0, recompute=flag) for flag in (False, True))
+    assert sum(_parts(machine, again).values()) > sum(_parts(machine, kept).values())
+    assert _memory(machine, again)[1] < _memory(machine, kept)[1]
+
+
+def test_the_last_stage_may_be_the_fullest() -> None:
+    """The first stage's reading stays where the logits make the last stage die."""
+    machine = load_machine("v100")
+    small, large = _memory(machine, row(micro_batch=1)), _memory(machine, row(micro_batch=8))
+    assert large[1] - large[0] > small[1] - small[0]
+    assert large[1] > machine.capacity("V100-16GB") > large[0]
+
+
+def test_zero_saves_what_the_replicas_share() -> None:
+    machine = load_machine("v100")
+    whole, cut = _memory(machine, row(zero_stage=0))[0], _memory(machine, row(zero_stage=1))[0]
+    cut_more = _memory(machine, row(dp=8, nodes=4, zero_stage=1))[0]
+    assert whole > cut > cut_more
+
+
+def test_intervals_hold_the_prediction_and_inputs_beyond_the_rows_are_named() -> None:
+    machine = load_machine("v100")
+    known, far = predict_rows(machine, [row(), row(dp=64, nodes=32, layers=96)])
+    assert known.seconds.low < known.seconds.value < known.seconds.high
+    assert known.extrapolated == ()
+    assert far.extrapolated[0] == "layers 96: measured 24 to 24" and any("dp 64" in one for one in far.extrapolated)
+    wide = np.log(far.seconds.high / far.seconds.low)
+    assert wide > np.log(known.seconds.high / known.seconds.low)
