@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 import click
 
 from fugaku_gpt.cli.output import format_option, render_rows
-from fugaku_gpt.cli.plan_cost import days, ramp, time
+from fugaku_gpt.cli.plan_cost import days, iteration_time, ramp
 from fugaku_gpt.cli.plan_rows import fit, predict
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, UsageError
 
@@ -30,7 +30,7 @@ def plan() -> None:
     """Judge a run before it is started."""
 
 
-for _command in (days, fit, predict, ramp, time):
+for _command in (days, fit, iteration_time, predict, ramp):
     plan.add_command(_command)
 
 

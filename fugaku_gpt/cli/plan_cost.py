@@ -36,7 +36,7 @@ class Duration(click.ParamType):
         return found
 
 
-@click.command()
+@click.command("time")
 @click.argument("run_file", metavar="[RUN.yaml]", required=False, type=click.Path(path_type=Path))
 @click.option("--preset", help="Start from a preset.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override; repeatable.")
@@ -46,7 +46,7 @@ class Duration(click.ParamType):
     "--torch", "build", default="", metavar="1.10", help="PyTorch build, where the machine's rows tell builds."
 )
 @format_option
-def time(
+def iteration_time(
     run_file: Optional[Path],
     preset: Optional[str],
     settings: Tuple[str, ...],
