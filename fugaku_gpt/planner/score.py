@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -64,7 +64,8 @@ def score_times(rows: Sequence[Timed]) -> TimeScore:
     for row in rows:
         tables.setdefault(row.table, []).append(row)
     taus, good, all_pairs, costs = [], 0, 0, 0.0
-    for members in tables.values():
+    for repeated in tables.values():
+        members = _distinct(repeated)
         tau = kendall_tau([row.predicted for row in members], [row.measured for row in members])
         if tau is not None and len(members) >= 3:
             taus.append(tau)
@@ -81,6 +82,15 @@ def score_times(rows: Sequence[Timed]) -> TimeScore:
         best_costs=costs,
         held=float(np.mean([row.low <= row.measured <= row.high for row in rows])),
     )
+
+
+def _distinct(rows: Sequence[Timed]) -> List[Timed]:
+    """Rows with one prediction, which are one configuration measured again, as one row with the mean of what they
+    measured: no model can order them."""
+    same: Dict[float, List[Timed]] = {}
+    for row in rows:
+        same.setdefault(row.predicted, []).append(row)
+    return [replace(found[0], measured=float(np.mean([row.measured for row in found]))) for found in same.values()]
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> Optional[float]:

@@ -85,3 +85,9 @@ def test_order_within_tables() -> None:
     assert pairs_in_order(near) == (2, 2)
     judged = score_times([*near, Timed("u", 5.0, 5.0, 6, 7)])
     assert judged.best_costs == pytest.approx(0.01) and judged.held == 0.75
+
+
+def test_one_configuration_measured_twice_has_no_order() -> None:
+    rows = [Timed("t", 10.0, 12.0, 9, 13), Timed("t", 10.0, 10.0, 9, 13), Timed("t", 20.0, 20.0, 9, 13)]
+    judged = score_times([*rows, Timed("t", 30.0, 31.0, 9, 40)])
+    assert judged.rows == 4 and judged.tau == 1 and judged.pairs_in_order == 1 and judged.best_costs == 0
