@@ -85,7 +85,8 @@ class _Problem:
         off = np.where(known, np.log(predicted) - np.where(known, self.target, 0.0), 0.0)
         room = np.where(np.isnan(self.capacity), 0.0, self.capacity - np.log(peak))
         wrong_side = np.where(np.isnan(self.capacity), 0.0, np.maximum(0.0, np.where(self.died, room, -room)))
-        return np.concatenate([off * np.sqrt(self.weight), wrong_side]) / self.fitted.spread
+        both: "np.ndarray" = np.concatenate([off * np.sqrt(self.weight), wrong_side]) / self.fitted.spread
+        return both
 
     def fit(self, start: "Optional[np.ndarray]" = None) -> Fit:
         prior = np.log([one.prior for one in self.fitted.free])
@@ -97,7 +98,8 @@ class _Problem:
     def widths(self, found: Fit) -> "np.ndarray":
         """Standard deviations [N] of the predictions' logarithms."""
         slopes = log_slopes(lambda values: self.outcome(values)[0], found.values)
-        return np.sqrt(np.einsum("ij,jk,ik->i", slopes, found.covariance, slopes))
+        widths: "np.ndarray" = np.sqrt(np.einsum("ij,jk,ik->i", slopes, found.covariance, slopes))
+        return widths
 
     def fitted_by(self, found: Fit) -> Fitted:
         widths = iter(np.sqrt(np.diag(found.covariance)))

@@ -43,7 +43,8 @@ def footprint(
     ranks = work.ranks_per_node if of_node else 1.0
 
     def whole(held: "np.ndarray") -> "np.ndarray":
-        return (held * allocator / UNIT_BYTES[unit] + base) * ranks + c.get("system", 0.0)
+        shown: "np.ndarray" = (held * allocator / UNIT_BYTES[unit] + base) * ranks + c.get("system", 0.0)
+        return shown
 
     first = weights + in_flight * of_micro_batch + live + np.where(one, head, 0.0)
     last = weights + of_micro_batch + live + head

@@ -81,10 +81,12 @@ def seconds_by_part(work: Work, constants: Mapping[str, float], facts: Mapping[s
 def seconds(work: Work, constants: Mapping[str, float], facts: Mapping[str, float]) -> "np.ndarray":
     """Seconds [N] per iteration."""
     parts = seconds_by_part(work, constants, facts)
-    return np.sum([parts[name] for name in PARTS], axis=0)
+    whole: "np.ndarray" = np.sum([parts[name] for name in PARTS], axis=0)
+    return whole
 
 
 def _software(work: Work, constants: Mapping[str, float]) -> "np.ndarray":
     """Factor [N] on memory-bound work: what the PyTorch build and the allocator make of it."""
     builds = np.array([constants.get(f"build_{build}", 1.0) for build in work.builds])
-    return builds * np.where(work.tcmalloc > 0, constants.get("tcmalloc", 1.0), 1.0)
+    factor: "np.ndarray" = builds * np.where(work.tcmalloc > 0, constants.get("tcmalloc", 1.0), 1.0)
+    return factor

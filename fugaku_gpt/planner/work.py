@@ -140,10 +140,10 @@ def _product(rows: "np.ndarray", columns: "np.ndarray", inner: "np.ndarray", uni
 
     A GPU cuts the result into tiles and hands them out in waves: 448 tiles on 108 units take as long as 540.
     """
-    useful = 2 * rows * columns * inner
+    useful: "np.ndarray" = 2 * rows * columns * inner
     if not units:
         return useful
-    stretched = np.full_like(useful, np.inf)
+    stretched: "np.ndarray" = np.full_like(useful, np.inf)
     for height, width in TILES:
         tiles = np.ceil(rows / height) * np.ceil(columns / width)
         area = np.ceil(tiles / units) * units * height * width
