@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 import click
 
@@ -14,9 +14,13 @@ from fugaku_gpt.errors import EXIT_OK, UsageError
 _FIGURES = ("figure", "value", "low", "high", "unit")
 _PHASES = ("nodes", "batch", "micro_batch", "dp", "micro_batches", "samples", "iterations")
 _positive = click.IntRange(min=1)
+if TYPE_CHECKING:
+    _DurationType = click.ParamType[float]
+else:
+    _DurationType = click.ParamType  # older clicks' is not generic
 
 
-class Duration(click.ParamType):
+class Duration(_DurationType):
     """Seconds, or H:MM:SS."""
 
     name = "duration"
