@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_left
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple, Type
@@ -33,21 +34,26 @@ class _Shard(NamedTuple):
 class Checkpoint:
     """An open checkpoint. Every piece that is read is checked against its sum first.
 
+    Files are opened only until what is wanted is found, those near the last one that held something first: a rank finds
+    its share of every tensor in the same few files, and thousands of ranks do not open thousands of files each.
+
     Attributes:
         path: its folder.
         manifest: what it holds.
     """
 
-    def __init__(self, path: Path, manifest: Optional[Manifest] = None) -> None:
-        """``manifest``: what another rank has read; default: it is read here."""
+    def __init__(self, path: Path, manifest: Optional[Manifest] = None, near: float = 0.0) -> None:
+        """``manifest``: what another rank has read; default: it is read here. ``near``: which files to look into first,
+        as a share of all of them."""
         self.path = path
         self.manifest: Manifest = manifest if manifest is not None else read_manifest(path)
         self._open: Dict[str, _Shard] = {}  # oldest first
-        self._files: Dict[str, List[DataFile]] = {name: [] for name in self.manifest.tensors}
+        self._near = int(near * len(self.manifest.files))
+        self._files: Dict[str, List[int]] = {name: [] for name in self.manifest.tensors}
         names = self.manifest.tensor_names
-        for file in self.manifest.files:
+        for place, file in enumerate(self.manifest.files):
             for index in file.tensors:
-                self._files[names[index]].append(file)
+                self._files[names[index]].append(place)
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -93,7 +99,12 @@ class Checkpoint:
         if out.shape != region.shape or intersection(region, whole(logical.shape)) != region:
             raise ValueError(f"{kind}/{name}{region}: tensor of {logical.shape}, array of {out.shape}")
         found = 0
-        for file in self._files[name]:
+        places = self._files[name]
+        first = bisect_left(places, self._near)
+        for place in (*places[first:], *places[:first]):
+            if found >= region.size:
+                break
+            file = self.manifest.files[place]
             shard = self._shard(file)
             for index in shard.pieces.get((kind, name), ()):
                 piece = shard.plan.entries[index].region
@@ -101,6 +112,7 @@ class Checkpoint:
                 if shared is not None:
                     self._read_piece(file, shard, index, shared, out[shared.within(region)])
                     found += shared.size
+                    self._near = place
         if found != region.size:
             raise CheckpointError(f"{self.path}: {kind} of {name}{region}: {found} of {region.size} elements are there")
 

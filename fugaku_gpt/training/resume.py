@@ -148,7 +148,8 @@ def load(trainer: Trainer, path: Path, manifest: Manifest) -> Optional[str]:
             checkpoint.read_region(storage.kind, part.name, part.region, here.numpy().reshape(part.region.shape))
 
     def fill() -> None:
-        with Checkpoint(path, manifest) as checkpoint:
+        world = trainer.grid.world
+        with Checkpoint(path, manifest, near=(world.rank + 0.5) / world.size) as checkpoint:
             trainer.fill(state, lambda storage: read(checkpoint, storage))
 
     try:

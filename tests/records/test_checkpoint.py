@@ -20,7 +20,7 @@ from fugaku_gpt.records.checkpoint import abandon, begin, clean_leftovers, lates
 from fugaku_gpt.records.checkpoint_file import Entry, plan_file, write_pieces
 from fugaku_gpt.records.checkpoint_keep import checkpoints_at, newest_valid, retain, verify
 from fugaku_gpt.records.checkpoint_manifest import MANIFEST, read_manifest
-from fugaku_gpt.records.checkpoint_read import open_checkpoint
+from fugaku_gpt.records.checkpoint_read import Checkpoint, open_checkpoint
 from tests.support.checkpoints import Arrays, Held, cut_flat, save, some_arrays
 
 
@@ -65,6 +65,28 @@ def test_saved_in_one_cut_and_read_in_another(case: Any) -> None:
                 kind, _, name = key.partition("/")
                 checkpoint.read_region(kind, name, region, got[key][region.within(whole(arrays[key].shape))])
             assert all(np.array_equal(got[key], array) for key, array in arrays.items())
+
+
+def test_a_rank_that_wants_what_it_wrote_opens_no_other_s_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays, ranks = some_arrays(3), 40  # more than files are kept open
+    held = cut_flat(arrays, ranks)
+    path = save(tmp_path / "checkpoints", 7, arrays, held)
+    manifest, real, opened = read_manifest(path), checkpoint_io.open_to_read, []
+
+    def open_to_read(file: Path) -> int:
+        opened.append(file.name)
+        return real(file)
+
+    monkeypatch.setattr(checkpoint_io, "open_to_read", open_to_read)
+    writers = [pieces for pieces in held if pieces]
+    assert len(writers) == len(manifest.files)
+    for place, pieces in enumerate(writers):
+        opened.clear()
+        with Checkpoint(path, manifest, near=(place + 0.5) / len(writers)) as checkpoint:
+            for key, region in pieces:
+                kind, _, name = key.partition("/")
+                checkpoint.read_region(kind, name, region, np.empty(region.shape, np.float32))
+        assert opened == [manifest.files[place].name]
 
 
 def test_everything_is_read_back(tmp_path: Path) -> None:
