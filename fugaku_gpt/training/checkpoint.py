@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -24,7 +24,7 @@ from fugaku_gpt.parallel.buffers import nbytes
 from fugaku_gpt.records.checkpoint import abandon, begin, clean_leftovers, commit, require_room
 from fugaku_gpt.records.checkpoint_file import Entry, FilePlan, file_name, plan_file, write_pieces
 from fugaku_gpt.records.checkpoint_keep import retain
-from fugaku_gpt.records.checkpoint_manifest import LogicalTensor, Manifest, describe_file
+from fugaku_gpt.records.checkpoint_manifest import DataFile, LogicalTensor, Manifest, describe_file
 from fugaku_gpt.records.flight import CHECKPOINT
 from fugaku_gpt.training.log import TrainingLog
 from fugaku_gpt.training.startup import kernels_in_use
@@ -54,7 +54,8 @@ class SavePlan:
         self._kinds = tuple(kinds)
         self._shards = list(shards)
         self._dtype = "F64" if config.training.dtype == "float64" else "F32"
-        self._files: Dict[int, FilePlan] = {}
+        self._described: List[DataFile] = []
+        self._shapes = logical_shapes(config.model)
         per_file = config.checkpoint.ranks_per_file
         ranks = range(config.layout.ranks)
         self.groups = [ranks[first : first + per_file] for first in range(0, len(ranks), per_file)]
@@ -71,15 +72,23 @@ class SavePlan:
 
     def file(self, group: int) -> FilePlan:
         """A data file: the entries of its ranks one after the other."""
-        if group not in self._files:
-            entries = [piece.entry for rank in self.groups[group] for piece in self.pieces(rank)]
-            self._files[group] = plan_file(entries)
-        return self._files[group]
+        return plan_file([piece.entry for rank in self.groups[group] for piece in self.pieces(rank)])
+
+    @property
+    def described(self) -> List[DataFile]:
+        """All data files but for their sums, which are zeros: what is kept of them, as thousands of ranks have millions
+        of entries."""
+        if not self._described:
+            names = sorted(self._shapes)
+            for group in range(len(self.groups)):
+                plan = self.file(group)
+                self._described.append(describe_file(file_name(group), plan, [0] * len(plan.entries), names))
+        return self._described
 
     @property
     def bytes(self) -> int:
         """Of all data files."""
-        return sum(self.file(group).length for group in range(len(self.groups)))
+        return sum(file.bytes for file in self.described if file.crc32)
 
     def manifest(self, state: Mapping[str, Any], sums: Sequence[Sequence[int]], **facts: Any) -> Manifest:
         """The manifest of a save.
@@ -90,14 +99,14 @@ class SavePlan:
             facts: fields of the manifest that are known elsewhere.
         """
         kinds = dict.fromkeys(self._kinds, self._dtype)
-        tensors = {name: LogicalTensor(shape, kinds) for name, shape in logical_shapes(self._config.model).items()}
-        files = [
-            describe_file(
-                file_name(group), self.file(group), [one for rank in ranks for one in sums[rank]], sorted(tensors)
-            )
-            for group, ranks in enumerate(self.groups)
-            if self.file(group).entries
-        ]
+        tensors = {name: LogicalTensor(shape, kinds) for name, shape in self._shapes.items()}
+        files = []
+        for file, ranks in zip(self.described, self.groups):
+            own = tuple(one for rank in ranks for one in sums[rank])
+            if len(own) != len(file.crc32):
+                raise ValueError(f"{file.name}: {len(own)} sums for {len(file.crc32)} entries")
+            if own:
+                files.append(replace(file, crc32=own))
         return Manifest(
             iteration=state["iteration"],
             consumed_samples=state["consumed_samples"],
