@@ -12,7 +12,17 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_USAGE
 from fugaku_gpt.jobs.processes import Outcome
-from fugaku_gpt.records.run import FAILED, INTERRUPTED, OK, OUT_OF_MEMORY, REFUSED, TIMEOUT, Result, RunDirectory
+from fugaku_gpt.records.run import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    OUT_OF_MEMORY,
+    REFUSED,
+    STOPPED,
+    TIMEOUT,
+    Result,
+    RunDirectory,
+)
 from fugaku_gpt.records.summary import summarise
 
 _TAIL_BYTES = 64 * 1024
@@ -45,8 +55,11 @@ def result_of(directory: RunDirectory, config: RunConfig, outcome: Outcome, log:
         summary=summarise(config, lines, validations) if lines else {},
         last_checkpoint=directory.last_checkpoint(),
     )
-    if own is not None and own.resumable and own.ended >= started:
-        return own  # whatever has made them stop, and whatever code their launcher tells
+    if own is not None and own.resumable and own.ended >= started:  # whatever code their launcher tells
+        if outcome.stopped_by is None:
+            return own
+        signal_name = signal.Signals(outcome.stopped_by).name  # the ranks were told by another one
+        return replace(own, reason=f"{STOPPED}{signal_name}, after iteration {own.iterations}")
     if outcome.stopped_by is not None:
         return replace(measured, status=INTERRUPTED, reason=f"stopped by {signal.Signals(outcome.stopped_by).name}")
     if outcome.timed_out:

@@ -9,7 +9,7 @@ hides it.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, List, Optional, Protocol
 
@@ -18,7 +18,7 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.ending import result_of
 from fugaku_gpt.jobs.processes import Outcome
 from fugaku_gpt.records.job import read_history
-from fugaku_gpt.records.run import INTERRUPTED, OK, REFUSED, Result, RunDirectory
+from fugaku_gpt.records.run import INTERRUPTED, OK, REFUSED, TIMEOUT, Result, RunDirectory
 from fugaku_gpt.sweep.expand import Run, Sweep
 from fugaku_gpt.sweep.folder import attempts_of, enter, first_line, make_room, settled, write_refused
 from fugaku_gpt.sweep.lock import SweepLock
@@ -113,6 +113,9 @@ def _run_one(
             mark=mark,
         )
         result = result_of(directory, run.config, outcome, log, started)
+        if result.resumable and outcome.stopped_by is None:
+            # it has met a time limit: that is its row, where a run that somebody has stopped is run again
+            result = replace(result, status=TIMEOUT)
     except UsageError as error:
         result = Result(REFUSED, first_line(str(error)), started, time.time())
     directory.write_result(result)

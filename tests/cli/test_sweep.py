@@ -114,8 +114,9 @@ def test_ctrl_c_records_the_run_and_leaves_no_rank(tmp_path: Path, data: Path) -
     assert sweep.returncode == 1 and b"the same command runs what is missing" in said and b"Traceback" not in said
     assert marked(mark) == []
     result = RunDirectory(metrics.parent).result()
-    assert result is not None and (result.status, result.reason) == ("interrupted", "stopped by SIGINT")
-    assert result.iterations > 0
+    assert result is not None and result.iterations > 0
+    said = f"stopped: SIGINT, after iteration {result.iterations}"
+    assert (result.status, result.reason) == ("interrupted", said)
 
 
 def test_a_killed_rank_and_a_time_limit_are_rows(tmp_path: Path, data: Path) -> None:
