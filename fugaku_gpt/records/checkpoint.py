@@ -50,7 +50,9 @@ def begin(directory: Path, iteration: int) -> Path:
     Raises:
         OSError: it cannot be made.
     """
-    checkpoint_io.make_folder(directory)
+    if not checkpoint_io.exists(directory):
+        checkpoint_io.make_folder(directory)
+        checkpoint_io.sync_folder(directory.absolute().parent)
     path = directory / f".step-{iteration:08d}.{uuid.uuid4().hex}.tmp"
     checkpoint_io.make_folder(path)
     return path

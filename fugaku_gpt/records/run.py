@@ -38,7 +38,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set
 
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.errors import CheckpointError, UsageError
 from fugaku_gpt.records.claim import AlreadyClaimed, release, take, this_process
 from fugaku_gpt.records.files import create_json_atomically, write_json_atomically, write_text_atomically
 
@@ -169,11 +169,20 @@ class RunDirectory:
         return int(line["iteration"]) if line is not None else 0
 
     def last_checkpoint(self) -> str:
-        """Name of the newest checkpoint by its tracker; empty where there is none."""
-        from fugaku_gpt.records.checkpoint import latest  # here: readers of results do without NumPy
+        """Name of the checkpoint that was last written; empty where there is none.
+
+        Its tracker tells; the newest by its name does where a writer was killed before it wrote that, or where the one
+        that it names was removed.
+        """
+        from fugaku_gpt.records.checkpoint import latest, list_checkpoints  # here: readers of results do without NumPy
 
         found = latest(self.checkpoints_dir)
-        return found.name if found is not None else ""
+        if found is not None:
+            return found.name
+        try:
+            return next((info.path.name for info in list_checkpoints(self.checkpoints_dir)), "")
+        except CheckpointError:  # the folder cannot be read
+            return ""
 
     def create(self, config_yaml: str, holder: Optional[str] = None, *, resume: bool = False) -> None:
         """Make the folder, claim it, and write the configuration; of several that do so at once, one succeeds.

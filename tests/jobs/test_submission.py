@@ -277,13 +277,15 @@ def test_a_new_attempt_goes_on_from_the_checkpoints_that_are_there(tmp_path: Pat
             (place / name).write_text("{}\n", encoding="utf-8")
     for place in (directory, directory / "repeat-1"):
         (place / "checkpoints" / "step-00000004").mkdir(parents=True)
-        tracker = {"version": 1, "name": "step-00000004"}
-        (place / "checkpoints" / "latest.json").write_text(json.dumps(tracker), encoding="utf-8")
+    tracker = {"version": 1, "name": "step-00000004"}
+    (directory / "checkpoints" / "latest.json").write_text(json.dumps(tracker), encoding="utf-8")
+    # the other's writer was killed after the first checkpoint was visible, and before the tracker was written
+    (directory / "repeat-1" / "checkpoints" / "step-00000004" / "manifest.json").touch()
     kept = new_attempt(directory, 9.0)
     left = sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
     assert left == [
         "checkpoints/latest.json", "config.yaml", "job.jsonl", "job.sh", "metrics.jsonl",
-        "repeat-1/checkpoints/latest.json", "repeat-1/metrics.jsonl",
+        "repeat-1/checkpoints/step-00000004/manifest.json", "repeat-1/metrics.jsonl",
     ]  # fmt: skip
     for name in ("result.json", "metrics.jsonl"):
         assert all((kept / place / name).exists() for place in ("", "repeat-0", "repeat-1"))

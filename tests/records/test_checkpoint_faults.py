@@ -64,5 +64,6 @@ def test_nothing_is_made_visible_before_it_is_on_the_disk(tmp_path: Path, monkey
         assert last_write < log.index(("sync", file)) < (tracked if file == tracker else shown)
         if file != tracker:
             assert log.index(("create", file)) < log.index(("sync_folder", hidden)) < shown
+    assert log.index(("sync_folder", str(path.parent.parent))) < shown  # the folder of checkpoints is new, too
     parents = [at for at, one in enumerate(log) if one == ("sync_folder", str(path.parent))]
     assert shown < parents[0] < log.index(("create", tracker)) < tracked < parents[1]
