@@ -178,12 +178,17 @@ def _tensor_rows(manifest: "Manifest") -> List[Dict[str, Any]]:
     ]
 
 
+_VALUES_SHOWN = 4
+
+
 def _fact_rows(name: str, value: Any) -> List[Dict[str, Any]]:
     """A row each; of what has parts, a row for each part."""
     if isinstance(value, dict) and value:
         return [row for key, one in value.items() for row in _fact_rows(f"{name}.{key}", one)]
     if isinstance(value, (list, dict)):
-        value = ", ".join(map(str, value)) or None
+        shown = [*map(str, value)][:_VALUES_SHOWN]  # a window of losses has a hundred
+        more = f" ... and {len(value) - len(shown)} more" if len(value) > len(shown) else ""
+        value = ", ".join(shown) + more or None
     return [{"of the checkpoint": name, "value": f"{value:,}" if type(value) is int else value}]
 
 
