@@ -39,7 +39,11 @@ def end_badly(
         if kept and not alike and world.rank != 0 and directory is not None:
             time.sleep(SUMMARY_SECONDS)
     except BaseException:
-        world.abort(EXIT_RUN_FAILED)  # a full disk, a closed terminal: the others must be ended all the same
+        try:
+            traceback.print_exception(type(error), error, error.__traceback__)  # it may not have been told
+            traceback.print_exc()
+        finally:
+            world.abort(EXIT_RUN_FAILED)  # a full disk, a closed terminal: the others must be ended all the same
         raise
     if alike:
         world.barrier()  # rank 0 has recorded it before anyone leaves
