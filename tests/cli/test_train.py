@@ -184,7 +184,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(
 @pytest.mark.parametrize(
     ("number", "own", "reason"),
     [
-        (signal.SIGINT, True, "stopped: SIGUSR1 on "),  # as it is passed on
+        (signal.SIGINT, True, "stopped: SIGINT, after iteration "),  # though it is passed on as SIGUSR1
         (signal.SIGTERM, False, "stopped: SIGTERM on "),
         (None, True, "stopped: 0:01:59 before the time limit of 0:02:00 (job.elapse)"),
     ],
