@@ -39,7 +39,7 @@ class CallCheck:
         receiver, who compares when it takes the message (:meth:`message`).
 
         Args:
-            what: data type and shape, that must agree; the line that calls need not.
+            what: data type and shape, of a message also its iteration, that must agree; the line that calls need not.
             peer: the other rank of a message, or a broadcast's root.
 
         Raises:

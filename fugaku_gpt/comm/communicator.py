@@ -354,7 +354,10 @@ class Communicator:
             world_rank = self._members[peer] if peer is not None else -1
             slot = self._recorder.enter(self._group, operation, dtype, shape, waits or compares, world_rank)
         if self._check is not None:
-            self._check.before(operation, f"{dtype} {list(shape)}", peer)
+            # one message too many is taken for the next one of its shape: the iteration tells them apart in the end
+            step = self._recorder.step if self._recorder is not None and operation in DIRECTIONS else -1
+            iteration = f" in iteration {step}" if step >= 0 else ""
+            self._check.before(operation, f"{dtype} {list(shape)}{iteration}", peer)
         return slot
 
     def _posted(self, slot: int) -> None:

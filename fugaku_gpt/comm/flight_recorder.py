@@ -62,6 +62,7 @@ class FlightRecorder:
 
     Attributes:
         beats: moves with every call and every micro-batch.
+        step: iteration being worked on, from 1; -1 before the first.
         phase: index into ``PHASES``.
         path: the file.
     """
@@ -82,7 +83,7 @@ class FlightRecorder:
         self._sites: Dict[Tuple[CodeType, int], int] = {}
         self._inside: Dict[CodeType, bool] = {}
         self._ordinal = 0
-        self._step, self._micro_batch, self.phase = -1, -1, START_UP
+        self.step, self._micro_batch, self.phase = -1, -1, START_UP
         self._collectives: List[int] = []
         self._channels: Dict[Tuple[int, int, int], List[int]] = {}  # place and count of messages
         self._open: Dict[int, int] = {}  # outstanding calls, and where their records are
@@ -107,12 +108,12 @@ class FlightRecorder:
         """Record what the rank is about to do; what is None stays as it was."""
         self.phase = phase
         if step is not None:
-            self._step = step
+            self.step = step
         if micro_batch is not None:
             self._micro_batch = micro_batch
         self.beats += 1
         PROGRESS.pack_into(
-            self._map, PROGRESS_OFFSET, self.beats, time.time(), self._step, self._micro_batch, self.phase
+            self._map, PROGRESS_OFFSET, self.beats, time.time(), self.step, self._micro_batch, self.phase
         )
 
     def enter(
@@ -149,7 +150,7 @@ class FlightRecorder:
             offset,
             ordinal,
             sequence,
-            self._step,
+            self.step,
             self._micro_batch,
             peer,
             group,

@@ -21,6 +21,7 @@ from fugaku_gpt.records.hang import (
     rank_words,
     read_flights,
 )
+from fugaku_gpt.records.hang_plan import config_of
 from fugaku_gpt.records.run import RunDirectory
 
 _RECENT_SECONDS = 60.0  # a run whose files were touched since may be going on
@@ -61,7 +62,7 @@ def examine(path: Path) -> HangReport:
     if moving:
         return HangReport(f"no hang: {rank_words(moving)} moved just now", None, moving, {}, {})
     heads = [flight.head for flight in flights]
-    hang = explain(flights, process_states(heads, socket.gethostname()))
+    hang = explain(flights, process_states(heads, socket.gethostname()), config_of(directory.config_file))
     known = {head.rank: head for head in heads}
     stacks = {rank: directory.stacks_dir / f"rank-{rank:06d}.txt" for rank in hang.culprits}
     return HangReport(

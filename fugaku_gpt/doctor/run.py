@@ -9,6 +9,7 @@ from typing import List
 
 from fugaku_gpt.doctor.hang import run_directory
 from fugaku_gpt.records.hang import explain, process_states, rank_words, read_flights
+from fugaku_gpt.records.hang_plan import config_of
 from fugaku_gpt.records.run import OK, REFUSED, RunDirectory
 
 
@@ -42,7 +43,8 @@ def diagnose(path: Path) -> Diagnosis:
     if result is None or result.status not in (OK, REFUSED):  # else nothing of its calls is left to explain
         flights = read_flights(directory.flight_dir)
         if flights:
-            hang = explain(flights, process_states([flight.head for flight in flights], socket.gethostname()))
+            processes = process_states([flight.head for flight in flights], socket.gethostname())
+            hang = explain(flights, processes, config_of(directory.config_file))
             findings = [hang.verdict, f"`fugaku-gpt doctor hang {path}` tells who waits for whom"]
             if hang.missing:
                 findings.insert(1, f"{rank_words(hang.missing)} left no record")

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
+from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.layout.operations import RECEIVE, SEND
 from fugaku_gpt.records.flight import ENTERED, FINISHED, PHASES, WAITING, Call, Flight, Head, read_flight
 from fugaku_gpt.records.hang_history import LEFT_OUT, ONE_MORE, ORDER, Deviation, deviation
+from fugaku_gpt.records.hang_plan import off_plan
 from fugaku_gpt.records.text import spans
 
 MISSING, GONE, STOPPED, SILENT = "missing", "gone", "stopped", "silent"
@@ -85,14 +87,28 @@ def read_flights(directory: Path) -> List[Flight]:
     return sorted((read_flight(path) for path in directory.glob("*/rank-*.flight")), key=lambda flight: flight.rank)
 
 
-def explain(flights: Sequence[Flight], processes: Optional[Mapping[int, str]] = None) -> Hang:
+def explain(
+    flights: Sequence[Flight], processes: Optional[Mapping[int, str]] = None, config: Optional[RunConfig] = None
+) -> Hang:
     """Who waits for whom, and who is the cause.
 
     Args:
         flights: by rank, not empty.
         processes: by rank what is known of its process (see :func:`process_states`).
+        config: of the run: a rank whose calls are not as its layout has them is the cause.
     """
     board = _Board(flights, processes if processes is not None else {})
+    found = _first_look(board)
+    if config is None or found.kind == NO_HANG:
+        return found
+    deviating = off_plan(board.flights, config, [*found.culprits, *found.others])
+    if deviating is None:
+        return found
+    return replace(_deviating(deviating, found.chain), positions=found.positions, missing=found.missing)
+
+
+def _first_look(board: _Board) -> Hang:
+    """Who is the cause, from what ranks say of each other."""
     positions = board.positions()
     waiting = [position for position in positions if position.state == IN_WAIT]
     if not waiting:
@@ -170,6 +186,7 @@ class _Board:
         self._processes = processes
         self.calls = {flight.rank: flight.waiting for flight in flights}
         self._absent: Dict[Tuple[Key, int], Tuple[int, ...]] = {}
+        self._elsewhere: Dict[Key, Tuple[int, ...]] = {}
 
     def key_of(self, rank: int, call: Call) -> Optional[Key]:
         """The communicator of a call; None where the file had no room for it."""
@@ -207,6 +224,20 @@ class _Board:
                 member for member in key[1] if member != rank and self._collectives(key, member) < call.sequence
             )
             self._absent[key, call.sequence] = known
+        return known
+
+    def waited_for(self, rank: int, call: Call) -> Tuple[int, ...]:
+        """The ranks that have not begun a call; where all have, those that are not in MPI, without whom it does not go
+        on either."""
+        absent, key = self.absent(rank, call), self.key_of(rank, call)
+        if absent or key is None:
+            return absent
+        if call.is_message:
+            return () if self.state(call.peer) in (IN_WAIT, DONE) else (call.peer,)
+        known = self._elsewhere.get(key)
+        if known is None:
+            known = tuple(member for member in key[1] if self.state(member) not in (IN_WAIT, DONE))
+            self._elsewhere[key] = known
         return known
 
     def partners(self, rank: int, call: Call) -> Dict[int, Call]:
@@ -249,7 +280,7 @@ class _Board:
         for rank in ranks:
             waits = self.calls[rank]
             if waits is not None:
-                absent.update(self.absent(rank, waits))
+                absent.update(self.waited_for(rank, waits))
         since = min(self.flights[rank].head.progressed for rank in ranks)
         state = self.state(ranks[0])
         return Position(
@@ -308,10 +339,7 @@ def _follow(board: _Board, start: Position) -> Hang:
         disagreeing = _disagreement(board, rank, call)
         if disagreeing is not None:
             return _by_history(board, path, chain, disagreeing)
-        absent = board.absent(rank, call)
-        if not absent:
-            # all have begun it: it goes on only where they are in MPI
-            absent = tuple(other for other in board.partners(rank, call) if board.state(other) not in (IN_WAIT, DONE))
+        absent = board.waited_for(rank, call)
         chain.append(_waits_words(ranks, call, absent))
         if not absent:
             return _by_history(board, path, chain, None)
@@ -413,20 +441,28 @@ def _deviating(found: Deviation, chain: List[str]) -> Hang:
     who = _cause(found.culprits)
     they = "they" if len(found.culprits) > 1 else "it"
     if found.kind == LEFT_OUT:
-        said = f"{they} left out {call_words(found.call)}, as {rank_words(found.witnesses)} made it"
+        said = f"{they} left out {call_words(found.call)}, {_as_made(found)}"
     elif found.kind == ONE_MORE:
-        said = f"{they} made {call_words(found.call)}, which is one call more than {rank_words(found.witnesses)} made"
+        said = f"{they} made {call_words(found.call)}, which is one call more than {_made_by(found)}"
     elif found.kind == ORDER:
         said = f"{they} came to {call_words(found.actual or found.call)} where {call_words(found.call)} was due"
         said += ": it was left out, or the two come in another order there"
     else:
-        said = f"{they} made {call_words(found.actual or found.call)}, where {rank_words(found.witnesses)} made "
+        said = f"{they} made {call_words(found.actual or found.call)}, where {_made_by(found)} "
         said += call_words(found.call)
     doubt = ""
     if found.others:
         doubt = f" (or {rank_words(found.others)} did otherwise: nothing earlier is known to tell which)"
     call = found.actual if found.kind == DISAGREE and found.actual is not None else found.call
     return Hang(f"{who}: {said}{doubt}", found.culprits, found.kind, call, chain, [], (), found.others)
+
+
+def _made_by(found: Deviation) -> str:
+    return f"{rank_words(found.witnesses)} made" if found.witnesses else "the plan of a step has"
+
+
+def _as_made(found: Deviation) -> str:
+    return f"as {rank_words(found.witnesses)} made it" if found.witnesses else "which the plan of a step has"
 
 
 def _names(board: _Board, path: List[int]) -> List[str]:

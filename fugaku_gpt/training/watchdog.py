@@ -27,6 +27,7 @@ from fugaku_gpt.errors import EXIT_RUN_FAILED, UsageError
 from fugaku_gpt.records.files import create_json_atomically
 from fugaku_gpt.records.flight import CHECKPOINT, FINISHED, START_UP, Head, flight_file, read_head
 from fugaku_gpt.records.hang import explain, process_states, read_flights
+from fugaku_gpt.records.hang_plan import config_of
 from fugaku_gpt.records.run import HUNG, Result, RunDirectory, failure_lines
 
 _LOOKS = 20  # per timeout
@@ -175,7 +176,8 @@ class Watchdog:
         try:
             flights = read_flights(self._directory.flight_dir)
             heads = [flight.head for flight in flights]
-            told = explain(flights, process_states(heads, socket.gethostname()))
+            processes = process_states(heads, socket.gethostname())
+            told = explain(flights, processes, config_of(self._directory.config_file))
             verdict, culprits = told.verdict, told.culprits
         except Exception as error:  # that it hangs is known, whatever is wrong with the files that tell why
             traceback.print_exc()

@@ -111,7 +111,7 @@ class Struck:
         fault, recorder = self._fault, group.recorder
         if recorder is None or recorder.rank != fault.rank or group.size == 1 or group.name != fault.group:
             return False
-        if recorder._step != fault.step or (fault.method or method) != method or self._done:
+        if recorder.step != fault.step or (fault.method or method) != method or self._done:
             return False
         self._seen += 1
         return self._seen == fault.nth + 1
@@ -166,6 +166,7 @@ class Struck:
             "micro_batch": recorder._micro_batch,
             "process": os.getpid(),
             "time": time.time(),
+            "other": self._other(group).name if self._fault.kind == "order" else "",
         }
         (self._directory / "fault.json").write_text(json.dumps(told), encoding="utf-8")
 

@@ -167,6 +167,19 @@ def test_a_send_is_waited_for_until_it_is_received(tmp_path: Path) -> None:
     assert told(ranks).culprits == (1,)
 
 
+def test_a_rank_that_has_begun_a_sum_and_is_busy_elsewhere_is_waited_for(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, 2, {"dp": [(0, 1)]})
+    ranks.progress((0, 1), BACKWARD)
+    ranks.call((0,), "dp", "sum.py:1", returns=False)
+    recorder = ranks.recorders[1]
+    recorder.posted(recorder.enter(0, "all_reduce_sum", "float32", (4, 8), False))
+    found = told(ranks)
+    assert (found.culprits, found.kind) == ((1,), "outside")
+    assert [(position.ranks, position.absent) for position in found.positions if position.state == "waits"] == [
+        ((0,), (1,))
+    ]
+
+
 def test_missing_finished_and_stopped_ranks(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path, 3, {"world": [(0, 1, 2)]})
     ranks.progress(range(3))
