@@ -63,6 +63,8 @@ def off_plan(flights: Mapping[int, Flight], config: RunConfig, first: Sequence[i
     training = config.training
     if training.ramp_start is not None or training.seq_ramp_start is not None:
         return None  # the sizes of a step follow from what was consumed, which recorders do not know
+    if any(flight.head.ranks != config.layout.ranks for flight in flights.values()):
+        return None  # another run's
     try:
         plan = plan_of(config)
     except ValueError:
@@ -90,7 +92,7 @@ class _Book:
 
     def __init__(self, plan: SequencePlan, flights: Mapping[int, Flight]) -> None:
         self._plan = plan
-        self.flights = {rank: flight for rank, flight in flights.items() if rank < plan.layout.ranks}
+        self.flights = dict(flights)
         self._made = {rank: _by_step(flight) for rank, flight in self.flights.items()}
         self._programs: Dict[Tuple[int, int], List[Plan]] = {}
 
