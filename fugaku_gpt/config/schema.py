@@ -307,7 +307,7 @@ class NodeConfig:
         1800.0,
         "end the run with a report when no rank has begun an MPI call, a micro-batch or a piece of a checkpoint for so "
         "long (five times that at start-up and in checkpoints); must be longer than the longest of these; null: never; "
-        "needs node.flight_recorder",
+        "needs node.flight_recorder; joining MPI and opening the data, before there is a run directory, is not watched",
         unit="s",
         above=0,
         duration=True,

@@ -50,6 +50,12 @@ class Watchdog:
         self._tick = min(timeout / _LOOKS, _LONGEST_TICK_SECONDS)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._beats, self._still = -1, 0.0  # this rank's heartbeat, and for how many seconds it has been that
+        self._before, self._synced, self._armed = (
+            time.monotonic(),
+            0.0,
+            -timeout,
+        )  # times of the last look, sync, arming
         self._examines = False
         self._seen: Dict[int, Tuple[int, float]] = {}  # heartbeat of a rank, and since when it has been that
         self._examiner: Tuple[float, float] = (0.0, 0.0)  # its last sign of life, and since when it has been that
@@ -64,31 +70,34 @@ class Watchdog:
         self._thread.join()
         self._resign()
 
+    def look(self) -> None:
+        """One look at this rank, and at the others where it stands still; the thread takes one per tick. Does not
+        return where the run hangs."""
+        now = time.monotonic()
+        passed, self._before = now - self._before, now
+        if passed > max(self._timeout / 4, 4 * self._tick):
+            passed = self._tick  # this process was suspended: time in which nobody could move
+        self._recorder.watched(self._timeout, False)
+        if now - self._armed > self._timeout / 2:
+            faulthandler.dump_traceback_later(2 * self._timeout, file=2)  # standard error
+            self._armed = now
+        moved = self._recorder.beats != self._beats
+        self._beats, self._still = self._recorder.beats, 0.0 if moved else self._still + passed
+        if now - self._synced > self._timeout / 4:
+            with contextlib.suppress(OSError):  # a file system that is away: others see an older heartbeat
+                self._recorder.sync()
+            self._synced = time.monotonic()
+        if self._still < self._timeout / 2:
+            self._resign()
+        elif self._marked():
+            self._leave()
+        elif self._is_examiner() and self._all_stand_still(self._still):
+            self._conclude()
+
     def _watch(self) -> None:
-        beats, still, synced, armed = -1, 0.0, 0.0, -self._timeout
-        before = time.monotonic()
+        self._before = time.monotonic()
         while not self._stop.wait(self._tick):
-            now = time.monotonic()
-            passed, before = now - before, now
-            if passed > max(self._timeout / 4, 4 * self._tick):
-                passed = self._tick  # this process was suspended: time in which nobody could move
-            self._recorder.watched(self._timeout, False)
-            if now - armed > self._timeout / 2:
-                faulthandler.dump_traceback_later(2 * self._timeout, file=2)  # standard error
-                armed = now
-            moved = self._recorder.beats != beats
-            beats, still = self._recorder.beats, 0.0 if moved else still + passed
-            if now - synced > self._timeout / 4:
-                with contextlib.suppress(OSError):  # a file system that is away: others see an older heartbeat
-                    self._recorder.sync()
-                synced = time.monotonic()
-            if still < self._timeout / 2:
-                self._resign()
-                continue
-            if self._marked():
-                self._leave()
-            elif self._is_examiner() and self._all_stand_still(still):
-                self._conclude()
+            self.look()
         faulthandler.cancel_dump_traceback_later()
 
     @property

@@ -70,12 +70,16 @@ def test_two_ranks_leave_a_whole_run_directory(corpus: Path, tmp_path: Path, cap
 
 def test_the_same_seed_gives_the_same_losses_with_one_rank_and_with_two(corpus: Path, tmp_path: Path) -> None:
     losses = []
-    for ranks, setting in (("1", "layout.tp=1"), ("2", "layout.tp=2")):
-        out = tmp_path / ranks
+    for ranks, setting, more in (
+        ("1", "layout.tp=1", []),
+        ("2", "layout.tp=2", []),
+        ("2", "layout.tp=2", ["--check-collectives"]),  # which finds nothing to say, and changes nothing
+    ):
+        out = tmp_path / "-".join([ranks, *more])
         words = arguments(corpus, out, setting, "training.dtype=float64")
-        assert run([*words, "--ranks", ranks]) == 0
+        assert run([*words, *more, "--ranks", ranks]) == 0
         losses.append([line["loss"] for line in RunDirectory(out).metrics("iteration")])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12) and losses[1] == losses[2]
 
 
 def test_ranks_started_by_mpirun_itself_join(corpus: Path, tmp_path: Path) -> None:

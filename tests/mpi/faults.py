@@ -45,7 +45,7 @@ class Fault:
         rank: that it strikes.
         group: name of the communicator.
         step: iteration, from 1.
-        nth: call on it in that step, from 0.
+        nth: call on it in that step, from 0; of a slow run, how many calls a step makes at least.
         method: of the communicator; "" for any.
         seconds: longest pause of a slow rank.
     """
@@ -171,7 +171,7 @@ class Struck:
         (self._directory / "fault.json").write_text(json.dumps(told), encoding="utf-8")
 
     def _dawdle(self) -> None:
-        if self._dice.random() < 0.05:
+        if self._dice.random() * self._fault.nth < 0.2:  # a layout of many calls must come to its end too
             time.sleep(self._dice.random() * self._fault.seconds)
 
 

@@ -222,7 +222,7 @@ def healthy(count: int, seed: int, corpus: Path, folder: Path) -> Tuple[int, int
     alarms = 0
     for number in range(count):
         layout = dice.choice(LAYOUTS)
-        fault = Fault(SLOW, 0, "", 0, seconds=HANG_TIMEOUT * 2 / 3)
+        fault = Fault(SLOW, 0, "", 0, sum(layout.groups.values()), seconds=HANG_TIMEOUT * 2 / 3)
         out = folder / f"healthy-{number:02d}"
         code, output = train(layout, fault, corpus, out, ("--hang-timeout", str(HANG_TIMEOUT)))
         result = RunDirectory(out).result()

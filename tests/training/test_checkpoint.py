@@ -6,20 +6,18 @@ import errno
 import io
 import os
 import threading
-import time
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 import pytest
 import torch
 
-from fugaku_gpt.comm import Communicator, FlightRecorder, ProcessGrid
+from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.records import checkpoint_io
 from fugaku_gpt.records.checkpoint import list_checkpoints
 from fugaku_gpt.records.checkpoint_keep import verify
 from fugaku_gpt.records.checkpoint_manifest import read_manifest
-from fugaku_gpt.records.flight import CHECKPOINT, FORWARD, START_UP
 from fugaku_gpt.records.run import MetricsWriter, Result, RunDirectory
 from fugaku_gpt.training.checkpoint import Checkpoints
 from fugaku_gpt.training.health import SPIKE
@@ -164,36 +162,6 @@ def fail_writes(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
         return real(*arguments)
 
     monkeypatch.setattr(checkpoint_io, "write_at", write_at)
-
-
-@pytest.mark.parametrize("wait", [True, False])
-def test_the_watchdog_sees_that_a_checkpoint_is_being_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: bool
-) -> None:
-    config = tiny_config(*FAST)
-    samples = ByteSamples(config.model.seq_len)
-    recorder = FlightRecorder(tmp_path / "flight", 0, 1)
-    run = Trainer(config, ProcessGrid(Communicator(None, "world", recorder), config.layout), samples)
-    run.step()
-    real, seen = checkpoint_io.write_at, []
-
-    def write_at(*arguments: Any) -> int:
-        time.sleep(0.01)
-        seen.append((recorder.phase, recorder.beats))
-        return real(*arguments)
-
-    monkeypatch.setattr(checkpoint_io, "write_at", write_at)
-    monkeypatch.setattr("fugaku_gpt.training.checkpoint._LOOK_SECONDS", 0.005)
-    checkpoints = Checkpoints(run, tmp_path / "checkpoints")
-    checkpoints.save({}, wait=wait)
-    checkpoints.finish()
-    assert {phase for phase, _ in seen} == {CHECKPOINT}  # for which the watchdog has more patience
-    assert len({beats for _, beats in seen}) > 10  # and which moves as long as there are pieces to write
-    recorder.progress(FORWARD)
-    before = recorder.beats
-    path = list_checkpoints(tmp_path / "checkpoints")[0].path
-    assert load(run, path, read_manifest(path)) is None
-    assert recorder.phase == START_UP and recorder.beats > before + 10
 
 
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
