@@ -85,6 +85,8 @@ soak: dev ## 500 random layouts on 1 to 8 ranks with random delays: does any han
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.mpi.start 8 -m tests.mpi.reshard
 	@echo "a run that is killed 100 times:"
 	@PYTHONPATH=. $(BIN)/python -m tests.kills --kills 100
+	@echo "ranks that leave the common path, stop or die: does the doctor name them?"
+	@PYTHONPATH=. $(BIN)/python -m tests.mpi.hangs
 
 # Training and parity on older builds. They need Python 3.8; where there is none, that is said, loudly.
 OLD_TESTS := $(wildcard $(addprefix tests/,comm data layout model parallel training test_compat.py test_mpi.py))

@@ -7,6 +7,7 @@ Other steps and other ranks of the same stage only lend what a plan does not kno
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -136,20 +137,21 @@ class _Book:
         if came is None:
             assert due is not None
             return _Parting(rank, step, _end(self.flights[rank], step), Deviation((rank,), LEFT_OUT, due, None, ()))
-        labels = model[name] if model is not None else None
+        labels: Sequence[Optional[Call]] = model[name] if model is not None else [None] * len(planned)
 
-        def fits(index: int, call: Call) -> bool:
-            return index < len(planned) and _fits(planned[index], call, labels[index] if labels else None)
+        def agree(calls: int, plans: int) -> int:
+            """How many calls from one place on are those that are planned from another place on."""
+            pairs = zip(made[calls:], planned[plans:], labels[plans:])
+            return sum(1 for _ in takewhile(lambda pair: _fits(pair[1], pair[0], pair[2]), pairs))
 
         instead = self._next(rank, step, came, plan, model)
+        repeated = at > 0 and _fits(planned[at - 1], came, labels[at - 1])
         if due is None and instead is not None and instead.site == came.site:
             found = Deviation((rank,), ORDER, instead, came, ())  # one line, another communicator
-        elif due is None:
+        elif due is None or (repeated and agree(at + 1, at) >= agree(at, at + 1)):
             found = Deviation((rank,), ONE_MORE, came, None, ())
-        elif fits(at + 1, came):
+        elif agree(at, at + 1):
             found = Deviation((rank,), LEFT_OUT, due, None, ())
-        elif at > 0 and fits(at - 1, came):
-            found = Deviation((rank,), ONE_MORE, came, None, ())
         elif (came.operation, came.site, came.micro_batch) == (due.operation, due.site, due.micro_batch):
             found = Deviation((rank,), DISAGREE, due, came, ())
         else:

@@ -23,6 +23,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 from fugaku_gpt.doctor.hang import HangReport, examine, report_lines
 from fugaku_gpt.jobs.launcher import find_launcher
 from fugaku_gpt.records.hang import IN_WAIT
+from fugaku_gpt.records.hang_history import DISAGREE, LEFT_OUT, ONE_MORE, ORDER
 from fugaku_gpt.records.run import FAILED, HUNG, OK, RunDirectory
 from tests.mpi.faults import CALL_KINDS, KINDS, SLOW, STATE_KINDS, Fault
 from tests.support.corpus import write_byte_corpus
@@ -47,6 +48,14 @@ SETTINGS = (
 )
 CHECKED = ("--check-collectives",)
 TOLERATED = ("shape", "extra")  # what MPI may let pass in silence: a fault that only checks can see
+
+FOUND_AS = {  # what the doctor calls a fault
+    "skip": (LEFT_OUT,),
+    "swallow": (LEFT_OUT,),
+    "extra": (ONE_MORE,),
+    "shape": (DISAGREE,),
+    "order": (ORDER,),
+}
 
 
 @dataclass(frozen=True)
@@ -209,6 +218,8 @@ def judge(fault: Fault, told: Dict[str, Any], report: HangReport, directory: Run
         if not waits or at.step != fault.step or at.micro_batch != told["micro_batch"]:
             return f"the place of rank {fault.rank} is not as in {told}, or nobody waits for it"
         return ""
+    if hang.kind not in FOUND_AS[fault.kind]:
+        return f"a rank that {fault.kind}s is told as {hang.kind!r}"
     # of two calls in another order, either is a true answer: they are made by the same line here
     groups = (fault.group, told["other"]) if fault.kind == "order" else (fault.group,)
     if call.communicator not in groups or (call.step, call.site) != (fault.step, told["site"]):

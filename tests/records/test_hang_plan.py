@@ -105,6 +105,22 @@ def test_a_message_that_was_not_sent_is_told_by_the_plan_of_its_sender(tmp_path:
     assert (found.call.operation, found.call.site, found.call.step) == (SEND, "pp.py:send", 2)
 
 
+def test_a_repeated_bucket_is_no_left_out_one_although_another_like_it_was_due_soon(tmp_path: Path) -> None:
+    config = tiny_config("layout.dp=2")
+    sums = [Said("dp", "dp.py:1", "all_reduce_sum", call.shape, None) for call in planned(config, 0)[:-1]]
+    sizes = [call.shape for call in sums]
+    at = next(n for n in range(1, len(sums) - 1) if sizes[n - 1] == sizes[n + 1] != sizes[n])  # a short one between
+    ranks = ranks_of(tmp_path, config.layout)
+    for rank in (0, 1):
+        say(ranks, rank, 1, [*sums, *planned(config, rank)[-1:]])
+        ranks.progress((rank,), OPTIMISER, 1, -1)
+    say(ranks, 0, 2, sums[: at + 1], waits=True)
+    say(ranks, 1, 2, [*sums[:at], sums[at - 1], *sums[at:]], waits=True)
+    found = told(ranks, config)
+    assert (found.culprits, found.kind) == ((1,), "one more") and found.call is not None
+    assert (found.call.communicator, found.call.shape) == ("dp", sizes[at - 1])
+
+
 def test_a_rank_that_fell_out_of_a_step_left_out_the_first_call_that_it_did_not_make(tmp_path: Path) -> None:
     config = tiny_config("layout.dp=2", "layout.pp=2", "layout.zero=1")
     ranks = ranks_of(tmp_path, config.layout)
