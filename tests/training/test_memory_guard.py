@@ -20,7 +20,7 @@ from fugaku_gpt.training.memory_guard import MemoryGuard
 MIB = 2**20
 ROOT = Path("/sys/fs/cgroup")
 
-# allocates and touches 8 MiB at a time for ever, in the group whose file of processes is named
+# allocates and touches some 200 MiB a second for ever, in the group whose file of processes is named
 GREEDY = """
 import os, sys, time
 from pathlib import Path
@@ -37,8 +37,8 @@ with MemoryGuard(RunDirectory(Path(sys.argv[1])), 1, [os.getpid()], NodeConfig(m
     guard.tell(lambda: {"weights": weights.nbytes, "gradients": 0})
     kept = []
     while True:
-        kept.append(np.ones(8 * 2**20, dtype=np.uint8))
-        time.sleep(0.005)
+        kept.append(np.ones(4 * 2**20, dtype=np.uint8))
+        time.sleep(0.02)
 """
 
 
