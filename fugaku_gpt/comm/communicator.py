@@ -18,6 +18,7 @@ from fugaku_gpt.comm.checks import CallCheck, MessageCheck
 from fugaku_gpt.comm.flight_recorder import FlightRecorder
 from fugaku_gpt.comm.mpi import MPI
 from fugaku_gpt.comm.sums import array_of, operation_for
+from fugaku_gpt.errors import CallsDisagree
 from fugaku_gpt.layout.operations import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -83,11 +84,15 @@ class Pending:
         message, self._message = self._message, None
         if message is None:
             return True
-        _OUTSTANDING.discard(self)  # a message of another shape is never taken
-        if not message.compare(waits):
+        try:
+            compared = message.compare(waits)
+        except CallsDisagree:  # nobody takes this message any more, but MPI still puts it where it was told to
+            _OUTSTANDING.discard(self)
+            _REFUSED.append(self._kept)
+            raise
+        if not compared:
             self._message = message
-        _OUTSTANDING.add(self)
-        return self._message is None
+        return compared
 
 
 class Steps(Protocol):
@@ -98,6 +103,7 @@ class Steps(Protocol):
 
 
 _OUTSTANDING: Set[Pending] = set()
+_REFUSED: List[Any] = []
 # whoever waits for anything looks after these: another rank may be waiting for the next step of one
 IN_STEPS: Set[Steps] = set()
 

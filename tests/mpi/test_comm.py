@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import List
 
@@ -111,6 +113,10 @@ def test_calls_that_disagree_are_named_before_they_are_made(world: Communicator)
         assert float(arrived.sum()) == 4
         with pytest.raises(CallsDisagree, match=r"rank 1 waits for .*\[4\] at .*, but rank 0 sends .*\[3\]"):
             checked.start_receive(arrived, 0).wait()
+        alive = weakref.ref(arrived)
+        del arrived
+        gc.collect()
+        assert alive() is not None, "MPI may still write what was refused into memory that is used for something else"
 
 
 def test_the_flight_recorder_names_the_communicator_the_call_and_its_line(world: Communicator, tmp_path: Path) -> None:
