@@ -7,6 +7,7 @@ import weakref
 from pathlib import Path
 from typing import List
 
+import numpy as np
 import pytest
 import torch
 
@@ -108,13 +109,14 @@ def test_calls_that_disagree_are_named_before_they_are_made(world: Communicator)
         checked.start_send(torch.ones(4), 1).wait()
         checked.start_send(torch.ones(3), 1)
     if world.rank == 1:
-        arrived = torch.zeros(4)
+        memory = np.zeros(4, dtype=np.float32)
+        arrived = torch.from_numpy(memory)
         checked.start_receive(arrived, 0).wait()
         assert float(arrived.sum()) == 4
         with pytest.raises(CallsDisagree, match=r"rank 1 waits for .*\[4\] at .*, but rank 0 sends .*\[3\]"):
             checked.start_receive(arrived, 0).wait()
-        alive = weakref.ref(arrived)
-        del arrived
+        alive = weakref.ref(memory)
+        del arrived, memory
         gc.collect()
         assert alive() is not None, "MPI may still write what was refused into memory that is used for something else"
 
