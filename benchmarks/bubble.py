@@ -146,7 +146,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[8])
     parser.add_argument("--chunks", type=int, nargs="+", default=[2], help="of the interleaved schedule")
-    parser.add_argument("--pass-ms", type=float, default=200.0, help="a stage's forward pass of one micro-batch")
+    parser.add_argument("--pass-ms", type=float, default=600.0, help="a stage's forward pass of one micro-batch")
     parser.add_argument("--tries", type=int, default=3)
     options = parser.parse_args(arguments)
     if options.stages < 2:
