@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
+from typing import Any, Callable, Iterator, List
 
 import pytest
 
 from fugaku_gpt.comm import Communicator, open_world
+from fugaku_gpt.comm.communicator import Pending
 
 RANKS_VARIABLE = "FUGAKU_GPT_TEST_RANKS"
 
@@ -18,3 +21,22 @@ if RANKS_VARIABLE not in os.environ:
 def world() -> Communicator:
     """All ranks of this test run."""
     return open_world()
+
+
+@pytest.fixture(autouse=True)
+def only_one_thread_calls_mpi(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever is tested: writers of checkpoints and watchdogs are threads of their own and call nothing."""
+    callers: List[str] = []
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                callers.append(f"{function.__qualname__} in thread {threading.current_thread().name}")
+            return function(*arguments, **options)
+
+        return call
+
+    for owner, name in ((Communicator, "_enter"), (Communicator, "_wait"), (Pending, "done")):
+        monkeypatch.setattr(owner, name, noted(getattr(owner, name)))
+    yield
+    assert not callers
