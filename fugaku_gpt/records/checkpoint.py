@@ -59,7 +59,7 @@ def begin(directory: Path, iteration: int) -> Path:
 
 
 def commit(temporary: Path, manifest: Manifest) -> Path:
-    """Make a checkpoint visible, once all of its files are written; returns its folder.
+    """Make a checkpoint visible, once all of its files are written; returns its folder. :func:`track` comes next.
 
     Raises:
         CheckpointError: a data file is missing or not of its length.
@@ -77,8 +77,25 @@ def commit(temporary: Path, manifest: Manifest) -> Path:
     path = directory / (f"step-{manifest.iteration:08d}" + (f"-{attempt}" if attempt > 1 else ""))
     checkpoint_io.rename(temporary, path)
     checkpoint_io.sync_folder(directory)
-    _write_tracker(directory, path.name)
     return path
+
+
+def track(checkpoint: Path) -> None:
+    """Have the tracker name a checkpoint that is visible.
+
+    Raises:
+        OSError: as the file system says it; the tracker is then as it was, or names this one.
+    """
+    directory = checkpoint.parent
+    temporary = directory / f".{TRACKER}.{uuid.uuid4().hex}.tmp"
+    text = json.dumps({"version": TRACKER_VERSION, "name": checkpoint.name}, indent=2) + "\n"
+    try:
+        checkpoint_io.write_file(temporary, text.encode("utf-8"))
+        checkpoint_io.rename(temporary, directory / TRACKER)
+        checkpoint_io.sync_folder(directory)
+    except OSError:
+        abandon(temporary)
+        raise
 
 
 def abandon(temporary: Path) -> None:
@@ -165,18 +182,6 @@ def require_room(directory: Path, needed: int) -> None:
             f"{directory}: a checkpoint needs {needed / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB are free; make "
             "room, keep fewer checkpoints (checkpoint.keep_last), or choose another --out"
         )
-
-
-def _write_tracker(directory: Path, name: str) -> None:
-    temporary = directory / f".{TRACKER}.{uuid.uuid4().hex}.tmp"
-    text = json.dumps({"version": TRACKER_VERSION, "name": name}, indent=2) + "\n"
-    try:
-        checkpoint_io.write_file(temporary, text.encode("utf-8"))
-        checkpoint_io.rename(temporary, directory / TRACKER)
-        checkpoint_io.sync_folder(directory)
-    except OSError:
-        abandon(temporary)
-        raise
 
 
 def remove_tree(path: Path) -> None:

@@ -23,7 +23,7 @@ from fugaku_gpt.errors import CheckpointError, ConfigError, UsageError
 from fugaku_gpt.layout.regions import whole
 from fugaku_gpt.layout.tensors import model_tensors
 from fugaku_gpt.records import checkpoint_io
-from fugaku_gpt.records.checkpoint import abandon, begin, commit, list_checkpoints, require_room
+from fugaku_gpt.records.checkpoint import abandon, begin, commit, list_checkpoints, require_room, track
 from fugaku_gpt.records.checkpoint_file import Entry, file_name, plan_file
 from fugaku_gpt.records.checkpoint_manifest import LogicalTensor, Manifest, describe_file
 from fugaku_gpt.records.checkpoint_read import open_checkpoint
@@ -202,7 +202,9 @@ def _write_checkpoint(
             logical = {one.ours: LogicalTensor(one.shape, {"weights": dtypes[one.ours]}) for one in tensors}
             file = describe_file(file_name(0), plan, sums, sorted(logical))
             config, build = {"model": asdict(model)}, {"imported_from": origin}
-            return commit(temporary, Manifest(0, 0, 0, logical, (file,), config=config, build=build))
+            path = commit(temporary, Manifest(0, 0, 0, logical, (file,), config=config, build=build))
+            track(path)
+            return path
         finally:
             abandon(temporary)
     except OSError as error:

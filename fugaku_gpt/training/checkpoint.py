@@ -21,7 +21,7 @@ from fugaku_gpt.errors import FugakuGptError, RunFailed
 from fugaku_gpt.layout.grid import coordinates_of
 from fugaku_gpt.layout.shards import logical_shapes, written
 from fugaku_gpt.parallel.buffers import nbytes
-from fugaku_gpt.records.checkpoint import abandon, begin, clean_leftovers, commit, require_room
+from fugaku_gpt.records.checkpoint import abandon, begin, clean_leftovers, commit, require_room, track
 from fugaku_gpt.records.checkpoint_file import Entry, FilePlan, file_name, plan_file, write_pieces
 from fugaku_gpt.records.checkpoint_keep import retain
 from fugaku_gpt.records.checkpoint_manifest import DataFile, LogicalTensor, Manifest, describe_file
@@ -365,6 +365,7 @@ class Checkpoints:
                 abandon(save.temporary)
                 raise
             try:
+                track(path)
                 retain(self._directory, self._settings.keep_last, self._settings.keep_every)
             except (OSError, FugakuGptError) as error:  # the new one is there all the same
                 return path.name, _words(error)
@@ -390,7 +391,7 @@ class Checkpoints:
                 save.write_seconds,
             )
             if kept is not None:
-                self._log.say(f"checkpoints that are no longer wanted could not be removed: {kept}")
+                self._log.say(f"{name} is whole; older checkpoints are kept: {kept}")
 
     def _failed(self, iteration: int, error: str, must: bool) -> None:
         if self._log is not None:

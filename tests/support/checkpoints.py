@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 import numpy as np
 
 from fugaku_gpt.layout.regions import Region, rectangles, whole
-from fugaku_gpt.records.checkpoint import abandon, begin, commit
+from fugaku_gpt.records.checkpoint import abandon, begin, commit, track
 from fugaku_gpt.records.checkpoint_file import Entry, describe_dtype, file_name, plan_file, write_pieces
 from fugaku_gpt.records.checkpoint_manifest import LogicalTensor, Manifest, describe_file
 from fugaku_gpt.records.safetensors import DTYPES
@@ -50,7 +50,9 @@ def save(
     """Write a checkpoint; the last of the ranks that share a file writes first, the first of them the header."""
     temporary = begin(directory, iteration)
     try:
-        return _save(temporary, iteration, arrays, held, ranks_per_file, **more)
+        path = _save(temporary, iteration, arrays, held, ranks_per_file, **more)
+        track(path)
+        return path
     finally:
         abandon(temporary)
 

@@ -15,7 +15,7 @@ import torch
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.records import checkpoint_io
-from fugaku_gpt.records.checkpoint import list_checkpoints
+from fugaku_gpt.records.checkpoint import TRACKER, list_checkpoints
 from fugaku_gpt.records.checkpoint_keep import verify
 from fugaku_gpt.records.checkpoint_manifest import read_manifest
 from fugaku_gpt.records.run import MetricsWriter, Result, RunDirectory
@@ -173,6 +173,24 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, monkeypa
     assert "checkpoint at iteration 2 FAILED, nothing of it is kept: rank 0: " in run.said.getvalue()
     assert run.names() == ["latest.json", "step-00000004", "step-00000006"]
     assert all(verify(info.path) == [] for info in list_checkpoints(run.directory.checkpoints_dir))
+
+
+def test_a_checkpoint_that_only_the_tracker_does_not_name_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Logged(tmp_path, "training.iterations=4", "checkpoint.interval=2", "checkpoint.keep_last=1")
+    real = checkpoint_io.rename
+
+    def rename(source: Path, target: Path) -> None:
+        if target.name == TRACKER and len(list_checkpoints(target.parent)) == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(target))
+        real(source, target)
+
+    monkeypatch.setattr(checkpoint_io, "rename", rename)
+    assert not run_loop(run.trainer, run.log, run.checkpoints)
+    assert all("error" not in line for line in run.directory.metrics("checkpoint"))
+    assert "step-00000004 is whole; older checkpoints are kept: " in run.said.getvalue()
+    assert run.names() == ["latest.json", "step-00000002", "step-00000004"]
 
 
 @pytest.mark.parametrize("asynchronous", ["true", "false"])
