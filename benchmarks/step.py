@@ -1,203 +1,147 @@
-"""One training step of ours beside a textbook PyTorch GPT's, and both beside this machine's matrix-multiply peak.
+"""One training step of ours, of a textbook PyTorch GPT and of Hugging Face's GPT-2, beside this machine's GEMM floor.
 
-    .venv/bin/python benchmarks/step.py                      # 124M, sequence 1024, micro-batch 1
-    .venv/bin/python benchmarks/step.py --preset tiny --pairs 9
+    .venv/bin/python benchmarks/step.py                      # 124M, sequence 1024 x micro-batch 1
+    .venv/bin/python benchmarks/step.py ours ours-bf16 floor floor-bf16 textbook-bf16 --shape 256x4
+    .venv/bin/python benchmarks/step.py ours textbook --python .venv-torch17/bin/python
+    .venv/bin/python benchmarks/step.py --preset tiny --turns 9
 
-Each runs in a process of its own, so that its peak memory is its own; they take turns (matrix products, ours, textbook,
-and again), so that a slow moment of a shared machine falls on all of them. A step is ``--micro-batches`` forward and
-backward passes and one AdamW step. The ratio is the median over the pairs of one turn.
+Contestants take turns, each in a process of its own (see ``turns.py``); a step is ``--micro-batches`` forward and
+backward passes and one AdamW step. What the floor counts is in ``gemm_floor.py``, who the contestants are in
+``contestants.py``. Every figure is a median over the turns, with the smallest and the largest; ratios are taken within
+a turn. ``x floor`` is a contestant's time by the floor's of its type; ``ours is`` is its time by that of ours of its
+type, ``of it ours`` the peak memory of ours by its own. What a build lacks is said in a line.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import resource
 import statistics
-import subprocess
 import sys
-import time
-from typing import Any, Callable, Dict, List, Optional
+from pathlib import Path
+from typing import Dict, List, Optional
+
+from contestants import BASES, WORDS, environment_of, parse, settings_of, setup
+from turns import Several, Turn, middle, ratios_of, seconds_of, serve, take_turns, write_samples
 
 from fugaku_gpt.config import RunConfig, load_run_config
-from fugaku_gpt.formulas.flops import exact_flops
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.machine.local import processor_name, usable_cores
 
-Work = Callable[[], Any]
 
-
-def ours(config: RunConfig) -> Work:
-    """A step of this package on one rank."""
-    from fugaku_gpt.comm import ProcessGrid
-    from fugaku_gpt.training.startup import prepare_process
-    from fugaku_gpt.training.trainer import Trainer
-
-    prepare_process(_threads())
-    trainer = Trainer(config, ProcessGrid.alone(), _Random(config))
-    return lambda: trainer.step().loss
-
-
-def textbook(config: RunConfig) -> Work:
-    """A step of the textbook model on the same batch, with the same padded vocabulary."""
-    import torch
-
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    from textbook_gpt import TextbookGPT
-
-    torch.set_num_threads(_threads())
-    shape = config.model
-    model = TextbookGPT(shape.layers, shape.hidden, shape.heads, shape.seq_len, config.padded_vocab)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.training.lr, betas=(0.9, 0.95), weight_decay=0.1)
-    samples, count = _Random(config), config.training.micro_batch
-
-    def step() -> float:
-        optimizer.zero_grad()
-        total = 0.0
-        for number in range(config.micro_batches):
-            tokens = torch.from_numpy(samples.batch(number * count, count))
-            loss = model(tokens[:, :-1], tokens[:, 1:]) / config.micro_batches
-            loss.backward()
-            total += float(loss.detach())
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return total
-
-    return step
-
-
-def matrix_peak(config: RunConfig) -> Work:
-    """FLOP/s of the fastest of a few square and model-shaped products, each repeated for a quarter of a second."""
-    import torch
-
-    torch.set_num_threads(_threads())
-    tokens, h = config.model.seq_len * config.training.micro_batch, config.model.hidden
-    shapes = [(2048, 2048, 2048), (tokens, h, 4 * h), (tokens, 4 * h, h), (tokens, h, min(8192, config.padded_vocab))]
-    products = [(torch.randn(m, k), torch.randn(k, n), torch.empty(m, n), 2.0 * m * k * n) for m, k, n in shapes]
-
-    def best() -> float:
-        rates = []
-        for a, b, out, flops in products:
-            started, count = time.perf_counter(), 0
-            while time.perf_counter() - started < 0.25:
-                torch.mm(a, b, out=out)
-                count += 1
-            rates.append(flops * count / (time.perf_counter() - started))
-        return max(rates)
-
-    return best
-
-
-WORKERS: Dict[str, Callable[[RunConfig], Work]] = {"peak": matrix_peak, "ours": ours, "textbook": textbook}
-
-
-class _Random:
-    """Samples of random tokens, the same for both models."""
-
-    def __init__(self, config: RunConfig) -> None:
-        import numpy as np
-
-        self._shape, self._top = config.model.seq_len + 1, config.model.vocab_size
-        self._numpy = np
-
-    def batch(self, first: int, count: int) -> Any:
-        """[count, seq_len + 1] token ids."""
-        return self._numpy.random.RandomState(first).randint(0, self._top, size=(count, self._shape), dtype="int64")
-
-
-class Worker:
-    """A process that does one unit of its work whenever it is asked."""
-
-    def __init__(self, name: str, arguments: List[str]) -> None:
-        command = [sys.executable, os.path.abspath(__file__), "--worker", name, *arguments]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    def work(self) -> Dict[str, float]:
-        """Seconds, value, and peak memory so far, of one unit."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(b"\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise SystemExit(f"a worker ended with exit code {self._process.wait()}; its message is above")
-        result: Dict[str, float] = json.loads(answer)
-        return result
-
-    def close(self) -> None:
-        """Let it end."""
-        self._process.communicate()
-
-
-def serve(work: Work) -> None:
-    """Worker side: one unit for each line of standard input."""
-    for _ in sys.stdin:
-        started = time.perf_counter()
-        value = work()
-        seconds = time.perf_counter() - started
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps({"seconds": seconds, "value": value, "peak_bytes": peak}), flush=True)
-
-
-def _threads() -> int:
-    return int(os.environ["OMP_NUM_THREADS"])
-
-
-def _table(config: RunConfig, turns: List[Dict[str, Dict[str, float]]]) -> str:
-    peak = max(turn["peak"]["value"] for turn in turns)
-    flops = exact_flops(config.model, config.training.global_batch, config.padded_vocab)
+def table(config: RunConfig, turns: List[Turn]) -> List[str]:
+    """A line for each contestant, and what follows from pairs of them."""
+    names = list(turns[0])
     tokens = config.training.global_batch * config.model.seq_len
-    lines = [
-        f"{size_name(config.model)}, sequence {config.model.seq_len}, "
-        f"micro-batch {config.training.micro_batch} x {config.micro_batches}, {config.training.dtype}, "
-        f"{_threads()} threads, {processor_name()}, {len(turns)} pairs",
-        f"matrix-multiply peak measured: {peak / 1e9:.1f} GFLOP/s",
-        f"{'':10}{'sec/step':>10}{'tokens/s':>10}{'GFLOP/s':>10}{'of peak':>9}{'peak RSS':>12}{'loss':>9}",
-    ]
-    for name in ("ours", "textbook"):
-        seconds = statistics.median(turn[name]["seconds"] for turn in turns)
-        rate = flops / seconds
-        rss = max(turn[name]["peak_bytes"] for turn in turns) / 2**20
-        lines.append(
-            f"{name:10}{seconds:10.3f}{tokens / seconds:10.1f}{rate / 1e9:10.1f}{rate / peak:9.1%}{rss:8.0f} MiB"
-            f"{turns[-1][name]['value']:9.3f}"
-        )
-    ratios = sorted(turn["textbook"]["seconds"] / turn["ours"]["seconds"] for turn in turns)
-    lines.append(
-        f"ours is {statistics.median(ratios):.2f} x as fast (pairs: {', '.join(f'{ratio:.2f}' for ratio in ratios)}), "
-        f"at {turns[-1]['ours']['peak_bytes'] / turns[-1]['textbook']['peak_bytes']:.2f} x the memory"
-    )
-    return "\n".join(lines)
+    head = f"{'':20}{'sec/step':>22}{'tokens/s':>10}{'x floor':>24}{'ours is':>24}{'peak RSS':>11}"
+    lines = [f"{head}{'of it ours':>11}{'loss':>9}"]
+    for name in names:
+        floor, our = _same_kind(name, "floor", names), _same_kind(name, "ours", names)
+        seconds = seconds_of(turns, name)
+        line = f"{name:20}{middle(seconds):>22}{tokens / statistics.median(seconds):10.1f}"
+        if parse(name)[0] == "floor":
+            lines.append(line)
+            continue
+        line += f"{middle(ratios_of(turns, name, floor)) if floor else '-':>24}"
+        line += f"{middle(ratios_of(turns, name, our)) + ' x' if our and our != name else '-':>24}"
+        peak = turns[-1][name].peak_bytes[0]
+        share = f"{turns[-1][our].peak_bytes[0] / peak:.3f}" if our else "-"
+        lines.append(f"{line}{peak / 2**20:7.0f} MiB{share:>11}{turns[-1][name].value:9.3f}")
+    for name in names:
+        base, words = parse(name)
+        wide = "-".join([base, *(word for word in words if word != "bf16")])
+        if wide != name and wide in names:
+            lines.append(f"{name} is {middle(ratios_of(turns, wide, name))} x as fast as {wide}")
+        if base == "floor":
+            peak = max(turn[name].value["peak"] for turn in turns)
+            best = _best_of_all(turns, name)
+            lines.append(f"{name}: fastest product {peak / 1e9:.1f} GFLOP/s; best of every product: {best:.3f} s")
+    return lines
+
+
+def products(turns: List[Turn], name: str) -> List[str]:
+    """A floor's products: how often in a step, milliseconds of one, seconds of all, GFLOP/s, the last turn's way."""
+    lines = [f"{name:28}{'count':>6}{'ms':>10}{'s/step':>9}{'GFLOP/s':>9}  way"]
+    for product, (count, _, _, way) in turns[-1][name].value["products"].items():
+        rows = [turn[name].value["products"][product] for turn in turns]
+        seconds, rate = (statistics.median(row[column] for row in rows) for column in (1, 2))
+        lines.append(f"{product:28}{count:6}{seconds * 1e3:10.3f}{count * seconds:9.3f}{rate / 1e9:9.1f}  {way}")
+    return lines
+
+
+def _best_of_all(turns: List[Turn], name: str) -> float:
+    """Seconds of a step's products, each as fast as it was in any turn."""
+    everything = [turn[name].value["products"] for turn in turns]
+    return sum(row[0] * min(one[product][1] for one in everything) for product, row in everything[0].items())
+
+
+def _same_kind(name: str, base: str, names: List[str]) -> str:
+    """The contestant of another base that is of the same type, and where there is one of the same GELU; or ""."""
+    words = [word for word in parse(name)[1] if word != "spin"]
+    for wanted in (words, [word for word in words if word != "tanh"]):
+        found = "-".join([base, *wanted])
+        if found in names:
+            return found
+    return ""
 
 
 def main(arguments: Optional[List[str]] = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    about = "; ".join(f"-{word}: {meaning}" for word, meaning in WORDS.items())
+    parser.add_argument("contestants", nargs="*", help=f"{', '.join(BASES)}; {about}. Default: floor ours textbook")
     parser.add_argument("--preset", default="124m")
-    parser.add_argument("--pairs", type=int, default=3, help="turns that are counted, after one that is not")
+    parser.add_argument("--shape", default="1024x1", metavar="SxB", help="sequence length x micro-batch")
+    parser.add_argument("--turns", type=int, default=5, help="that are counted, after one that is not")
     parser.add_argument("--micro-batches", type=int, default=4, help="forward and backward passes per step")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--worker", choices=sorted(WORKERS), help=argparse.SUPPRESS)
+    parser.add_argument("--python", default=sys.executable, help="the interpreter of another build")
+    parser.add_argument("--products", action="store_true", help="also what the floor is made of")
+    parser.add_argument("--samples", type=Path, help="a file for the figures of every turn, as JSON")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    overrides = ["training.micro_batch=1", f"training.global_batch={options.micro_batches}", *options.settings]
-    config = load_run_config(preset=options.preset, overrides=overrides)
-    threads = config.node.threads_per_rank or len(usable_cores())
-    os.environ.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
+    names = list(dict.fromkeys(options.contestants)) or ["floor", "ours", "textbook"]
+    try:
+        seq_len, micro_batch = (int(part) for part in options.shape.split("x"))
+        for name in names:
+            parse(name)
+    except ValueError as error:
+        parser.error(str(error))
+    shape = [f"model.seq_len={seq_len}", f"training.micro_batch={micro_batch}"]
+    shape.append(f"training.global_batch={micro_batch * options.micro_batches}")
+    settings = [*shape, *options.settings]
     if options.worker:
-        serve(WORKERS[options.worker](config))
+        name, path = options.worker
+        serve(path, lambda: setup(name, load_run_config(preset=options.preset, overrides=settings + settings_of(name))))
         return
+    config = load_run_config(preset=options.preset, overrides=settings)
+    threads = config.node.threads_per_rank or len(usable_cores())
     passed_on = list(arguments if arguments is not None else sys.argv[1:])
-    workers = {name: Worker(name, passed_on) for name in WORKERS}
-    turns = []
-    for turn in range(options.pairs + 1):
-        measured = {name: worker.work() for name, worker in workers.items()}
-        print(f"turn {turn}/{options.pairs}: ours {measured['ours']['seconds']:.2f} s, "
-              f"textbook {measured['textbook']['seconds']:.2f} s", file=sys.stderr, flush=True)  # fmt: skip
-        if turn:  # the first one touches fresh memory
-            turns.append(measured)
-    for worker in workers.values():
-        worker.close()
-    print(_table(config, turns))
+    with Several() as several:
+        for name in names:
+            argv = [options.python, os.path.abspath(__file__), *passed_on, "--worker", name]
+            several.start(name, argv, environment_of(name, threads))
+        turns = take_turns(several.workers, options.turns) if several.workers else []
+        build = next((worker.torch for worker in several.workers), "none")
+    model, training = config.model, config.training
+    head: Dict[str, object] = {
+        "model": size_name(model),
+        "shape": f"sequence {model.seq_len} x micro-batch {training.micro_batch}, {config.micro_batches} per step",
+        "vocabulary": config.padded_vocab,
+        "threads": threads,
+        "processor": processor_name(),
+        "torch": build,
+        "turns": len(turns),
+    }
+    print(", ".join(f"{key} {value}" for key, value in head.items()))
+    for name, why in several.lacking.items():
+        print(f"{name}: not on this build: {why}")
+    if turns:
+        print("\n".join(table(config, turns)))
+        for name in turns[0] if options.products else []:
+            if parse(name)[0] == "floor":
+                print("\n".join(products(turns, name)))
+    write_samples(options.samples, head, turns)
 
 
 if __name__ == "__main__":

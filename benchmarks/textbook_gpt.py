@@ -1,12 +1,13 @@
 """A GPT as a textbook has it, in plain PyTorch on one process: what our step is measured against.
 
 Separate query/key/value in one linear layer, PyTorch's fused attention where there is one, all logits at once,
-``cross_entropy`` and ``torch.optim.AdamW`` as they come. It shares no code with the package.
+``cross_entropy`` and ``torch.optim.AdamW`` as they come (nanoGPT's structure). It shares no code with the package.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +17,9 @@ from torch import nn
 class TextbookBlock(nn.Module):
     """Pre-LayerNorm transformer layer on [b, s, h]."""
 
-    def __init__(self, hidden: int, heads: int) -> None:
+    def __init__(self, hidden: int, heads: int, gelu: nn.Module) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.gelu = heads, gelu
         self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
         self.qkv, self.proj = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
         self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
@@ -36,16 +37,20 @@ class TextbookBlock(nn.Module):
             scores = scores.masked_fill(torch.ones(s, s, dtype=torch.bool).triu(1), -math.inf)
             y = torch.softmax(scores, dim=-1) @ v
         x = x + self.proj(y.transpose(1, 2).reshape(b, s, h))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        return x + self.down(self.gelu(self.up(self.norm2(x))))
 
 
 class TextbookGPT(nn.Module):
     """Token ids [b, s] and targets [b, s] to the mean cross-entropy."""
 
-    def __init__(self, layers: int, hidden: int, heads: int, seq_len: int, vocabulary: int) -> None:
+    def __init__(
+        self, layers: int, hidden: int, heads: int, seq_len: int, vocabulary: int, gelu: Optional[nn.Module] = None
+    ) -> None:
+        """``gelu``: default: the exact one."""
         super().__init__()
+        gelu = gelu if gelu is not None else nn.GELU()
         self.tokens, self.positions = nn.Embedding(vocabulary, hidden), nn.Embedding(seq_len, hidden)
-        self.blocks = nn.ModuleList([TextbookBlock(hidden, heads) for _ in range(layers)])
+        self.blocks = nn.ModuleList([TextbookBlock(hidden, heads, gelu) for _ in range(layers)])
         self.norm = nn.LayerNorm(hidden)
         for parameter in self.parameters():
             if parameter.dim() > 1:

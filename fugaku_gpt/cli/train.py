@@ -7,7 +7,7 @@ import os
 import time
 import uuid
 from pathlib import Path
-from typing import List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 import click
 
@@ -117,11 +117,7 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
 
 def _join(config: RunConfig, out: Path, place: Optional[Tuple[int, int]], resume: str, force_data: bool) -> None:
     threads = config.node.threads_per_rank or max(1, len(usable_cores()) // config.ranks_per_node)
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read when the libraries are loaded, just below
-        os.environ[variable] = str(threads)
-    # GNU's OpenMP threads spin for milliseconds at each barrier; on a core that another process wants, an iteration was
-    # seen to take 40 times as long. Some microseconds are enough to bridge the gaps within an operator.
-    os.environ.setdefault("GOMP_SPINCOUNT", "200")
+    os.environ.update(thread_variables(threads))  # read when the libraries are loaded, just below
     announce = keep_rank(place[0]) if place is not None else None  # before torch and MPI begin their threads
     from fugaku_gpt.training.run import train as train_on_this_rank
 
@@ -132,6 +128,17 @@ def _join(config: RunConfig, out: Path, place: Optional[Tuple[int, int]], resume
         if place is not None and place[0] != 0:
             raise click.exceptions.Exit(EXIT_USAGE) from None
         raise
+
+
+def thread_variables(threads: int) -> Dict[str, str]:
+    """Variables by which a rank's libraries use so many threads."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        # GNU's OpenMP threads spin for milliseconds at each barrier; on a core that another process wants, an iteration
+        # was seen to take 40 times as long. Some microseconds are enough to bridge the gaps within an operator.
+        "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "200"),
+    }
 
 
 def _name(config: RunConfig) -> str:

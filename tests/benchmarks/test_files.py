@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -24,15 +25,32 @@ def test_a_shipped_sweep_expands(file: Path) -> None:
     assert expand_sweep(file, ()) is not None
 
 
-def test_the_step_benchmark_prints_its_table() -> None:
-    small = ["model.layers=1", "model.hidden=16", "model.heads=2", "model.vocab_size=64", "model.seq_len=16"]
-    words = [word for setting in small for word in ("--set", setting)]
-    command = [sys.executable, str(BENCHMARKS / "step.py"), "--preset", "tiny", "--pairs", "1", *words]
+def test_the_step_benchmark_prints_its_table(tmp_path: Path) -> None:
+    small = ["model.layers=1", "model.hidden=16", "model.heads=2", "model.vocab_size=64", "model.seq_len=128"]
+    words = [word for setting in [*small, "node.threads_per_rank=1"] for word in ("--set", setting)]
+    contestants = ["floor", "ours", "textbook-tanh", "ours-bf16", "hf", "textbook-bf16"]
+    command = [sys.executable, str(BENCHMARKS / "step.py"), *contestants, "--preset", "tiny", "--turns", "2", *words]
+    samples = tmp_path / "samples.json"
+    command += ["--products", "--samples", str(samples)]
     done = subprocess.run(command, stdout=subprocess.PIPE, timeout=300, check=True)
     lines = done.stdout.decode().splitlines()
-    assert "matrix-multiply peak measured" in lines[1]
-    assert [line.split()[0] for line in lines[3:5]] == ["ours", "textbook"]
-    assert "x as fast (pairs: " in lines[5] and "x the memory" in lines[5]
+    told = json.loads(samples.read_text(encoding="utf-8"))
+    lacking = {line.split(":")[0] for line in lines[1:] if ": not on this build: " in line}
+    names = [name for name in contestants if name not in lacking]
+    assert lacking <= {"hf", "textbook-bf16", "ours-bf16"}
+    first = 2 + len(lacking)
+    assert [line.split()[0] for line in lines[first : first + len(names)]] == names
+    assert len(told["turns"]) == 2 and all(set(turn) == set(names) for turn in told["turns"])
+    # all have learned from the same batch: the loss of tokens drawn alike, among 64 or, where padding counts, 128
+    losses = [turn[name]["value"] for turn in told["turns"] for name in names[1:]]
+    assert all(4.0 < loss < 5.0 for loss in losses)
+    rows = told["turns"][0]["floor"]["value"]["products"]
+    assert len(rows) == 18 and all(f"\n{product} " in "\n".join(lines) for product in rows)
+
+
+def test_the_step_benchmark_names_its_contestants() -> None:
+    done = subprocess.run([sys.executable, str(BENCHMARKS / "step.py"), "theirs"], stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == 2 and b"theirs: no such contestant; valid: one of floor, ours," in done.stderr
 
 
 def test_the_overlap_benchmark_prints_a_row_for_each_stage_of_zero() -> None:

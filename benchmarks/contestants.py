@@ -1,0 +1,212 @@
+"""Who takes part in ``step.py`` and ``peers.py``: a step of ours, of the textbook model, of Hugging Face's GPT-2.
+
+All do the same work: the same random tokens, the same padded vocabulary, as many forward and backward passes for each
+AdamW step, the gradient's norm clipped, no dropout. A name is one of ``BASES`` with any of ``WORDS`` behind it, joined
+by dashes, such as ``textbook-tanh-bf16``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Dict, List, Optional, Tuple
+
+from samples import RandomSamples
+from turns import Lacking, Work, thread_environment
+
+from fugaku_gpt.config import RunConfig
+
+if TYPE_CHECKING:
+    import torch
+
+BASES = ("floor", "ours", "textbook", "hf")
+WORDS = {
+    "tanh": "GELU's tanh form in place of the exact one (of Hugging Face: its own default, gelu_new)",
+    "bf16": "bfloat16: ours with float32 masters, the others by autocast, the floor's products themselves",
+    "spin": "threads wait for each other as the OpenMP library has it, not as `train` sets it",
+}
+Loss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+
+
+def parse(name: str) -> Tuple[str, Tuple[str, ...]]:
+    """(base, words) of a contestant's name.
+
+    Raises:
+        ValueError: there is no such contestant.
+    """
+    base, *words = name.split("-")
+    if base not in BASES or any(word not in WORDS for word in words):
+        raise ValueError(
+            f"{name}: no such contestant; valid: one of {', '.join(BASES)}, then any of -{', -'.join(WORDS)}"
+        )
+    return base, tuple(words)
+
+
+def settings_of(name: str) -> List[str]:
+    """``key=value`` settings that the name stands for."""
+    _, words = parse(name)
+    settings = ["model.gelu=tanh"] if "tanh" in words else []
+    return [*settings, "training.dtype=bfloat16"] if "bf16" in words else settings
+
+
+def environment_of(name: str, threads: int) -> Dict[str, str]:
+    """Variables of its processes: ours has what ``fugaku-gpt train`` sets."""
+    from fugaku_gpt.cli.train import thread_variables
+
+    base, words = parse(name)
+    if base == "ours" and "spin" not in words:
+        return thread_variables(threads)
+    return thread_environment(threads)
+
+
+def setup(name: str, config: RunConfig) -> Work:
+    """One contestant in this process; ``config`` has its settings already.
+
+    Raises:
+        Lacking: this build cannot do it.
+    """
+    base, words = parse(name)
+    if base == "floor":
+        from gemm_floor import Floor
+
+        return Floor(config).measure
+    if base == "ours":
+        return ours(config)
+    made = {"textbook": textbook, "hf": hugging_face}[base]
+    return plain_step(made(config), config, "bf16" in words)
+
+
+def ours(config: RunConfig) -> Work:
+    """A step of this package on one rank."""
+    import torch
+
+    from fugaku_gpt import compat
+    from fugaku_gpt.comm import ProcessGrid
+    from fugaku_gpt.training.startup import prepare_process
+    from fugaku_gpt.training.trainer import Trainer
+
+    if not compat.can_train(getattr(torch, config.training.dtype)):
+        raise Lacking(f"this build cannot train in {config.training.dtype}")
+    prepare_process(threads())
+    trainer = Trainer(config, ProcessGrid.alone(), RandomSamples(config))
+    return lambda: trainer.step().loss
+
+
+def textbook(config: RunConfig) -> "torch.nn.Module":
+    """The textbook's model, which gives the mean loss."""
+    import torch
+    from textbook_gpt import TextbookGPT
+
+    gelu = torch.nn.GELU()
+    if config.model.gelu == "tanh":
+        gelu = _TanhGELU()
+    shape = config.model
+    return TextbookGPT(shape.layers, shape.hidden, shape.heads, shape.seq_len, config.padded_vocab, gelu)
+
+
+def _TanhGELU() -> "torch.nn.Module":
+    import torch
+
+    try:
+        return torch.nn.GELU(approximate="tanh")
+    except TypeError:
+        pass
+
+    class Written(torch.nn.Module):
+        """As nanoGPT wrote it before PyTorch had it."""
+
+        def forward(self, x: "torch.Tensor") -> "torch.Tensor":
+            return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+    return Written()
+
+
+def hugging_face(config: RunConfig) -> "torch.nn.Module":
+    """``GPT2LMHeadModel`` with random weights, which gives the mean loss."""
+    import torch
+
+    os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is to be downloaded
+    try:
+        from transformers import GPT2Config, GPT2LMHeadModel
+    except ImportError as error:
+        raise Lacking(str(error)) from None
+    shape = config.model
+
+    class Loss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = GPT2LMHeadModel(
+                GPT2Config(
+                    vocab_size=config.padded_vocab,
+                    n_positions=shape.seq_len,
+                    n_embd=shape.hidden,
+                    n_layer=shape.layers,
+                    n_head=shape.heads,
+                    activation_function="gelu_new" if shape.gelu == "tanh" else "gelu",
+                    resid_pdrop=0.0,
+                    embd_pdrop=0.0,
+                    attn_pdrop=0.0,
+                    use_cache=False,
+                    bos_token_id=None,
+                    eos_token_id=None,
+                )
+            )
+
+        def forward(self, tokens: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":
+            # labels that are shifted already: as many tokens count as with the others
+            loss: "torch.Tensor" = self.model(input_ids=tokens, labels=targets, shift_labels=targets).loss
+            return loss
+
+    return Loss()
+
+
+def plain_step(
+    model: "torch.nn.Module",
+    config: RunConfig,
+    bf16: bool = False,
+    replica: int = 0,
+    no_sync: Optional[Callable[[], ContextManager[Any]]] = None,
+) -> Work:
+    """A step of a plain PyTorch model, the usual way.
+
+    Args:
+        replica: whose samples are used.
+        no_sync: keeps gradients from being summed over replicas, in all passes but the last.
+
+    Raises:
+        Lacking: there is no autocast for CPUs.
+    """
+    import torch
+
+    if bf16 and not hasattr(torch, "autocast"):
+        raise Lacking("this build has no autocast for CPUs")
+    torch.set_num_threads(threads())
+    training = config.training
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=training.lr, betas=(training.beta1, training.beta2), weight_decay=training.weight_decay
+    )
+    samples, count, passes = RandomSamples(config), training.micro_batch, config.micro_batches
+    model.train()
+
+    def step() -> float:
+        optimizer.zero_grad()
+        total = 0.0
+        for number in range(passes):
+            tokens = torch.from_numpy(samples.batch((replica * passes + number) * count, count))
+            alone = no_sync is not None and number < passes - 1
+            with no_sync() if alone and no_sync is not None else contextlib.nullcontext():
+                with torch.autocast("cpu", dtype=torch.bfloat16) if bf16 else contextlib.nullcontext():
+                    loss = model(tokens[:, :-1], tokens[:, 1:]) / passes
+                loss.backward()
+            total += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip_grad or math.inf)
+        optimizer.step()
+        return total
+
+    return step
+
+
+def threads() -> int:
+    """Of this process, as its parent has set them."""
+    return int(os.environ["OMP_NUM_THREADS"])

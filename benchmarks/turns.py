@@ -1,0 +1,238 @@
+"""Contestants that take turns in one run, each in processes of its own that sleep while others work.
+
+A slow moment of a shared machine falls on all of them alike, peak memory is each one's own, and a ratio is taken within
+a turn. Ranks are told by a socket, not by MPI: who waits for a message of MPI may hold a core meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from fugaku_gpt.jobs.processes import MARK, end_marked
+
+ROOT = Path(__file__).resolve().parent.parent
+START_SECONDS = 600.0
+TURN_SECONDS = 600.0
+
+Work = Callable[[], Any]
+Turn = Dict[str, "Unit"]
+
+
+class Lacking(Exception):
+    """A contestant cannot run on this build; says why."""
+
+
+class Unit(NamedTuple):
+    """One unit of work: ``seconds`` of the slowest rank, what rank 0 returned, and each rank's peak memory so far."""
+
+    seconds: float
+    value: Any
+    peak_bytes: List[int]
+
+
+class Worker:
+    """Ranks that do one unit of their work whenever they are asked.
+
+    Attributes:
+        lacks: why this build cannot do it, or "".
+        torch: the version of its PyTorch.
+    """
+
+    def __init__(self, name: str, argv: Sequence[str], environment: Mapping[str, str], ranks: int = 1) -> None:
+        """``argv``: starts processes that call :func:`serve` with the socket whose path is appended.
+
+        Raises:
+            SystemExit: they do not come up.
+        """
+        self.name = name
+        self._mark = uuid.uuid4().hex
+        self._folder = tempfile.mkdtemp(prefix="turns-")
+        self._files: List[Any] = []
+        path = os.path.join(self._folder, "socket")
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        listener.listen(ranks)
+        listener.settimeout(0.5)
+        everything = {**os.environ, "PYTHONPATH": str(ROOT), **environment, MARK: self._mark}
+        self._process = subprocess.Popen(
+            [*argv, path],
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),
+            env=everything,
+            start_new_session=True,
+        )
+        try:
+            limit = time.monotonic() + START_SECONDS
+            while len(self._files) < ranks:
+                try:
+                    connection, _ = listener.accept()
+                except socket.timeout:
+                    if self._process.poll() is not None or time.monotonic() > limit:
+                        raise self._failed() from None
+                    continue
+                connection.settimeout(TURN_SECONDS)
+                self._files.append(connection.makefile("rwb"))
+                connection.close()
+            ready = self._answers()[0]
+        except BaseException:
+            self.close(grace=0.0)
+            raise
+        finally:
+            listener.close()
+        self.lacks, self.torch = str(ready["lacks"]), str(ready["torch"])
+
+    def work(self) -> Unit:
+        """One unit, by all ranks at once.
+
+        Raises:
+            SystemExit: a rank has ended, or the unit takes too long.
+        """
+        try:
+            for file in self._files:
+                file.write(b"\n")
+                file.flush()
+        except OSError:
+            raise self._failed() from None
+        answers = sorted(self._answers(), key=lambda answer: int(answer["rank"]))
+        return Unit(
+            max(answer["seconds"] for answer in answers),
+            answers[0]["value"],
+            [int(answer["peak_bytes"]) for answer in answers],
+        )
+
+    def close(self, grace: float = 30.0) -> None:
+        """Let it end, and leave nothing of it behind."""
+        for file in self._files:
+            file.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=grace)
+        end_marked(self._mark, 0.0, self._process)
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _answers(self) -> List[Dict[str, Any]]:
+        try:
+            lines = [file.readline() for file in self._files]
+        except OSError:
+            raise self._failed() from None
+        if not all(lines):
+            raise self._failed()
+        return [json.loads(line) for line in lines]
+
+    def _failed(self) -> SystemExit:
+        code = self._process.poll()
+        how = "does not answer" if code is None else f"ended with exit code {code}"
+        return SystemExit(f"{self.name} {how}; what it said is above")
+
+
+def serve(path: str, setup: Callable[[], Work], rank: int = 0) -> None:
+    """A rank's side: gets ready, and does one unit for each line that comes from ``path``.
+
+    A unit's time is that of the call, or ``seconds`` of what it returns where that is a mapping with such a key.
+    """
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    file = connection.makefile("rwb")
+
+    def answer(**words: Any) -> None:
+        file.write(json.dumps(words).encode() + b"\n")
+        file.flush()
+
+    def version() -> str:
+        return str(getattr(sys.modules.get("torch"), "__version__", "no torch"))
+
+    try:
+        work = setup()
+    except Lacking as error:
+        answer(lacks=str(error), torch=version())
+        return
+    answer(lacks="", torch=version())
+    for _ in file:
+        started = time.perf_counter()
+        value = work()
+        seconds = time.perf_counter() - started
+        if isinstance(value, dict):
+            seconds = value.get("seconds", seconds)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        answer(rank=rank, seconds=seconds, value=value, peak_bytes=peak)
+
+
+def take_turns(workers: Sequence[Worker], turns: int) -> List[Turn]:
+    """So many turns of all, after one that is not counted: it touches fresh memory. Every second one goes backwards."""
+    counted = []
+    for turn in range(turns + 1):
+        order = workers if turn % 2 else list(reversed(workers))
+        measured = {worker.name: worker.work() for worker in order}
+        said = ", ".join(f"{worker.name} {measured[worker.name].seconds:.3f} s" for worker in workers)
+        print(f"turn {turn}/{turns}: {said}", file=sys.stderr, flush=True)
+        if turn:
+            counted.append(measured)
+    return counted
+
+
+class Several:
+    """Workers of which all are closed at the end, whatever happens; those that their build lacks are left out.
+
+    Attributes:
+        lacking: name → why.
+    """
+
+    def __init__(self) -> None:
+        self.workers: List[Worker] = []
+        self.lacking: Dict[str, str] = {}
+
+    def start(self, name: str, argv: Sequence[str], environment: Mapping[str, str], ranks: int = 1) -> None:
+        """One more; as of :class:`Worker`."""
+        worker = Worker(name, argv, environment, ranks)
+        if worker.lacks:
+            self.lacking[name] = worker.lacks
+            worker.close()
+        else:
+            self.workers.append(worker)
+
+    def __enter__(self) -> "Several":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.close()
+
+
+def thread_environment(threads: int) -> Dict[str, str]:
+    """Variables that libraries read when they are loaded."""
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+
+
+def seconds_of(turns: Sequence[Turn], name: str) -> List[float]:
+    """Of every turn."""
+    return [turn[name].seconds for turn in turns]
+
+
+def ratios_of(turns: Sequence[Turn], slower: str, faster: str) -> List[float]:
+    """One contestant's seconds by another's, within each turn."""
+    return [turn[slower].seconds / turn[faster].seconds for turn in turns]
+
+
+def middle(values: Sequence[float], digits: int = 3) -> str:
+    """The median, and the smallest and the largest: ``1.234 (1.200-1.300)``."""
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
+def write_samples(path: Optional[Path], head: Mapping[str, Any], turns: Sequence[Turn]) -> None:
+    """Every turn's units as JSON, for other statistics than those printed."""
+    if path is not None:
+        units = [{name: unit._asdict() for name, unit in turn.items()} for turn in turns]
+        path.write_text(json.dumps({**head, "turns": units}, indent=1), encoding="utf-8")
