@@ -89,8 +89,8 @@ def ends_bytes(config: RunConfig, chunk: Chunk) -> int:
     * Output, b r h, until its backward pass; of the last chunk the input of the last LayerNorm.
     * Embedding: the token ids, and b s flags where the table is cut; the mask of dropout, and the input, means and
       deviations of the LayerNorm where there is one.
-    * Head: mean and deviation of the LayerNorm, the gradient of the hidden states, and that of this rank's V / t rows
-      of the embedding, which the cross-entropy has made already.
+    * Head: mean and deviation of the LayerNorm, and the gradient of the hidden states, which the cross-entropy has made
+      already; that of the embedding it has added to the sums of gradients.
     """
     model, t = config.model, config.layout.tp
     b, s = config.training.micro_batch, model.seq_len
@@ -102,7 +102,7 @@ def ends_bytes(config: RunConfig, chunk: Chunk) -> int:
         found += item * b * r * model.hidden * (1 if model.dropout else 0)
         found += item * b * r * (model.hidden + 2) * (1 if model.embedding_layernorm else 0)
     if chunk.has_head:
-        found += item * (b * r * (model.hidden + 2) + config.padded_vocab // t * model.hidden)
+        found += item * b * r * (model.hidden + 2)
     return found
 
 

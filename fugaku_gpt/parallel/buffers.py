@@ -1,7 +1,8 @@
 """All parameters of a rank in one flat tensor and all gradients in another, laid out once.
 
 Parameters and their ``.grad`` are views into them: the optimiser and the gradient sum work on long contiguous ranges,
-and nothing is packed, flattened or allocated per step.
+and nothing is packed, flattened or allocated per step. Layers with large weights add to them by themselves, in the
+product that makes a gradient (:func:`gradient_sum`); autograd adds the others.
 
 With 16-bit parameters the flat gradients are float32 sums: what a backward pass finishes is added to them at once and
 freed. The optimiser then steps float32 masters of what this rank owns, and the parameters are rounded from those.
@@ -19,6 +20,8 @@ from torch import nn
 
 from fugaku_gpt.layout.flat import Owned, flat_layout
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
+
+LAYERS_ADD = True  # layers add the gradients of large weights to their sums; False: autograd does, the judge of that
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class FlatBuffers:
             self._parameters[placement.part].copy_(parameter.detach().reshape(-1))
             parameter.data = self._parameters[placement.part].view(parameter.shape)
             sums = self.gradients[placement.part].view(parameter.shape)
+            parameter.gradient_sum = sums  # type: ignore[attr-defined]  # see gradient_sum()
             if wide:
                 parameter.grad = sums
             else:
@@ -176,6 +180,16 @@ class MasterWeights:
         flat = self._buffers.parameters
         for mine in self._owned:
             flat[mine.parameters].copy_(self.values[mine.masters])
+
+
+def gradient_sum(parameter: torch.Tensor) -> Optional[torch.Tensor]:
+    """Where the gradients of a parameter are added up, of its shape and float32 at least; None where that is left to
+    autograd.
+
+    Whoever adds to it in a backward pass gives autograd no gradient for it. The hooks that say that a parameter's
+    gradient is finished run all the same, after the last of its uses.
+    """
+    return getattr(parameter, "gradient_sum", None) if LAYERS_ADD else None
 
 
 def accumulation_of(parameter: nn.Parameter) -> Any:

@@ -5,11 +5,14 @@ need one all-reduce in the forward pass (of the row-parallel outputs) and one in
 the column-parallel inputs). Each is done in place on the tensor that the matrix product has just made.
 
 With ``sequence_parallel`` the activations outside of the two are cut too: ``sequence.py`` says how they lie.
+
+Gradients of weights are added to their sums by the products that make them where there are flat buffers
+(``buffers.gradient_sum``): no tensor of a weight's size is made, and none is read and written again to be added.
 """
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +20,7 @@ from torch import nn
 
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
+from fugaku_gpt.parallel.buffers import gradient_sum
 from fugaku_gpt.parallel.sequence import gather, scatter, start_gather, start_scatter
 
 
@@ -46,10 +50,8 @@ class ColumnParallelLinear(nn.Module):
         self._function = _GatherColumnParallel if sequence_parallel else _ColumnParallel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight, bias = self.weight.view(-1, self.weight.shape[-1]), self.bias.view(-1)
-        if self._tp.size == 1 and compat.has_kernel("linear", x.dtype):
-            return F.linear(x, weight, bias)
-        return self._function.apply(x, weight, bias, self._tp)
+        y: torch.Tensor = self._function.apply(x, self.weight, self.bias, self._tp)
+        return y
 
 
 class RowParallelLinear(nn.Module):
@@ -68,9 +70,8 @@ class RowParallelLinear(nn.Module):
         self._function = _RowParallelScatter if sequence_parallel else _RowParallel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self._tp.size == 1 and compat.has_kernel("linear", x.dtype):
-            return F.linear(x, self.weight, self.bias)
-        return self._function.apply(x, self.weight, self.bias, self._tp)
+        y: torch.Tensor = self._function.apply(x, self.weight, self.bias, self._tp)
+        return y
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -89,75 +90,121 @@ class VocabParallelEmbedding(nn.Module):
         self._sequence_parallel = sequence_parallel
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        if self._tp.size == 1 and compat.has_kernel("embedding", self.weight.dtype):
-            return F.embedding(tokens, self.weight)
-        return _VocabParallelLookup.apply(tokens, self.weight, self.first_row, self._tp, self._sequence_parallel)
+        x: torch.Tensor
+        if self._tp.size == 1:
+            x = _Lookup.apply(tokens, self.weight)
+        else:
+            x = _VocabParallelLookup.apply(tokens, self.weight, self.first_row, self._tp, self._sequence_parallel)
+        return x
 
 
-class _ColumnParallel(torch.autograd.Function):
+_Gradients = Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], None]  # of x, weight, bias; tp
+
+
+class _CutLinear(torch.autograd.Function):
+    """What the four have in common: what they keep, and the gradients of weight [..., inputs] and bias [...]."""
+
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, tp: Communicator) -> torch.Tensor:
+    def keep(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, tp: Communicator) -> torch.Tensor:
+        """Keep what the backward pass needs; returns the weight as a matrix."""
         ctx.save_for_backward(x, weight)
         ctx.tp = tp
-        return compat.linear(x, weight, bias)
+        ctx.bias_shape = bias.shape
+        ctx.sums = gradient_sum(weight), gradient_sum(bias)
+        return _rows(weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
-        x, weight = ctx.saved_tensors
-        grad_x = compat.matmul(grad, weight)  # this rank's outputs only: the sum over tp is the gradient of x
-        ctx.tp.all_reduce(grad_x)
-        rows = _rows(grad)
-        return grad_x, compat.matmul(rows.t(), _rows(x)), compat.sum_of_rows(rows), None
+    def weight_gradient(ctx: Any, grad: torch.Tensor, x: torch.Tensor) -> Optional[torch.Tensor]:
+        """gradᵀ x: None once it is in the weight's sum."""
+        grad, x, sums = _rows(grad), _rows(x), ctx.sums[0]
+        if sums is None:
+            return compat.matmul(grad.t(), x).view(ctx.saved_tensors[1].shape)
+        add_product(_rows(sums), grad.t(), x)
+        return None
+
+    @staticmethod
+    def bias_gradient(ctx: Any, grad: torch.Tensor) -> Optional[torch.Tensor]:
+        """The sum of grad over tokens: None once it is in the bias's sum."""
+        found, sums = compat.sum_of_rows(_rows(grad)).view(ctx.bias_shape), ctx.sums[1]
+        if sums is None:
+            return found
+        sums.add_(found)
+        return None
 
 
-class _RowParallel(torch.autograd.Function):
+class _ColumnParallel(_CutLinear):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, tp: Communicator) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
+        return compat.linear(x, _CutLinear.keep(ctx, x, weight, bias, tp), bias.view(-1))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> _Gradients:
+        x, weight = ctx.saved_tensors
+        grad_x = compat.matmul(grad, _rows(weight))  # this rank's outputs only: the sum over tp is the gradient of x
+        ctx.tp.all_reduce(grad_x)
+        return grad_x, _CutLinear.weight_gradient(ctx, grad, x), _CutLinear.bias_gradient(ctx, grad), None
+
+
+class _RowParallel(_CutLinear):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, tp: Communicator) -> torch.Tensor:
+        weight = _CutLinear.keep(ctx, x, weight, bias, tp)
+        if tp.size == 1:
+            return compat.linear(x, weight, bias)
         y = compat.linear(x, weight)
         tp.all_reduce(y)
         return y.add_(bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> _Gradients:
         x, weight = ctx.saved_tensors
-        rows = _rows(grad)
-        return compat.matmul(grad, weight), compat.matmul(rows.t(), _rows(x)), compat.sum_of_rows(rows), None
+        grad_x = compat.matmul(grad, weight)
+        return grad_x, _CutLinear.weight_gradient(ctx, grad, x), _CutLinear.bias_gradient(ctx, grad), None
 
 
-class _GatherColumnParallel(torch.autograd.Function):
+class _GatherColumnParallel(_CutLinear):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, tp: Communicator) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)  # this rank's part alone: the backward pass gathers again
-        ctx.tp = tp
-        return compat.linear(gather(x, tp), weight, bias)
+        weight = _CutLinear.keep(ctx, x, weight, bias, tp)  # of x this rank's part: the backward pass gathers again
+        return compat.linear(gather(x, tp), weight, bias.view(-1))
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> _Gradients:
         x, weight = ctx.saved_tensors
         x, gathering = start_gather(x, ctx.tp)
-        grad_x = compat.matmul(grad, weight)
+        grad_x = compat.matmul(grad, _rows(weight))
         gathering.wait()
         grad_x, scattering = start_scatter(grad_x, ctx.tp)
-        rows = _rows(grad)
-        grad_weight, grad_bias = compat.matmul(rows.t(), _rows(x)), compat.sum_of_rows(rows)
+        grad_weight, grad_bias = _CutLinear.weight_gradient(ctx, grad, x), _CutLinear.bias_gradient(ctx, grad)
         scattering.wait()
         return grad_x, grad_weight, grad_bias, None
 
 
-class _RowParallelScatter(torch.autograd.Function):
+class _RowParallelScatter(_CutLinear):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, tp: Communicator) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.tp = tp
+        weight = _CutLinear.keep(ctx, x, weight, bias, tp)
         return scatter(compat.linear(x, weight), tp) + bias  # a tensor of its own, so that the whole one is freed
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> _Gradients:
         x, weight = ctx.saved_tensors
         whole = gather(grad, ctx.tp)
-        grad_weight = compat.matmul(_rows(whole).t(), _rows(x))
-        return compat.matmul(whole, weight), grad_weight, compat.sum_of_rows(_rows(grad)), None
+        grad_weight = _CutLinear.weight_gradient(ctx, whole, x)
+        return compat.matmul(whole, weight), grad_weight, _CutLinear.bias_gradient(ctx, grad), None
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.shape, ctx.sums = weight.shape, gradient_sum(weight)
+        return F.embedding(tokens, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[None, Optional[torch.Tensor]]:
+        (tokens,) = ctx.saved_tensors
+        return None, _table_gradient(ctx, tokens.reshape(-1), _rows(grad))
 
 
 class _VocabParallelLookup(torch.autograd.Function):
@@ -174,7 +221,7 @@ class _VocabParallelLookup(torch.autograd.Function):
         elsewhere = (local < 0) | (local >= weight.shape[0])
         local = local.masked_fill(elsewhere, 0)
         ctx.save_for_backward(local, elsewhere)
-        ctx.shape = weight.shape
+        ctx.shape, ctx.sums = weight.shape, gradient_sum(weight)
         ctx.tp = tp if sequence_parallel else None
         found = F.embedding(local, weight).masked_fill_(elsewhere.unsqueeze(-1), 0.0)
         # one rank has each row, the others zeros: the sum is exact
@@ -184,20 +231,32 @@ class _VocabParallelLookup(torch.autograd.Function):
         return found
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[None, torch.Tensor, None, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[None, Optional[torch.Tensor], None, None, None]:
         local, elsewhere = ctx.saved_tensors
         if ctx.tp is not None:
             grad = gather(grad, ctx.tp)
         here = ~elsewhere.view(-1)
-        rows, values = local.view(-1)[here], _rows(grad)[here]
-        grad_weight = grad.new_zeros(ctx.shape)
-        if grad.dtype in (torch.float32, torch.float64):
-            grad_weight.index_add_(0, rows, values)
-        else:  # a frequent token has thousands of terms: they are added up in float32
-            used, where = torch.unique(rows, return_inverse=True)
-            sums = torch.zeros(used.numel(), values.shape[1]).index_add_(0, where, values.float())
-            grad_weight[used] = sums.to(grad.dtype)
-        return None, grad_weight, None, None, None
+        return None, _table_gradient(ctx, local.view(-1)[here], _rows(grad)[here]), None, None, None
+
+
+def _table_gradient(ctx: Any, rows: torch.Tensor, values: torch.Tensor) -> Optional[torch.Tensor]:
+    """Each of the [n, width] values added to its row of a table: None once they are in the table's sum.
+
+    A frequent token has thousands of terms, which are added up in float32 at least.
+    """
+    if ctx.sums is not None:
+        ctx.sums.index_add_(0, rows, values.to(ctx.sums.dtype))
+        return None
+    wide = values.dtype if values.dtype in (torch.float32, torch.float64) else torch.float32
+    return torch.zeros(ctx.shape, dtype=wide).index_add_(0, rows, values.to(wide)).to(values.dtype)
+
+
+def add_product(sums: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Add the product of two matrices to a third, in the same pass where all are of one type."""
+    if sums.dtype == a.dtype:
+        sums.addmm_(a, b)
+    else:
+        sums.add_(compat.matmul(a, b))
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

@@ -25,8 +25,10 @@ from fugaku_gpt.layout.memory import (
     recompute_of_layers,
 )
 from fugaku_gpt.layout.stages import Chunk, split_layers
+from fugaku_gpt.layout.tensors import model_tensors
 from fugaku_gpt.model import build_model
 from fugaku_gpt.model.attention import uses_fused_kernel
+from fugaku_gpt.parallel.buffers import FlatBuffers
 from tests.support.kept import HAS_HOOKS, counting
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
@@ -37,12 +39,13 @@ KINDS = ("none", "selective", "full")
 def kept_by(config: RunConfig) -> int:
     """Bytes that PyTorch saves in the forward pass of a micro-batch, and those that the loss holds beside them."""
     model = build_model(config, Communicator.alone()).train()
+    FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1))
     tokens = torch.from_numpy(ByteSamples(config.model.seq_len).batch(0, config.training.micro_batch))
     with counting([model]) as kept:
         loss = model(tokens[:, :-1], tokens[:, 1:], 0)
         saved = kept.now
     held = loss.grad_fn.gradients
-    return saved + sum(tensor.numel() * tensor.element_size() for tensor in held)
+    return saved + sum(tensor.numel() * tensor.element_size() for tensor in held if tensor is not None)
 
 
 @pytest.mark.skipif(not HAS_HOOKS, reason="this PyTorch does not show what it saves")

@@ -110,7 +110,7 @@ def test_an_overflow_on_one_rank_halves_the_scale_on_all(world: Communicator, ze
     run.step()
     (piece,) = run.pieces.values()
     if world.rank == world.size - 1:
-        handle = next(iter(piece.blocks.values())).mlp.up.bias.register_hook(lambda gradient: gradient * float("inf"))
+        handle = next(iter(piece.blocks.values())).mlp_norm.bias.register_hook(lambda gradient: gradient * float("inf"))
     before = run.buffers.parameters.clone()
     step = run.step()
     assert step.left_out == "overflow" and run.loss_scale.value == step.loss_scale / 2 == 32768.0

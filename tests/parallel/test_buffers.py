@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List
+from typing import Dict, List
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.layout.flat import ALIGNMENT_BYTES
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, model_tensors
 from fugaku_gpt.model import GPT, build_model
+from fugaku_gpt.parallel import buffers as flat
 from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights, Run
 from fugaku_gpt.parallel.gradients import counted_here
 from fugaku_gpt.training.health import squares_of
@@ -142,8 +143,8 @@ def test_every_tensor_starts_on_a_cache_line_and_gaps_hold_zeros(dtype: str) -> 
     buffers = buffers_of(config, model)
     used = torch.zeros_like(buffers.parameters, dtype=torch.bool)
     for placement in buffers.placements:
-        for flat in (buffers.parameters, buffers.gradients):
-            assert placement.start * flat.element_size() % ALIGNMENT_BYTES == 0
+        for whole in (buffers.parameters, buffers.gradients):
+            assert placement.start * whole.element_size() % ALIGNMENT_BYTES == 0
         assert not bool(used[placement.part].any())
         used[placement.part] = True
     assert int(used.sum()) == sum(parameter.numel() for parameter in model.parameters())
@@ -181,11 +182,56 @@ def test_gradients_of_16_bits_are_added_up_in_float32_and_freed(dtype: str) -> N
     backward(model)
     assert all(parameter.grad is None for parameter in model.parameters())
     once = buffers.gradients.clone()
-    assert torch.equal(once, once.to(getattr(torch, dtype)).float()) and float(once.abs().max()) > 0
+    others = slice(0, buffers.layout.embedding.start)  # the embedding's has terms that were float32 already
+    rounded = once.to(getattr(torch, dtype)).float()
+    assert torch.equal(once[others], rounded[others]) and float(once[others].abs().max()) > 0
+    assert not torch.equal(once, rounded)
     for _ in range(2):
         backward(model)
-    assert torch.equal(buffers.gradients, once + once + once)
+    assert torch.equal(buffers.gradients[others], (once + once + once)[others])
+    assert torch.allclose(buffers.gradients, 3.0 * once, rtol=1e-5, atol=1e-7)
     assert not torch.equal(buffers.gradients, buffers.gradients.to(getattr(torch, dtype)).float())
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float64", 1e-14), ("float32", 1e-6), ("bfloat16", 2e-2), ("float16", 2e-3)]
+)
+def test_what_layers_add_by_themselves_is_what_autograd_adds_and_every_hook_runs_once(
+    dtype: str, tolerance: float, recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(f"training.dtype={dtype}", f"training.recompute={recompute}")
+    sums, finished = [], []
+    for layers_add in (True, False):
+        monkeypatch.setattr(flat, "LAYERS_ADD", layers_add)
+        model = build_model(config, Communicator.alone())
+        buffers = buffers_of(config, model)
+        counts: Dict[str, int] = {}
+        nodes = []
+        for name, parameter in model.named_parameters():
+            nodes.append(flat.accumulation_of(parameter))
+            nodes[-1].register_hook(lambda *_, name=name, counts=counts: counts.update({name: counts.get(name, 0) + 1}))
+        for _ in range(2):
+            backward(model)
+        sums.append(buffers)
+        finished.append(counts)
+    assert finished[0] == finished[1] == dict.fromkeys(dict(model.named_parameters()), 2)
+    for placement in sums[0].placements:
+        ours, judge = (buffers.gradients[placement.part] for buffers in sums)
+        assert float((ours - judge).abs().max()) <= tolerance * float(judge.abs().max()), placement.spec.name
+
+
+def test_a_sum_is_complete_before_its_hook_runs(config: RunConfig, model: GPT) -> None:
+    buffers = buffers_of(config, model)
+    seen = {}
+    nodes = []
+    named = dict(model.named_parameters())
+    for placement in buffers.placements:
+        nodes.append(flat.accumulation_of(named[placement.spec.name]))
+        nodes[-1].register_hook(lambda *_, p=placement: seen.update({p.spec.name: buffers.gradients[p.part].clone()}))
+    backward(model)
+    for placement in buffers.placements:
+        assert torch.equal(seen[placement.spec.name], buffers.gradients[placement.part]), placement.spec.name
 
 
 def test_masters_keep_steps_that_16_bits_would_lose() -> None:

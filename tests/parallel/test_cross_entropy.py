@@ -47,6 +47,18 @@ def test_loss_and_gradients_equal_those_of_full_logits(
     assert weight.grad is not None and float(weight.grad[VOCABULARY:].abs().sum()) == 0
 
 
+def test_a_weight_with_a_sum_adds_to_it_at_once_and_takes_no_factor_afterwards() -> None:
+    hidden, weight, targets = inputs(torch.float64)
+    (judge_weight,) = torch.autograd.grad(ours(hidden, weight, targets, 8), [weight])
+    weight.gradient_sum = torch.ones_like(weight)  # type: ignore[attr-defined]
+    loss = ours(hidden, weight, targets, 8)
+    assert torch.allclose(weight.gradient_sum, judge_weight + 1.0, rtol=0, atol=1e-14)  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="gradient_scale"):
+        (2.0 * loss).backward()
+    ours(hidden, weight, targets, 8).backward()
+    assert weight.grad is None and hidden.grad is not None
+
+
 def test_large_logits_do_not_overflow() -> None:
     hidden, weight, targets = inputs(torch.float32)
     loss = ours(hidden.detach() * 1e4, weight, targets, 8)
