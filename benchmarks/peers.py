@@ -1,0 +1,200 @@
+"""Tokens per second of ours on several ranks, of ours on one, and of PyTorch's DistributedDataParallel over gloo.
+
+    .venv/bin/python benchmarks/peers.py                                 # two cores: ddp=2, dp=2, and ZeRO 1
+    .venv/bin/python benchmarks/peers.py dp=1 tp=2 pp=2 pp=2,schedule=interleaved,chunks=2
+    .venv/bin/python benchmarks/peers.py ddp=4 dp=4 dp=2,tp=2 --cores 8 --bf16
+
+A contestant is a layout in its own words, ``key=value`` joined by commas, or ``ddp=N``: N processes with the textbook
+model in DistributedDataParallel, which sums gradients in the last backward pass of a step only (``no_sync`` before).
+Its ranks share ``--cores`` cores, or have as many threads each as ``threads=N`` says. Contestants take turns
+(``turns.py``), a step each: ``--micro-batches`` forward and backward passes of each replica, the norm clipped, AdamW.
+Figures are medians over the turns with the smallest and the largest; each pair is compared within the turns. ``hidden``
+is the share of the replicas' communication that computation hides, as ``overlap.py`` explains it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+from contestants import plain_step, textbook, threads
+from samples import RandomSamples
+from turns import Lacking, Several, Turn, Unit, Work, middle, serve, take_turns, write_samples
+
+from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.formulas.parameters import size_name
+from fugaku_gpt.jobs.launcher import find_launcher, rank_from_environment
+from fugaku_gpt.machine.local import processor_name, usable_cores
+
+DEFAULT = ("ddp=2", "dp=2", "dp=2,zero=1")
+
+
+def config_of(name: str, options: argparse.Namespace) -> RunConfig:
+    """The run that a contestant's name stands for."""
+    settings = [f"training.dtype={'bfloat16' if options.bf16 else 'float32'}"]
+    for word in name.split(","):
+        key = word.split("=")[0]
+        section = "node.threads_per_rank" + word[len(key) :] if key == "threads" else f"layout.{word}"
+        settings.append(section.replace("layout.ddp=", "layout.dp="))
+    seq_len, micro_batch = (int(part) for part in options.shape.split("x"))
+    settings += [f"model.seq_len={seq_len}", f"training.micro_batch={micro_batch}", *options.settings]
+    replicas = next((int(word.split("=")[1]) for word in name.split(",") if word.startswith(("dp=", "ddp="))), 1)
+    config = load_run_config(
+        preset=options.preset,
+        overrides=[*settings, f"training.global_batch={replicas * micro_batch * options.micro_batches}"],
+    )
+    if replicas != config.layout.dp:
+        raise UsageError(f"{name}: --set layout.dp changes what a contestant is")
+    return config
+
+
+def ours(config: RunConfig) -> Work:
+    """This rank's part in a step of this package; a step gives its loss, and the share hidden where it is known."""
+    import torch
+
+    from fugaku_gpt import compat
+    from fugaku_gpt.comm import ProcessGrid, open_world
+    from fugaku_gpt.training.startup import prepare_process
+    from fugaku_gpt.training.trainer import Trainer
+
+    if not compat.can_train(getattr(torch, config.training.dtype)):
+        raise Lacking(f"this build cannot train in {config.training.dtype}")
+    prepare_process(threads())
+    world = open_world(threads=threads())
+    trainer = Trainer(config, ProcessGrid(world, config.layout), RandomSamples(config))
+    trainer.step()  # a cold one; in the next one, which is not counted either, communication is timed alone
+
+    def step() -> Dict[str, Any]:
+        before = time.perf_counter()
+        loss = trainer.step().loss
+        return {"seconds": time.perf_counter() - before, "loss": loss, "hidden": trainer.sum.overlap.read()}
+
+    return step
+
+
+def distributed(config: RunConfig, bf16: bool, rank: int, meeting: Path) -> Work:
+    """This rank's part in a step of the textbook model in DistributedDataParallel.
+
+    Args:
+        meeting: a file that is not there yet.
+    """
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(threads())
+    torch.distributed.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=config.layout.dp)
+    model = DistributedDataParallel(textbook(config))
+    work = plain_step(model, config, bf16, rank, model.no_sync)
+    work()
+    return lambda: {"loss": work(), "hidden": None}
+
+
+def start(several: Several, name: str, options: argparse.Namespace, program: Sequence[str]) -> RunConfig:
+    """Start one contestant's ranks; returns its run."""
+    from fugaku_gpt.cli.train import thread_variables
+
+    config = config_of(name, options)
+    launcher, ranks = find_launcher(), config.layout.ranks
+    each = config.node.threads_per_rank or max(1, options.cores // ranks)
+    argv = [*launcher.start(ranks), sys.executable, os.path.abspath(__file__), *program, "--worker", name]
+    several.start(name, argv, {**thread_variables(each), **launcher.environment}, ranks)
+    return config
+
+
+def words_of(options: argparse.Namespace) -> List[str]:
+    """The options that a worker needs."""
+    words = ["--preset", options.preset, "--shape", options.shape, "--micro-batches", str(options.micro_batches)]
+    words += ["--bf16"] if options.bf16 else []
+    return words + [word for setting in options.settings for word in ("--set", setting)]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of :func:`words_of`."""
+    parser.add_argument("--preset", default="124m")
+    parser.add_argument("--shape", default="1024x1", metavar="SxB", help="sequence length x micro-batch")
+    parser.add_argument("--micro-batches", type=int, default=4, help="of each replica in a step")
+    parser.add_argument("--bf16", action="store_true", help="of DistributedDataParallel: by autocast")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+
+
+def speed(config: RunConfig, unit: Unit) -> float:
+    """Tokens per second of one step."""
+    return config.training.global_batch * config.model.seq_len / unit.seconds
+
+
+def title(config: RunConfig, options: argparse.Namespace) -> str:
+    """What was run."""
+    return (
+        f"{size_name(config.model)}, sequence {config.model.seq_len}, micro-batch {config.training.micro_batch} x "
+        f"{options.micro_batches} for each replica and step, {config.training.dtype}, {processor_name()}"
+    )
+
+
+def table(configs: Dict[str, RunConfig], turns: List[Turn], cores: int) -> List[str]:
+    """A line for each contestant and for each pair of them."""
+    names = list(turns[0])
+    width = max(map(len, names)) + 2
+    head = f"{'':{width}}{'ranks x threads':>16}{'sec/step':>24}{'tokens/s':>28}{'RSS of a rank':>15}{'hidden':>24}"
+    lines = [head]
+    for name in names:
+        config, units = configs[name], [turn[name] for turn in turns]
+        hidden = [unit.value["hidden"] for unit in units if unit.value["hidden"] is not None]
+        ranks = config.layout.ranks
+        lines.append(
+            f"{name:{width}}{f'{ranks} x {config.node.threads_per_rank or max(1, cores // ranks)}':>16}"
+            f"{middle([unit.seconds for unit in units]):>24}{middle([speed(config, unit) for unit in units], 1):>28}"
+            f"{max(units[-1].peak_bytes) / 2**20:11.0f} MiB{middle(hidden) if hidden else '-':>24}"
+        )
+    for second, other in enumerate(names):
+        for name in names[:second]:
+            ratios = [speed(configs[other], turn[other]) / speed(configs[name], turn[name]) for turn in turns]
+            lines.append(f"{other} has {middle(ratios)} x the tokens/s of {name}")
+    return lines
+
+
+def main(arguments: Optional[List[str]] = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("contestants", nargs="*", help=f"default: {' '.join(DEFAULT)}")
+    add_options(parser)
+    parser.add_argument(
+        "--cores", type=int, default=min(2, len(usable_cores())), help="that a contestant's ranks share"
+    )
+    parser.add_argument("--turns", type=int, default=5, help="that are counted, after one that is not")
+    parser.add_argument("--samples", type=Path, help="a file for the figures of every turn, as JSON")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.worker:
+        name, path = options.worker
+        config, place = config_of(name, options), rank_from_environment()
+        rank = place[0] if place is not None else 0
+        if name.startswith("ddp="):
+            meeting = Path(path).with_name("meeting")
+            serve(path, lambda: distributed(config, options.bf16, rank, meeting), rank)
+        else:
+            serve(path, lambda: ours(config), rank)
+        return
+    names = list(dict.fromkeys(options.contestants)) or list(DEFAULT)
+    try:
+        for name in names:
+            config_of(name, options)
+    except (UsageError, ValueError) as error:
+        parser.error(str(error))
+    with Several() as several:
+        configs = {name: start(several, name, options, words_of(options)) for name in names}
+        turns = take_turns(several.workers, options.turns) if several.workers else []
+    print(title(configs[names[0]], options) + f", {len(turns)} turns")
+    for name, why in several.lacking.items():
+        print(f"{name}: not on this build: {why}")
+    if turns:
+        print("\n".join(table(configs, turns, options.cores)))
+    write_samples(options.samples, {"contestants": names, "words": words_of(options)}, turns)
+
+
+if __name__ == "__main__":
+    main()
