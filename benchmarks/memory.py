@@ -36,7 +36,7 @@ BASE = (
     "model.heads=8",
     "model.seq_len=256",
     "model.vocab_size=2048",
-    "model.attention_dropout=0.1",  # the core is kept by batched products, not by the fused kernel
+    "model.attention_dropout=0.1",  # the flags of which the core keeps
     "training.bucket_mib=4",
     "training.global_batch=4",
 )
@@ -93,17 +93,17 @@ def states(config: RunConfig, stage: int) -> int:
 
 
 def predicted_bytes(config: RunConfig) -> int:
-    """The formulas' peak of the stage that needs most; attention is not the fused kernel's."""
+    """The formulas' peak of the stage that needs most."""
     layout = config.layout
     chunks = split_layers(
         config.model.layers, layout.pp, layout.chunks, work_of(config.model, config.padded_vocab), layout.split or None
     )
-    kinds = recompute_of_layers(config, chunks, False)
+    kinds = recompute_of_layers(config, chunks)
     found = []
     for stage in range(layout.pp):
         mine = [chunk for chunk in chunks if chunk.stage == stage]
         plan = {layer: kinds[layer] for chunk in mine for layer in chunk.layers}
-        found.append(states(config, stage) + peak_bytes(config, mine, plan, moments_of(config, stage), False))
+        found.append(states(config, stage) + peak_bytes(config, mine, plan, moments_of(config, stage)))
     return max(found)
 
 

@@ -16,9 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# (query, key, value [b, heads, s, d]) -> [b, heads, s, d], causal, fused; None before PyTorch 2.0
-scaled_dot_product_attention: Optional[Callable[..., torch.Tensor]] = getattr(F, "scaled_dot_product_attention", None)
-
 _GELU_HAS_APPROXIMATE = True
 try:
     F.gelu(torch.zeros(1), approximate="tanh")
@@ -53,11 +50,6 @@ _TRIALS: Dict[str, _Trial] = {
     "embedding": (lambda table: F.embedding(torch.arange(2).repeat_interleave(5000), table), lambda: (_ones(4, 8),)),
     "sum": (lambda x: x.sum(0), lambda: (_ones(5000, 8),)),
 }
-if scaled_dot_product_attention is not None:
-    _TRIALS["scaled_dot_product_attention"] = (
-        lambda x: scaled_dot_product_attention(x, x, x, is_causal=True),  # type: ignore[misc]  # it is there
-        lambda: (_waves(1, 2, 600, 16),),
-    )
 # of products: inputs to time them with. Some builds multiply 16-bit matrices element by element (seen: 4 to 20 times
 # slower than float32)
 _TIMED: Dict[str, Callable[[], Sequence[torch.Tensor]]] = {
@@ -139,7 +131,8 @@ def _seconds(operation: str, dtype: torch.dtype) -> float:
 
 def _with_gradients(function: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
     leaves = [x.detach().requires_grad_() for x in inputs]
-    y = function(*leaves)
+    with torch.enable_grad():  # the first to ask may be an autograd function
+        y = function(*leaves)
     y.backward((1.0 + 0.5 * _waves(*y.shape)).to(y.dtype))
     return [y.detach(), *(x.grad for x in leaves if x.grad is not None)]
 
@@ -171,8 +164,6 @@ def _or_in_float32(operation: str, function: Callable[..., torch.Tensor]) -> Cal
 # products of matrices: autograd keeps the float32 copies
 linear = _or_in_float32("linear", F.linear)
 matmul = _or_in_float32("matmul", torch.matmul)
-bmm = _or_in_float32("bmm", torch.bmm)
-baddbmm = _or_in_float32("baddbmm", torch.baddbmm)
 
 
 class _InFloat32(torch.autograd.Function):
@@ -204,50 +195,56 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def softmax(x: torch.Tensor) -> torch.Tensor:
-    """Over the last dimension."""
-    y: torch.Tensor = _softmax(x) if has_kernel("softmax", x.dtype) else _InFloat32.apply(_softmax, x)
-    return y
+def attention_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What attention is computed in: the type itself, or float32 where an operation of it has no good kernel."""
+    return dtype if all(has_kernel(name, dtype) for name in ("bmm", "baddbmm", "softmax")) else torch.float32
 
 
-def _softmax(x: torch.Tensor) -> torch.Tensor:
-    if _SOFTMAX_KEEPS_INPUT:
-        y: torch.Tensor = _SoftmaxOfResult.apply(x)
-        return y
+def softmax_(x: torch.Tensor) -> torch.Tensor:
+    """Over the last dimension; in the memory of ``x`` where this build can, of which nobody may need the rest."""
+    if _SOFTMAX_IN_PLACE:
+        return torch._softmax(x, -1, False, out=x)
     return torch.softmax(x, dim=-1)
 
 
-class _SoftmaxOfResult(torch.autograd.Function):
-    """For builds whose softmax keeps its input for the backward pass too, which only the result is needed for: that is
-    [s, s] numbers more for each head."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        y = torch.softmax(x, dim=-1)
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        (y,) = ctx.saved_tensors
-        # in such builds the last argument is the input, of which only the type is asked
-        x_grad: torch.Tensor = torch._softmax_backward_data(grad, y, -1, y)
-        return x_grad
+def softmax_gradient_(grad: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """The gradient of a softmax's input from that of its result; ``grad`` may be written over."""
+    for function in _SOFTMAX_GRADIENTS:
+        return function(grad, result)
+    return grad.sub_((grad * result).sum(-1, keepdim=True)).mul_(result)
 
 
-def _softmax_keeps_input() -> bool:
-    node = torch.softmax(torch.zeros(1, 1, requires_grad=True), dim=-1).grad_fn
-    if hasattr(node, "_saved_result") and not hasattr(node, "_saved_self"):
-        return False
-    zeros = torch.zeros(1, 1)
+def _softmax_works_in_place() -> bool:
+    x = _waves(3, 200)
+    expected = torch.softmax(x, dim=-1)
     try:
-        torch._softmax_backward_data(zeros, zeros, -1, zeros)  # type: ignore[arg-type]
-    except (AttributeError, TypeError):  # no such function in this build: it keeps what it keeps
+        return torch.equal(torch._softmax(x, -1, False, out=x), expected) and torch.equal(x, expected)
+    except TypeError:  # no such argument in this build
         return False
-    return True
 
 
-_SOFTMAX_KEEPS_INPUT = _softmax_keeps_input()
+def _softmax_gradients() -> List[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    """PyTorch's own kernel, by the arguments that this build takes; none where it takes none of these."""
+    backward: Any = getattr(torch, "_softmax_backward_data", None)
+    found: List[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = []
+    for function in (
+        lambda grad, result: backward(grad, result, -1, result.dtype, grad_input=grad),
+        lambda grad, result: backward(
+            grad, result, -1, result
+        ),  # the last one is the input, of which the type is asked
+    ):
+        result, grad = torch.softmax(_waves(3, 200), dim=-1), _waves(3, 200).cos()
+        expected = result * (grad - (grad * result).sum(-1, keepdim=True))
+        try:
+            if float((function(grad, result) - expected).abs().max()) < 1e-6:
+                found.append(function)
+        except TypeError:
+            continue
+    return found
+
+
+_SOFTMAX_IN_PLACE = _softmax_works_in_place()
+_SOFTMAX_GRADIENTS = _softmax_gradients()
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
@@ -272,14 +269,6 @@ class LayerNorm(nn.LayerNorm):
 def sum_of_rows(x: torch.Tensor) -> torch.Tensor:
     """[n, width] → [width], added up in float32 at least."""
     return x.sum(0) if has_kernel("sum", x.dtype) else x.float().sum(0).to(x.dtype)
-
-
-def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Causal attention by PyTorch's fused kernel, where there is one; all [b, heads, s, d]."""
-    assert scaled_dot_product_attention is not None
-    if has_kernel("scaled_dot_product_attention", q.dtype):
-        return scaled_dot_product_attention(q, k, v, is_causal=True)
-    return scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=True).to(q.dtype)
 
 
 def fused_adamw(parameter_groups: List[Dict[str, Any]], **options: Any) -> Optional[torch.optim.Optimizer]:
@@ -320,7 +309,6 @@ def build_facts() -> Dict[str, Any]:
         "torch": torch.__version__,
         "blas": " + ".join(libraries) or "none found",
         "instruction_set": capability() if capability is not None else _instruction_set(shown),
-        "fused_attention": scaled_dot_product_attention is not None,
         "fused_adamw": fused_adamw([{"params": [torch.zeros(1, requires_grad=True)]}], lr=1e-3) is not None,
         "torch_threads": torch.get_num_threads(),
     }

@@ -44,15 +44,6 @@ def test_gelu_tanh_is_near_the_exact_gelu_and_not_equal_to_it() -> None:
     assert 1e-5 < difference < 1e-3
 
 
-def test_the_fused_attention_is_causal_where_it_is_found() -> None:
-    if compat.scaled_dot_product_attention is None:
-        assert not hasattr(F, "scaled_dot_product_attention")
-        pytest.skip("this PyTorch has no fused attention")
-    q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
-    first = compat.scaled_dot_product_attention(q, k, v, is_causal=True)[:, :, 0]
-    assert torch.allclose(first, v[:, :, 0])  # the first token sees itself only
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_probe_for_a_fused_optimiser_leaves_parameters_as_they_are(dtype: torch.dtype) -> None:
     weights = torch.ones(5, dtype=dtype).requires_grad_()
@@ -84,7 +75,6 @@ def test_denormals_become_zero_where_the_build_says_so(denormals_kept: None) -> 
 def test_the_build_is_described_by_plain_values() -> None:
     facts = compat.build_facts()
     assert facts["torch"] == torch.__version__ and facts["torch_threads"] == torch.get_num_threads()
-    assert facts["fused_attention"] is (compat.scaled_dot_product_attention is not None)
     assert isinstance(facts["fused_adamw"], bool)
     for name in ("blas", "instruction_set"):
         assert isinstance(facts[name], str) and facts[name]
@@ -120,12 +110,6 @@ def random(*shape: int) -> torch.Tensor:
 OPERATIONS: Dict[str, Any] = {
     "linear": (compat.linear, F.linear, [random(5, 7, 16), random(12, 16), random(12)]),
     "matmul": (compat.matmul, torch.matmul, [random(5, 7, 16), random(16, 12)]),
-    "bmm": (compat.bmm, torch.bmm, [random(3, 5, 16), random(3, 16, 4)]),
-    "baddbmm": (
-        lambda *x: compat.baddbmm(*x, alpha=0.3),
-        lambda *x: torch.baddbmm(*x, alpha=0.3),
-        [random(3, 5, 4), random(3, 5, 16), random(3, 16, 4)],
-    ),
     "layer_norm": (
         lambda *x: compat.layer_norm(*x, eps=1e-5),
         lambda x, weight, bias: F.layer_norm(x, (16,), weight, bias),
@@ -133,7 +117,6 @@ OPERATIONS: Dict[str, Any] = {
     ),
     "gelu": (compat.gelu, F.gelu, [random(9, 16)]),
     "gelu_tanh": (compat.gelu_tanh, compat._gelu_tanh, [random(9, 16)]),
-    "softmax": (compat.softmax, lambda x: torch.softmax(x, dim=-1), [random(9, 16)]),
     "sum": (compat.sum_of_rows, lambda x: x.sum(0), [1.0 + 0.1 * random(2000, 16)]),
 }
 
@@ -168,20 +151,27 @@ def test_wide_types_are_computed_by_pytorch_s_own_operations_to_the_bit() -> Non
             assert torch.equal(ours(*wide), judge(*wide))
 
 
-@pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
-def test_the_fused_attention_in_16_bits_is_that_in_float32_rounded(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("own", [True, False], ids=["PyTorch's kernels", "by hand"])
+def test_softmax_and_its_gradient_may_write_over_what_they_are_given(
+    own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if compat.scaled_dot_product_attention is None:
-        pytest.skip("this PyTorch has no fused attention")
-    q, k, v = (random(1, 2, 50, 8).to(dtype) * scale for scale in (1.0, 0.5, 2.0))
-    expected = compat.fused_attention(q.float(), k.float(), v.float())
-    for forced in (False, True):
-        if forced:
-            monkeypatch.setattr(compat, "has_kernel", lambda *_: False)
-        found = compat.fused_attention(q, k, v)
-        assert found.dtype == dtype
-        assert float((found.float() - expected).abs().max()) <= 4 * torch.finfo(dtype).eps * float(expected.abs().max())
+    if not own:
+        monkeypatch.setattr(compat, "_SOFTMAX_IN_PLACE", False)
+        monkeypatch.setattr(compat, "_SOFTMAX_GRADIENTS", [])
+    x, grad = random(3, 5, 70), random(5, 3, 70).view(3, 5, 70)
+    leaf = x.clone().requires_grad_()
+    judge = torch.softmax(leaf, dim=-1)
+    judge.backward(grad)
+    result = compat.softmax_(x)
+    assert torch.equal(result, judge)
+    assert torch.allclose(compat.softmax_gradient_(grad.clone(), result), leaf.grad, rtol=0, atol=1e-7)
+
+
+def test_kernels_are_tried_also_where_gradients_are_off(trials: Dict[str, Any]) -> None:
+    with torch.no_grad():
+        inside = compat.without_kernel(torch.bfloat16)
+    compat._is_precise.cache_clear()
+    assert inside == compat.without_kernel(torch.bfloat16)
 
 
 def test_a_kernel_that_is_missing_or_adds_up_in_16_bits_is_found_out(trials: Dict[str, Any]) -> None:

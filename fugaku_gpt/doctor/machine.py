@@ -84,7 +84,7 @@ def check_torch() -> Check:
         return Check("PyTorch", FAIL, problem, "make install, or pip install torch")
     seen = (
         f"{facts['torch']}, BLAS {facts['blas']}, kernels for {facts['instruction_set']}, "
-        f"{facts['torch_threads']} threads, fused attention {'yes' if facts['fused_attention'] else 'no'}"
+        f"{facts['torch_threads']} threads"
     )
     return Check("PyTorch", OK, seen)
 

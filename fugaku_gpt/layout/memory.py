@@ -12,29 +12,19 @@ from __future__ import annotations
 import math
 from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from fugaku_gpt.config.schema import ModelConfig, RunConfig
+from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.schedules import stage_order
 from fugaku_gpt.layout.stages import Chunk
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 TOKEN_ID_BYTES = 8
-FUSED_FROM_TOKENS = 512
 _MIB = 2.0**20
 
 Moment = Tuple[Tuple[int, ...], Optional[int]]  # micro-batches in flight of each chunk; the chunk that goes backward
 
 
-def wants_fused_kernel(model: ModelConfig) -> bool:
-    """Whether attention is PyTorch's fused kernel, where this PyTorch has one.
-
-    Measured on CPUs: it wins from a few hundred tokens on, batched products and a softmax below that; and where
-    attention probabilities are dropped it falls back to a slow path, so it is not used there.
-    """
-    return model.attention_dropout == 0.0 and model.seq_len >= FUSED_FROM_TOKENS
-
-
-def layer_bytes(config: RunConfig, kind: str, fused: bool) -> int:
+def layer_bytes(config: RunConfig, kind: str) -> int:
     """What one layer keeps of one micro-batch on one rank, its input included.
 
     Elements, without recomputing:
@@ -47,7 +37,6 @@ def layer_bytes(config: RunConfig, kind: str, fused: bool) -> int:
 
     Args:
         kind: ``none``, ``selective`` or ``full``.
-        fused: attention is PyTorch's fused kernel.
     """
     model, t = config.model, config.layout.tp
     b, s = config.training.micro_batch, model.seq_len
@@ -57,21 +46,18 @@ def layer_bytes(config: RunConfig, kind: str, fused: bool) -> int:
         return item * b * r * model.hidden
     between = b * r * (model.hidden * (6 if model.dropout else 4) + 4)
     inside = b * s * (4 * model.hidden + 2 * model.ffn_size) // t
-    return item * (between + inside) + (core_bytes(config, fused) if kind == "none" or fused else 0)
+    return item * (between + inside) + (core_bytes(config) if kind == "none" else 0)
 
 
-def core_bytes(config: RunConfig, fused: bool) -> int:
+def core_bytes(config: RunConfig) -> int:
     """What the attention core of one layer keeps of one micro-batch between its inputs and its output.
 
-    Batched products keep the probabilities, b a s s / t elements, and with dropout as many factors and products of the
-    two; the fused kernel keeps the logarithm of each row's sum.
+    The probabilities are computed again; with dropout one byte says of each whether it is kept, b a s s / t bytes.
     """
     model, b = config.model, config.training.micro_batch
-    item = ITEM_BYTES[config.training.dtype]
-    rows = b * model.heads // config.layout.tp * model.seq_len
-    if fused:
-        return rows * max(item, 4)  # sums are kept in float32 at least
-    return item * rows * model.seq_len * (3 if model.attention_dropout else 1)
+    if model.attention_dropout == 0.0:
+        return 0
+    return b * model.heads // config.layout.tp * model.seq_len**2
 
 
 def _freed_before_core(config: RunConfig) -> int:
@@ -106,7 +92,7 @@ def ends_bytes(config: RunConfig, chunk: Chunk) -> int:
     return found
 
 
-def recompute_of_layers(config: RunConfig, chunks: Sequence[Chunk], fused: bool) -> Tuple[str, ...]:
+def recompute_of_layers(config: RunConfig, chunks: Sequence[Chunk]) -> Tuple[str, ...]:
     """``none``, ``selective`` or ``full`` for each layer of the model.
 
     With ``training.recompute_budget_mib`` every stage gets the least that fits: first the attention core of more and
@@ -129,8 +115,8 @@ def recompute_of_layers(config: RunConfig, chunks: Sequence[Chunk], fused: bool)
     for stage in range(config.layout.pp):
         moments = moments_of(config, stage)
         mine = [chunk for chunk in chunks if chunk.stage == stage]
-        for plan in _plans(config, mine, fused):
-            peak = peak_bytes(config, mine, plan, moments, fused)
+        for plan in _plans(config, mine):
+            peak = peak_bytes(config, mine, plan, moments)
             smallest[stage] = min(peak, smallest.get(stage, math.inf))
             if peak <= budget:
                 for layer, kind in plan.items():
@@ -148,9 +134,7 @@ def recompute_of_layers(config: RunConfig, chunks: Sequence[Chunk], fused: bool)
     return tuple(kinds)
 
 
-def peak_bytes(
-    config: RunConfig, chunks: Sequence[Chunk], kinds: Dict[int, str], moments: Set[Moment], fused: bool
-) -> int:
+def peak_bytes(config: RunConfig, chunks: Sequence[Chunk], kinds: Dict[int, str], moments: Set[Moment]) -> int:
     """The most that a stage keeps at any moment of a step, what a layer needs while it is recomputed included.
 
     Args:
@@ -158,11 +142,11 @@ def peak_bytes(
         kinds: of each of its layers.
         moments: see :func:`moments_of`.
     """
-    of_kind = {kind: layer_bytes(config, kind, fused) for kind in set(kinds.values()) | {"none"}}
+    of_kind = {kind: layer_bytes(config, kind) for kind in set(kinds.values()) | {"none"}}
     again = {
         "none": 0,
-        "selective": core_bytes(config, fused) - _freed_before_core(config),
-        "full": of_kind["none"] - layer_bytes(config, "full", fused),
+        "selective": core_bytes(config) - _freed_before_core(config),
+        "full": of_kind["none"] - layer_bytes(config, "full"),
     }
     kept, above = [], []
     for chunk in chunks:
@@ -195,14 +179,14 @@ def moments_of(config: RunConfig, stage: int) -> Set[Moment]:
     return found
 
 
-def _plans(config: RunConfig, chunks: Sequence[Chunk], fused: bool) -> Iterator[Dict[int, str]]:
+def _plans(config: RunConfig, chunks: Sequence[Chunk]) -> Iterator[Dict[int, str]]:
     """What to recompute of a stage's layers, from nothing to the most that is allowed."""
     longest = max(len(chunk.layers) for chunk in chunks)
     steps: List[Tuple[int, int]] = [(0, 0)]  # of each chunk: how many layers whole, how many of the next the core
-    if not fused:  # whose core keeps next to nothing
+    if config.model.attention_dropout:  # the core keeps nothing otherwise
         steps += [(0, count) for count in range(1, longest + 1)]
     if config.training.recompute == "full":
-        steps += [(count, 0 if fused else longest - count) for count in range(1, longest + 1)]
+        steps += [(count, longest - count if config.model.attention_dropout else 0) for count in range(1, longest + 1)]
     for whole, core in steps:
         yield {
             layer: "full" if place < whole else "selective" if place < whole + core else "none"

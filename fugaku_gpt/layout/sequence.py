@@ -19,7 +19,7 @@ from typing import Iterable, List, Optional, Tuple, Union
 from fugaku_gpt.config.schema import LayoutConfig, ModelConfig, RunConfig
 from fugaku_gpt.layout.flat import FlatLayout, flat_layout
 from fugaku_gpt.layout.grid import ORDERS, TP_PP_DP
-from fugaku_gpt.layout.memory import ITEM_BYTES, recompute_of_layers, wants_fused_kernel
+from fugaku_gpt.layout.memory import ITEM_BYTES, recompute_of_layers
 from fugaku_gpt.layout.nodes import ACROSS, ACROSS_GATHER, NODE, NODE_GATHER, Nodes, nodes_of
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, BARRIER, REDUCE_SCATTER
 from fugaku_gpt.layout.schedule_times import Timing, simulate
@@ -156,19 +156,14 @@ class SequencePlan:
         return self.recompute[layer] if self.recompute else "none"
 
 
-def plan_of(config: RunConfig, fused: Optional[bool] = None) -> SequencePlan:
+def plan_of(config: RunConfig) -> SequencePlan:
     """The plan of a run, for batches of the full size.
-
-    Args:
-        fused: attention is PyTorch's fused kernel, which matters for what a budget has recomputed; default: as on a
-            PyTorch that has one.
 
     Raises:
         ValueError: it cannot be planned; the message says why.
     """
     training, layout = config.training, config.layout
     chunks = chunks_of(config)
-    fused = wants_fused_kernel(config.model) if fused is None else fused
     return SequencePlan(
         model=config.model,
         layout=layout,
@@ -178,7 +173,7 @@ def plan_of(config: RunConfig, fused: Optional[bool] = None) -> SequencePlan:
         schedule=layout.schedule,
         chunks=layout.chunks,
         split=tuple(len(chunk.layers) for chunk in chunks),
-        recompute=recompute_of_layers(config, chunks, fused),
+        recompute=recompute_of_layers(config, chunks),
         zero=layout.zero,
         sequence_parallel=layout.sequence_parallel,
         element_bytes=ITEM_BYTES[training.dtype],

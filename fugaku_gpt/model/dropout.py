@@ -34,9 +34,14 @@ def threshold(probability: float) -> int:
     return round(probability * 65536)
 
 
+def dropped_share(probability: float) -> float:
+    """The share of elements that is dropped, ``probability`` to within 2⁻¹⁷."""
+    return threshold(probability) / 65536.0
+
+
 def scaled_mask(kept: np.ndarray, probability: float, like: torch.Tensor) -> torch.Tensor:
     """The factors by which elements are multiplied: 0, or 1 / share kept, so that the mean does not change."""
-    scale = 65536.0 / (65536 - threshold(probability))
+    scale = 1.0 / (1.0 - dropped_share(probability))
     return torch.from_numpy(kept).to(like.dtype).mul_(scale)
 
 

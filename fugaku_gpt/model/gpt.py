@@ -16,7 +16,7 @@ from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import ModelConfig, RunConfig
 from fugaku_gpt.layout.memory import recompute_of_layers
 from fugaku_gpt.layout.stages import Chunk, chunk_tensors, split_layers
-from fugaku_gpt.model.attention import CausalSelfAttention, uses_fused_kernel
+from fugaku_gpt.model.attention import CausalSelfAttention
 from fugaku_gpt.model.dropout import KeyedDropout
 from fugaku_gpt.model.init import fill_parameter
 from fugaku_gpt.model.recompute import recomputed
@@ -174,7 +174,7 @@ def build_model(config: RunConfig, tp: Communicator) -> GPT:
 
 def recompute_of(config: RunConfig, chunks: Sequence[Chunk]) -> Tuple[str, ...]:
     """What the backward pass computes again of each layer of the model, with the attention kernel of this PyTorch."""
-    return recompute_of_layers(config, chunks, uses_fused_kernel(config.model))
+    return recompute_of_layers(config, chunks)
 
 
 def build_stage(

@@ -10,7 +10,6 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.layout.schedule_times import ideal_bubble
 from fugaku_gpt.layout.sequence import plan_of, predicted_bubble
-from fugaku_gpt.model.attention import uses_fused_kernel
 from fugaku_gpt.records.run import MetricsWriter
 from fugaku_gpt.training.trainer import Step
 
@@ -220,7 +219,7 @@ class TrainingLog:
         """The bubble of one iteration by its schedule and the work of each stage."""
         # how replicas sum changes no pass, and where the ranks are need not be known for it
         config = replace(self._config, layout=replace(self._config.layout, hierarchical_sum=False))
-        plan = plan_of(config, uses_fused_kernel(config.model))
+        plan = plan_of(config)
         return predicted_bubble(replace(plan, micro_batches=micro_batches, seq_len=seq_len))
 
     def _stragglers(self, measured: Measured) -> Dict[str, Any]:

@@ -161,7 +161,7 @@ def describe_environment(environment: Dict[str, Any]) -> List[str]:
         f"fugaku_gpt {environment['fugaku_gpt']} ({environment['git_commit'] or 'commit unknown'}), "
         f"Python {environment['python']}, NumPy {environment['numpy']}",
         f"torch {build['torch']}: BLAS {build['blas']}, kernels for {build['instruction_set']}, "
-        f"fused attention {_yes(build['fused_attention'])}, fused AdamW {_yes(build['fused_adamw'])}",
+        f"fused AdamW {_yes(build['fused_adamw'])}",
         *_describe_precision(environment["precision"]),
         *_describe_sums(environment["replica_sums"]),
         f"processor {environment['processor']} ({extensions}), "

@@ -15,7 +15,6 @@ from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.layout import memory
 from fugaku_gpt.layout.memory import (
     Moment,
     ends_bytes,
@@ -27,7 +26,6 @@ from fugaku_gpt.layout.memory import (
 from fugaku_gpt.layout.stages import Chunk, split_layers
 from fugaku_gpt.layout.tensors import model_tensors
 from fugaku_gpt.model import build_model
-from fugaku_gpt.model.attention import uses_fused_kernel
 from fugaku_gpt.parallel.buffers import FlatBuffers
 from tests.support.kept import HAS_HOOKS, counting
 from tests.support.text import ByteSamples
@@ -62,15 +60,10 @@ def kept_by(config: RunConfig) -> int:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("fused", [False, True], ids=["batched", "fused"])
-def test_the_formula_is_what_pytorch_saves(
-    kind: str, changes: Sequence[str], fused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "FUSED_FROM_TOKENS", 1 if fused else 10**9)
+def test_the_formula_is_what_pytorch_saves(kind: str, changes: Sequence[str]) -> None:
     config = tiny_config("model.layers=3", f"training.recompute={kind}", *changes)
-    fused = uses_fused_kernel(config.model)
     (chunk,) = split_layers(3, 1)
-    told = ends_bytes(config, chunk) + 3 * layer_bytes(config, kind, fused)
+    told = ends_bytes(config, chunk) + 3 * layer_bytes(config, kind)
     assert kept_by(config) == pytest.approx(told, rel=1e-3)
 
 
@@ -82,13 +75,14 @@ def test_the_formula_holds_to_a_hundredth_in_16_bits(kind: str) -> None:
         pytest.skip("this PyTorch computes some operators in float32, and keeps their float32 copies")
     config = tiny_config("model.layers=3", f"training.recompute={kind}", "training.dtype=bfloat16")
     (chunk,) = split_layers(3, 1)
-    told = ends_bytes(config, chunk) + 3 * layer_bytes(config, kind, fused=False)
+    told = ends_bytes(config, chunk) + 3 * layer_bytes(config, kind)
     assert kept_by(config) == pytest.approx(told, rel=1e-2)
 
 
 def test_the_paper_s_layer_is_a_special_case() -> None:
     """Korthikanti et al. 2022, equation 2: s b h (10 + 24 / t + 5 a s / (h t)) bytes; the same tensors as ours, where
-    a number takes two bytes and an element of a mask one, and LayerNorm's means and deviations are left out."""
+    a number takes two bytes and an element of a mask one, but for the probabilities and what dropout leaves of them
+    (2 a s / (h t) each), which we compute again, and LayerNorm's means and deviations, which the paper leaves out."""
     s, h, a, t = 32, 64, 4, 2
     config = load_run_config(
         overrides=[
@@ -101,9 +95,9 @@ def test_the_paper_s_layer_is_a_special_case() -> None:
             f"layout.tp={t}",
         ]
     )
-    numbers, masks = 4 * s * h + 12 * s * h // t + 2 * a * s * s // t, 2 * s * h + a * s * s // t
-    assert 2 * numbers + masks == s * h * (10 + 24 / t + 5 * a * s / (h * t))
-    assert layer_bytes(config, "none", fused=False) == 4 * (numbers + masks + 4 * s)
+    numbers, masks, flags = 4 * s * h + 12 * s * h // t, 2 * s * h, a * s * s // t
+    assert 2 * numbers + masks + flags == s * h * (10 + 24 / t + (5 - 4) * a * s / (h * t))
+    assert layer_bytes(config, "none") == 4 * (numbers + masks + 4 * s) + flags
 
 
 def test_sequence_parallelism_cuts_what_lies_between_by_tp() -> None:
@@ -112,8 +106,8 @@ def test_sequence_parallelism_cuts_what_lies_between_by_tp() -> None:
         for on in (False, True)
     )
     s, h = plain.model.seq_len, plain.model.hidden
-    assert layer_bytes(plain, "full", True) == 4 * layer_bytes(cut, "full", True) == 4 * s * h
-    saved = layer_bytes(plain, "none", True) - layer_bytes(cut, "none", True)
+    assert layer_bytes(plain, "full") == 4 * layer_bytes(cut, "full") == 4 * s * h
+    saved = layer_bytes(plain, "none") - layer_bytes(cut, "none")
     assert saved == 4 * (s - s // 4) * (4 * h + 4) + (8 * h * (s - s // 4) if plain.model.dropout else 0)
 
 
@@ -137,7 +131,7 @@ def test_late_stages_of_1f1b_hold_fewer_micro_batches(schedule: str, in_flight: 
 
 def choice(config: RunConfig, chunks: Sequence[Chunk]) -> List[Dict[str, int]]:
     """How many layers of each stage are recomputed in which way."""
-    kinds = recompute_of_layers(config, chunks, fused=False)
+    kinds = recompute_of_layers(config, chunks)
     found: List[Dict[str, int]] = [dict.fromkeys(KINDS, 0) for _ in range(config.layout.pp)]
     for chunk in chunks:
         for layer in chunk.layers:
@@ -153,7 +147,7 @@ def work(stage: Dict[str, int]) -> int:
 def least(config: RunConfig, chunks: Sequence[Chunk]) -> float:
     """The smallest budget in MiB, as the refusal of a far too small one says it."""
     with pytest.raises(UsageError) as caught:
-        recompute_of_layers(config, chunks, fused=False)
+        recompute_of_layers(config, chunks)
     found = re.search(r"valid: ([0-9.e+]+) or more", str(caught.value))
     assert found, caught.value
     return float(found[1])
@@ -171,7 +165,7 @@ def test_with_a_budget_late_stages_recompute_less() -> None:
     assert plans[0]["full"] > 0
     with pytest.raises(UsageError, match=r"training.recompute_budget_mib: .*: stage 0 keeps .* MiB"):
         small, _ = pipeline("1f1b", 4, 8, 1, *size, f"training.recompute_budget_mib={smallest - 0.2}")
-        recompute_of_layers(small, chunks, fused=False)
+        recompute_of_layers(small, chunks)
 
 
 def test_enough_memory_recomputes_nothing_and_selective_goes_no_further() -> None:
@@ -190,31 +184,32 @@ def test_enough_memory_recomputes_nothing_and_selective_goes_no_further() -> Non
     micro_batches=st.integers(1, 9),
     kind=st.sampled_from(["selective", "full"]),
     share=st.floats(1.0, 3.0),
-    fused=st.booleans(),
+    dropout=st.booleans(),
 )
 def test_every_stage_fits_into_any_budget_that_is_not_refused(
-    schedule: Tuple[str, int], pp: int, micro_batches: int, kind: str, share: float, fused: bool
+    schedule: Tuple[str, int], pp: int, micro_batches: int, kind: str, share: float, dropout: bool
 ) -> None:
     size = ("model.hidden=128", "model.seq_len=128", f"training.recompute={kind}")
+    size += () if dropout else ("model.attention_dropout=0",)
     name, chunks_per_stage = schedule
     tight, chunks = pipeline(name, pp, micro_batches, chunks_per_stage, *size, "training.recompute_budget_mib=0.01")
     with pytest.raises(UsageError) as caught:
-        recompute_of_layers(tight, chunks, fused)
+        recompute_of_layers(tight, chunks)
     found = re.search(r"valid: ([0-9.e+]+) or more", str(caught.value))
     assert found
     budget = float(found[1]) * share
     config, _ = pipeline(name, pp, micro_batches, chunks_per_stage, *size, f"training.recompute_budget_mib={budget}")
-    kinds = dict(enumerate(recompute_of_layers(config, chunks, fused)))
+    kinds = dict(enumerate(recompute_of_layers(config, chunks)))
     for stage in range(pp):
         mine = [chunk for chunk in chunks if chunk.stage == stage]
-        assert peak_bytes(config, mine, kinds, moments_of(config, stage), fused) <= budget * 2**20
+        assert peak_bytes(config, mine, kinds, moments_of(config, stage)) <= budget * 2**20
 
 
 def test_layers_named_by_number_are_the_first_of_each_chunk() -> None:
     config, chunks = pipeline("interleaved", 2, 4, 2, "training.recompute=full", "training.recompute_layers=2")
-    assert recompute_of_layers(config, chunks, fused=False) == ("full", "full", "none") * 4
+    assert recompute_of_layers(config, chunks) == ("full", "full", "none") * 4
     none, _ = pipeline("interleaved", 2, 4, 2)
-    assert set(recompute_of_layers(none, chunks, fused=False)) == {"none"}
+    assert set(recompute_of_layers(none, chunks)) == {"none"}
 
 
 def test_a_peak_by_hand() -> None:
@@ -222,13 +217,13 @@ def test_a_peak_by_hand() -> None:
     on top as it was before."""
     config, chunks = pipeline("1f1b", 2, 2)
     mine = chunks[:1]
-    whole, slim = (layer_bytes(config, kind, False) for kind in ("none", "full"))
+    whole, slim = (layer_bytes(config, kind) for kind in ("none", "full"))
     moments: Set[Moment] = moments_of(config, 0)
-    plain = peak_bytes(config, mine, {0: "none", 1: "none", 2: "none"}, moments, False)
+    plain = peak_bytes(config, mine, {0: "none", 1: "none", 2: "none"}, moments)
     assert plain == 2 * (3 * whole + ends_bytes(config, mine[0]))
-    first = peak_bytes(config, mine, {0: "full", 1: "none", 2: "none"}, moments, False)
+    first = peak_bytes(config, mine, {0: "full", 1: "none", 2: "none"}, moments)
     assert first == 2 * (2 * whole + slim + ends_bytes(config, mine[0]))  # two layers are freed before it
-    last = peak_bytes(config, mine, {0: "none", 1: "none", 2: "full"}, moments, False)
+    last = peak_bytes(config, mine, {0: "none", 1: "none", 2: "full"}, moments)
     assert last == first + whole - slim
 
 
@@ -244,6 +239,6 @@ def test_a_plan_for_sixty_four_stages_is_quick() -> None:
         ],
     )
     before = time.process_time()
-    kinds = recompute_of_layers(config, split_layers(128, 64), fused=False)
+    kinds = recompute_of_layers(config, split_layers(128, 64))
     assert len(kinds) == 128
     print(f"64 stages of 512 micro-batches: {time.process_time() - before:.2f} s")

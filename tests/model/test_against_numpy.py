@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.layout import memory
-from fugaku_gpt.model import build_model
+from fugaku_gpt.model import build_model, causal_attention
 from tests.support.numpy_gpt import NumpyGPT
 from tests.support.text import ByteSamples
 
@@ -31,14 +29,12 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=["batched attention", "fused attention"])
+@pytest.mark.parametrize("queries", [64, 5], ids=["one block of attention", "some blocks"])
 @pytest.mark.parametrize("settings", list(CASES.values()), ids=list(CASES))
 def test_loss_and_every_gradient_equal_the_judges(
-    settings: List[str], fused: bool, monkeypatch: pytest.MonkeyPatch
+    settings: List[str], queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if fused and compat.scaled_dot_product_attention is None:
-        pytest.skip("this PyTorch has no fused attention")
-    monkeypatch.setattr(memory, "FUSED_FROM_TOKENS", 1 if fused else 10**9)
+    monkeypatch.setitem(causal_attention._QUERIES, False, queries)
     config = load_run_config(overrides=[*SMALL, *settings])
     model = build_model(config, Communicator.alone())
     parameters = dict(model.named_parameters())

@@ -9,7 +9,6 @@ import torch
 
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, ProcessGrid
-from fugaku_gpt.layout import memory
 from fugaku_gpt.model import GPT, attention, build_model
 from fugaku_gpt.model.recompute import recomputed
 from fugaku_gpt.training.trainer import Trainer
@@ -60,8 +59,7 @@ def test_loss_and_every_gradient_are_equal_to_the_last_bit_with_dropout_on(kind:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_fused_kernel_is_recomputed_to_the_last_bit_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "FUSED_FROM_TOKENS", 1)
+def test_attention_without_dropout_is_recomputed_to_the_last_bit_too(kind: str) -> None:
     judge = loss_and_gradients(model_of("model.attention_dropout=0"))
     ours = loss_and_gradients(model_of("model.attention_dropout=0", f"training.recompute={kind}"))
     assert all(torch.equal(ours[name], tensor) for name, tensor in judge.items())
@@ -86,14 +84,14 @@ def test_training_draws_the_same_curve_to_the_last_bit(chunks: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_recomputed_without_gradients(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    batched = attention.attend_batched
-    monkeypatch.setattr(attention, "attend_batched", lambda *inputs: calls.append(1) or batched(*inputs))
+    keep_mask = attention.keep_mask
+    monkeypatch.setattr(attention, "keep_mask", lambda *inputs: calls.append(1) or keep_mask(*inputs))
     model = model_of(f"training.recompute={kind}")
     with torch.no_grad():
         loss = model(*tokens_of(model), 5)
-    assert not loss.requires_grad and len(calls) == 3
+    assert not loss.requires_grad and len(calls) == 3 * 2  # layers, samples
     model(*tokens_of(model), 5).backward()
-    assert len(calls) == 3 + 2 * 3
+    assert len(calls) == 3 * 2 + 2 * 3 * 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

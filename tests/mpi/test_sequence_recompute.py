@@ -14,7 +14,6 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.layout.memory import ends_bytes, moments_of, peak_bytes
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.model import recompute_of
-from fugaku_gpt.model.attention import uses_fused_kernel
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.kept import HAS_HOOKS, counting
 from tests.support.text import ByteSamples
@@ -134,8 +133,7 @@ def test_a_stage_keeps_what_the_formula_says(world: Communicator, case: Case) ->
     mine = [chunk for chunk in chunks if chunk.stage == stage]
     kinds = dict(enumerate(recompute_of(config, chunks)))
     moments = moments_of(config, stage)
-    told = peak_bytes(config, mine, {layer: kinds[layer] for c in mine for layer in c.layers}, moments, False)
-    assert not uses_fused_kernel(config.model)
+    told = peak_bytes(config, mine, {layer: kinds[layer] for c in mine for layer in c.layers}, moments)
     # autograd does not count what the pipeline and the loss hold: a chunk's output, the gradients made with the loss
     elsewhere = max(sum(n * ends_bytes(config, c) for n, c in zip(counts, mine)) for counts, _ in moments)
     print(f"\nstage {stage} of {case}: kept {kept.most} bytes, formula {told}, of them elsewhere up to {elsewhere}")

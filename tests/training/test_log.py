@@ -11,9 +11,7 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from fugaku_gpt import compat
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops
-from fugaku_gpt.layout import memory
 from fugaku_gpt.layout.schedule_times import simulate
 from fugaku_gpt.layout.sequence import chunk_times, plan_of, schedule_of
 from fugaku_gpt.records.run import MetricsWriter
@@ -150,20 +148,6 @@ def test_what_a_pipeline_and_replicas_wait_for_is_shown_where_there_are_some(tmp
     told = f"predicted {times.mean_bubble:.3f}, with equal stages 0.250"
     fields = f"| pipeline bubble: 0.500 (most 0.750, {told}) | hidden communication: 0.88 | rank RSS:"
     assert fields in stream.getvalue()
-
-
-@pytest.mark.parametrize("build", ["this one", "without a fused kernel"])
-def test_a_bubble_is_predicted_where_a_budget_fits_the_attention_kernel_in_use_alone(
-    build: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if build != "this one":
-        monkeypatch.setattr(compat, "scaled_dot_product_attention", None)
-        monkeypatch.setattr(memory, "FUSED_FROM_TOKENS", 1)
-    model = ("model.layers=4", "model.seq_len=96", "model.attention_dropout=0", "training.micro_batch=2")
-    budget = ("training.recompute=selective", "training.recompute_budget_mib=1.85")  # with the fused kernel: 1.86
-    log, _, file = opened_for(tmp_path, *model, *budget, "layout.pp=2")
-    log.iteration(1, [STEP], CONSUMED, 0, Measured(0.5, 1, 1, (0.25, 0.75)))
-    assert records(file)[0]["bubble_predicted"] > 0
 
 
 def test_one_bubble_is_predicted_where_stages_have_equal_work(tmp_path: Path) -> None:

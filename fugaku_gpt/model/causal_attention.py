@@ -1,0 +1,199 @@
+"""Causal attention block by block, as one autograd function that keeps its input alone.
+
+Queries of one block meet the keys up to the block's end, so that what lies above the diagonal is not computed. The
+backward pass computes the probabilities again, one product of seven, instead of keeping [s, s] of them for each head
+(Dao et al. 2022, "FlashAttention", section 3.1). The products are batched over the heads of one or more samples, as
+many as leave the scores in the cache; all of them write into the same memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Callable, Iterator, Optional, Tuple
+
+import torch
+
+from fugaku_gpt import compat
+
+# by measurement: elements that the scores of one thread may have, and queries of a block
+_SCORES = {True: 2**20, False: 2**18}  # of 16-bit types, of others
+_QUERIES = {True: 128, False: 64}
+_SUMS_OF_16_BITS = 8  # gradients of keys are added up over so many blocks at most, each time rounded to 16 bits
+
+Kept = Callable[[], torch.Tensor]
+
+
+def causal_attention(
+    qkv: torch.Tensor, kept: Optional[Kept] = None, probability: float = 0.0, keep: bool = True
+) -> torch.Tensor:
+    """softmax(q kᵀ / √d, no future) v.
+
+    Args:
+        qkv: [parts, b, s / parts, 3, heads, d]: query, key and value; positions run over parts first, then inside.
+        kept: makes the flags of attention dropout [b, heads, s, s], True where a probability is kept; the same each
+            time.
+        probability: of being dropped; the rest is scaled by 1 / (1 - probability).
+        keep: keep the flags for the backward pass, and do not make them again there.
+
+    Returns:
+        [parts, b, s / parts, heads, d]
+    """
+    y: torch.Tensor = _CausalAttention.apply(qkv, kept, 1.0 / (1.0 - probability), keep)
+    return y
+
+
+class _CausalAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: torch.Tensor, kept: Optional[Kept], factor: float, keep: bool) -> torch.Tensor:
+        flags = kept() if kept is not None else None
+        y = torch.empty_like(qkv[:, :, :, 0], memory_format=torch.contiguous_format)
+        work = _Workspace(qkv, flags is not None)
+        for group in work.groups():
+            q, k, v = work.load(qkv, group)
+            out = work.like(q)
+            for low, high in work.blocks():
+                p = work.probabilities(q, k, low, high)
+                if flags is not None:
+                    p.mul_(work.flags(flags, group, low, high))
+                out[:, low:high].copy_(work.rows(p, v[:, :high]))
+            if flags is not None:
+                out.mul_(factor)
+            work.store(out, y.unsqueeze(3), group)
+        ctx.save_for_backward(qkv, *([flags] if flags is not None and keep else []))
+        ctx.kept, ctx.factor = kept, factor
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, y_grad: torch.Tensor) -> Tuple[torch.Tensor, None, None, None]:
+        qkv, *saved = ctx.saved_tensors
+        flags = saved[0] if saved else ctx.kept() if ctx.kept is not None else None
+        grad = torch.empty_like(qkv, memory_format=torch.contiguous_format)
+        work = _Workspace(qkv, flags is not None)
+        for group in work.groups():
+            q, k, v = work.load(qkv, group)
+            (out_grad,) = work.load_one(y_grad.unsqueeze(3), group)
+            if flags is not None:
+                out_grad.mul_(ctx.factor)
+            grads = work.like(q, 3)
+            q_grad, k_grad, v_grad = grads
+            for low, high in work.blocks():  # the first one reaches all keys, and sets what the others add to
+                p = work.probabilities(q, k, low, high)
+                queries, above = q[:, low:high], out_grad[:, low:high]
+                p_grad = torch.bmm(above, v[:, :high].transpose(1, 2), out=work.scores(high - low, high, 1))
+                if flags is None:
+                    dropped = p
+                else:
+                    mask = work.flags(flags, group, low, high)
+                    p_grad.mul_(mask)
+                    dropped = mask.mul_(p)
+                _add_product(v_grad[:, :high], dropped.transpose(1, 2), above, high == work.length)
+                scores_grad = compat.softmax_gradient_(p_grad, p)
+                _add_product(k_grad[:, :high], scores_grad.transpose(1, 2), queries, high == work.length)
+                q_grad[:, low:high].copy_(work.rows(scores_grad, k[:, :high]))
+            q_grad.mul_(work.scale)
+            work.store(grads, grad, group)
+        return grad, None, None, None
+
+
+def _add_product(out: torch.Tensor, x: torch.Tensor, y: torch.Tensor, first: bool) -> None:
+    if first:
+        torch.bmm(x, y, out=out)
+    else:
+        out.baddbmm_(x, y)
+
+
+Group = Tuple[slice, slice]  # samples, heads
+
+
+class _Workspace:
+    """Memory for a group of heads, and the order of the work. Operations without a good kernel for a 16-bit type have
+    the whole of it in float32."""
+
+    def __init__(self, qkv: torch.Tensor, drops: bool) -> None:
+        parts, self.samples, here, _, self.heads, self._width = qkv.shape
+        self.length = parts * here
+        self._parts, self._here = parts, here
+        self.scale = 1.0 / math.sqrt(self._width)
+        self._like = qkv.new_empty(0, dtype=compat.attention_dtype(qkv.dtype))
+        narrow = self._like.element_size() == 2
+        self._block = min(self.length, _QUERIES[narrow])
+        if narrow:
+            self._block = max(self._block, -(-self.length // _SUMS_OF_16_BITS))
+        at_once = max(1, _SCORES[narrow] * torch.get_num_threads() // (self._block * self.length))
+        self._samples_at_once = min(self.samples, max(1, at_once // self.heads))
+        self._heads_at_once = -(-self.heads // -(-self.heads // at_once))
+        self._future = _future(self._block, self._like.dtype)
+        products = self._samples_at_once * self._heads_at_once
+        self._rows = self._like.new_empty(products * self._block * self._width)
+        self._scores = self._like.new_empty(3 if drops else 2, products * self._block * self.length)
+
+    def groups(self) -> Iterator[Group]:
+        """Samples and heads whose products are one."""
+        for sample in range(0, self.samples, self._samples_at_once):
+            for head in range(0, self.heads, self._heads_at_once):
+                samples = slice(sample, min(sample + self._samples_at_once, self.samples))
+                self._products = (samples.stop - sample) * (min(head + self._heads_at_once, self.heads) - head)
+                yield samples, slice(head, min(head + self._heads_at_once, self.heads))
+
+    def blocks(self) -> Iterator[Tuple[int, int]]:
+        """First query and end of each block, from the last to the first."""
+        for low in reversed(range(0, self.length, self._block)):
+            yield low, min(low + self._block, self.length)
+
+    def load(self, qkv: torch.Tensor, group: Group) -> torch.Tensor:
+        """[3, products, s, d], the queries scaled."""
+        loaded = self.load_one(qkv, group)
+        loaded[0].mul_(self.scale)
+        return loaded
+
+    def load_one(self, x: torch.Tensor, group: Group) -> torch.Tensor:
+        """A group of [parts, b, s / parts, n, heads, d] as [n, products, s, d]."""
+        loaded = self._like.new_empty(x.shape[3], self._products, self.length, self._width)
+        self._apart(loaded, group).copy_(_of_group(x, group))
+        return loaded
+
+    def store(self, x: torch.Tensor, out: torch.Tensor, group: Group) -> None:
+        """The other way round."""
+        _of_group(out, group).copy_(self._apart(x, group))
+
+    def _apart(self, x: torch.Tensor, group: Group) -> torch.Tensor:
+        samples, heads = (one.stop - one.start for one in group)
+        return x.view(-1, samples, heads, self._parts, self._here, self._width)
+
+    def like(self, x: torch.Tensor, count: int = 1) -> torch.Tensor:
+        """Memory for one or more results of a tensor's shape."""
+        return x.new_empty(count, *x.shape) if count > 1 else torch.empty_like(x)
+
+    def scores(self, queries: int, keys: int, place: int) -> torch.Tensor:
+        """[products, queries, keys] of memory that is used again and again."""
+        return self._scores[place, : self._products * queries * keys].view(self._products, queries, keys)
+
+    def rows(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """A product [products, queries, d] without gaps in memory, which kernels for 16-bit types are slow to write."""
+        out = self._rows[: self._products * x.shape[1] * self._width].view(self._products, x.shape[1], self._width)
+        return torch.bmm(x, y, out=out)
+
+    def probabilities(self, q: torch.Tensor, k: torch.Tensor, low: int, high: int) -> torch.Tensor:
+        """Of one block of queries for the keys up to its end."""
+        scores = torch.bmm(q[:, low:high], k[:, :high].transpose(1, 2), out=self.scores(high - low, high, 0))
+        scores[:, :, low:].add_(self._future[: high - low, : high - low])
+        return compat.softmax_(scores)
+
+    def flags(self, flags: torch.Tensor, group: Group, low: int, high: int) -> torch.Tensor:
+        """A block's flags of dropout as numbers."""
+        numbers = self.scores(high - low, high, 2)
+        samples, heads = (one.stop - one.start for one in group)
+        numbers.view(samples, heads, high - low, high).copy_(flags[group[0], group[1], low:high, :high])
+        return numbers
+
+
+def _of_group(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """[parts, b, s / parts, n, heads, d] → [n, samples, heads of the group, parts, s / parts, d]."""
+    return x[:, group[0], :, :, group[1]].permute(3, 1, 4, 0, 2, 5)
+
+
+@functools.lru_cache(maxsize=8)
+def _future(block: int, dtype: torch.dtype) -> torch.Tensor:
+    """[block, block]: -inf above the diagonal, else 0."""
+    return torch.full((block, block), -math.inf).triu(1).to(dtype)

@@ -1,0 +1,86 @@
+"""Attention by blocks is its definition, in every shape of blocks and groups."""
+
+from __future__ import annotations
+
+from typing import Callable, Optional, Tuple
+
+import pytest
+import torch
+
+from fugaku_gpt import compat
+from fugaku_gpt.model import causal_attention as blocks
+from fugaku_gpt.model.attention import attend_naively
+from fugaku_gpt.model.causal_attention import Kept, causal_attention
+
+SHAPE = (2, 3, 19, 3, 4, 8)  # parts, samples, positions of each, query key value, heads, width of a head
+
+
+def inputs(shape: Tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+
+
+def result_and_gradient(
+    function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    leaf = x.clone().requires_grad_()
+    y = function(leaf)
+    y.backward(torch.linspace(-1.0, 2.0, y.numel(), dtype=torch.float64).sin().view(y.shape).to(y.dtype))
+    assert leaf.grad is not None
+    return y.detach(), leaf.grad
+
+
+def flags(shape: Tuple[int, ...]) -> torch.Tensor:
+    parts, b, here, _, heads, _ = shape
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(b, heads, parts * here, parts * here, generator=generator) < 0.75
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["flags kept", "flags made again"])
+@pytest.mark.parametrize("drops", [False, True], ids=["", "dropout"])
+@pytest.mark.parametrize("scores", [1, 38 * 8 * 3, 38 * 8 * 4, 2**18], ids=["a head", "heads", "a sample", "all"])
+@pytest.mark.parametrize("queries", [1, 8, 64])
+def test_blocks_of_any_size_are_the_definition(
+    queries: int, scores: int, drops: bool, keep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(blocks._QUERIES, False, queries)
+    monkeypatch.setitem(blocks._SCORES, False, -(-scores // torch.get_num_threads()))
+    kept: Optional[Kept] = (lambda: flags(SHAPE)) if drops else None
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        found, judge = (
+            result_and_gradient(lambda x, f=function: f(x, kept, 0.25, keep), inputs(SHAPE, dtype))
+            for function in (causal_attention, attend_naively)
+        )
+        for ours, expected in zip(found, judge):
+            assert ours.dtype == dtype and ours.shape == expected.shape
+            assert float((ours - expected).abs().max()) <= tolerance * float(expected.abs().max())
+
+
+def test_the_gradient_is_that_of_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(blocks._QUERIES, False, 3)
+    shape = (1, 2, 5, 3, 2, 3)
+    x = inputs(shape, torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(causal_attention, (x,))
+    assert torch.autograd.gradcheck(lambda x: causal_attention(x, lambda: flags(shape), 0.25), (x,))
+
+
+@pytest.mark.parametrize("forced", [False, True], ids=["as found", "in float32"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_in_16_bits_it_is_that_in_float32_rounded(
+    dtype: torch.dtype, forced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if forced:
+        monkeypatch.setattr(compat, "has_kernel", lambda *_: False)
+    monkeypatch.setitem(blocks._QUERIES, True, 4)
+    x = inputs((1, 2, 50, 3, 2, 8), dtype)
+    found = result_and_gradient(causal_attention, x)
+    expected = result_and_gradient(attend_naively, x.float())
+    for ours, judge in zip(found, expected):
+        assert ours.dtype == dtype
+        assert float((ours.float() - judge).abs().max()) <= 4 * torch.finfo(dtype).eps * float(judge.abs().max())
+
+
+def test_the_future_has_no_influence() -> None:
+    x = inputs((1, 1, 200, 3, 2, 8), torch.float32)
+    other = x.clone()
+    other[:, :, 150:] = 9.0
+    assert torch.equal(causal_attention(x)[:, :, :150], causal_attention(other)[:, :, :150])
