@@ -144,11 +144,25 @@ def test_operations_in_16_bits_are_those_in_float32_rounded(
         assert float((found.float() - expected).abs().max()) <= 4 * torch.finfo(dtype).eps * scale
 
 
-def test_wide_types_are_computed_by_pytorch_s_own_operations_to_the_bit() -> None:
+def test_wide_types_are_computed_by_pytorch_s_own_operations_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "gelu_is_slow", lambda: False)
     for ours, judge, inputs in OPERATIONS.values():
         for dtype in (torch.float32, torch.float64):
             wide = [x.to(dtype) for x in inputs]
             assert torch.equal(ours(*wide), judge(*wide))
+
+
+@pytest.mark.parametrize("slow", [True, False], ids=["by the error function", "PyTorch's"])
+def test_gelu_is_the_same_by_whatever_kernel(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "gelu_is_slow", lambda: slow)
+    x = torch.linspace(-12, 12, 400, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(compat.gelu, (x,))
+    assert float((compat.gelu(x) - F.gelu(x)).detach().abs().max()) <= 1e-14
+    for dtype in (torch.float32, torch.bfloat16):
+        found, expected = (
+            function(x.detach().to(kind)) for function, kind in ((compat.gelu, dtype), (F.gelu, torch.float32))
+        )
+        assert float((found.float() - expected).abs().max()) <= 4 * torch.finfo(dtype).eps * 12
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["PyTorch's kernels", "by hand"])
