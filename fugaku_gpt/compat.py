@@ -326,6 +326,21 @@ def fused_adamw(parameter_groups: List[Dict[str, Any]], **options: Any) -> Optio
     return torch.optim.AdamW(parameter_groups, fused=True, **options)
 
 
+@functools.lru_cache(maxsize=None)
+def divides_gradients(dtype: torch.dtype) -> bool:
+    """Whether the fused kernel divides gradients of a type by the optimiser's ``grad_scale``, a float32 scalar, to the
+    precision of that type."""
+    probe, divisor = torch.zeros(2, dtype=dtype, requires_grad=True), 3.3
+    probe.grad = torch.ones_like(probe)
+    optimizer = fused_adamw([{"params": [probe]}], lr=1.0, betas=(0.0, 0.0))
+    if optimizer is None:
+        return False
+    optimizer.grad_scale = torch.tensor(divisor)  # type: ignore[attr-defined]
+    optimizer.step()
+    found = float(optimizer.state[probe]["exp_avg"][0])
+    return abs(found * divisor - 1.0) <= 4.0 * torch.finfo(dtype).eps
+
+
 def flush_denormals() -> bool:
     """Have denormal numbers treated as zero; False where this build cannot (Arm before PyTorch 2.3)."""
     return bool(torch.set_flush_denormal(True))

@@ -46,20 +46,22 @@ class BlockedAdamW:
                 views = (*(flat[start:end] for flat in flats), scratch[: end - start])
                 self._blocks.append((training.weight_decay if run.decays else 0.0, views))
 
-    def step(self, lr: float) -> None:
-        """Change the parameters by their gradients."""
+    def step(self, lr: float, divisor: float = 1.0) -> None:
+        """Divide the gradients by ``divisor``, and change the parameters by them."""
         t = self._training
         self.steps += 1
-        step_size = lr / (1.0 - t.beta1**self.steps)
         root_correction = math.sqrt(1.0 - t.beta2**self.steps)
+        step_size = lr / (1.0 - t.beta1**self.steps) * root_correction
+        eps = t.eps * root_correction  # m / (√v / c + eps) = c m / (√v + c eps): no pass that divides by c
         for weight_decay, (parameter, gradient, first, second, scratch) in self._blocks:
+            if divisor != 1.0:
+                gradient.mul_(1.0 / divisor)
             if weight_decay:
                 parameter.mul_(1.0 - lr * weight_decay)
             first.mul_(t.beta1).add_(gradient, alpha=1.0 - t.beta1)
             second.mul_(t.beta2).addcmul_(gradient, gradient, value=1.0 - t.beta2)
             torch.sqrt(second, out=scratch)
-            scratch.div_(root_correction).add_(t.eps)
-            parameter.addcdiv_(first, scratch, value=-step_size)
+            parameter.addcdiv_(first, scratch.add_(eps), value=-step_size)
 
 
 class FusedAdamW:
@@ -72,6 +74,8 @@ class FusedAdamW:
     def __init__(self, optimizer: torch.optim.Optimizer, flats: Sequence[torch.Tensor]) -> None:
         """``flats``: the optimiser's tensors in the order of the runs, with gradients of zero."""
         self._optimizer = optimizer
+        self._flats = list(flats)
+        self._divides = compat.divides_gradients(flats[0].dtype)
         # PyTorch makes moments in the first step. This one changes nothing: no gradient, and no rate for the decay.
         self.step(0.0)
         states = [optimizer.state[flat] for flat in flats]
@@ -89,8 +93,14 @@ class FusedAdamW:
         for one in self._steps:
             one.fill_(steps)
 
-    def step(self, lr: float) -> None:
-        """Change the parameters by their gradients."""
+    def step(self, lr: float, divisor: float = 1.0) -> None:
+        """As of :class:`BlockedAdamW`."""
+        if self._divides:  # in the kernel
+            self._optimizer.grad_scale = torch.tensor(divisor)  # type: ignore[attr-defined]  # GradScaler's protocol
+        elif divisor != 1.0:
+            for flat in self._flats:
+                assert flat.grad is not None
+                flat.grad.mul_(1.0 / divisor)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()

@@ -144,7 +144,6 @@ class Trainer:
             grid.tp.size,
         )
         owned = self.buffers.layout.owned(grid.replicas.rank if sharded else 0, grid.dp.size if sharded else 1)
-        self._owned_gradients = [self.buffers.gradients[part.gradients] for part in owned]
         self.masters = MasterWeights(self.buffers, owned) if training.dtype in SIXTEEN_BITS else None
         self._runs = list(self.buffers.runs(owned, counted_here(grid, sharded), self.masters))
         self._optimizer = build_optimizer(self._runs, training)
@@ -193,10 +192,8 @@ class Trainer:
         lr = learning_rate(training, self.iteration)
         if verdict == DONE:
             clip = training.clip_grad / norm if training.clip_grad and norm > training.clip_grad else 1.0
-            # gradients are scaled sums over all tokens of the global batch up to here: one pass divides and clips
-            for gradients in self._owned_gradients:
-                gradients.mul_(clip / tokens / scale)
-            self._optimizer.step(lr)
+            # gradients are scaled sums over all tokens of the global batch: one pass divides, clips and steps
+            self._optimizer.step(lr, tokens * scale / clip)
         elif verdict == SPIKE:
             self._settle()
             self._copy.go_back()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.layout.tensors import model_tensors
 from fugaku_gpt.model import build_model
@@ -21,15 +22,15 @@ CONFIG = tiny_config("training.dtype=float64", "training.weight_decay=0.1", "tra
 STEPS = 4
 
 
-def trained(build: Any) -> "tuple[FlatBuffers, np.ndarray[Any, Any]]":
-    """The flat parameters after some steps, and before."""
+def trained(build: Any, divisor: float = 1.0) -> "tuple[FlatBuffers, np.ndarray[Any, Any]]":
+    """The flat parameters after some steps by so many times the gradients, and before."""
     model = build_model(CONFIG, Communicator.alone())
     buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(CONFIG.model, 1))
     before = buffers.parameters.numpy().copy()
     adamw = build(runs_of(buffers), CONFIG.training)
     for step in range(STEPS):
-        buffers.gradients.copy_(torch.from_numpy(gradient(step, len(before))))
-        adamw.step(0.01 / (step + 1))
+        buffers.gradients.copy_(torch.from_numpy(gradient(step, len(before))) * divisor)
+        adamw.step(0.01 / (step + 1), divisor)
     return buffers, before
 
 
@@ -41,11 +42,12 @@ def gradient(step: int, size: int) -> "np.ndarray[Any, Any]":
     return np.random.RandomState(step).randn(size)
 
 
+@pytest.mark.parametrize("divisor", [1.0, 3.3e9])
 @pytest.mark.parametrize("block", [64, 65536])
 @pytest.mark.parametrize("build", [BlockedAdamW, build_optimizer], ids=["blocked", "this build's own"])
-def test_each_way_equals_the_algorithm(build: Any, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_way_equals_the_algorithm(build: Any, block: int, divisor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimizers, "BLOCK", block)
-    buffers, p = trained(build)
+    buffers, p = trained(build, divisor)
     t = CONFIG.training
     decay = np.zeros_like(p)
     for placement in buffers.placements:
@@ -63,9 +65,25 @@ def test_each_way_equals_the_algorithm(build: Any, block: int, monkeypatch: pyte
         assert np.abs(ours[part] - p[part]).max() <= 1e-12, placement.spec.name
 
 
-def test_the_fused_kernel_is_taken_where_the_probe_finds_one() -> None:
-    from fugaku_gpt import compat
+@pytest.mark.parametrize("divisor", [1.0, 0.3, 3.3e9])
+def test_in_float32_too_each_way_divides_the_gradients(divisor: float) -> None:
+    def stepped(build: Any) -> List[torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        values, gradients = (torch.randn(1000, generator=generator) for _ in range(2))
+        run = Run(True, True, 0, values, torch.zeros_like(gradients))
+        adamw = build([run], CONFIG.training)
+        run.gradients.copy_(gradients * divisor)
+        if isinstance(adamw, FusedAdamW):
+            assert compat.divides_gradients(torch.float32)
+        adamw.step(0.01, divisor)
+        assert torch.allclose(run.gradients, gradients, rtol=1e-6)
+        return [values, *adamw.moments[0]]
 
+    for ours, judge in zip(stepped(build_optimizer), stepped(BlockedAdamW)):
+        assert torch.allclose(ours, judge, rtol=2e-6, atol=1e-7)
+
+
+def test_the_fused_kernel_is_taken_where_the_probe_finds_one() -> None:
     model = build_model(CONFIG, Communicator.alone())
     buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(CONFIG.model, 1))
     has_one = compat.build_facts()["fused_adamw"]
