@@ -7,7 +7,6 @@ before and after; each is tried once, forward and backward.
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 import time
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
@@ -312,33 +311,50 @@ def sum_of_rows(x: torch.Tensor) -> torch.Tensor:
     return x.sum(0) if has_kernel("sum", x.dtype) else x.float().sum(0).to(x.dtype)
 
 
-def fused_adamw(parameter_groups: List[Dict[str, Any]], **options: Any) -> Optional[torch.optim.Optimizer]:
-    """PyTorch's AdamW with its one-pass CPU kernel, or None where this build has none for these tensors, or there
-    are none."""
-    if "fused" not in inspect.signature(torch.optim.AdamW).parameters or not parameter_groups:
-        return None
-    probe = torch.zeros(2, dtype=parameter_groups[0]["params"][0].dtype, requires_grad=True)
-    probe.grad = torch.ones_like(probe)
-    try:
-        torch.optim.AdamW([probe], fused=True, **options).step()
-    except RuntimeError:  # "fused" exists but not for the CPU, or not for this type
-        return None
-    return torch.optim.AdamW(parameter_groups, fused=True, **options)
+@functools.lru_cache(maxsize=None)
+def fused_adamw(dtype: torch.dtype) -> Optional[Callable[..., None]]:
+    """PyTorch's one-pass CPU kernel of AdamW, or None where this build has none for a type.
+
+    Its arguments: lists of parameters, gradients, first moments, second moments, none of a fifth kind, and numbers of
+    steps, then ``lr``, ``beta1``, ``beta2``, ``weight_decay``, ``eps``, ``amsgrad``, ``maximize``. The kernel itself is
+    called: ``torch.optim.AdamW`` would import PyTorch's compiler first, which took half of the time until a small
+    model's first step.
+    """
+    kernel: Optional[Callable[..., None]] = getattr(torch, "_fused_adamw_", None)
+    found = _probe_adamw(kernel, dtype) if kernel is not None else None
+    return kernel if found is not None and abs(found - 1.0) <= 4.0 * torch.finfo(dtype).eps else None
 
 
 @functools.lru_cache(maxsize=None)
 def divides_gradients(dtype: torch.dtype) -> bool:
-    """Whether the fused kernel divides gradients of a type by the optimiser's ``grad_scale``, a float32 scalar, to the
-    precision of that type."""
-    probe, divisor = torch.zeros(2, dtype=dtype, requires_grad=True), 3.3
-    probe.grad = torch.ones_like(probe)
-    optimizer = fused_adamw([{"params": [probe]}], lr=1.0, betas=(0.0, 0.0))
-    if optimizer is None:
-        return False
-    optimizer.grad_scale = torch.tensor(divisor)  # type: ignore[attr-defined]
-    optimizer.step()
-    found = float(optimizer.state[probe]["exp_avg"][0])
-    return abs(found * divisor - 1.0) <= 4.0 * torch.finfo(dtype).eps
+    """Whether the fused kernel divides gradients of a type by ``grad_scale``, a float32 scalar, to the precision of
+    that type."""
+    kernel, divisor = fused_adamw(dtype), 3.3
+    found = _probe_adamw(kernel, dtype, grad_scale=torch.tensor(divisor)) if kernel is not None else None
+    return found is not None and abs(found * divisor - 1.0) <= 4.0 * torch.finfo(dtype).eps
+
+
+def _probe_adamw(kernel: Callable[..., None], dtype: torch.dtype, **more: torch.Tensor) -> Optional[float]:
+    """The first moment after one step whose gradient is 1 and of which nothing is kept; None where it cannot be done,
+    or does not step by the rate."""
+    weight, gradient, first, second = (torch.full((2,), value, dtype=dtype) for value in (0.0, 1.0, 0.0, 0.0))
+    rates = {"lr": 0.5, "beta1": 0.0, "beta2": 0.0, "weight_decay": 0.0, "eps": 0.0}
+    try:
+        kernel(
+            [weight],
+            [gradient],
+            [first],
+            [second],
+            [],
+            [torch.ones(())],
+            amsgrad=False,
+            maximize=False,
+            **rates,
+            **more,
+        )
+    except (RuntimeError, TypeError):  # it is there but not for the CPU, or not for this type, or takes other words
+        return None
+    return float(first[0]) if abs(float(weight[1]) + 0.5) <= 0.01 else None
 
 
 def flush_denormals() -> bool:
@@ -365,7 +381,7 @@ def build_facts() -> Dict[str, Any]:
         "torch": torch.__version__,
         "blas": " + ".join(libraries) or "none found",
         "instruction_set": capability() if capability is not None else _instruction_set(shown),
-        "fused_adamw": fused_adamw([{"params": [torch.zeros(1, requires_grad=True)]}], lr=1e-3) is not None,
+        "fused_adamw": fused_adamw(torch.float32) is not None,
         "torch_threads": torch.get_num_threads(),
     }
 

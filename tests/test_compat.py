@@ -11,8 +11,6 @@ import torch.nn.functional as F
 
 from fugaku_gpt import compat
 
-OPTIONS: Dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8}
-
 
 @pytest.fixture
 def denormals_kept() -> Iterator[None]:
@@ -45,24 +43,30 @@ def test_gelu_tanh_is_near_the_exact_gelu_and_not_equal_to_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_probe_for_a_fused_optimiser_leaves_parameters_as_they_are(dtype: torch.dtype) -> None:
-    weights = torch.ones(5, dtype=dtype).requires_grad_()
-    weights.grad = torch.ones_like(weights)
-    groups: List[Dict[str, Any]] = [{"params": [weights], "weight_decay": 0.0}]
-    optimizer = compat.fused_adamw(groups, **OPTIONS)
-    assert torch.equal(weights.detach(), torch.ones(5, dtype=dtype))
-    if optimizer is not None:
-        optimizer.step()  # the first step of Adam is the learning rate, by the gradient's sign
-        assert weights.tolist() == pytest.approx([0.99] * 5, rel=1e-6)
+def test_a_fused_optimiser_that_is_found_takes_the_first_step_of_adam(dtype: torch.dtype) -> None:
+    kernel = compat.fused_adamw(dtype)
+    if kernel is None:
+        assert not compat.divides_gradients(dtype)
+        pytest.skip("this PyTorch has no fused AdamW for the CPU")
+    weights, gradients, first, second = ([torch.full((5,), value, dtype=dtype)] for value in (1.0, 3.0, 0.0, 0.0))
+    rates = {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8}
+    kernel(weights, gradients, first, second, [], [torch.tensor(1.0)], **rates, amsgrad=False, maximize=False)
+    assert weights[0].tolist() == pytest.approx([0.99] * 5, rel=1e-6)  # the learning rate, by the gradient's sign
+    assert first[0].tolist() == pytest.approx([0.3] * 5) and second[0].tolist() == pytest.approx([0.09] * 5)
 
 
-def test_an_older_signature_of_adamw_means_no_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    class WithoutFused(torch.optim.Optimizer):
-        def __init__(self, params: Any, lr: float) -> None:
-            super().__init__(params, {"lr": lr})
+def _other_words(*_: Any, learning_rate: float) -> None:
+    raise AssertionError("is not called")
 
-    monkeypatch.setattr(torch.optim, "AdamW", WithoutFused)
-    assert compat.fused_adamw([{"params": [torch.zeros(1, requires_grad=True)]}], lr=0.1) is None
+
+def _does_nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize("kernel", [None, _other_words, _does_nothing])
+def test_a_kernel_that_is_not_what_it_should_be_is_not_taken(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "_fused_adamw_", kernel, raising=False)
+    assert compat.fused_adamw.__wrapped__(torch.float32) is None
 
 
 def test_denormals_become_zero_where_the_build_says_so(denormals_kept: None) -> None:

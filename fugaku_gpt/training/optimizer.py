@@ -7,7 +7,7 @@ blocks that stay in the cache, 2.9 times faster than a loop of whole-tensor oper
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import List, Sequence, Tuple
 
 import torch
 
@@ -68,53 +68,56 @@ class FusedAdamW:
     """PyTorch's fused kernel over the same ranges.
 
     Attributes:
-        moments: as of :class:`BlockedAdamW`.
+        steps, moments: as of :class:`BlockedAdamW`.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, flats: Sequence[torch.Tensor]) -> None:
-        """``flats``: the optimiser's tensors in the order of the runs, with gradients of zero."""
-        self._optimizer = optimizer
-        self._flats = list(flats)
-        self._divides = compat.divides_gradients(flats[0].dtype)
-        # PyTorch makes moments in the first step. This one changes nothing: no gradient, and no rate for the decay.
-        self.step(0.0)
-        states = [optimizer.state[flat] for flat in flats]
-        self._steps: List[torch.Tensor] = [state["step"] for state in states]
-        self.moments: Moments = [(state["exp_avg"], state["exp_avg_sq"]) for state in states]
+    def __init__(self, runs: Sequence[Run], training: TrainingConfig) -> None:
+        """There is a kernel for the runs' type."""
+        dtype = runs[0].parameters.dtype
+        self._kernel, self._divides = compat.fused_adamw(dtype), compat.divides_gradients(dtype)
+        self._training = training
         self.steps = 0
-
-    @property
-    def steps(self) -> int:
-        """Done so far."""
-        return int(self._steps[0])
-
-    @steps.setter
-    def steps(self, steps: int) -> None:
-        for one in self._steps:
-            one.fill_(steps)
+        self.moments: Moments = [(torch.zeros_like(run.parameters), torch.zeros_like(run.parameters)) for run in runs]
+        # weight decay, and of the runs that have it: parameters, gradients, both moments
+        self._groups: List[Tuple[float, List[List[torch.Tensor]]]] = []
+        for decays in (True, False):
+            alike = [
+                [run.parameters, run.gradients, *moments]
+                for run, moments in zip(runs, self.moments)
+                if run.decays == decays
+            ]
+            if alike:
+                self._groups.append((training.weight_decay if decays else 0.0, [list(kind) for kind in zip(*alike)]))
 
     def step(self, lr: float, divisor: float = 1.0) -> None:
         """As of :class:`BlockedAdamW`."""
-        if self._divides:  # in the kernel
-            self._optimizer.grad_scale = torch.tensor(divisor)  # type: ignore[attr-defined]  # GradScaler's protocol
-        elif divisor != 1.0:
-            for flat in self._flats:
-                assert flat.grad is not None
-                flat.grad.mul_(1.0 / divisor)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        self._optimizer.step()
+        t = self._training
+        self.steps += 1
+        steps = torch.tensor(float(self.steps))
+        scale = torch.tensor(divisor) if self._divides else None  # by which the kernel divides gradients
+        assert self._kernel is not None
+        for weight_decay, (parameters, gradients, first, second) in self._groups:
+            for gradient in gradients if scale is None and divisor != 1.0 else []:
+                gradient.mul_(1.0 / divisor)
+            self._kernel(
+                parameters,
+                gradients,
+                first,
+                second,
+                [],
+                [steps] * len(parameters),
+                lr=lr,
+                beta1=t.beta1,
+                beta2=t.beta2,
+                weight_decay=weight_decay,
+                eps=t.eps,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=scale,
+            )
 
 
 def build_optimizer(runs: Sequence[Run], training: TrainingConfig) -> "BlockedAdamW | FusedAdamW":
-    """AdamW over what this rank owns, by the fastest way that this build has. Gradients are zero."""
-    flats = [run.parameters.detach().requires_grad_() for run in runs]
-    groups: List[Dict[str, Any]] = []
-    for decays in (True, False):
-        alike = [flat for flat, run in zip(flats, runs) if run.decays == decays]
-        if alike:
-            groups.append({"params": alike, "weight_decay": training.weight_decay if decays else 0.0})
-    for flat, run in zip(flats, runs):
-        flat.grad = run.gradients
-    fused = compat.fused_adamw(groups, lr=training.lr, betas=(training.beta1, training.beta2), eps=training.eps)
-    return FusedAdamW(fused, flats) if fused is not None else BlockedAdamW(runs, training)
+    """AdamW over what this rank owns, by the fastest way that this build has."""
+    fused = bool(runs) and compat.fused_adamw(runs[0].parameters.dtype) is not None
+    return FusedAdamW(runs, training) if fused else BlockedAdamW(runs, training)
