@@ -75,13 +75,11 @@ def test_nothing_is_dropped_in_evaluation_or_at_probability_zero() -> None:
 def test_attention_drops_by_the_head_of_the_whole_model() -> None:
     model = load_run_config(preset="tiny", overrides=["model.attention_dropout=0.3", "model.seq_len=10"]).model
 
-    def factors(rank: int, size: int) -> torch.Tensor:
+    def kept(rank: int, size: int) -> torch.Tensor:
         tp = Communicator.alone()
         tp.rank, tp.size = rank, size
         layer = CausalSelfAttention(model, tp, torch.float32, seed=5, site=2)
-        drop = layer._drop(2, 10, 7, torch.zeros(1))
-        assert drop is not None
-        return drop.view(2, -1, 10, 10)
+        return layer._kept(2, 10, 7)
 
-    halves = torch.cat([factors(0, 2), factors(1, 2)], dim=1)
-    assert torch.equal(halves, factors(0, 1))
+    halves = torch.cat([kept(0, 2), kept(1, 2)], dim=1)
+    assert torch.equal(halves, kept(0, 1))
