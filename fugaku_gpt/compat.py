@@ -46,7 +46,6 @@ _TRIALS: Dict[str, _Trial] = {
     "gelu": (F.gelu, lambda: (_waves(8, 600),)),
     "gelu_tanh": (_gelu_tanh, lambda: (_waves(8, 600),)),
     "softmax": (lambda x: torch.softmax(x, dim=-1) * 600.0, lambda: (0.0 * _ones(8, 600),)),
-    "embedding": (lambda table: F.embedding(torch.arange(2).repeat_interleave(5000), table), lambda: (_ones(4, 8),)),
     "sum": (lambda x: x.sum(0), lambda: (_ones(5000, 8),)),
 }
 # of products: inputs to time them with. Some builds multiply 16-bit matrices element by element (seen: 4 to 20 times
@@ -59,6 +58,7 @@ _TIMED: Dict[str, Callable[[], Sequence[torch.Tensor]]] = {
 }
 _SLOW = 3.0  # times as long as float32
 _agreed: Dict[torch.dtype, FrozenSet[str]] = {}  # what is computed in float32, once the ranks have agreed on it
+_agreed_gelu_by_erf: Optional[bool] = None
 _WIDE = (torch.float32, torch.float64)
 _LOOSE = 4.0  # roundings of a 16-bit type by which a kernel may be off
 
@@ -189,7 +189,7 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def _gelu(x: torch.Tensor) -> torch.Tensor:
-    if not gelu_is_slow():
+    if x.dtype not in _WIDE or not gelu_by_erf():  # in 16 bits 1 + erf(x) would have lost all of x below -3
         return F.gelu(x)
     y: torch.Tensor = _GeluByErf.apply(x)
     return y
@@ -215,8 +215,20 @@ def _normal_share(x: torch.Tensor) -> torch.Tensor:
     return torch.mul(x, math.sqrt(0.5)).erf_().add_(1.0).mul_(0.5)
 
 
+def gelu_by_erf() -> bool:
+    """Whether the exact GELU is computed from the error function: what was agreed on; before that, whether PyTorch's
+    own is slow."""
+    return _gelu_is_slow() if _agreed_gelu_by_erf is None else _agreed_gelu_by_erf
+
+
+def compute_gelu_by_erf(by_erf: bool) -> None:
+    """From now on it is, or is not; see :func:`compute_in_float32`."""
+    global _agreed_gelu_by_erf
+    _agreed_gelu_by_erf = by_erf
+
+
 @functools.lru_cache(maxsize=None)
-def gelu_is_slow() -> bool:
+def _gelu_is_slow() -> bool:
     """Whether PyTorch's GELU takes much longer than its error function (seen: half of its time, or seven times it)."""
     functions: Sequence[Callable[[torch.Tensor], torch.Tensor]] = (F.gelu, torch.erf)
     x, best = _waves(2**16), [math.inf, math.inf]
@@ -242,49 +254,56 @@ def attention_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def softmax_(x: torch.Tensor) -> torch.Tensor:
     """Over the last dimension; in the memory of ``x`` where this build can, of which nobody may need the rest."""
-    if _SOFTMAX_IN_PLACE:
+    if _softmax_works_in_place(x.dtype):
         return torch._softmax(x, -1, False, out=x)
     return torch.softmax(x, dim=-1)
 
 
 def softmax_gradient_(grad: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     """The gradient of a softmax's input from that of its result; ``grad`` may be written over."""
-    for function in _SOFTMAX_GRADIENTS:
-        return function(grad, result)
+    kernel = _softmax_gradient(result.dtype)
+    if kernel is not None:
+        return kernel(grad, result)
     return grad.sub_((grad * result).sum(-1, keepdim=True)).mul_(result)
 
 
-def _softmax_works_in_place() -> bool:
-    x = _waves(3, 200)
-    expected = torch.softmax(x, dim=-1)
+_MISSING = (AttributeError, RuntimeError, TypeError)  # no such function, not for this type or device, other arguments
+
+
+@functools.lru_cache(maxsize=None)
+def _softmax_works_in_place(dtype: torch.dtype) -> bool:
+    x = _waves(2, 3, 200).to(dtype)
     try:
+        expected = torch.softmax(x, dim=-1)
         return torch.equal(torch._softmax(x, -1, False, out=x), expected) and torch.equal(x, expected)
-    except TypeError:  # no such argument in this build
+    except _MISSING:
         return False
 
 
-def _softmax_gradients() -> List[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
-    """PyTorch's own kernel, by the arguments that this build takes; none where it takes none of these."""
+@functools.lru_cache(maxsize=None)
+def _softmax_gradient(dtype: torch.dtype) -> Optional[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    """PyTorch's own kernel, by the arguments that this build takes; None where it takes none of these."""
     backward: Any = getattr(torch, "_softmax_backward_data", None)
-    found: List[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = []
-    for function in (
-        lambda grad, result: backward(grad, result, -1, result.dtype, grad_input=grad),
-        lambda grad, result: backward(
-            grad, result, -1, result
-        ),  # the last one is the input, of which the type is asked
-    ):
-        result, grad = torch.softmax(_waves(3, 200), dim=-1), _waves(3, 200).cos()
-        expected = result * (grad - (grad * result).sum(-1, keepdim=True))
+
+    def in_place(grad: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = backward(grad, result, -1, result.dtype, grad_input=grad)
+        return found
+
+    def of_older_builds(grad: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = backward(grad, result, -1, result)  # the last is the input, of which the type is asked
+        return found
+
+    for function in (in_place, of_older_builds):
+        result, grad = torch.softmax(_waves(2, 3, 200), dim=-1).to(dtype), _waves(2, 3, 200).cos().to(dtype)
+        wide, wide_grad = result.double(), grad.double()
+        expected = wide * (wide_grad - (wide_grad * wide).sum(-1, keepdim=True))
+        near = _LOOSE * torch.finfo(dtype).eps * float(expected.abs().max())
         try:
-            if float((function(grad, result) - expected).abs().max()) < 1e-6:
-                found.append(function)
-        except TypeError:
+            if float((function(grad, result).double() - expected).abs().max()) <= near:
+                return function
+        except _MISSING:
             continue
-    return found
-
-
-_SOFTMAX_IN_PLACE = _softmax_works_in_place()
-_SOFTMAX_GRADIENTS = _softmax_gradients()
+    return None
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
@@ -321,24 +340,27 @@ def fused_adamw(dtype: torch.dtype) -> Optional[Callable[..., None]]:
     model's first step.
     """
     kernel: Optional[Callable[..., None]] = getattr(torch, "_fused_adamw_", None)
-    found = _probe_adamw(kernel, dtype) if kernel is not None else None
-    return kernel if found is not None and abs(found - 1.0) <= 4.0 * torch.finfo(dtype).eps else None
+    return kernel if kernel is not None and _steps_as_adamw(kernel, dtype) else None
 
 
 @functools.lru_cache(maxsize=None)
 def divides_gradients(dtype: torch.dtype) -> bool:
     """Whether the fused kernel divides gradients of a type by ``grad_scale``, a float32 scalar, to the precision of
-    that type."""
-    kernel, divisor = fused_adamw(dtype), 3.3
-    found = _probe_adamw(kernel, dtype, grad_scale=torch.tensor(divisor)) if kernel is not None else None
-    return found is not None and abs(found * divisor - 1.0) <= 4.0 * torch.finfo(dtype).eps
+    that type, and leaves the quotients in their place."""
+    kernel = fused_adamw(dtype)
+    return kernel is not None and _steps_as_adamw(kernel, dtype, divisor=3.3)
 
 
-def _probe_adamw(kernel: Callable[..., None], dtype: torch.dtype, **more: torch.Tensor) -> Optional[float]:
-    """The first moment after one step whose gradient is 1 and of which nothing is kept; None where it cannot be done,
-    or does not step by the rate."""
-    weight, gradient, first, second = (torch.full((2,), value, dtype=dtype) for value in (0.0, 1.0, 0.0, 0.0))
-    rates = {"lr": 0.5, "beta1": 0.0, "beta2": 0.0, "weight_decay": 0.0, "eps": 0.0}
+def _steps_as_adamw(kernel: Callable[..., None], dtype: torch.dtype, divisor: float = 1.0) -> bool:
+    """Whether a kernel takes AdamW's third step, and leaves the gradients as they were, or divided."""
+    lr, beta1, beta2, decay, eps, steps = 0.1, 0.9, 0.95, 0.2, 0.05, 3
+    # as many elements as no vector has: the last of them are not stepped by the loop that steps the others
+    weight, gradient, first, second = (shift + _waves(67).to(dtype) for shift in (1.0, 2.0, 0.5, 2.0))
+    w, g, m, v = (x.double() for x in (weight, gradient, first, second))
+    g = g / divisor
+    m, v = beta1 * m + (1.0 - beta1) * g, beta2 * v + (1.0 - beta2) * g * g
+    root = (v / (1.0 - beta2**steps)).sqrt()
+    w = w * (1.0 - lr * decay) - lr / (1.0 - beta1**steps) * m / (root + eps)
     try:
         kernel(
             [weight],
@@ -346,15 +368,23 @@ def _probe_adamw(kernel: Callable[..., None], dtype: torch.dtype, **more: torch.
             [first],
             [second],
             [],
-            [torch.ones(())],
+            [torch.tensor(float(steps))],
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=decay,
+            eps=eps,
             amsgrad=False,
             maximize=False,
-            **rates,
-            **more,
+            **({} if divisor == 1.0 else {"grad_scale": torch.tensor(divisor)}),
         )
     except (RuntimeError, TypeError):  # it is there but not for the CPU, or not for this type, or takes other words
-        return None
-    return float(first[0]) if abs(float(weight[1]) + 0.5) <= 0.01 else None
+        return False
+    near = 2.0 * _LOOSE * torch.finfo(dtype).eps
+    return all(
+        float((x.double() - y).abs().max()) <= near * float(y.abs().max())
+        for x, y in ((weight, w), (gradient, g), (first, m), (second, v))
+    )
 
 
 def flush_denormals() -> bool:

@@ -77,8 +77,7 @@ def train(
             if world.rank == 0:
                 print(f"{out}: the run has done its {config.training.iterations} iterations: nothing to do", flush=True)
             return EXIT_OK
-        same_type = found.kernels.get("dtype") == config.training.dtype
-        agree_on_kernels(config, world, found.kernels["in_float32"] if same_type else None)
+        agree_on_kernels(config, world, found.kernels)
         directory = _create_directory(config, out, world, found.takes_over)
         if announce is not None:
             announce(directory.path)

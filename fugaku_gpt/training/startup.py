@@ -9,7 +9,7 @@ import socket
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, TypeVar
+from typing import Any, Callable, Dict, List, Mapping, Optional, TypeVar
 
 import numpy as np
 import torch
@@ -40,33 +40,55 @@ def prepare_process(threads: int) -> Dict[str, Any]:
     }
 
 
-def agree_on_kernels(config: RunConfig, world: Communicator, keep: Optional[Sequence[str]] = None) -> List[str]:
-    """Have every rank compute the same operations in float32 for want of a good kernel, so that all round alike.
+def agree_on_kernels(
+    config: RunConfig, world: Communicator, keep: Optional[Mapping[str, Any]] = None
+) -> Dict[str, Any]:
+    """Have every rank compute the same operations in float32 for want of a good kernel, and the GELU in the same way,
+    so that all round alike: by the error function where PyTorch's own is slow on any.
 
     Collective. What was agreed on stays: calling it again changes nothing.
 
     Args:
-        keep: what an earlier start of this run computed in float32 (:func:`kernels_in_use`), on every rank alike: no
-            clock is asked again, and only what this build cannot compute at all is added.
+        keep: what an earlier start of this run used (:func:`kernels_in_use`), on every rank alike: no clock is asked
+            again of what it names, and only what this build cannot compute at all is added. It counts where the type is
+            the same.
 
     Returns:
-        what is computed in float32 from now on; nothing with wide types.
+        what is used from now on.
     """
-    if config.training.dtype not in SIXTEEN_BITS:
-        return []
     dtype = getattr(torch, config.training.dtype)
-    mine = compat.in_float32(dtype) if keep is None else [*keep, *compat.without_kernel(dtype)]
-    lists = world.gather_json(mine)
-    agreed: List[str] = world.broadcast_json(sorted({name for names in lists for name in names}) if lists else [])
-    compat.compute_in_float32(agreed, dtype)
-    return agreed
+    kept: Mapping[str, Any] = keep if keep is not None and keep.get("dtype") == config.training.dtype else {}
+    mine = {
+        "in_float32": [*kept["in_float32"], *compat.without_kernel(dtype)] if kept else compat.in_float32(dtype),
+        "gelu_by_erf": kept.get("gelu_by_erf", _gelu_by_erf(config)),
+    }
+    of_ranks = world.gather_json(mine) or []
+    agreed: Dict[str, Any] = world.broadcast_json(
+        {
+            "in_float32": sorted({name for found in of_ranks for name in found["in_float32"]}),
+            "gelu_by_erf": any(found["gelu_by_erf"] for found in of_ranks),
+        }
+    )
+    if config.training.dtype in SIXTEEN_BITS:
+        compat.compute_in_float32(agreed["in_float32"], dtype)
+    if config.model.gelu == "erf":
+        compat.compute_gelu_by_erf(agreed["gelu_by_erf"])
+    return kernels_in_use(config)
+
+
+def _gelu_by_erf(config: RunConfig) -> bool:
+    return config.model.gelu == "erf" and compat.gelu_by_erf()
 
 
 def kernels_in_use(config: RunConfig) -> Dict[str, Any]:
-    """The type that is computed in and the operations that are computed in float32 all the same: with these, another
-    start of a run rounds as this one does."""
+    """The type that is computed in, the operations that are computed in float32 all the same, and whether the GELU is
+    computed from the error function: with these, another start of a run rounds as this one does."""
     dtype = config.training.dtype
-    return {"dtype": dtype, "in_float32": compat.in_float32(getattr(torch, dtype))}
+    return {
+        "dtype": dtype,
+        "in_float32": compat.in_float32(getattr(torch, dtype)),
+        "gelu_by_erf": _gelu_by_erf(config),
+    }
 
 
 def check_precision(config: RunConfig) -> None:
@@ -195,12 +217,17 @@ def describe_environment(environment: Dict[str, Any]) -> List[str]:
 
 def _describe_precision(precision: Dict[str, Any]) -> List[str]:
     dtype, operations = precision["dtype"], precision["in_float32"]
-    if dtype not in SIXTEEN_BITS:
-        return []
-    return [
-        f"computing in {dtype}, weights and sums of gradients in float32; "
-        f"in float32 for want of a good kernel: {', '.join(operations) or 'nothing'}"
-    ]
+    said = []
+    if dtype in SIXTEEN_BITS:
+        said.append(
+            f"computing in {dtype}, weights and sums of gradients in float32; "
+            f"in float32 for want of a good kernel: {', '.join(operations) or 'nothing'}"
+        )
+    if precision["gelu_by_erf"]:
+        said.append(
+            "GELU from the error function, wherever it is computed in float32 or float64: PyTorch's own is slow"
+        )
+    return said
 
 
 def _describe_sums(sums: Dict[str, Any]) -> List[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, Dict, List
 
 import pytest
 import torch
@@ -197,7 +197,7 @@ def test_a_build_that_cannot_compute_in_a_type_is_refused_and_help_is_said(monke
     config = tiny_config("training.dtype=float16")
     startup.check_precision(config)
     facts = startup.collect_environment(config, ProcessGrid.alone(), startup.prepare_process(1))
-    assert facts["precision"] == {"dtype": "float16", "in_float32": compat.in_float32(torch.float16)}
+    assert facts["precision"] == startup.kernels_in_use(config)
     facts["precision"]["in_float32"] = ["linear", "softmax"]
     (line,) = [line for line in startup.describe_environment(facts) if line.startswith("computing in float16")]
     assert line.endswith("linear, softmax")
@@ -211,15 +211,54 @@ def test_another_start_computes_as_the_first_did_whatever_a_clock_says(monkeypat
     monkeypatch.setattr(compat, "_agreed", {})
     monkeypatch.setattr(compat, "_is_fast", lambda operation, dtype: operation != "linear")
     monkeypatch.setattr(compat, "_is_precise", lambda operation, dtype: True)
-    assert startup.agree_on_kernels(config, alone) == ["linear"] == startup.agree_on_kernels(config, alone)
-    kept = startup.kernels_in_use(config)
-    assert kept == {"dtype": "bfloat16", "in_float32": ["linear"]}
+    monkeypatch.setattr(compat, "_agreed_gelu_by_erf", None)
+    monkeypatch.setattr(compat, "_gelu_is_slow", lambda: True)
+    kept = startup.agree_on_kernels(config, alone)
+    assert kept == {"dtype": "bfloat16", "in_float32": ["linear"], "gelu_by_erf": True}
+    assert kept == startup.agree_on_kernels(config, alone) == startup.kernels_in_use(config)
     monkeypatch.setattr(compat, "_agreed", {})
     monkeypatch.setattr(compat, "_is_fast", lambda operation, dtype: operation == "linear")
     monkeypatch.setattr(compat, "_is_precise", lambda operation, dtype: operation != "gelu")
-    assert startup.agree_on_kernels(config, alone, kept["in_float32"]) == ["gelu", "linear"]
+    monkeypatch.setattr(compat, "_agreed_gelu_by_erf", None)
+    monkeypatch.setattr(compat, "_gelu_is_slow", lambda: False)
+    found = startup.agree_on_kernels(config, alone, kept)
+    assert found == {"dtype": "bfloat16", "in_float32": ["linear", "gelu"], "gelu_by_erf": True}
     Trainer(config, ProcessGrid.alone(), ByteSamples(config.model.seq_len))
-    assert startup.kernels_in_use(config)["in_float32"] == ["linear", "gelu"]
+    assert startup.kernels_in_use(config) == found
+
+
+class TwoRanks(Communicator):
+    """The first of two ranks, of which the other says what a test lets it say."""
+
+    other: Dict[str, Any]
+
+    def gather_json(self, value: Any) -> List[Any]:
+        return [value, {**value, **self.other}]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_what_is_slow_on_one_rank_is_done_otherwise_on_all_and_said(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(f"training.dtype={dtype}")
+    monkeypatch.setattr(compat, "_agreed", {})
+    monkeypatch.setattr(compat, "_agreed_gelu_by_erf", None)
+    monkeypatch.setattr(compat, "_gelu_is_slow", lambda: False)
+    facts = startup.collect_environment(config, ProcessGrid.alone(), startup.prepare_process(1))
+    assert not any(line.startswith("GELU from") for line in startup.describe_environment(facts))
+    monkeypatch.setattr(TwoRanks, "other", {"gelu_by_erf": True}, raising=False)
+    world = TwoRanks.alone()
+    assert startup.agree_on_kernels(config, world)["gelu_by_erf"] and compat.gelu_by_erf()
+    facts = startup.collect_environment(config, ProcessGrid.alone(), startup.prepare_process(1))
+    assert any(line.startswith("GELU from") for line in startup.describe_environment(facts))
+    # from a checkpoint that says nothing of it, and for a model that has no use for it
+    monkeypatch.setattr(compat, "_agreed_gelu_by_erf", None)
+    monkeypatch.setattr(TwoRanks, "other", {})
+    assert not startup.agree_on_kernels(config, world, {"dtype": dtype, "in_float32": []})["gelu_by_erf"]
+    monkeypatch.setattr(compat, "_gelu_is_slow", lambda: pytest.fail("asked of a clock"))
+    monkeypatch.setattr(compat, "_agreed_gelu_by_erf", None)
+    tanh = tiny_config(f"training.dtype={dtype}", "model.gelu=tanh")
+    assert not startup.agree_on_kernels(tanh, world)["gelu_by_erf"]
 
 
 def test_whoever_makes_a_trainer_has_agreed_on_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
