@@ -8,9 +8,9 @@ rank had before its model was built (interpreter, libraries, MPI, and the pages 
 ranks the largest counts. The formula is that of the tensors that must be there: parameters, gradients, masters and
 moments by ``states``, and what forward passes keep by ``layout/memory.py``. What it leaves out is what is there for a
 moment: results and gradients inside the operation that runs, MPI's own buffers, and blocks that the allocator keeps. A
-line ``saved`` is the difference of two rows, where most of that cancels, but for recompute selective: its peak is in
-the middle of an attention core's backward pass, where such gradients are largest. The last column is measured over
-formula.
+line ``saved`` is the difference of two rows, where most of that cancels, but for recompute selective: its
+backward pass makes the flags of attention dropout again, with random numbers that take more than the flags. The last
+column is measured over formula.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BASE = (
     "model.heads=8",
     "model.seq_len=256",
     "model.vocab_size=2048",
-    "model.attention_dropout=0.1",  # the flags of which the core keeps
+    "model.attention_dropout=0.1",  # whose flags selective does not keep
     "training.bucket_mib=4",
     "training.global_batch=4",
 )

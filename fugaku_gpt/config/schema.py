@@ -223,7 +223,7 @@ class TrainingConfig:
 
     recompute: str = option(
         "none",
-        "what the backward pass computes again in place of keeping it: nothing, each layer's attention core, or layers",
+        "what the backward pass computes again in place of keeping it: nothing, flags of attention dropout, or layers",
         choices=RECOMPUTE,
     )
     recompute_layers: Optional[int] = option(

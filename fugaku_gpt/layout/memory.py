@@ -4,7 +4,7 @@ The formulas count what this implementation keeps, tensor by tensor, as Korthika
 Recomputation in Large Transformer Models", section 4) do for theirs; a test holds them equal to the tensors that
 PyTorch really saves. b sequences of s tokens in a micro-batch, h hidden, f width of the MLP, a heads, t tensor-parallel
 ranks; with sequence parallelism r = s / t tokens of each sequence are here between the cut layers, otherwise r = s.
-Where this PyTorch lacks an operator in 16 bits (``compat``), the float32 copies that it keeps instead are not counted.
+An operator that this PyTorch computes in float32 for want of a good kernel in 16 bits (``compat``) keeps no copies.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def layer_bytes(config: RunConfig, kind: str) -> int:
       and the masks of the two dropouts where there is dropout; b r each: mean and deviation of both LayerNorms;
     * in the cut layers: query, key, value and the attention's output, b s h / t each; the MLP's inner activations
       before and after GELU, b s f / t each;
-    * the attention core (:func:`core_bytes`), which ``selective`` does not keep. ``full`` keeps the input alone.
+    * the flags of attention dropout (:func:`core_bytes`), which ``selective`` does not keep. ``full`` keeps the input
+      alone.
 
     Args:
         kind: ``none``, ``selective`` or ``full``.
@@ -95,9 +96,9 @@ def ends_bytes(config: RunConfig, chunk: Chunk) -> int:
 def recompute_of_layers(config: RunConfig, chunks: Sequence[Chunk]) -> Tuple[str, ...]:
     """``none``, ``selective`` or ``full`` for each layer of the model.
 
-    With ``training.recompute_budget_mib`` every stage gets the least that fits: first the attention core of more and
-    more layers, which frees most for its work (a s / h bytes of each operation, against some 3 for a layer), then whole
-    layers. The first layers of each chunk come first; which they are makes no difference.
+    With ``training.recompute_budget_mib`` every stage gets the least that fits: first the flags of attention dropout
+    of more and more layers, which are made again without a product, then whole layers. The first layers of each chunk
+    come first; which they are makes no difference.
 
     Raises:
         UsageError: some stage does not fit into the budget whatever it recomputes; says the smallest one that would do.
@@ -182,8 +183,8 @@ def moments_of(config: RunConfig, stage: int) -> Set[Moment]:
 def _plans(config: RunConfig, chunks: Sequence[Chunk]) -> Iterator[Dict[int, str]]:
     """What to recompute of a stage's layers, from nothing to the most that is allowed."""
     longest = max(len(chunk.layers) for chunk in chunks)
-    steps: List[Tuple[int, int]] = [(0, 0)]  # of each chunk: how many layers whole, how many of the next the core
-    if config.model.attention_dropout:  # the core keeps nothing otherwise
+    steps: List[Tuple[int, int]] = [(0, 0)]  # of each chunk: how many layers whole, how many of the next the flags
+    if config.model.attention_dropout:  # there are none otherwise
         steps += [(0, count) for count in range(1, longest + 1)]
     if config.training.recompute == "full":
         steps += [(count, longest - count if config.model.attention_dropout else 0) for count in range(1, longest + 1)]

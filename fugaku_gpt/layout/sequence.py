@@ -219,11 +219,10 @@ def chunk_times(plan: SequencePlan) -> Timing:
 
     The loss makes its gradients along with the logits, so all of its work is in the forward pass.
     """
-    h, core = plan.model.hidden, 2.0 * plan.tokens * plan.model.hidden
-    layer = 4.0 * h * h + 2.0 * h * plan.model.ffn_size + core
-    again = {"none": 0.0, "selective": core / layer, "full": 1.0}
+    h = plan.model.hidden
+    layer = 4.0 * h * h + 2.0 * h * plan.model.ffn_size + 2.0 * plan.tokens * h
     forward = [len(part.layers) + 3.0 * plan.vocab * h / layer * part.has_head for part in plan.parts]
-    backward = [sum(2.0 + again[plan.recompute_of(number)] for number in part.layers) for part in plan.parts]
+    backward = [sum(2.0 + (plan.recompute_of(number) == "full") for number in part.layers) for part in plan.parts]
     return Timing(forward, backward)
 
 

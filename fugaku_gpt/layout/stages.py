@@ -49,8 +49,8 @@ def work_of(model: ModelConfig, padded_vocab: int, recompute: str = "none") -> W
     A multiply and an add count as one here; the layer and the logits are those of ``formulas.flops.EXACT_FORMULA``
     (Narayanan et al. 2021, appendix), where a backward pass costs two forward passes:
 
-    * layer: a = 4 h² + 2 h ffn + 2 s h, times 3; times 4 where it is recomputed in full; 2 s h more where only the
-      attention core is;
+    * layer: a = 4 h² + 2 h ffn + 2 s h, times 3; times 4 where it is recomputed in full. ``selective`` makes flags of
+      dropout again, which is no product, and every backward pass the scores of attention, which no formula counts;
     * logits and loss: V h, times 3, and never recomputed;
     * embedding: no product. Forward adds the position to the token's row, backward adds one row to each of two tables:
       3 h additions, counted as 1.5 h. (On a real machine it costs the reading of memory, still little.)
@@ -61,9 +61,9 @@ def work_of(model: ModelConfig, padded_vocab: int, recompute: str = "none") -> W
     """
     if recompute not in RECOMPUTE:
         raise ValueError(f"recompute {recompute!r}: valid: {', '.join(RECOMPUTE)}")
-    h, core = model.hidden, 2.0 * model.seq_len * model.hidden
-    forward = 4.0 * h * h + 2.0 * h * model.ffn_size + core
-    layer = 3.0 * forward + {"none": 0.0, "selective": core, "full": forward}[recompute]
+    h = model.hidden
+    forward = 4.0 * h * h + 2.0 * h * model.ffn_size + 2.0 * model.seq_len * h
+    layer = (4.0 if recompute == "full" else 3.0) * forward
     return Work(embedding=1.5 * h / layer, head=3.0 * padded_vocab * h / layer)
 
 

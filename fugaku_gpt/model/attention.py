@@ -15,7 +15,8 @@ from fugaku_gpt.model.causal_attention import Kept, causal_attention
 from fugaku_gpt.model.dropout import dropped_share, keep_mask
 from fugaku_gpt.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 
-NAIVELY = False  # attention by its definition, to compare with
+# The switch of this fast path: True: attention by its definition, which is what it is compared with.
+NAIVELY = False
 
 
 def attend_naively(

@@ -43,8 +43,8 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One transformer layer: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    ``recompute`` says what the backward pass computes again: ``none``, ``selective`` (the attention core) or ``full``
-    (the layer, of which only the input is kept).
+    ``recompute`` says what the backward pass computes again: ``none``, ``selective`` (the flags of attention
+    dropout) or ``full`` (the layer, of which only the input is kept).
     """
 
     def __init__(
@@ -173,7 +173,7 @@ def build_model(config: RunConfig, tp: Communicator) -> GPT:
 
 
 def recompute_of(config: RunConfig, chunks: Sequence[Chunk]) -> Tuple[str, ...]:
-    """What the backward pass computes again of each layer of the model, with the attention kernel of this PyTorch."""
+    """What the backward pass computes again of each layer of the model."""
     return recompute_of_layers(config, chunks)
 
 

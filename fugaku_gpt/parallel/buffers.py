@@ -21,7 +21,9 @@ from torch import nn
 from fugaku_gpt.layout.flat import Owned, flat_layout
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
 
-LAYERS_ADD = True  # layers add the gradients of large weights to their sums; False: autograd does, the judge of that
+# The switch of this fast path: layers add the gradients of their weights to the sums; False: autograd does, the judge
+# of that. To be set before a model trains.
+LAYERS_ADD = True
 
 
 @dataclass(frozen=True)
@@ -184,12 +186,13 @@ class MasterWeights:
 
 def gradient_sum(parameter: torch.Tensor) -> Optional[torch.Tensor]:
     """Where the gradients of a parameter are added up, of its shape and float32 at least; None where that is left to
-    autograd.
+    autograd, or no gradient is wanted.
 
-    Whoever adds to it in a backward pass gives autograd no gradient for it. The hooks that say that a parameter's
-    gradient is finished run all the same, after the last of its uses.
+    Whoever adds to it gives autograd no gradient for it. The hooks that say that a parameter's gradient is finished run
+    all the same, after the last of its uses. The layers add in their backward pass, the cross-entropy in its forward
+    pass: one with gradients whose backward pass never comes leaves the gradient of its weight in the sum.
     """
-    return getattr(parameter, "gradient_sum", None) if LAYERS_ADD else None
+    return getattr(parameter, "gradient_sum", None) if LAYERS_ADD and parameter.requires_grad else None
 
 
 def accumulation_of(parameter: nn.Parameter) -> Any:

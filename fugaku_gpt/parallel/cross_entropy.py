@@ -95,10 +95,10 @@ class _CrossEntropy(torch.autograd.Function):
             logits[:, used:] = 0.0  # the gradient of padding
             loss += _losses(logits[:, :used], local, tp, wants_gradient, gradient_scale)
             if grad_hidden is not None and grad_weight is not None:
-                if wide:
-                    torch.mm(logits, weight, out=grad_hidden[rows])
+                if wide:  # without padding, whatever its rows hold; as fast
+                    torch.mm(logits[:, :used], weight[:used], out=grad_hidden[rows])
                 else:
-                    grad_hidden[rows] = compat.matmul(logits, weight)
+                    grad_hidden[rows] = compat.matmul(logits[:, :used], weight[:used])
                 add_product(grad_weight, logits.t(), chunk)
         if grad_hidden is not None and sequence_parallel:
             grad_hidden = scatter(grad_hidden, tp).clone()  # a tensor of its own, so that the whole one is freed

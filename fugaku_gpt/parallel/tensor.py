@@ -252,11 +252,13 @@ def _table_gradient(ctx: Any, rows: torch.Tensor, values: torch.Tensor) -> Optio
 
 
 def add_product(sums: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Add the product of two matrices to a third, in the same pass where all are of one type."""
+    """Add the product of two matrices to a third, in the same pass where it is computed in the third's type."""
     if sums.dtype == a.dtype:
         sums.addmm_(a, b)
-    else:
-        sums.add_(compat.matmul(a, b))
+    elif compat.has_kernel("matmul", a.dtype):
+        sums.add_(torch.matmul(a, b))
+    else:  # the product is one of float32 anyway, and is not rounded on its way
+        sums.addmm_(a.to(sums.dtype), b.to(sums.dtype))
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

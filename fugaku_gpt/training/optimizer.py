@@ -65,7 +65,8 @@ class BlockedAdamW:
 
 
 class FusedAdamW:
-    """PyTorch's fused kernel over the same ranges.
+    """PyTorch's fused kernel: one call for all runs with weight decay, one for those without. It divides the
+    gradients in the same pass, where this build's can.
 
     Attributes:
         steps, moments: as of :class:`BlockedAdamW`.

@@ -164,6 +164,7 @@ def collect_environment(config: RunConfig, grid: ProcessGrid, process: Dict[str,
         "build": compat.build_facts(),
         "precision": kernels_in_use(config),
         "replica_sums": grid.sum_facts,
+        "notes": _notes(config),
         "mpi": mpi_facts(),
         "processor": local.processor_name(),
         "vector_extensions": local.vector_flags(),
@@ -186,6 +187,7 @@ def describe_environment(environment: Dict[str, Any]) -> List[str]:
         f"fused AdamW {_yes(build['fused_adamw'])}",
         *_describe_precision(environment["precision"]),
         *_describe_sums(environment["replica_sums"]),
+        *(f"note: {note}" for note in environment["notes"]),
         f"processor {environment['processor']} ({extensions}), "
         f"memory {environment['memory_limit_bytes'] / 2**30:.1f} GiB, {environment['system']}",
         f"MPI {mpi['library']}, standard {mpi['standard']}, threads: {mpi['thread_level']}, mpi4py {mpi['mpi4py']}",
@@ -237,6 +239,13 @@ def _describe_sums(sums: Dict[str, Any]) -> List[str]:
             f"{sums['replicas'] // sums['nodes']} replicas"
         ]
     return [f"note: layout.hierarchical_sum changes nothing: {sums['why_flat']}"] if sums["why_flat"] else []
+
+
+def _notes(config: RunConfig) -> List[str]:
+    """What a run asks for in vain."""
+    if config.training.recompute == "selective" and config.model.attention_dropout == 0.0:
+        return ["training.recompute selective changes nothing: there are no flags of attention dropout to make again"]
+    return []
 
 
 _RANKS_SHOWN = 8

@@ -169,6 +169,8 @@ def test_chunk_times_are_those_of_the_formula_of_flops() -> None:
     head = 3 * plan.vocab / (12 * 24 + 2 * 12)
     assert timing.forward == pytest.approx([len(plan.parts[0].layers), len(plan.parts[1].layers) + head])
     assert timing.backward == [3.0 * len(part.layers) for part in plan.parts]
+    flags_alone = replace(plan, recompute=("selective",) * 12)
+    assert chunk_times(flags_alone) == chunk_times(replace(plan, recompute=()))
     assert simulate([schedule_of(plan, stage) for stage in range(2)], timing).makespan > 0
 
 

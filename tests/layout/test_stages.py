@@ -93,7 +93,7 @@ def test_work_of_layers_and_logits_adds_up_to_the_formula_of_flops() -> None:
     assert whole / without_logits == pytest.approx((7 + work.head) / 7)
     again = work_of(model, 512, recompute="full")
     assert again.head == pytest.approx(work.head * 3 / 4)
-    assert again.head < work_of(model, 512, recompute="selective").head < work.head
+    assert again.head < work_of(model, 512, recompute="selective").head == work.head
     with pytest.raises(ValueError, match="valid: none, selective, full"):
         work_of(model, 512, recompute="some")
 

@@ -7,6 +7,7 @@ from typing import Dict, List
 import pytest
 import torch
 
+from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.layout.flat import ALIGNMENT_BYTES
@@ -14,7 +15,9 @@ from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, model_tensors
 from fugaku_gpt.model import GPT, build_model
 from fugaku_gpt.parallel import buffers as flat
 from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights, Run
+from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy
 from fugaku_gpt.parallel.gradients import counted_here
+from fugaku_gpt.parallel.tensor import add_product
 from fugaku_gpt.training.health import squares_of
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
@@ -184,13 +187,42 @@ def test_gradients_of_16_bits_are_added_up_in_float32_and_freed(dtype: str) -> N
     once = buffers.gradients.clone()
     others = slice(0, buffers.layout.embedding.start)  # the embedding's has terms that were float32 already
     rounded = once.to(getattr(torch, dtype)).float()
-    assert torch.equal(once[others], rounded[others]) and float(once[others].abs().max()) > 0
-    assert not torch.equal(once, rounded)
+    assert not torch.equal(once, rounded) and float(once[others].abs().max()) > 0
     for _ in range(2):
         backward(model)
-    assert torch.equal(buffers.gradients[others], (once + once + once)[others])
+    if compat.has_kernel("matmul", getattr(torch, dtype)):  # else products are added to the sums as they are
+        assert torch.equal(once[others], rounded[others])
+        assert torch.equal(buffers.gradients[others], (once + once + once)[others])
     assert torch.allclose(buffers.gradients, 3.0 * once, rtol=1e-5, atol=1e-7)
     assert not torch.equal(buffers.gradients, buffers.gradients.to(getattr(torch, dtype)).float())
+
+
+def test_both_gradients_of_the_token_embedding_are_added_up_in_float32() -> None:
+    """Each fits into 16 bits, their sum does not: a rank that has both must not overflow where two with one each do
+    not."""
+    config = tiny_config("training.dtype=float16")
+    model = build_model(config, Communicator.alone())
+    buffers = buffers_of(config, model)
+    table, vocabulary = model.token_embedding, config.model.vocab_size
+    table.weight.detach().zero_()  # all probabilities are 1 / vocabulary
+    found, of_each = table(torch.tensor([3])), 40000.0
+    hidden = torch.full((1, config.model.hidden), -1.0, dtype=torch.float16)
+    scale = of_each * vocabulary / (vocabulary - 1)
+    loss = vocab_parallel_cross_entropy(
+        hidden, table.weight, torch.tensor([3]), Communicator.alone(), vocabulary, gradient_scale=scale
+    )
+    (loss + (found * of_each).float().sum()).backward()
+    row = buffers.gradients[buffers.layout.embedding].view(-1, config.model.hidden)[3]
+    assert row.tolist() == pytest.approx([2.0 * of_each] * config.model.hidden, rel=1e-3)
+
+
+def test_a_product_in_float32_is_added_to_its_sum_unrounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = torch.full((2, 3), 1.0 + 2.0**-7).bfloat16(), torch.full((3, 4), 1.0 + 2.0**-7).bfloat16()
+    for has_kernel, expected in ((True, 3.046875), (False, 3.0 * (1.0 + 2.0**-7) ** 2)):
+        monkeypatch.setattr(compat, "has_kernel", lambda operation, dtype, found=has_kernel: found)
+        sums = torch.ones(2, 4)
+        add_product(sums, a, b)
+        assert sums.tolist() == [[1.0 + expected] * 4] * 2
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

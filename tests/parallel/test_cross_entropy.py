@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Tuple
 
 import pytest
@@ -19,8 +20,8 @@ VOCABULARY, PADDED, HIDDEN, TOKENS = 50, 64, 12, 37
 
 def inputs(dtype: torch.dtype) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(TOKENS, HIDDEN, generator=generator, dtype=dtype).requires_grad_()
-    weight = torch.randn(PADDED, HIDDEN, generator=generator, dtype=dtype).requires_grad_()
+    hidden = torch.randn(TOKENS, HIDDEN, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    weight = torch.randn(PADDED, HIDDEN, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
     return hidden, weight, torch.randint(0, VOCABULARY, (TOKENS,), generator=generator)
 
 
@@ -57,6 +58,27 @@ def test_a_weight_with_a_sum_adds_to_it_at_once_and_takes_no_factor_afterwards()
         (2.0 * loss).backward()
     ours(hidden, weight, targets, 8).backward()
     assert weight.grad is None and hidden.grad is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_padding_takes_no_part_whatever_it_holds(dtype: torch.dtype) -> None:
+    found = []
+    for padding in (0.0, math.nan):
+        hidden, weight, targets = inputs(dtype)
+        weight.detach()[VOCABULARY:] = padding
+        loss = ours(hidden, weight, targets, 8)
+        loss.backward()
+        found.append((loss.detach(), hidden.grad, weight.grad))
+    for mine, judge in zip(*found):
+        assert mine is not None and judge is not None and torch.equal(mine, judge)
+
+
+def test_a_weight_that_wants_no_gradient_is_given_none() -> None:
+    hidden, weight, targets = inputs(torch.float64)
+    weight.requires_grad_(False)
+    weight.gradient_sum = torch.ones_like(weight)  # type: ignore[attr-defined]
+    ours(hidden, weight, targets, 8).backward()
+    assert hidden.grad is not None and bool((weight.gradient_sum == 1.0).all())  # type: ignore[attr-defined]
 
 
 def test_large_logits_do_not_overflow() -> None:

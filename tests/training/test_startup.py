@@ -92,6 +92,13 @@ def test_ranks_that_share_cores_are_told_that_their_times_mean_little() -> None:
     assert not any(line.startswith("note: ") for line in describe_environment(facts))
 
 
+def test_recompute_that_changes_nothing_is_said() -> None:
+    said = "note: training.recompute selective changes nothing"
+    for dropout, expected in (("0", 1), ("0.1", 0)):
+        facts = environment("training.recompute=selective", f"model.attention_dropout={dropout}")
+        assert sum(line.startswith(said) for line in describe_environment(facts)) == expected
+
+
 def test_the_commit_is_that_of_the_checkout() -> None:
     root = Path(fugaku_gpt.__file__).resolve().parent.parent
     if not (root / ".git").exists():
