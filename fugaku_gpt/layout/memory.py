@@ -5,6 +5,11 @@ Recomputation in Large Transformer Models", section 4) do for theirs; a test hol
 PyTorch really saves. b sequences of s tokens in a micro-batch, h hidden, f width of the MLP, a heads, t tensor-parallel
 ranks; with sequence parallelism r = s / t tokens of each sequence are here between the cut layers, otherwise r = s.
 An operator that this PyTorch computes in float32 for want of a good kernel in 16 bits (``compat``) keeps no copies.
+
+What an operation needs while it runs is not counted. The loss has 256 tokens' logits. Attention
+(``model/causal_attention.py``) has scores of 2 MiB a thread, 4 MiB in 16 bits, half as much again with dropout, or
+those of one block of one head where that is more; and for each of the heads that these scores are of 7 s h / a elements
+of query, key, value and gradients.
 """
 
 from __future__ import annotations

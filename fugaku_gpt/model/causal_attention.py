@@ -3,7 +3,7 @@
 Queries of one block meet the keys up to the block's end, so that what lies above the diagonal is not computed. The
 backward pass computes the probabilities again, one product of seven, instead of keeping [s, s] of them for each head
 (Dao et al. 2022, "FlashAttention", section 3.1). The products are batched over the heads of one or more samples, as
-many as leave the scores in the cache; all of them write into the same memory.
+many as leave the scores in the caches of all threads; the scores of all blocks are written into the same memory.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class _CausalAttention(torch.autograd.Function):
         y = torch.empty_like(qkv[:, :, :, 0], memory_format=torch.contiguous_format)
         work = _Workspace(qkv, flags is not None)
         for group in work.groups():
-            q, k, v = work.load(qkv, group)
-            out = work.like(q)
+            q, k, v = work.queries_keys_values(qkv, group)
+            out = torch.empty_like(q)
             for low, high in work.blocks():
                 p = work.probabilities(q, k, low, high)
                 if flags is not None:
@@ -71,16 +71,15 @@ class _CausalAttention(torch.autograd.Function):
         grad = torch.empty_like(qkv, memory_format=torch.contiguous_format)
         work = _Workspace(qkv, flags is not None)
         for group in work.groups():
-            q, k, v = work.load(qkv, group)
-            (out_grad,) = work.load_one(y_grad.unsqueeze(3), group)
+            q, k, v = work.queries_keys_values(qkv, group)
+            (out_grad,) = work.copy_of(y_grad.unsqueeze(3), group)
             if flags is not None:
                 out_grad.mul_(ctx.factor)
-            grads = work.like(q, 3)
-            q_grad, k_grad, v_grad = grads
+            q_grad, k_grad, v_grad = grads = q.new_empty(3, *q.shape)
             for low, high in work.blocks():  # the first one reaches all keys, and sets what the others add to
                 p = work.probabilities(q, k, low, high)
                 queries, above = q[:, low:high], out_grad[:, low:high]
-                p_grad = torch.bmm(above, v[:, :high].transpose(1, 2), out=work.scores(high - low, high, 1))
+                p_grad = torch.bmm(above, v[:, :high].transpose(1, 2), out=work.scores(p.shape, 1))
                 if flags is None:
                     dropped = p
                 else:
@@ -120,6 +119,7 @@ class _Workspace:
         self._block = min(self.length, _QUERIES[narrow])
         if narrow:
             self._block = max(self._block, -(-self.length // _SUMS_OF_16_BITS))
+        # a cache's worth of scores for each thread, in however many products: more heads would only take memory
         at_once = max(1, _SCORES[narrow] * torch.get_num_threads() // (self._block * self.length))
         self._samples_at_once = min(self.samples, max(1, at_once // self.heads))
         self._heads_at_once = -(-self.heads // -(-self.heads // at_once))
@@ -131,9 +131,8 @@ class _Workspace:
     def groups(self) -> Iterator[Group]:
         """Samples and heads whose products are one."""
         for sample in range(0, self.samples, self._samples_at_once):
+            samples = slice(sample, min(sample + self._samples_at_once, self.samples))
             for head in range(0, self.heads, self._heads_at_once):
-                samples = slice(sample, min(sample + self._samples_at_once, self.samples))
-                self._products = (samples.stop - sample) * (min(head + self._heads_at_once, self.heads) - head)
                 yield samples, slice(head, min(head + self._heads_at_once, self.heads))
 
     def blocks(self) -> Iterator[Tuple[int, int]]:
@@ -141,51 +140,51 @@ class _Workspace:
         for low in reversed(range(0, self.length, self._block)):
             yield low, min(low + self._block, self.length)
 
-    def load(self, qkv: torch.Tensor, group: Group) -> torch.Tensor:
+    def queries_keys_values(self, qkv: torch.Tensor, group: Group) -> torch.Tensor:
         """[3, products, s, d], the queries scaled."""
-        loaded = self.load_one(qkv, group)
-        loaded[0].mul_(self.scale)
-        return loaded
+        found = self.copy_of(qkv, group)
+        found[0].mul_(self.scale)
+        return found
 
-    def load_one(self, x: torch.Tensor, group: Group) -> torch.Tensor:
+    def copy_of(self, x: torch.Tensor, group: Group) -> torch.Tensor:
         """A group of [parts, b, s / parts, n, heads, d] as [n, products, s, d]."""
-        loaded = self._like.new_empty(x.shape[3], self._products, self.length, self._width)
-        self._apart(loaded, group).copy_(_of_group(x, group))
-        return loaded
+        samples, heads = _sizes(group)
+        found = self._like.new_empty(x.shape[3], samples * heads, self.length, self._width)
+        self._apart(found, group).copy_(_of_group(x, group))
+        return found
 
     def store(self, x: torch.Tensor, out: torch.Tensor, group: Group) -> None:
         """The other way round."""
         _of_group(out, group).copy_(self._apart(x, group))
 
     def _apart(self, x: torch.Tensor, group: Group) -> torch.Tensor:
-        samples, heads = (one.stop - one.start for one in group)
-        return x.view(-1, samples, heads, self._parts, self._here, self._width)
+        return x.view(-1, *_sizes(group), self._parts, self._here, self._width)
 
-    def like(self, x: torch.Tensor, count: int = 1) -> torch.Tensor:
-        """Memory for one or more results of a tensor's shape."""
-        return x.new_empty(count, *x.shape) if count > 1 else torch.empty_like(x)
-
-    def scores(self, queries: int, keys: int, place: int) -> torch.Tensor:
-        """[products, queries, keys] of memory that is used again and again."""
-        return self._scores[place, : self._products * queries * keys].view(self._products, queries, keys)
+    def scores(self, shape: Tuple[int, ...], place: int) -> torch.Tensor:
+        """Of some shape, such as [products, queries, keys], in memory that is used again and again."""
+        return self._scores[place, : math.prod(shape)].view(shape)
 
     def rows(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """A product [products, queries, d] without gaps in memory, which kernels for 16-bit types are slow to write."""
-        out = self._rows[: self._products * x.shape[1] * self._width].view(self._products, x.shape[1], self._width)
-        return torch.bmm(x, y, out=out)
+        shape = (*x.shape[:2], self._width)
+        return torch.bmm(x, y, out=self._rows[: math.prod(shape)].view(shape))
 
     def probabilities(self, q: torch.Tensor, k: torch.Tensor, low: int, high: int) -> torch.Tensor:
         """Of one block of queries for the keys up to its end."""
-        scores = torch.bmm(q[:, low:high], k[:, :high].transpose(1, 2), out=self.scores(high - low, high, 0))
+        scores = torch.bmm(q[:, low:high], k[:, :high].transpose(1, 2), out=self.scores((len(q), high - low, high), 0))
         scores[:, :, low:].add_(self._future[: high - low, : high - low])
         return compat.softmax_(scores)
 
     def flags(self, flags: torch.Tensor, group: Group, low: int, high: int) -> torch.Tensor:
         """A block's flags of dropout as numbers."""
-        numbers = self.scores(high - low, high, 2)
-        samples, heads = (one.stop - one.start for one in group)
-        numbers.view(samples, heads, high - low, high).copy_(flags[group[0], group[1], low:high, :high])
-        return numbers
+        numbers = self.scores((*_sizes(group), high - low, high), 2)
+        return numbers.copy_(flags[group[0], group[1], low:high, :high]).view(-1, high - low, high)
+
+
+def _sizes(group: Group) -> Tuple[int, int]:
+    """How many samples and heads; together as many products."""
+    samples, heads = group
+    return samples.stop - samples.start, heads.stop - heads.start
 
 
 def _of_group(x: torch.Tensor, group: Group) -> torch.Tensor:

@@ -65,18 +65,40 @@ def test_the_gradient_is_that_of_differences(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("forced", [False, True], ids=["as found", "in float32"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(1, 2, 50, 3, 2, 8), (2, 3, 25, 3, 4, 8)], ids=["", "in parts"])
+@pytest.mark.parametrize("drops", [False, True], ids=["", "dropout"])
 def test_in_16_bits_it_is_that_in_float32_rounded(
-    dtype: torch.dtype, forced: bool, monkeypatch: pytest.MonkeyPatch
+    drops: bool, shape: Tuple[int, ...], dtype: torch.dtype, forced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if forced:
         monkeypatch.setattr(compat, "has_kernel", lambda *_: False)
     monkeypatch.setitem(blocks._QUERIES, True, 4)
-    x = inputs((1, 2, 50, 3, 2, 8), dtype)
-    found = result_and_gradient(causal_attention, x)
-    expected = result_and_gradient(attend_naively, x.float())
+    monkeypatch.setitem(blocks._SCORES, not forced, 50 * 8 * 6)  # some heads at once
+    kept: Optional[Kept] = (lambda: flags(shape)) if drops else None
+    x = inputs(shape, dtype)
+    found = result_and_gradient(lambda x: causal_attention(x, kept, 0.25), x)
+    expected = result_and_gradient(lambda x: attend_naively(x, kept, 0.25), x.float())
     for ours, judge in zip(found, expected):
         assert ours.dtype == dtype
         assert float((ours.float() - judge).abs().max()) <= 4 * torch.finfo(dtype).eps * float(judge.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("samples", "heads", "length"), [(64, 48, 16), (9, 12, 256), (3, 40, 2048), (1, 2, 8192)])
+def test_scores_take_a_cache_s_worth_of_memory_for_each_thread_or_one_block(
+    samples: int, heads: int, length: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "has_kernel", lambda *_: True)
+    narrow = dtype == torch.bfloat16
+    qkv = torch.empty(1, 1, 1, 3, 1, 1, dtype=dtype).expand(1, samples, length, 3, heads, 8)
+    for threads in (1, 5, 48):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
+        work = blocks._Workspace(qkv, drops=True)
+        block = max(high - low for low, high in work.blocks())
+        products = [(s.stop - s.start) * (h.stop - h.start) for s, h in work.groups()]
+        assert sum(products) == samples * heads
+        assert max(products) * block * length <= max(blocks._SCORES[narrow] * threads, block * length)
+        assert work._scores.numel() == 3 * max(products) * block * length
 
 
 def test_the_future_has_no_influence() -> None:
