@@ -78,11 +78,11 @@ WIDE: List[str] = [
     "dp=2 tp=2 pp=2",
     "dp=2 tp=2 pp=2 order=dp,tp,pp zero sp interleaved selective length-ramp rollback",
     "dp=2 tp=2 pp=2 order=pp,tp,dp zero sp full layers=1 batch-ramp length-ramp leave-samples leave-step rollback",
-    "dp=2 tp=2 pp=2 order=pp,dp,tp zero sp gpipe split=[3,1] selective budget=0.8 batch-ramp rollback wsd",
+    "dp=2 tp=2 pp=2 order=pp,dp,tp zero sp gpipe split=[3,1] selective budget=0.68 batch-ramp rollback wsd",
     "dp=2 tp=2 pp=2 order=pp,tp,dp zero gpipe split=[3,1] selective layers=1 length-ramp leave-samples leave-step "
     "rollback linear",
     "dp=4 pp=2 zero node-first full layers=1 length-ramp leave-samples rollback wsd",
-    "dp=4 pp=2 zero node-first split=[3,1] selective budget=0.8 length-ramp leave-samples leave-step constant",
+    "dp=4 pp=2 zero node-first split=[3,1] selective budget=0.68 length-ramp leave-samples leave-step constant",
     "dp=4 pp=2 node-first interleaved selective layers=1 batch-ramp length-ramp leave-samples leave-step rollback wsd",
     "dp=4 pp=2 zero node-first gpipe split=[3,1] full budget=0.5 length-ramp leave-samples leave-step rollback",
     "dp=4 pp=2 zero node-first gpipe full layers=1 batch-ramp length-ramp leave-samples rollback constant",
