@@ -147,7 +147,6 @@ OPERATIONS: Dict[str, Any] = {
     ),
     "gelu": (compat.gelu, F.gelu, [random(9, 16)]),
     "gelu_tanh": (compat.gelu_tanh, compat._gelu_tanh, [random(9, 16)]),
-    "sum": (compat.sum_of_rows, lambda x: x.sum(0), [1.0 + 0.1 * random(2000, 16)]),
 }
 
 
@@ -172,6 +171,13 @@ def test_operations_in_16_bits_are_those_in_float32_rounded(
         assert found.dtype == dtype
         scale = float(expected.abs().max())
         assert float((found.float() - expected).abs().max()) <= 4 * torch.finfo(dtype).eps * scale
+
+
+@pytest.mark.parametrize("dtype", [*SIXTEEN_BITS, torch.float32, torch.float64], ids=str)
+def test_sums_over_tokens_are_neither_rounded_nor_overflow_in_16_bits(dtype: torch.dtype) -> None:
+    found = compat.sum_of_rows(torch.full((300, 2), 256.0).to(dtype))
+    assert found.dtype == (torch.float32 if dtype in SIXTEEN_BITS else dtype)
+    assert found.tolist() == [76800.0] * 2  # more than float16 can hold
 
 
 def test_wide_types_are_computed_by_pytorch_s_own_operations_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,10 +263,10 @@ def test_a_kernel_that_is_missing_or_adds_up_in_16_bits_is_found_out(trials: Dic
         return total
 
     ones: Callable[[], Any] = lambda: (torch.ones(400, 2),)  # noqa: E731
-    trials.update({"missing": (missing, ones), "one by one": (one_by_one, ones), "good": (lambda x: x.sum(0), ones)})
+    trials.update({"missing": (missing, ones), "one by one": (one_by_one, ones), "good": (lambda x: x * 2.0, ones)})
     assert not compat.has_kernel("missing", torch.bfloat16) and compat.has_kernel("missing", torch.float16)
     assert not compat.has_kernel("one by one", torch.bfloat16)  # 256 + 1 is 256 there
-    assert compat.has_kernel("good", torch.bfloat16) == compat.has_kernel("sum", torch.bfloat16)
+    assert compat.has_kernel("good", torch.bfloat16)
     assert compat.has_kernel("one by one", torch.float32)
     assert {"missing", "one by one"} <= set(compat.in_float32(torch.bfloat16))
     assert compat.in_float32(torch.float32) == []
@@ -278,14 +284,14 @@ def test_a_product_that_is_much_slower_than_in_float32_is_not_used(
 def test_what_was_agreed_on_counts_and_no_clock_is_asked_again(
     trials: Dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compat, "_is_precise", lambda operation, dtype: operation != "sum")
-    compat.compute_in_float32(["gelu", "sum"], torch.bfloat16)
+    monkeypatch.setattr(compat, "_is_precise", lambda operation, dtype: operation != "softmax")
+    compat.compute_in_float32(["gelu", "softmax"], torch.bfloat16)
     seconds = {torch.float32: 1.0, torch.bfloat16: 100.0, torch.float16: 100.0}
     monkeypatch.setattr(compat, "_seconds", lambda operation, dtype: seconds[dtype])
-    assert compat.in_float32(torch.bfloat16) == ["gelu", "sum"]
+    assert compat.in_float32(torch.bfloat16) == ["gelu", "softmax"]
     assert not compat.has_kernel("gelu", torch.bfloat16) and compat.has_kernel("linear", torch.bfloat16)
-    assert compat.in_float32(torch.float16) == ["linear", "matmul", "bmm", "baddbmm", "sum"]
-    assert compat.without_kernel(torch.bfloat16) == ["sum"] and compat.without_kernel(torch.float64) == []
+    assert compat.in_float32(torch.float16) == ["linear", "matmul", "bmm", "baddbmm", "softmax"]
+    assert compat.without_kernel(torch.bfloat16) == ["softmax"] and compat.without_kernel(torch.float64) == []
 
 
 def test_a_type_that_cannot_be_added_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

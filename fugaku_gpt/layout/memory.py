@@ -35,7 +35,8 @@ def layer_bytes(config: RunConfig, kind: str) -> int:
     Elements, without recomputing:
 
     * between the cut layers, b r h each: the layer's input, the residual after attention, both LayerNorms' outputs,
-      and the masks of the two dropouts where there is dropout; b r each: mean and deviation of both LayerNorms;
+      and the masks of the two dropouts where there is dropout; of both LayerNorms mean and deviation, b r each, or in
+      16 bits weight and bias in float32, h each;
     * in the cut layers: query, key, value and the attention's output, b s h / t each; the MLP's inner activations
       before and after GELU, b s f / t each;
     * the flags of attention dropout (:func:`core_bytes`), which ``selective`` does not keep. ``full`` keeps the input
@@ -50,9 +51,20 @@ def layer_bytes(config: RunConfig, kind: str) -> int:
     item = ITEM_BYTES[config.training.dtype]
     if kind == "full":
         return item * b * r * model.hidden
-    between = b * r * (model.hidden * (6 if model.dropout else 4) + 4)
+    between = b * r * model.hidden * (6 if model.dropout else 4)
     inside = b * s * (4 * model.hidden + 2 * model.ffn_size) // t
-    return item * (between + inside) + (core_bytes(config) if kind == "none" else 0)
+    return item * (between + inside) + 2 * _norm_bytes(config) + (core_bytes(config) if kind == "none" else 0)
+
+
+def _norm_bytes(config: RunConfig) -> int:
+    """What a LayerNorm keeps besides its input: mean and deviation of each token; in 16 bits, where it computes them
+    again, its weight and bias in float32."""
+    model, t = config.model, config.layout.tp
+    item = ITEM_BYTES[config.training.dtype]
+    if item == 2:
+        return 2 * 4 * model.hidden
+    r = model.seq_len // t if config.layout.sequence_parallel else model.seq_len
+    return 2 * item * config.training.micro_batch * r
 
 
 def core_bytes(config: RunConfig) -> int:
@@ -71,8 +83,9 @@ def _freed_before_core(config: RunConfig) -> int:
     model, t = config.model, config.layout.tp
     b, s = config.training.micro_batch, model.seq_len
     r = s // t if config.layout.sequence_parallel else s
-    between = b * r * (model.hidden * (4 if model.dropout else 2) + 2)
-    return ITEM_BYTES[config.training.dtype] * (between + b * s * (model.hidden + 2 * model.ffn_size) // t)
+    between = b * r * model.hidden * (4 if model.dropout else 2)
+    inside = b * s * (model.hidden + 2 * model.ffn_size) // t
+    return ITEM_BYTES[config.training.dtype] * (between + inside) + _norm_bytes(config)
 
 
 def ends_bytes(config: RunConfig, chunk: Chunk) -> int:
@@ -92,9 +105,9 @@ def ends_bytes(config: RunConfig, chunk: Chunk) -> int:
     if chunk.has_embedding:
         found += b * s * (TOKEN_ID_BYTES + (1 if t > 1 else 0))
         found += item * b * r * model.hidden * (1 if model.dropout else 0)
-        found += item * b * r * (model.hidden + 2) * (1 if model.embedding_layernorm else 0)
+        found += item * b * r * model.hidden + _norm_bytes(config) if model.embedding_layernorm else 0
     if chunk.has_head:
-        found += item * b * r * (model.hidden + 2)
+        found += item * b * r * model.hidden + _norm_bytes(config)
     return found
 
 

@@ -19,6 +19,7 @@ from fugaku_gpt.layout.stages import Chunk, chunk_tensors, split_layers
 from fugaku_gpt.model.attention import CausalSelfAttention
 from fugaku_gpt.model.dropout import KeyedDropout
 from fugaku_gpt.model.init import fill_parameter
+from fugaku_gpt.model.layer_norm import LayerNorm
 from fugaku_gpt.model.recompute import recomputed
 from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy
 from fugaku_gpt.parallel.sequence import Shard, gather
@@ -60,10 +61,10 @@ class Block(nn.Module):
         super().__init__()
         site = 1 + _SITES_PER_BLOCK * layer
         shard = Shard.of(tp, sequence_parallel)
-        self.attention_norm = compat.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
+        self.attention_norm = LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
         self.attention = CausalSelfAttention(model, tp, dtype, seed, site, sequence_parallel, recompute == "selective")
         self.attention_dropout = KeyedDropout(model.dropout, seed, site + 1, shard)
-        self.mlp_norm = compat.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
+        self.mlp_norm = LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
         self.mlp = MLP(model, tp, dtype, sequence_parallel)
         self.mlp_dropout = KeyedDropout(model.dropout, seed, site + 2, shard)
         self._recompute_all = recompute == "full"
@@ -116,7 +117,7 @@ class GPT(nn.Module):
         if chunk.has_embedding:
             self.position_embedding = nn.Embedding(model.seq_len, model.hidden).to(dtype)
             self.embedding_norm = (
-                compat.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
+                LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
                 if model.embedding_layernorm
                 else nn.Identity()
             )
@@ -128,7 +129,7 @@ class GPT(nn.Module):
             }
         )
         if chunk.has_head:
-            self.final_norm = compat.LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
+            self.final_norm = LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
 
     def hidden_states(self, x: torch.Tensor, first_sample: int = 0) -> torch.Tensor:
         """[b, s] int64, or [b, s, h] → [b, s, h], equal on every rank of ``tp`` but for sequence parallelism."""

@@ -195,6 +195,29 @@ def gradient_sum(parameter: torch.Tensor) -> Optional[torch.Tensor]:
     return getattr(parameter, "gradient_sum", None) if LAYERS_ADD and parameter.requires_grad else None
 
 
+def widened(parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter in float32 at least; the gradient of that is added to its sum unrounded. A sum over tokens that
+    overflows in 16 bits would depend on how many of them are on one rank."""
+    if parameter.dtype in (torch.float32, torch.float64):
+        return parameter
+    wide: torch.Tensor = _Widened.apply(parameter)
+    return wide
+
+
+class _Widened(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: torch.Tensor) -> torch.Tensor:
+        ctx.sums, ctx.dtype = gradient_sum(parameter), parameter.dtype
+        return parameter.float()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Optional[torch.Tensor]:
+        if ctx.sums is None:
+            return grad.to(ctx.dtype)
+        ctx.sums.add_(grad)
+        return None
+
+
 def accumulation_of(parameter: nn.Parameter) -> Any:
     """The node of autograd that adds a parameter's gradient up: hooks on it run when that has been done."""
     function: Any = parameter.expand_as(parameter).grad_fn

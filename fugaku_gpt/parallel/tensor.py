@@ -127,7 +127,7 @@ class _CutLinear(torch.autograd.Function):
         """The sum of grad over tokens: None once it is in the bias's sum."""
         found, sums = compat.sum_of_rows(_rows(grad)).view(ctx.bias_shape), ctx.sums[1]
         if sums is None:
-            return found
+            return found.to(grad.dtype)
         sums.add_(found)
         return None
 

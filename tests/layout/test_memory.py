@@ -70,15 +70,14 @@ def test_the_formula_is_what_pytorch_saves(kind: str, changes: Sequence[str]) ->
 @pytest.mark.skipif(not HAS_HOOKS, reason="this PyTorch does not show what it saves")
 @pytest.mark.parametrize("forced", [False, True], ids=["as found", "in float32"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_formula_holds_to_a_hundredth_in_16_bits(kind: str, forced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LayerNorm's means and deviations may be float32 or not kept, and operators in float32 keep no copies."""
+def test_the_formula_holds_in_16_bits_too(kind: str, forced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators in float32 keep no copies, but for the weights of LayerNorms."""
     if forced:
         monkeypatch.setattr(compat, "has_kernel", lambda operation, dtype: dtype == torch.float32)
     config = tiny_config("model.layers=3", f"training.recompute={kind}", "training.dtype=bfloat16")
     (chunk,) = split_layers(3, 1)
     told = ends_bytes(config, chunk) + 3 * layer_bytes(config, kind)
-    # whole layers made again leave so little that the last LayerNorm's means and deviations are more than a hundredth
-    assert kept_by(config) == pytest.approx(told, rel=1.7e-2 if kind == "full" else 1e-2)
+    assert kept_by(config) == pytest.approx(told, rel=1e-3)
 
 
 def test_the_paper_s_layer_is_a_special_case() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Dict, List
 
 import pytest
@@ -185,7 +186,9 @@ def test_gradients_of_16_bits_are_added_up_in_float32_and_freed(dtype: str) -> N
     backward(model)
     assert all(parameter.grad is None for parameter in model.parameters())
     once = buffers.gradients.clone()
-    others = slice(0, buffers.layout.embedding.start)  # the embedding's has terms that were float32 already
+    # the others' are sums over tokens in float32
+    products = [p.part for p in buffers.placements if p.spec.decays and p.spec.name != TOKEN_EMBEDDING]
+    others = torch.cat([torch.arange(part.start, part.stop) for part in products])
     rounded = once.to(getattr(torch, dtype)).float()
     assert not torch.equal(once, rounded) and float(once[others].abs().max()) > 0
     for _ in range(2):
@@ -214,6 +217,32 @@ def test_both_gradients_of_the_token_embedding_are_added_up_in_float32() -> None
     (loss + (found * of_each).float().sum()).backward()
     row = buffers.gradients[buffers.layout.embedding].view(-1, config.model.hidden)[3]
     assert row.tolist() == pytest.approx([2.0 * of_each] * config.model.hidden, rel=1e-3)
+
+
+def test_sums_over_tokens_do_not_depend_on_how_many_of_them_a_rank_has() -> None:
+    """Gradients of biases and LayerNorms: that of all tokens does not fit into float16, those of two halves do. One
+    rank must not overflow where ranks that share the tokens go on."""
+    config = tiny_config("training.dtype=float16")
+    model = build_model(config, Communicator.alone())
+    buffers = buffers_of(config, model)
+    norm, down = model.blocks["0"].attention_norm, model.blocks["0"].mlp.down
+    x = torch.randn(1, 64, config.model.ffn_size, generator=torch.Generator().manual_seed(1)).half()
+    ones = torch.ones(1, 64, config.model.hidden).half()
+    signs = x[..., : config.model.hidden].sign()
+    for layer, parameter, gradient in (
+        (norm, norm.weight, signs * 2000.0),
+        (norm, norm.bias, ones * 1500.0),
+        (down, down.bias, ones * 1500.0),
+    ):
+        given = x[..., : config.model.hidden] if layer is norm else x
+        found = []
+        for parts in (1, 2):
+            buffers.gradients.zero_()
+            for part, grad in zip(given.chunk(parts, dim=1), gradient.chunk(parts, dim=1)):
+                layer(part.detach().requires_grad_()).backward(grad)
+            found.append(parameter.gradient_sum.clone())
+        assert 65504.0 < float(found[0].abs().max()) < math.inf
+        assert torch.allclose(*found, rtol=1e-5)
 
 
 def test_a_product_in_float32_is_added_to_its_sum_unrounded(monkeypatch: pytest.MonkeyPatch) -> None:

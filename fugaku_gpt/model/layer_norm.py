@@ -1,0 +1,17 @@
+"""LayerNorm (Ba et al. 2016) over the hidden dimension."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fugaku_gpt import compat
+from fugaku_gpt.parallel.buffers import widened
+
+
+class LayerNorm(nn.LayerNorm):
+    """PyTorch's module, with weight, bias and their gradients in float32 where the rest is in 16 bits."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., h] → [..., h], of the same type."""
+        return compat.layer_norm(x, widened(self.weight), widened(self.bias), self.eps)
