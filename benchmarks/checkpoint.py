@@ -20,9 +20,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import List, Optional
 
 from ranks import open_patient_world, run_ranks
+from samples import RandomSamples
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import load_run_config
@@ -36,19 +37,6 @@ from fugaku_gpt.training.trainer import Trainer
 
 HEAD = f"{'zero':>4} {'way':>12} {'MB':>8} {'stall s':>8} {'MB/s':>8} {'write s':>8} {'MB/s':>8} {'slower s':>8} "
 HEAD += f"{'load s':>8} {'MB/s':>8} {'step s':>8}"
-
-
-class _Random:
-    """Samples of random tokens."""
-
-    def __init__(self, length: int, top: int) -> None:
-        self._length, self._top = length, top
-
-    def batch(self, first: int, count: int) -> Any:
-        """[count, length] token ids."""
-        import numpy as np
-
-        return np.random.RandomState(first).randint(0, self._top, size=(count, self._length), dtype="int64")
 
 
 class _Log:
@@ -74,8 +62,7 @@ def measure(world: Communicator, zero: int, way: str, folder: Path, options: arg
     layout = [f"layout.dp={world.size}", f"layout.zero={zero}", f"training.global_batch={world.size}"]
     layout.append(f"checkpoint.asynchronous={str(way == 'asynchronous').lower()}")
     config = load_run_config(preset=options.preset, overrides=["training.micro_batch=1", *layout, *options.settings])
-    samples = _Random(config.model.seq_len + 1, config.model.vocab_size)
-    trainer = Trainer(config, ProcessGrid(world, config.layout), samples)
+    trainer = Trainer(config, ProcessGrid(world, config.layout), RandomSamples(config))
     log = _Log()
     checkpoints = Checkpoints(trainer, folder, log if world.rank == 0 else None)  # type: ignore[arg-type]  # all it asks
 

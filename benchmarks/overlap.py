@@ -17,6 +17,7 @@ import sys
 from typing import List, Optional
 
 from ranks import open_patient_world, run_ranks
+from samples import RandomSamples
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import load_run_config
@@ -36,26 +37,12 @@ MODEL = (
 MICRO_BATCHES = 2
 
 
-class _Random:
-    """Samples of random tokens."""
-
-    def __init__(self, shape: int, top: int) -> None:
-        self._shape, self._top = shape, top
-
-    def batch(self, first, count):  # type: ignore[no-untyped-def]
-        """[count, seq_len + 1] token ids."""
-        import numpy as np
-
-        return np.random.RandomState(first).randint(0, self._top, size=(count, self._shape), dtype="int64")
-
-
 def measure(world: Communicator, zero: int, steps: int, settings: List[str]) -> str:
     """A row of the table. Collective."""
     batch = f"training.global_batch={2 * MICRO_BATCHES * world.size}"
     layout = (f"layout.dp={world.size}", f"layout.zero={zero}")
     config = load_run_config(overrides=[*MODEL, batch, *layout, *settings])
-    shape = config.model
-    trainer = Trainer(config, ProcessGrid(world, config.layout), _Random(shape.seq_len + 1, shape.vocab_size))
+    trainer = Trainer(config, ProcessGrid(world, config.layout), RandomSamples(config))
     for _ in range(2 + steps):  # a cold one, and one that is timed alone
         trainer.step()
     trainer.finish()

@@ -1,6 +1,6 @@
 """What the flight recorder costs: its share of a step, and steps with and without it.
 
-    .venv/bin/python benchmarks/recorder.py                       # a tiny model on two ranks, three layouts
+    .venv/bin/python benchmarks/recorder.py --pairs 1000          # a tiny model on two ranks, three layouts
     .venv/bin/python benchmarks/recorder.py --preset 124m --pairs 5 --set model.seq_len=256
 
 Two trainers of the same configuration take turns on the same ranks, one of them with a recorder, so that a slow moment
@@ -8,21 +8,23 @@ of a shared machine falls on both. ``calls``: uses of the recorder in a step of 
 returned, is waited for, has ended; progress). ``us``: one of them inside a step, where caches are cold, in
 microseconds; a mean of the medians of each kind. ``share``: their product as part of the step. ``loop``: one of them in
 a loop that does nothing else, as processor time. ``ratio``: the step with the recorder by the step without it, the
-median of the pairs, and the range in which the middle half of them lies.
+median of the pairs with its 95 % interval, and the range in which the middle half of them lies.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ranks import open_patient_world, run_ranks
+from samples import RandomSamples
 
 from fugaku_gpt.comm import Communicator, FlightRecorder, ProcessGrid, open_world
 from fugaku_gpt.config import load_run_config
@@ -32,27 +34,10 @@ from fugaku_gpt.records.flight import FORWARD
 from fugaku_gpt.training.startup import prepare_process
 from fugaku_gpt.training.trainer import Trainer
 
-if TYPE_CHECKING:
-    import numpy as np
-
 LAYOUTS = ("dp=2 zero=1", "tp=2", "pp=2")
 METHODS = ("enter", "posted", "wait", "leave", "progress")  # all that a step uses
-HEAD = (
-    f"{'layout':>12} {'step ms':>9} {'calls':>6} {'us':>6} {'share':>8} {'loop us':>8} {'ratio':>7} {'middle half':>15}"
-)
-
-
-class _Random:
-    """Samples of random tokens."""
-
-    def __init__(self, length: int, top: int) -> None:
-        self._length, self._top = length, top
-
-    def batch(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """[count, length] token ids."""
-        import numpy as np
-
-        return np.random.RandomState(first).randint(0, self._top, size=(count, self._length), dtype="int64")
+HEAD = f"{'layout':>12} {'step ms':>9} {'calls':>6} {'us':>6} {'share':>8} {'loop us':>8} {'ratio':>7} "
+HEAD += f"{'95 %':>15} {'middle half':>15}"
 
 
 class Timed:
@@ -101,7 +86,7 @@ def measure(plain: Communicator, recorded: Communicator, layout: str, options: a
     assert recorder is not None
     words = [f"layout.{word}" for word in layout.split()]
     config = load_run_config(preset=options.preset, overrides=[*words, *options.settings])
-    samples = _Random(config.model.seq_len + 1, config.model.vocab_size)
+    samples = RandomSamples(config)
     without, with_it = (Trainer(config, ProcessGrid(world, config.layout), samples) for world in (plain, recorded))
 
     def step(trainer: Trainer) -> float:
@@ -130,8 +115,17 @@ def measure(plain: Communicator, recorded: Communicator, layout: str, options: a
     loop = in_a_loop(recorder, recorder.group("loop", range(plain.size), plain.rank))
     return (
         f"{layout:>12} {usual * 1e3:9.2f} {calls:6.0f} {cost / calls * 1e6:6.2f} {cost / usual:8.3%} {loop * 1e6:8.2f} "
-        f"{statistics.median(ratios):7.4f} {f'{low:.4f}-{high:.4f}':>15}"
+        f"{statistics.median(ratios):7.4f} {'{:.4f}-{:.4f}'.format(*median_interval(ratios)):>15} "
+        f"{f'{low:.4f}-{high:.4f}':>15}"
     )
+
+
+def median_interval(values: Sequence[float]) -> Tuple[float, float]:
+    """Of sorted values the two between which the median of what they are drawn from lies with 95 %: so many of n fair
+    coins fall on one side. Of fewer than 6 values, all of them: less than that."""
+    reach = 1.96 * math.sqrt(len(values)) / 2.0
+    low = max(0, math.floor(len(values) / 2.0 - reach))
+    return values[low], values[-1 - low]
 
 
 def main(arguments: Optional[List[str]] = None) -> None:

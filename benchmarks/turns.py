@@ -139,10 +139,15 @@ class Worker:
 
 
 def serve(path: str, setup: Callable[[], Work], rank: int = 0) -> None:
-    """A rank's side: gets ready, and does one unit for each line that comes from ``path``.
+    """A rank's side: gets ready, and does one unit for each line that comes from ``path``, until whoever asks is gone.
 
     A unit's time is that of the call, or ``seconds`` of what it returns where that is a mapping with such a key.
     """
+    with contextlib.suppress(BrokenPipeError):
+        _serve(path, setup, rank)
+
+
+def _serve(path: str, setup: Callable[[], Work], rank: int) -> None:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
     file = connection.makefile("rwb")

@@ -7,7 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+
 PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "recorder.py"
+sys.path.insert(0, str(PROGRAM.parent))
+import recorder  # noqa: E402
+
 SMALL = ["model.layers=2", "model.hidden=16", "model.heads=2", "model.seq_len=16", "model.vocab_size=64"]
 
 
@@ -19,8 +24,17 @@ def test_it_prints_a_row_for_each_layout_and_leaves_nothing(tmp_path: Path) -> N
     command = [sys.executable, str(PROGRAM), *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, timeout=300, check=True)
     rows = [line[12:].split() for line in done.stdout.decode().splitlines()[1:]]
-    assert len(rows) == 3 and all(len(row) == 7 for row in rows)
+    assert len(rows) == 3 and all(len(row) == 8 for row in rows)
     calls = [int(row[1]) for row in rows]
     assert calls[1] > calls[2] > calls[0] > 0  # tensor parallelism calls in every layer
     assert all(float(figure.rstrip("%")) > 0 for row in rows for figure in row[:6])
     assert not list(tmp_path.glob("recorder-*"))
+
+
+def test_the_interval_of_a_median_holds_it_19_times_of_20() -> None:
+    random = np.random.RandomState(7)
+    held = 0
+    for _ in range(2000):
+        low, high = recorder.median_interval(sorted(random.lognormal(0.0, 0.1, 40)))
+        held += low <= 1.0 <= high
+    assert 0.93 < held / 2000 < 0.98
