@@ -92,10 +92,10 @@ def ends_bytes(config: RunConfig, chunk: Chunk) -> int:
     """What a chunk keeps of one micro-batch besides its layers.
 
     * Output, b r h, until its backward pass; of the last chunk the input of the last LayerNorm.
-    * Embedding: the token ids, and b s flags where the table is cut; the mask of dropout, and the input, means and
-      deviations of the LayerNorm where there is one.
-    * Head: mean and deviation of the LayerNorm, and the gradient of the hidden states, which the cross-entropy has made
-      already; that of the embedding it has added to the sums of gradients.
+    * Embedding: the token ids, and b s flags where the table is cut; the mask of dropout; and where there is a
+      LayerNorm, its input and what :func:`_norm_bytes` says.
+    * Head: of the LayerNorm what :func:`_norm_bytes` says, and the gradient of the hidden states, which the
+      cross-entropy has made already; that of the embedding it has added to the sums of gradients.
     """
     model, t = config.model, config.layout.tp
     b, s = config.training.micro_batch, model.seq_len
