@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Callable, List, Optional
+from typing import Callable, List, Optional, Set, Union
 
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, UsageError
 from fugaku_gpt.machine.local import out_of_memory_kills
@@ -52,17 +52,19 @@ def keep_rank(rank: int) -> Announce:
         stream.flush()
     started, keeper = time.time(), os.getpid()
     read, write = os.pipe()
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # until the keeper can pass them on
     child = os.fork()
     if child:
         os.close(write)
         code = 1
         try:
-            code = _Keeper(rank, child, read, started).wait()
+            code = _Keeper(rank, child, read, started).wait(usual)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
             sys.stderr.flush()
             os._exit(code)
+    signal.pthread_sigmask(signal.SIG_SETMASK, usual)
     os.close(read)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != keeper:  # killed just now
@@ -84,13 +86,22 @@ class _Keeper:
         self._directory: Optional[RunDirectory] = None
         self._told: List[int] = []
         self._said = False
+        self._woken, self._wakes = os.pipe()
 
-    def wait(self) -> int:
-        """Until the rank has ended; returns the exit code to leave with."""
+    def wait(self, signals: Set[Union[int, signal.Signals]]) -> int:
+        """Until the rank has ended; returns the exit code to leave with.
+
+        Args:
+            signals: to be blocked from when signals can be passed on.
+        """
         _prctl(_PR_SET_NAME, ctypes.c_char_p(b"rank-keeper"))
+        # a signal that comes just before the select would not be looked at until that returns: it writes to a pipe
+        os.set_blocking(self._wakes, False)
+        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         for passed in _PASSED_ON:
             if signal.getsignal(passed) is not signal.SIG_IGN:
                 signal.signal(passed, self._pass_on)
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         kills = out_of_memory_kills()
         while not self._pipe_has_ended():
             self._say_what_is_recorded()
@@ -109,8 +120,10 @@ class _Keeper:
     def _pipe_has_ended(self) -> bool:
         """Wait for the rank's end, its word on the run directory, or the next look at what is recorded."""
         looks = self._rank == 0 and self._directory is not None and not self._said
-        ready, _, _ = select.select([self._pipe], [], [], _POLL_SECONDS if looks else None)
-        if not ready:
+        ready, _, _ = select.select([self._pipe, self._woken], [], [], _POLL_SECONDS if looks else None)
+        if self._woken in ready:
+            os.read(self._woken, 4096)
+        if self._pipe not in ready:
             return False
         text = os.read(self._pipe, 65536)
         for line in text.splitlines():

@@ -69,7 +69,13 @@ def test_a_keeper_that_is_killed_takes_its_rank_with_it(tmp_path: Path) -> None:
 
 
 def test_signals_are_passed_on(tmp_path: Path) -> None:
-    caught = "import signal; signal.signal(signal.SIGUSR1, lambda *_: os._exit(9)); print('up', flush=True); " + SLEEP
+    # short sleeps: Python looks at a signal that comes just before a sleep when that is over
+    caught = """
+import signal
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(9))
+print('up', flush=True)
+for _ in range(6000): time.sleep(0.01)
+"""
     keeper, _ = start(1, tmp_path, caught)
     assert keeper.stdout is not None and keeper.stdout.readline() == "up\n"
     keeper.send_signal(signal.SIGUSR1)
@@ -79,6 +85,24 @@ def test_signals_are_passed_on(tmp_path: Path) -> None:
     assert end_of(keeper)[0] == 128 + signal.SIGTERM
     result = RunDirectory(tmp_path).result()
     assert result is not None and result.status == "interrupted"
+
+
+def test_a_signal_that_comes_before_the_keeper_is_ready_is_passed_on(tmp_path: Path) -> None:
+    slow = """
+import os, signal, time
+from fugaku_gpt.jobs import keeper
+begin = keeper._Keeper.wait
+keeper._Keeper.wait = lambda *words: (time.sleep(1), begin(*words))[1]
+keeper.keep_rank(1)
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(9))
+print("up", flush=True)
+for _ in range(6000): time.sleep(0.01)
+"""
+    words = [sys.executable, "-c", slow]
+    keeper = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert keeper.stdout is not None and keeper.stdout.readline() == "up\n"
+    keeper.send_signal(signal.SIGUSR1)
+    assert end_of(keeper)[0] == 9
 
 
 def test_rank_0_says_how_another_rank_has_failed(tmp_path: Path) -> None:
