@@ -1,4 +1,9 @@
-"""The writer of the flight recorder (format: ``records/flight.py``): a few microseconds per MPI call."""
+"""The writer of the flight recorder (format: ``records/flight.py``): a few microseconds per MPI call.
+
+Between two calls the model's products have filled every cache, so that what a call costs is the memory that it touches,
+code included. So it writes words to the map itself (`struct` costs three times as much then), looks up by numbers, and
+keeps ready what is the same for every call of a kind.
+"""
 
 from __future__ import annotations
 
@@ -12,34 +17,25 @@ from types import CodeType, FrameType
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.records.flight import (
-    BEAT,
     CHANNEL,
     CHANNELS,
-    COUNT,
     DIRECTIONS,
     ENTERED,
     GROUP,
     GROUPS,
     HEADER,
-    LEFT,
-    LEFT_OFFSET,
     MAGIC,
     NAME_SIZE,
     NAMES,
     PINNED,
     POSTED,
-    PROGRESS,
     PROGRESS_OFFSET,
     RECORD,
     RETURNED,
     RING_OFFSET,
     SLOTS,
     START_UP,
-    STATE,
-    STATE_OFFSET,
     VERSION,
-    WAITED,
-    WAITED_OFFSET,
     WAITING,
     WATCH,
     WATCH_OFFSET,
@@ -53,6 +49,12 @@ from fugaku_gpt.records.flight import (
 )
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+# places of 8 bytes: in the file, and in a record
+_BEAT, _RING, _SIZE = PROGRESS_OFFSET // 8, RING_OFFSET // 8, RECORD.size // 8
+_ENTERED, _WAITED, _LEFT, _STATE = _SIZE - 4, _SIZE - 3, _SIZE - 2, _SIZE - 1
+# a kind of call: where its calls are counted; its peer, communicator, operation and data type as the record has them,
+# with zeros for what differs; its shape
+_Kind = Tuple[int, int, int, int, int, int, int]
 
 
 class FlightRecorder:
@@ -76,17 +78,20 @@ class FlightRecorder:
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         self._take_room(0, file_size())
         self._map = mmap.mmap(self._descriptor, file_size())
+        self._view()
         self._started = time.time()
         self._write_header()
         self._names: Dict[str, int] = {"": 0}
         self._names_used = 1  # the first one stays empty
-        self._sites: Dict[Tuple[CodeType, int], int] = {}
-        self._inside: Dict[CodeType, bool] = {}
+        self._sites: Dict[Tuple[int, int], int] = {}
+        self._codes: List[CodeType] = []
+        self._kinds: Dict[Tuple[int, str, str, Tuple[int, ...], int], _Kind] = {}
         self._ordinal = 0
         self.step, self._micro_batch, self.phase = -1, -1, START_UP
-        self._collectives: List[int] = []
-        self._channels: Dict[Tuple[int, int, int], List[int]] = {}  # place and count of messages
-        self._open: Dict[int, int] = {}  # outstanding calls, and where their records are
+        self._groups = 0
+        self._channels: Dict[Tuple[int, int, int], int] = {}  # where messages are counted
+        self._uncounted: Dict[int, int] = {}  # by a number below 0: counts for which the file has no room
+        self._pinned: Dict[int, int] = {}  # outstanding calls that the ring has passed, and where their records are
         self._free = list(range(PINNED))
         self.progress(START_UP)
 
@@ -97,8 +102,7 @@ class FlightRecorder:
             members: world ranks, by rank in it.
             rank: of this process, in it.
         """
-        place = len(self._collectives)
-        self._collectives.append(0)
+        place, self._groups = self._groups, self._groups + 1
         if place < GROUPS:
             ranks = self._text(progressions(members) + ";")
             GROUP.pack_into(self._map, groups_at() + place * GROUP.size, 0, len(members), rank, self._name(name), ranks)
@@ -112,9 +116,11 @@ class FlightRecorder:
         if micro_batch is not None:
             self._micro_batch = micro_batch
         self.beats += 1
-        PROGRESS.pack_into(
-            self._map, PROGRESS_OFFSET, self.beats, time.time(), self.step, self._micro_batch, self.phase
-        )
+        words = self._words
+        words[_BEAT + 2] = self.step
+        words[_BEAT + 3] = phase << 32 | self._micro_batch & 0xFFFFFFFF
+        self._seconds[_BEAT + 1] = time.time()
+        words[_BEAT] = self.beats
 
     def enter(
         self,
@@ -132,69 +138,64 @@ class FlightRecorder:
             peer: world rank of the other end of a message, or of a broadcast's root.
         """
         ordinal = self._ordinal = self._ordinal + 1
-        slot = ordinal % SLOTS
-        if ordinal - SLOTS in self._open:
-            self._pin(ordinal - SLOTS)
-        offset = self._open[ordinal] = RING_OFFSET + slot * RECORD.size
-        direction = DIRECTIONS.get(operation)
-        if direction is None:
-            sequence = self._collectives[group] = self._collectives[group] + 1
-            if group < GROUPS:
-                COUNT.pack_into(self._map, groups_at() + group * GROUP.size, sequence)
-        else:
-            sequence = self._message(group, peer, direction)
-        sizes = shape if len(shape) == 4 else (*shape[:4], -1, -1, -1, -1)
-        now, site = time.time(), self._site()
-        RECORD.pack_into(
-            self._map,
-            offset,
-            ordinal,
-            sequence,
-            self.step,
-            self._micro_batch,
-            peer,
-            group,
-            self._name(operation),
-            self._name(dtype),
-            site,
-            self.phase,
-            sizes[0],
-            sizes[1],
-            sizes[2],
-            sizes[3],
-            now,
-            now if waits else 0.0,
-            0.0,
-            WAITING if waits else ENTERED,
-            site,
-        )
+        at = _RING + ordinal % SLOTS * _SIZE
+        if self._words[at + _STATE] & 0xFFFF != RETURNED and self._words[at]:
+            self._pin(at)
+        words, seconds = self._words, self._seconds
+        kind = self._kinds.get((group, operation, dtype, shape, peer))
+        if kind is None:
+            kind = self._kind(group, operation, dtype, shape, peer)
+        place, other, what, first, second, third, fourth = kind
+        counts = words if place >= 0 else self._uncounted
+        sequence = counts[place] = counts[place] + 1
+        site, now = self._site(), time.time()
+        words[at] = 0  # no record, for who reads it now or after a kill
+        words[at + 1] = sequence
+        words[at + 2] = self.step
+        words[at + 3] = other | self._micro_batch & 0xFFFFFFFF
+        words[at + 4] = what | site << 48
+        words[at + 5] = self.phase
+        words[at + 6] = first
+        words[at + 7] = second
+        words[at + 8] = third
+        words[at + 9] = fourth
+        seconds[at + _ENTERED] = now
+        seconds[at + _WAITED] = now if waits else 0.0
+        seconds[at + _LEFT] = 0.0
+        words[at + _STATE] = (WAITING if waits else ENTERED) | site << 16
+        words[at] = ordinal
         self.beats += 1
-        BEAT.pack_into(self._map, PROGRESS_OFFSET, self.beats, now)
+        seconds[_BEAT + 1] = now
+        words[_BEAT] = self.beats
         return ordinal
 
     def posted(self, ordinal: int) -> None:
         """Record that the call was begun and has returned, and its end is not waited for yet."""
-        offset = self._open.get(ordinal)
-        if offset is not None:
-            STATE.pack_into(self._map, offset + STATE_OFFSET, POSTED)
+        at = self._place(ordinal)
+        if at >= 0:
+            self._words[at + _STATE] = self._words[at + _STATE] & ~0xFFFF | POSTED
 
     def wait(self, ordinal: int) -> None:
         """Record that the rank now does nothing but wait for the call's end."""
-        offset = self._open.get(ordinal)
-        if offset is not None:
-            WAITED.pack_into(self._map, offset + WAITED_OFFSET, time.time(), 0.0, WAITING, self._site())
+        at = self._place(ordinal)
+        if at >= 0:
+            self._seconds[at + _WAITED] = time.time()
+            self._words[at + _STATE] = WAITING | self._site() << 16
 
     def leave(self, ordinal: int) -> None:
         """Record that the call has ended."""
-        offset = self._open.pop(ordinal, None)
-        if offset is None:
+        words = self._words
+        at = self._place(ordinal)
+        if at < 0:
             return
         now = time.time()
-        LEFT.pack_into(self._map, offset + LEFT_OFFSET, now, RETURNED)
+        self._seconds[at + _LEFT] = now
+        words[at + _STATE] = words[at + _STATE] & ~0xFFFF | RETURNED
         self.beats += 1
-        BEAT.pack_into(self._map, PROGRESS_OFFSET, self.beats, now)
-        if offset >= pinned_at():
-            self._free.append((offset - pinned_at()) // RECORD.size)
+        self._seconds[_BEAT + 1] = now
+        words[_BEAT] = self.beats
+        if ordinal in self._pinned:
+            self._free.append((8 * self._pinned.pop(ordinal) - pinned_at()) // RECORD.size)
 
     def watched(self, timeout: float, dumped: bool) -> None:
         """For the watchdog's thread: that the process lives, and whether its stacks are written."""
@@ -204,22 +205,36 @@ class FlightRecorder:
         """Have the file written to where other nodes read it; may take long, and lets other threads run."""
         os.fsync(self._descriptor)
 
-    def _pin(self, ordinal: int) -> None:
+    def _place(self, ordinal: int) -> int:
+        """Of an outstanding call's record; below 0 where its end was recorded long ago."""
+        if self._ordinal - ordinal < SLOTS:
+            return _RING + ordinal % SLOTS * _SIZE
+        return self._pinned.get(ordinal, -1)
+
+    def _pin(self, at: int) -> None:
         """Move the record of a call that is still outstanding out of the ring's way."""
         if not self._free:
             self._grow()
-        place = self._free.pop()
-        old, new = self._open[ordinal], pinned_at() + place * RECORD.size
-        self._map[new : new + RECORD.size] = self._map[old : old + RECORD.size]
-        self._open[ordinal] = new
+        place = pinned_at() // 8 + self._free.pop() * _SIZE
+        self._words[place : place + _SIZE] = self._words[at : at + _SIZE]
+        self._pinned[self._words[at]] = place
 
     def _grow(self) -> None:
         self._free = list(range(self._pinned_places, 2 * self._pinned_places))
         self._pinned_places *= 2
         size = file_size(self._pinned_places)
         self._take_room(len(self._map), size)
-        self._map.resize(size)
+        self._words.release()
+        self._seconds.release()
+        try:
+            self._map.resize(size)
+        finally:
+            self._view()
         self._write_header()
+
+    def _view(self) -> None:
+        self._words = memoryview(self._map).cast("q")  # little-endian, as the file is, on every machine of ours
+        self._seconds: "memoryview[float]" = memoryview(self._map).cast("d")
 
     def _take_room(self, first: int, stop: int) -> None:
         """Have the disk keep the bytes from ``first`` on: where it is full, that is an error here, and not a signal
@@ -244,33 +259,57 @@ class FlightRecorder:
             host,
         )
 
-    def _message(self, group: int, peer: int, direction: int) -> int:
-        channel = self._channels.get((group, peer, direction))
-        if channel is None:
-            channel = self._channels[group, peer, direction] = [len(self._channels), 0]
-        channel[1] += 1
-        if channel[0] < CHANNELS:
-            offset = channels_at() + channel[0] * CHANNEL.size
-            CHANNEL.pack_into(self._map, offset, channel[1], peer, group, direction)
-        return channel[1]
+    def _kind(self, group: int, operation: str, dtype: str, shape: Tuple[int, ...], peer: int) -> _Kind:
+        direction = DIRECTIONS.get(operation)
+        if direction is not None:
+            place = self._channel(group, peer, direction)
+        elif group < GROUPS:
+            place = (groups_at() + group * GROUP.size) // 8
+        else:
+            place = -1 - group
+            self._uncounted.setdefault(place, 0)
+        what = group & 0xFFFF | self._name(operation) << 16 | self._name(dtype) << 32
+        first, second, third, fourth = (*shape[:4], -1, -1, -1, -1)[:4]
+        kind = place, peer << 32, what, first, second, third, fourth
+        self._kinds[group, operation, dtype, shape, peer] = kind
+        return kind
+
+    def _channel(self, group: int, peer: int, direction: int) -> int:
+        """Where messages to or from a peer are counted."""
+        place = self._channels.get((group, peer, direction))
+        if place is None:
+            number = len(self._channels)
+            offset = channels_at() + number * CHANNEL.size
+            if number < CHANNELS:
+                CHANNEL.pack_into(self._map, offset, 0, peer, group, direction)
+                place = offset // 8
+            else:
+                place = -(2**32) - number  # apart from those of communicators
+                self._uncounted[place] = 0
+            self._channels[group, peer, direction] = place
+        return place
 
     def _site(self) -> int:
         """The line outside this package that has led here."""
         frame: Optional[FrameType] = sys._getframe(2)
         while frame is not None:
-            code = frame.f_code
-            inside = self._inside.get(code)
-            if inside is None:
-                inside = self._inside[code] = os.path.dirname(os.path.abspath(code.co_filename)) == _HERE
-            if not inside:
-                key = (code, frame.f_lineno)
-                index = self._sites.get(key)
-                if index is None:
-                    parts = Path(code.co_filename).parts[-2:]
-                    index = self._sites[key] = self._name(f"{'/'.join(parts)}:{frame.f_lineno}")
+            # numbers as keys, and no line number: both need memory that is in no cache by now
+            key = (id(frame.f_code), frame.f_lasti)
+            index = self._sites.get(key)
+            if index is None:
+                index = self._sites[key] = self._site_of(frame)
+            if index >= 0:
                 return index
             frame = frame.f_back
         return 0
+
+    def _site_of(self, frame: FrameType) -> int:
+        """Index of a line's name; -1 for a line of this package."""
+        code = frame.f_code
+        self._codes.append(code)  # or its number is soon another's
+        if os.path.dirname(os.path.abspath(code.co_filename)) == _HERE:
+            return -1
+        return self._name(f"{'/'.join(Path(code.co_filename).parts[-2:])}:{frame.f_lineno}")
 
     def _name(self, name: str) -> int:
         index = self._names.get(name)
