@@ -36,7 +36,9 @@ def footprint(
     of_micro_batch = of_micro_batch + np.where(one, 0.0, c["pipeline_copies"] * hidden)
     live = np.where(recompute, layer, 0.0)  # the layer that is being recomputed
     head = c["logit_bytes"] * work.logits
-    in_flight = np.minimum(work.stages, work.micro_batches)
+    # interleaving holds (p - 1) / v micro-batches more (Korthikanti et al. 2022, section 4.2.3)
+    more = np.where(work.chunks > 1, (work.stages - 1) / work.chunks, 0.0)
+    in_flight = np.minimum(work.stages + more, work.micro_batches)
 
     allocator = np.where(work.tcmalloc > 0, c.get("tcmalloc", 1.0), 1.0)
     base = c["base"] + np.where(work.ranks > 1, c.get("communication", 0.0), 0.0)

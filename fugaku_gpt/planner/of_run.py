@@ -62,6 +62,8 @@ def row_of_run(config: RunConfig, machine: Machine, hardware: Optional[str] = No
         tcmalloc=node.tcmalloc,
         retention=node.retention_state,
         mem_unit=machine.memory_unit,
+        chunks=layout.chunks,
+        sequence_parallel=layout.sequence_parallel and layout.tp > 1,
     )
     reason = why_invalid(row)
     if reason:
@@ -72,10 +74,6 @@ def row_of_run(config: RunConfig, machine: Machine, hardware: Optional[str] = No
 def beyond_the_rows(config: RunConfig) -> List[str]:
     """What of a run no measured row of any machine has, and the model does not count."""
     found = []
-    if config.layout.chunks > 1:
-        found.append("layout.chunks above 1: counted as 1")
-    if config.layout.sequence_parallel:
-        found.append("layout.sequence_parallel: counted as without")
     if config.training.recompute == "selective" or config.training.recompute_layers is not None:
         found.append(f"training.recompute {config.training.recompute} of some layers: counted as all or none")
     if config.model.ffn_size != 4 * config.model.hidden:

@@ -10,7 +10,7 @@ import numpy as np
 from fugaku_gpt.machine.constants import Machine, load_machine, machine_names
 from fugaku_gpt.planner.fitting import NORMAL_80, unseen_inputs
 from fugaku_gpt.planner.footprint import footprint
-from fugaku_gpt.planner.rows import Refused, Row, parse_row
+from fugaku_gpt.planner.rows import Refused, Row, in_no_table, parse_row
 from fugaku_gpt.planner.seconds import PARTS, seconds_by_part
 from fugaku_gpt.planner.work import Work, work_of
 
@@ -94,6 +94,7 @@ def predict_rows(machine: Machine, rows: Sequence[Row]) -> List[Prediction]:
     found = []
     for place, row in enumerate(rows):
         unseen = dict.fromkeys([*unseen_inputs(row, machine.time.seen), *unseen_inputs(row, machine.memory.seen)])
+        unseen.update(dict.fromkeys(in_no_table(row)))
         whole = float(total[place])
         found.append(
             Prediction(

@@ -49,6 +49,8 @@ class Row:
     tcmalloc: bool
     retention: Optional[int]
     mem_unit: str
+    chunks: int = 1  # virtual stages of each pipeline stage; no table has them, nor what follows
+    sequence_parallel: bool = False
 
     @property
     def micro_batches(self) -> int:
@@ -175,6 +177,12 @@ def why_invalid(row: Row) -> Optional[str]:
         product = f"dp {row.dp} * micro-batch {row.micro_batch} = {share}"
         return f"global batch {row.global_batch} cannot be divided by {product}"
     return None
+
+
+def in_no_table(row: Row) -> List[str]:
+    """What of a configuration the model counts by rules alone, as no measured row of any machine has it."""
+    found = [f"chunks {row.chunks}: measured 1"] if row.chunks > 1 else []
+    return found + (["sequence_parallel: measured without"] if row.sequence_parallel else [])
 
 
 def parse_measured(cells: Mapping[str, str]) -> Measured:

@@ -57,7 +57,8 @@ def seconds_by_part(work: Work, constants: Mapping[str, float], facts: Mapping[s
     slowest = np.where(one, middle + embedding + head, np.maximum(first, last))
     walk = np.where(one, slowest, first + last + (work.stages - 2) * middle)
     m = work.micro_batches
-    staged = (m - 1) * (slowest + send) + walk + (work.stages - 1) * send
+    v = work.chunks  # interleaving: a v-th of the bubble for v times the sends
+    staged = (m - 1) * (slowest + v * send) + slowest + (walk - slowest) / v + (v * work.stages - 1) * send
 
     has_head = one | (last >= first)
     compute = m * (layers * layer_compute + np.where(has_head, head_compute, 0.0))

@@ -7,7 +7,7 @@ stages, m micro-batches. One pass of a layer forward is the unit of work: a back
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Dict, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
 
 import numpy as np
 
@@ -26,6 +26,7 @@ class Work:
 
     layers_per_stage: "np.ndarray"
     stages: "np.ndarray"
+    chunks: "np.ndarray"  # virtual stages of each
     micro_batches: "np.ndarray"
     ranks: "np.ndarray"
     ranks_per_node: "np.ndarray"
@@ -48,7 +49,7 @@ class Work:
     embedding_weights: "np.ndarray"
     head_flops: "np.ndarray"
     logits: "np.ndarray"  # elements
-    hidden_elements: "np.ndarray"  # b s h, what goes from stage to stage
+    hidden_elements: "np.ndarray"  # b s h, with sequence parallelism a share of it: what goes from stage to stage
     reduced_elements: "np.ndarray"  # sent by a rank in all tensor-parallel sums of a layer
     reductions: "np.ndarray"  # of a layer, each weighed by log2 t
     within_node: "np.ndarray"  # 1 where tensor-parallel groups lie inside a node
@@ -76,10 +77,18 @@ def work_of(rows: Sequence[Row], facts: Mapping[str, float]) -> Work:
     """
 
     def column(name: str) -> "np.ndarray":
+        if name == "retention_off":
+            return np.array([float(row.retention == 0) for row in rows])
         return np.array([float(getattr(row, name)) for row in rows])
 
+    return work_of_columns(column, tuple(row.torch for row in rows), facts)
+
+
+def work_of_columns(column: Callable[[str], "np.ndarray"], builds: Tuple[str, ...], facts: Mapping[str, float]) -> Work:
+    """The same of columns: ``column`` gives floats [N] of a name of :class:`Row`, or of ``retention_off``."""
     h, a, b, s, t, p, vocab = map(column, ("hidden", "heads", "micro_batch", "seq_len", "tp", "pp", "vocab"))
     layers, d, recompute = column("layers") / p, column("dp"), column("recompute")
+    shares = np.where(column("sequence_parallel") > 0, t, 1.0)  # of what lies between the cut layers
     passes = 3 + recompute
     units, tokens, head_width = int(facts["tile_units"]), b * s, h / a
     scores = b * a * s * s / t
@@ -89,6 +98,7 @@ def work_of(rows: Sequence[Row], facts: Mapping[str, float]) -> Work:
     return Work(
         layers_per_stage=layers,
         stages=p,
+        chunks=column("chunks"),
         micro_batches=column("micro_batches"),
         ranks=column("processes"),
         ranks_per_node=column("ranks_per_node"),
@@ -98,12 +108,12 @@ def work_of(rows: Sequence[Row], facts: Mapping[str, float]) -> Work:
         sharded=(column("zero") > 0).astype(float),
         clock_ghz=column("freq_ghz"),
         tcmalloc=column("tcmalloc"),
-        retention_off=np.array([float(row.retention == 0) for row in rows]),
-        builds=tuple(row.torch for row in rows),
+        retention_off=column("retention_off"),
+        builds=builds,
         passes=passes,
         layer_flops=_layer_flops(tokens, h, t, passes, units),
         layer_attention_flops=passes * 4 * b * s * s * h / t,
-        pass_elements=b * s * h * (10 + 24 / t),
+        pass_elements=b * s * h * (10 / shares + 24 / t),
         pass_scores=scores,
         unaligned_4=np.where((head_width % 8 != 0) & (head_width % 4 == 0), slow, 0.0),
         unaligned_2=np.where(head_width % 4 != 0, slow, 0.0),
@@ -113,13 +123,13 @@ def work_of(rows: Sequence[Row], facts: Mapping[str, float]) -> Work:
         + _product(tokens, h, vocab / t, units)
         + _product(vocab / t, h, tokens, units),
         logits=b * s * vocab / t,
-        hidden_elements=b * s * h,
+        hidden_elements=b * s * h / shares,
         reduced_elements=sums * 2 * (t - 1) / t * b * s * h,
         reductions=sums * np.log2(t),
         within_node=(t <= column("ranks_per_node")).astype(float),
         gradient_elements=2 * (d - 1) / d * (12 * h * h * layers + vocab * h) / t,
         # Korthikanti et al. 2022 in elements; on CPUs dropout keeps factors of the trained type, not flags
-        kept_elements=b * s * h * (6 + 12 / t if wide else 5 + 12 / t),
+        kept_elements=b * s * h * ((6 if wide else 5) / shares + 12 / t),
         kept_scores=scores * (3.0 if wide else 2.5),
     )
 

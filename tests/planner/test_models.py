@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Dict
 
 import numpy as np
 import pytest
 
-from fugaku_gpt.machine.constants import Machine, load_machine
+from fugaku_gpt.machine.constants import Fitted, Machine, load_machine
 from fugaku_gpt.planner.footprint import footprint
 from fugaku_gpt.planner.predict import predict_rows
 from fugaku_gpt.planner.rows import Row
@@ -19,6 +20,11 @@ from tests.planner.samples import row
 def _parts(machine: Machine, one: Row) -> Dict[str, float]:
     found = seconds_by_part(work_of([one], machine.facts), machine.time.values, machine.facts)
     return {name: float(values[0]) for name, values in found.items()}
+
+
+def _with(fitted: Fitted, **values: float) -> Fitted:
+    constants = tuple(replace(one, value=values.get(one.name, one.value)) for one in fitted.constants)
+    return replace(fitted, constants=constants)
 
 
 def _memory(machine: Machine, one: Row) -> "tuple[float, float]":
@@ -78,6 +84,29 @@ def test_clock_allocator_and_a_rank_per_core_memory_group_help_on_a64fx() -> Non
         changed = {**{"dp": 1, "ranks_per_node": 1, "torch": "1.7", "freq_ghz": 2.0}, **better}
         one = row(hardware="A64FX", pp=1, nodes=1, zero_stage=0, **changed)
         assert seconds(work_of([one], machine.facts), machine.time.values, machine.facts)[0] < slow, better
+
+
+def test_interleaving_cuts_the_bubble_and_sends_more_and_holds_more() -> None:
+    machine = load_machine("a64fx")
+    plain, cut = (row(hardware="A64FX", zero_stage=0, pp=8, dp=1) for _ in range(2))
+    cut = replace(cut, chunks=3)
+    before, after = _parts(machine, plain), _parts(machine, cut)
+    assert {name for name in PARTS if before[name] != after[name]} == {"pipeline"}
+    cheap = replace(machine, time=_with(machine.time, pipeline_bandwidth=1e18))
+    assert _parts(cheap, cut)["pipeline"] == pytest.approx(_parts(cheap, plain)["pipeline"] / 3)
+    dear = replace(machine, time=_with(machine.time, pipeline_bandwidth=1e6))
+    assert _parts(dear, cut)["pipeline"] == pytest.approx(3 * _parts(dear, plain)["pipeline"], rel=0.1)
+    assert _memory(machine, cut)[0] > _memory(machine, plain)[0]
+
+
+def test_sequence_parallelism_keeps_less_and_reduces_as_much() -> None:
+    machine = load_machine("a64fx")
+    whole = row(hardware="A64FX", zero_stage=0, tp=4, pp=1, dp=2)
+    cut = replace(whole, sequence_parallel=True)
+    assert _parts(machine, cut)["tensor_parallel"] == pytest.approx(_parts(machine, whole)["tensor_parallel"])
+    assert _parts(machine, cut)["memory_bound"] < _parts(machine, whole)["memory_bound"]
+    assert _memory(machine, cut)[1] < _memory(machine, whole)[1]
+    assert "sequence_parallel: measured without" in predict_rows(machine, [cut])[0].extrapolated
 
 
 def test_recompute_costs_time_and_saves_memory() -> None:
