@@ -5,30 +5,26 @@
 
 Each row is one run of real ranks: the kernel's high-water mark of resident memory over two steps, above what the same
 rank had before its model was built (interpreter, libraries, MPI, and the pages of a small model's step). Of several
-ranks the largest counts. The formula is that of the tensors that must be there: parameters, gradients, masters and
-moments by ``states``, and what forward passes keep by ``layout/memory.py``. What it leaves out is what is there for a
-moment: results and gradients inside the operation that runs, MPI's own buffers, and blocks that the allocator keeps. A
-line ``saved`` is the difference of two rows, where most of that cancels, but for recompute selective: its
-backward pass makes the flags of attention dropout again, with random numbers that take more than the flags. The last
-column is measured over formula.
+ranks the largest counts. The formula is that of `plan memory` (``planner/run_memory.py``) without its base. What it
+leaves out is what is there for a moment inside the operation that runs, and blocks that the allocator keeps. A line
+``saved`` is the difference of two rows, where most of that cancels, but for recompute selective: its backward pass
+makes the flags of attention dropout again, with random numbers that take more than the flags. The last column is
+measured over formula.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import sys
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import RunConfig, load_run_config
-from fugaku_gpt.config.schema import SIXTEEN_BITS
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.jobs.launcher import rank_from_environment
-from fugaku_gpt.layout.memory import ITEM_BYTES, moments_of, peak_bytes, recompute_of_layers
-from fugaku_gpt.layout.stages import split_layers, stage_tensors, work_of
+from fugaku_gpt.planner.run_memory import memory_of_run
 
 BASE = (
     "model.layers=8",
@@ -76,35 +72,10 @@ PAIRS = (
 )
 
 
-def states(config: RunConfig, stage: int) -> int:
-    """Bytes of parameters, gradients, moments and, with 16 bits, masters on one rank of a stage: all of the first two,
-    and of the others its replica's share under ZeRO."""
-    layout, training = config.layout, config.training
-    chunks = split_layers(
-        config.model.layers, layout.pp, layout.chunks, work_of(config.model, config.padded_vocab), layout.split or None
-    )
-    count = sum(
-        math.prod(spec.local_shape(layout.tp)) for spec in stage_tensors(config.model, layout.tp, chunks, stage)
-    )
-    item = ITEM_BYTES[training.dtype]
-    wide = max(item, 4)
-    stepped = wide * (3 if training.dtype in SIXTEEN_BITS else 2) * count
-    return (item + wide) * count + stepped // (layout.dp if layout.zero else 1)
-
-
 def predicted_bytes(config: RunConfig) -> int:
-    """The formulas' peak of the stage that needs most."""
-    layout = config.layout
-    chunks = split_layers(
-        config.model.layers, layout.pp, layout.chunks, work_of(config.model, config.padded_vocab), layout.split or None
-    )
-    kinds = recompute_of_layers(config, chunks)
-    found = []
-    for stage in range(layout.pp):
-        mine = [chunk for chunk in chunks if chunk.stage == stage]
-        plan = {layer: kinds[layer] for chunk in mine for layer in chunk.layers}
-        found.append(states(config, stage) + peak_bytes(config, mine, plan, moments_of(config, stage)))
-    return max(found)
+    """The formulas' peak of the rank that needs most, above what it had before its model."""
+    found = memory_of_run(config, threads=1)
+    return found.bytes_of_rank - found.stages[found.peak_stage]["base"]
 
 
 def measure(config: RunConfig, small: RunConfig) -> Dict[str, float]:

@@ -11,14 +11,14 @@ order an MPI library has taken each stage's replicas.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import List, Sequence, Tuple
 
-from fugaku_gpt.config.schema import RunConfig
+from fugaku_gpt.config.schema import ModelConfig, RunConfig
 from fugaku_gpt.layout.memory import ITEM_BYTES
 from fugaku_gpt.layout.operations import MAX_ELEMENTS
-from fugaku_gpt.layout.stages import chunks_of, stage_tensors
+from fugaku_gpt.layout.stages import Chunk, chunk_tensors, chunks_of, stage_tensors
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
 
 ALIGNMENT_BYTES = 64  # a cache line, and a full 512-bit vector
@@ -147,6 +147,39 @@ def flat_layout(
     last = placed[-1]
     embedding = slice(last.start, last.start + last.size) if embedding_start is not None else slice(0, 0)
     return FlatLayout(tuple(placed), end, tuple(buckets), whole, embedding)
+
+
+def flat_elements(config: RunConfig, chunks: Sequence[Chunk]) -> int:
+    """As many elements as :func:`flat_layout_of` has for a stage of these chunks; no tensor is placed."""
+    item, shards = ITEM_BYTES[config.training.dtype], shards_of(config)
+    step = ALIGNMENT_BYTES // item
+    layer, table, others, head = _aligned(config.model, config.layout.tp, step)
+    has_embedding = any(chunk.has_embedding for chunk in chunks)
+    has_head = any(chunk.has_head for chunk in chunks)
+    before = layer * sum(len(chunk.layers) for chunk in chunks)
+    before += (others if has_embedding else 0) + (head if has_head else 0)
+    unit = step * shards
+    whole = -(-before // unit) * unit
+    return whole + (-(-table // unit) * unit if has_embedding or has_head else 0)
+
+
+@lru_cache(maxsize=256)
+def _aligned(model: ModelConfig, tp: int, step: int) -> Tuple[int, int, int, int]:
+    """Elements, gaps of alignment included, of a layer, the token embedding, what else the first chunk begins with, and
+    the last LayerNorm."""
+    one = Chunk(0, 0, range(1), True, True)
+    layer = table = others = head = 0
+    for spec in chunk_tensors(replace(model, layers=1), tp, one):
+        size = -(-math.prod(spec.local_shape(tp)) // step) * step
+        if spec.name == TOKEN_EMBEDDING:
+            table += size
+        elif spec.name.startswith("blocks."):
+            layer += size
+        elif spec.name.startswith("final_norm."):
+            head += size
+        else:
+            others += size
+    return layer, table, others, head
 
 
 def _rank_of_kind(spec: TensorSpec) -> int:

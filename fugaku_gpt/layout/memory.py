@@ -6,16 +6,14 @@ PyTorch really saves. b sequences of s tokens in a micro-batch, h hidden, f widt
 ranks; with sequence parallelism r = s / t tokens of each sequence are here between the cut layers, otherwise r = s.
 An operator that this PyTorch computes in float32 for want of a good kernel in 16 bits (``compat``) keeps no copies.
 
-What an operation needs while it runs is not counted. The loss has 256 tokens' logits. Attention
-(``model/causal_attention.py``) has scores of 2 MiB a thread, 4 MiB in 16 bits, half as much again with dropout, or
-those of one block of one head where that is more; and for each of the heads that these scores are of 7 s h / a elements
-of query, key, value and gradients.
+What an operation needs while it runs is not counted here: see ``planner/run_memory.py``.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from functools import lru_cache
+from typing import AbstractSet, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
@@ -153,7 +151,9 @@ def recompute_of_layers(config: RunConfig, chunks: Sequence[Chunk]) -> Tuple[str
     return tuple(kinds)
 
 
-def peak_bytes(config: RunConfig, chunks: Sequence[Chunk], kinds: Dict[int, str], moments: Set[Moment]) -> int:
+def peak_bytes(
+    config: RunConfig, chunks: Sequence[Chunk], kinds: Mapping[int, str], moments: AbstractSet[Moment]
+) -> int:
     """The most that a stage keeps at any moment of a step, what a layer needs while it is recomputed included.
 
     Args:
@@ -181,21 +181,30 @@ def peak_bytes(config: RunConfig, chunks: Sequence[Chunk], kinds: Dict[int, str]
     )
 
 
-def moments_of(config: RunConfig, stage: int) -> Set[Moment]:
+def moments_of(config: RunConfig, stage: int) -> FrozenSet[Moment]:
     """The states that a stage goes through in a step: of each of its chunks how many micro-batches have gone forward
-    and not yet all the way back, and which chunk is going back (by its place on the stage)."""
+    and not yet all the way back, and which chunk is going back (by its place on the stage). Where there is one chunk,
+    only the fullest."""
     layout = config.layout
-    counts = [0] * layout.chunks
+    return _moments(layout.schedule, stage, layout.pp, config.micro_batches, layout.chunks)
+
+
+@lru_cache(maxsize=1024)
+def _moments(kind: str, stage: int, stages: int, micro_batches: int, chunks: int) -> FrozenSet[Moment]:
+    if chunks == 1:
+        most = micro_batches if kind == "gpipe" else min(micro_batches, stages - stage)
+        return frozenset({((most,), None), ((most,), 0)})
+    counts = [0] * chunks
     found: Set[Moment] = set()
-    for forward, _, chunk in stage_order(layout.schedule, stage, layout.pp, config.micro_batches, layout.chunks):
-        place = chunk // layout.pp
+    for forward, _, chunk in stage_order(kind, stage, stages, micro_batches, chunks):
+        place = chunk // stages
         if forward:
             counts[place] += 1
             found.add((tuple(counts), None))
         else:
             found.add((tuple(counts), place))
             counts[place] -= 1
-    return found
+    return frozenset(found)
 
 
 def _plans(config: RunConfig, chunks: Sequence[Chunk]) -> Iterator[Dict[int, str]]:

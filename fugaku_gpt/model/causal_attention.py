@@ -15,11 +15,7 @@ from typing import Any, Callable, Iterator, Optional, Tuple
 import torch
 
 from fugaku_gpt import compat
-
-# by measurement: elements that the scores of one thread may have, and queries of a block
-_SCORES = {True: 2**20, False: 2**18}  # of 16-bit types, of others
-_QUERIES = {True: 128, False: 64}
-_SUMS_OF_16_BITS = 8  # gradients of keys are added up over so many blocks at most, each time rounded to 16 bits
+from fugaku_gpt.layout.attention import attention_blocks
 
 Kept = Callable[[], torch.Tensor]
 
@@ -116,15 +112,10 @@ class _Workspace:
         self.scale = 1.0 / math.sqrt(self._width)
         self._like = qkv.new_empty(0, dtype=compat.attention_dtype(qkv.dtype))
         narrow = self._like.element_size() == 2
-        self._block = min(self.length, _QUERIES[narrow])
-        if narrow:
-            self._block = max(self._block, -(-self.length // _SUMS_OF_16_BITS))
-        # a cache's worth of scores for each thread, in however many products: more heads would only take memory
-        at_once = max(1, _SCORES[narrow] * torch.get_num_threads() // (self._block * self.length))
-        self._samples_at_once = min(self.samples, max(1, at_once // self.heads))
-        self._heads_at_once = -(-self.heads // -(-self.heads // at_once))
+        blocks = attention_blocks(self.length, self.samples, self.heads, narrow, torch.get_num_threads())
+        self._block, self._samples_at_once, self._heads_at_once = blocks.queries, blocks.samples, blocks.heads
         self._future = _future(self._block, self._like.dtype)
-        products = self._samples_at_once * self._heads_at_once
+        products = blocks.products
         self._rows = self._like.new_empty(products * self._block * self._width)
         self._scores = self._like.new_empty(3 if drops else 2, products * self._block * self.length)
 

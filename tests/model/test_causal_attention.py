@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fugaku_gpt import compat
-from fugaku_gpt.model import causal_attention as blocks
+from fugaku_gpt.layout import attention as blocks
 from fugaku_gpt.model.attention import attend_naively
-from fugaku_gpt.model.causal_attention import Kept, causal_attention
+from fugaku_gpt.model.causal_attention import Kept, _Workspace, causal_attention
 
 SHAPE = (2, 3, 19, 3, 4, 8)  # parts, samples, positions of each, query key value, heads, width of a head
 
@@ -93,7 +93,7 @@ def test_scores_take_a_cache_s_worth_of_memory_for_each_thread_or_one_block(
     qkv = torch.empty(1, 1, 1, 3, 1, 1, dtype=dtype).expand(1, samples, length, 3, heads, 8)
     for threads in (1, 5, 48):
         monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
-        work = blocks._Workspace(qkv, drops=True)
+        work = _Workspace(qkv, drops=True)
         block = max(high - low for low, high in work.blocks())
         products = [(s.stop - s.start) * (h.stop - h.start) for s, h in work.groups()]
         assert sum(products) == samples * heads

@@ -1,0 +1,58 @@
+"""How attention is cut into blocks (``model/causal_attention.py``), and what memory it needs while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# by measurement: elements that the scores of one thread may have, and queries of a block
+_SCORES = {True: 2**20, False: 2**18}  # of 16-bit types, of others
+_QUERIES = {True: 128, False: 64}
+_SUMS_OF_16_BITS = 8  # gradients of keys are added up over so many blocks at most, each time rounded to 16 bits
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """One product's share of the work.
+
+    Attributes:
+        queries: of a block.
+        samples, heads: of a group, whose products are one.
+    """
+
+    queries: int
+    samples: int
+    heads: int
+
+    @property
+    def products(self) -> int:
+        """Samples times heads of a group."""
+        return self.samples * self.heads
+
+
+def attention_blocks(length: int, samples: int, heads: int, narrow: bool, threads: int) -> Blocks:
+    """Sizes by which the scores stay in the caches of all threads.
+
+    Args:
+        length: tokens of a sequence.
+        samples, heads: of this rank.
+        narrow: scores have 16 bits.
+    """
+    queries = min(length, _QUERIES[narrow])
+    if narrow:
+        queries = max(queries, -(-length // _SUMS_OF_16_BITS))
+    # a cache's worth of scores for each thread, in however many products: more heads would only take memory
+    at_once = max(1, _SCORES[narrow] * threads // (queries * length))
+    return Blocks(queries, min(samples, max(1, at_once // heads)), -(-heads // -(-heads // at_once)))
+
+
+def attention_elements(blocks: Blocks, length: int, width: int, drops: bool) -> int:
+    """Elements that a backward pass has at one time: of a group the queries, keys, values, the gradient of the output
+    and those of the former three; one block's scores, their gradients and, with dropout, flags as numbers; and its
+    rows of the output.
+
+    Args:
+        width: of a head.
+    """
+    groups = 7 * blocks.products * length * width
+    scores = (3 if drops else 2) * blocks.products * blocks.queries * length
+    return groups + scores + blocks.products * blocks.queries * width

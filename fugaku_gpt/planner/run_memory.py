@@ -1,0 +1,214 @@
+"""Memory of a run of our own trainer, by what it is for, on a rank of each pipeline stage and on a node.
+
+Categories, each in bytes of one rank:
+
+* ``weights``: the flat parameters; with 16 bits also the float32 masters of what the rank steps (``layout/flat.py``,
+  gaps of alignment and the padding to equal shares included).
+* ``gradients``: their flat sums.
+* ``optimiser``: both moments of what the rank steps: with ZeRO its share.
+* ``copies``: for checkpoints that are written while training goes on, and to which a loss spike returns.
+* ``activations``: what forward passes keep at the fullest moment of a step (``layout/memory.py``), a layer that is
+  recomputed then included.
+* ``workspace``: what the operations of a layer's backward pass need while they run, attention's blocks among it.
+* ``logits``: what the loss needs while it runs: logits of some hundred tokens, and what they are made to.
+* ``communication``: sums that travel in another type, messages between stages, and what MPI holds of sums on their way.
+* ``base``: interpreter, PyTorch and MPI before there is a model (``machine/framework.py``).
+
+Workspace and logits are needed one after the other, and memory that the allocator keeps of one may not fit the other:
+the sum takes both. What the corpus's files take is the system's to give and take back, and is not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from fugaku_gpt.config.schema import SIXTEEN_BITS, RunConfig
+from fugaku_gpt.layout.attention import attention_blocks, attention_elements
+from fugaku_gpt.layout.flat import flat_elements, is_sharded
+from fugaku_gpt.layout.grid import ORDERS
+from fugaku_gpt.layout.memory import ITEM_BYTES, core_bytes, moments_of, peak_bytes, recompute_of_layers
+from fugaku_gpt.layout.sequence import CHUNK_TOKENS
+from fugaku_gpt.layout.stages import Chunk, chunks_of
+from fugaku_gpt.machine.framework import Framework, framework_of
+
+CATEGORIES = (
+    "weights", "gradients", "optimiser", "copies", "activations", "workspace", "logits", "communication", "base",
+)  # fmt: skip
+MIB = 2**20
+_CACHED_ROWS = 16  # of logits, for each thread: see ``parallel/cross_entropy.py``
+
+
+@dataclass(frozen=True)
+class RunMemory:
+    """What a run needs.
+
+    Attributes:
+        stages: of each pipeline stage, category → bytes of one of its ranks.
+        shared: bytes of a rank that all ranks of its node use together.
+        bytes_of_node: of the fullest node.
+    """
+
+    stages: Tuple[Mapping[str, int], ...]
+    shared: int
+    bytes_of_node: int
+
+    def bytes_of_stage(self, stage: int) -> int:
+        """Of one rank."""
+        return sum(self.stages[stage].values())
+
+    @property
+    def peak_stage(self) -> int:
+        """The stage whose ranks need most; of equal ones the first."""
+        return max(range(len(self.stages)), key=self.bytes_of_stage)
+
+    @property
+    def bytes_of_rank(self) -> int:
+        """Of a rank of that stage."""
+        return self.bytes_of_stage(self.peak_stage)
+
+    def bytes_of_ranks(self, stages: Sequence[int]) -> int:
+        """Of ranks of some stages together on one node."""
+        return sum(self.bytes_of_stage(stage) - self.shared for stage in stages) + self.shared
+
+
+def memory_of_run(
+    config: RunConfig, framework: Optional[Framework] = None, threads: Optional[int] = None, cores: int = 1
+) -> RunMemory:
+    """The memory of a run at its full batch and sequence length.
+
+    Args:
+        framework: what a rank takes before it has a model; default: of the newest PyTorch that was measured.
+        threads: of each rank; default: ``node.threads_per_rank``, or its share of ``cores``, those of a node.
+
+    Raises:
+        UsageError: some stage does not fit ``training.recompute_budget_mib``.
+    """
+    base = framework if framework is not None else framework_of()
+    threads = threads or config.node.threads_per_rank or max(1, cores // config.ranks_per_node)
+    chunks = chunks_of(config)
+    kinds = dict(enumerate(recompute_of_layers(config, chunks)))
+    stages = []
+    for stage in range(config.layout.pp):
+        mine = [chunk for chunk in chunks if chunk.stage == stage]
+        held = _lasting(config, mine)
+        held["activations"] = peak_bytes(config, mine, kinds, moments_of(config, stage))
+        held["workspace"] = _layer_workspace(config, threads)
+        held["logits"] = _logits(config, threads) if any(chunk.has_head for chunk in mine) else 0
+        held["communication"] = _communication(config, mine)
+        held["base"] = base.own + base.shared + (base.narrow if config.training.dtype in SIXTEEN_BITS else 0)
+        stages.append({name: held[name] for name in CATEGORIES})
+    found = RunMemory(tuple(stages), base.shared, 0)
+    return RunMemory(found.stages, found.shared, _fullest_node(config, found))
+
+
+def _lasting(config: RunConfig, chunks: Sequence[Chunk]) -> Dict[str, int]:
+    """What is there from step to step."""
+    training, layout = config.training, config.layout
+    elements = flat_elements(config, chunks)
+    item = ITEM_BYTES[training.dtype]
+    wide = max(item, 4)
+    owned = elements // layout.dp if is_sharded(config) else elements
+    masters = owned * wide if training.dtype in SIXTEEN_BITS else 0
+    copy = 3 * owned * wide  # what is stepped, and both moments
+    copies = 0
+    if training.rollback_every is not None:
+        copies += copy
+    if config.checkpoint.interval is not None and config.checkpoint.asynchronous:
+        written = copy + copies  # replicas share the writing of what they hold alike
+        copies += written if is_sharded(config) else written // layout.dp
+    return {
+        "weights": elements * item + masters,
+        "gradients": elements * wide,
+        "optimiser": 2 * owned * wide,
+        "copies": copies,
+    }
+
+
+def _layer_workspace(config: RunConfig, threads: int) -> int:
+    """What a layer's backward pass needs beyond what it keeps, at its fullest: in the MLP the gradient of the inner
+    activations, while those before and after GELU are still there, or in attention, where the MLP's are gone."""
+    model, t = config.model, config.layout.tp
+    b, s = config.training.micro_batch, model.seq_len
+    cut = config.layout.sequence_parallel and t > 1
+    r = s // t if cut else s
+    item, narrow = ITEM_BYTES[config.training.dtype], config.training.dtype in SIXTEEN_BITS
+    stream = b * r * model.hidden
+    gathered = 2 * b * s * model.hidden if cut else 0  # of a cut layer: its input or gradient, whole, and a partial sum
+    mlp = b * s * model.ffn_size // t + 3 * stream + gathered
+    drops = model.attention_dropout > 0
+    blocks = attention_blocks(s, b, model.heads // t, narrow, threads)
+    inside = attention_elements(blocks, s, model.head_size, drops) + 4 * b * s * model.hidden // t
+    freed = 2 * b * s * model.ffn_size // t + 2 * stream
+    attention = max(0, inside + 2 * stream + gathered - freed)
+    drawn = 3 * core_bytes(config)  # 16 bits of random numbers for each flag, and the comparison
+    product = (
+        max(4 * model.hidden, model.ffn_size) // t * model.hidden if narrow else 0
+    )  # before it is added in float32
+    return item * (max(mlp, attention) + product) + drawn
+
+
+def _logits(config: RunConfig, threads: int) -> int:
+    """What the loss needs while it runs."""
+    model, t = config.model, config.layout.tp
+    b, s = config.training.micro_batch, model.seq_len
+    item = ITEM_BYTES[config.training.dtype]
+    rows = min(CHUNK_TOKENS, b * s)
+    width = config.padded_vocab // t
+    found = rows * width * item
+    if config.training.dtype in SIXTEEN_BITS:
+        found += min(rows, _CACHED_ROWS * threads if t == 1 else rows) * width * 4  # exponentials
+        found += width * model.hidden * item  # a product, before it is added to the weight's sum in float32
+    if config.layout.sequence_parallel and t > 1:  # gathered hidden states and their gradient
+        found += 2 * b * s * model.hidden * item
+    return found
+
+
+def _communication(config: RunConfig, chunks: Sequence[Chunk]) -> int:
+    """What is on its way to others and from them."""
+    model, layout, training = config.model, config.layout, config.training
+    item = ITEM_BYTES[training.dtype]
+    wide = max(item, 4)
+    elements = flat_elements(config, chunks)
+    found = 0
+    if layout.dp > 1:
+        in_flight = min(elements * wide, int(training.bucket_mib * MIB))
+        if training.gradient_dtype in SIXTEEN_BITS:
+            found += elements * 2
+        found += in_flight
+    if layout.pp > 1:
+        r = model.seq_len // layout.tp if layout.sequence_parallel else model.seq_len
+        neighbours = len({side for chunk in chunks for side in _sides(chunk)})
+        # of each neighbour: a message that has come and waits for its use, and one that is leaving
+        found += 2 * neighbours * item * training.micro_batch * r * model.hidden
+    return found
+
+
+def _sides(chunk: Chunk) -> List[str]:
+    return ([] if chunk.has_embedding else ["before"]) + ([] if chunk.has_head else ["after"])
+
+
+def _fullest_node(config: RunConfig, found: RunMemory) -> int:
+    """Bytes of the node that needs most: ranks fill one node after the other, or go round with job.rank_map bynode."""
+    layout = config.layout
+    own = np.array([found.bytes_of_stage(stage) - found.shared for stage in range(layout.pp)])
+    of_ranks = own[_stages_of_ranks(layout.ranks, layout.tp, layout.pp, layout.dp, layout.order)]
+    on_a_node = config.ranks_per_node  # divides the ranks: the config says so
+    by_node = config.job.rank_map.startswith("bynode")
+    nodes = of_ranks.reshape(on_a_node, -1).T if by_node else of_ranks.reshape(-1, on_a_node)
+    return int(nodes.sum(axis=1).max()) + found.shared
+
+
+@lru_cache(maxsize=256)
+def _stages_of_ranks(ranks: int, tp: int, pp: int, dp: int, order: str) -> "np.ndarray":
+    assert order in ORDERS
+    sizes, stride = {"tp": tp, "pp": pp, "dp": dp}, 1
+    for axis in order.split(","):
+        if axis == "pp":
+            break
+        stride *= sizes[axis]
+    found: np.ndarray = np.arange(ranks) // stride % pp
+    return found
