@@ -26,8 +26,8 @@ GROUPS: Dict[str, Callable[[Row], object]] = {
 _ESTIMATED = 0.25  # weight of rows that their tables call estimated, or that died after their first iteration
 _LEFT_OUT_ROUNDS = 6  # from the fit to all rows it is a short way
 _LEFT_OUT_ENOUGH = 1e-4
-_NUMBERS = ("layers", "hidden", "heads", "seq_len", "nodes", "ranks_per_node", "dp", "tp", "pp", "micro_batch")
-_WORDS = ("zero", "recompute", "torch", "dtype", "tcmalloc", "freq_ghz")
+_NUMBERS = ("layers", "hidden", "heads", "seq_len", "nodes", "dp", "tp", "pp", "micro_batch")
+_WORDS = ("ranks_per_node", "zero", "recompute", "torch", "dtype", "tcmalloc", "freq_ghz")
 
 Measurement = Tuple[Row, Measured]
 
