@@ -13,6 +13,10 @@ CORES = 48  # compute cores of a node, in four core-memory groups of 12
 GROUP_CORES = 12
 RETENTION_LIMIT = 9216  # nodes; above, retention_state is fixed at 0
 TORUS_ABOVE = 384  # nodes; above, tori of whole shelves alone are allocated
+TOFU_UNIT = (2, 3, 2)  # nodes; a torus of up to TORUS_ABOVE nodes is allocated in these
+SHELF = (2, 3, 8)  # nodes; a larger one in these
+LONGEST_SIDES = (48, 48, 69)  # nodes, of the whole machine: 24 x 23 x 24 Tofu units
+VECTOR_BYTES = 64  # of an SVE register
 TEMPORARY_BYTES = 87 * 2**30 - 128 * 2**20  # of a node, for localtmp and sharedtmp together
 KNOBS = ("freq", "eco_state", "retention_state", "throttling_state", "issue_state", "ex_pipe_state")
 

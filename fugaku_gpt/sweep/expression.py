@@ -76,6 +76,11 @@ class Expression:
     def __init__(self, text: str, place: str, tree: _Node) -> None:
         self.text, self.place, self._tree = text, place, tree
 
+    @property
+    def names(self) -> List[str]:
+        """The names that it asks for, in the order in which they first stand."""
+        return list(dict.fromkeys(_names(self._tree)))
+
     def holds(self, lookup: Lookup, subject: str = "") -> bool:
         """Whether it is true.
 
@@ -350,6 +355,11 @@ class _Walker:
 
     def _fail(self, at: int, why: str) -> NoReturn:
         _fail(self._text, self._place, at, why, self._subject)
+
+
+def _names(node: _Node) -> List[str]:
+    own = [str(node.value)] if node.kind == "name" else []
+    return own + [name for part in node.parts for name in _names(part)]
 
 
 def _is_number(value: Value) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Iterator
 
 from fugaku_gpt.jobs.pjm.lint.facts import Facts, is_open, show
 from fugaku_gpt.jobs.pjm.lint.registry import DATED, ERROR, WARNING, Hit, rule
 from fugaku_gpt.jobs.pjm.values import parse_node
-from fugaku_gpt.machine.fugaku import TORUS_ABOVE
+from fugaku_gpt.machine.fugaku import SHELF, TOFU_UNIT, TORUS_ABOVE
 
-_TOFU = 12  # nodes of a Tofu unit, 2x3x2
-_SHELF = 48  # nodes of a shelf, 2x3x8
+_TOFU, _SHELF = math.prod(TOFU_UNIT), math.prod(SHELF)
 
 
 @rule(

@@ -1,0 +1,120 @@
+"""The best layouts of a search, looked at closely: intervals, parts, memory in both trainers, waste and rank maps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Dict, List, Mapping, Optional, Tuple
+
+import numpy as np
+
+from fugaku_gpt.config.schema import RunConfig
+from fugaku_gpt.formulas.flops import notes_flops, tflops_per_node
+from fugaku_gpt.planner.predict import Prediction, predict_rows
+from fugaku_gpt.planner.seconds import PARTS
+from fugaku_gpt.planner.topology import Found, Wanted, config_of, rows_of
+from fugaku_gpt.planner.topology_map import RankMap, Torus, rank_map, torus_of
+from fugaku_gpt.planner.topology_waste import waste_of
+
+_LOOKED_AT = 20  # times as many as are wanted, before the search for layouts that fit this trainer is given up
+
+
+@dataclass(frozen=True)
+class Best:
+    """One of the best layouts.
+
+    Args:
+        tflops: of a node, by the notes' formula.
+        ours: bytes of the fullest node that this trainer needs; None on machines that it does not run on.
+        waste: lines; see :func:`fugaku_gpt.planner.topology_waste.waste_of`.
+        torus: its box of nodes, and ``ranks`` the map of its ranks; None where the job gets none.
+    """
+
+    config: RunConfig
+    prediction: Prediction
+    tflops: float
+    ours: Optional[int]
+    waste: Tuple[str, ...]
+    torus: Optional[Torus]
+    ranks: Optional[RankMap]
+
+
+def best_of(
+    wanted: Wanted,
+    found: Found,
+    places: "np.ndarray",
+    top: int,
+    memory: Optional[Callable[[RunConfig], int]] = None,
+    limit: float = 0.0,
+) -> Tuple[List[Best], int]:
+    """The first ``top`` of the layouts at ``places`` that fit this trainer too, and how many of those before did not.
+
+    Args:
+        memory: bytes of the fullest node in this trainer; None where it does not run on the machine.
+        limit: the most that may be.
+
+    Raises:
+        UsageError: a layout does not go with the run's other settings.
+    """
+    chosen: List[Tuple[RunConfig, Optional[int]]] = []
+    looked = 0
+    for place in places[: top * _LOOKED_AT]:
+        config = config_of(wanted, found.columns, int(place))
+        looked += 1
+        ours = memory(config) if memory is not None else None
+        if ours is None or ours <= limit:
+            chosen.append((config, ours))
+        if len(chosen) == top:
+            break
+    predictions = predict_rows(wanted.machine, rows_of(wanted, [config for config, _ in chosen]))
+    best = [_looked_at(wanted, config, one, ours) for (config, ours), one in zip(chosen, predictions)]
+    return best, looked - len(chosen)
+
+
+def _looked_at(wanted: Wanted, config: RunConfig, prediction: Prediction, ours: Optional[int]) -> Best:
+    row = prediction.row
+    torus = torus_of(row.nodes) if on_torus(wanted) else None
+    ranks = rank_map(torus, config.layout, row.ranks_per_node) if torus is not None else None
+    flops = notes_flops(config.model, row.global_batch, row.vocab, row.recompute)
+    return Best(
+        config=config,
+        prediction=prediction,
+        tflops=tflops_per_node(flops, prediction.seconds.value, row.nodes),
+        ours=ours,
+        waste=tuple(waste_of(config, wanted.machine, row, torus, ranks)),
+        torus=torus,
+        ranks=ranks,
+    )
+
+
+def on_torus(wanted: Wanted) -> bool:
+    """Whether jobs ask for boxes of Fugaku's torus."""
+    return wanted.hardware.startswith("A64FX") and wanted.config.job.scheduler == "pjm"
+
+
+def compared(first: Prediction, second: Prediction) -> List[Dict[str, object]]:
+    """Seconds of each part of two layouts and their difference, the whole last."""
+    lines = [(name, first.parts[name].value, second.parts[name].value) for name in PARTS]
+    lines.append(("iteration", first.seconds.value, second.seconds.value))
+    return [{"part": name, "first": one, "second": other, "difference": one - other} for name, one, other in lines]
+
+
+def why_first(first: Prediction, second: Prediction) -> str:
+    """In a sentence, why the first is faster: where it gains, where it loses, and how sure that is.
+
+    Where global batches differ, the comparison is for a sequence.
+    """
+    batches = [one.row.global_batch for one in (first, second)]
+    gains: Mapping[str, float] = {
+        name: second.parts[name].value / batches[1] - first.parts[name].value / batches[0] for name in PARTS
+    }
+    whole = first.seconds.value / batches[0], second.seconds.value / batches[1]
+    scale = batches[0]
+    said = [f"{name} {gain * scale:+.3g} s" for name, gain in sorted(gains.items(), key=lambda one: -one[1])]
+    ahead = [text for text, gain in zip(said, sorted(gains.values(), reverse=True)) if gain > 0.005 * whole[0]]
+    behind = [text for text, gain in zip(said, sorted(gains.values(), reverse=True)) if gain < -0.005 * whole[0]]
+    less = 1 - whole[0] / whole[1]
+    text = f"1 takes {less:.1%} less than 2: gains in {', '.join(ahead) or 'no single part'}"
+    text += f"; loses in {', '.join(reversed(behind))}" if behind else ""
+    if first.seconds.high / batches[0] > second.seconds.low / batches[1]:
+        text += "; their 80 % intervals overlap: measure both"
+    return text
