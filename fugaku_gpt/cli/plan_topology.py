@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import click
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fugaku_gpt.machine.constants import Machine
     from fugaku_gpt.planner.topology import Columns, Wanted
     from fugaku_gpt.planner.topology_best import Best
-    from fugaku_gpt.sweep.expression import Expression
+    from fugaku_gpt.sweep.expression import Expression, Value
 
 _COLUMNS = (
     "rank", "nodes", "ranks_per_node", "dp", "tp", "pp", "chunks", "micro_batch", "global_batch", "recompute", "zero",
@@ -73,7 +73,9 @@ _positive = click.IntRange(min=1)
 @click.option("--top", type=_positive, default=10, show_default=True, help="How many are shown and written.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write run files, rank maps and a sweep.")
 @click.option("--iterations", type=_positive, default=10, show_default=True, help="Of each run of that sweep.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw seconds against memory; or .png.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw seconds against memory; or .png."
+)
 @format_option
 def topology(
     run_file: Optional[Path],
@@ -136,11 +138,12 @@ def topology(
     if not best:
         raise UsageError(f"none of the {dropped} fastest layouts fits this trainer; see plan memory; add a constraint")
     lines = [_line(number, one, form) for number, one in enumerate(best, 1)]
-    columns = (*_COLUMNS, *_ONLY_JSON) if form == "json" else _COLUMNS
+    columns: Tuple[str, ...] = (*_COLUMNS, *_ONLY_JSON) if form == "json" else _COLUMNS
     if form == "table":
-        columns, lines = tuple(_SHORT.get(key, key) for key in columns), [
-            {_SHORT.get(key, key): value for key, value in line.items()} for line in lines
-        ]
+        columns, lines = (
+            tuple(_SHORT.get(key, key) for key in columns),
+            [{_SHORT.get(key, key): value for key, value in line.items()} for line in lines],
+        )
     click.echo(render_rows(columns, lines, form), nl=False)
     said = _explained(best) + notes
     if out is not None:
@@ -187,7 +190,7 @@ def _batches(texts: Sequence[str], base: "RunConfig", expressions: "Sequence[Exp
             raise UsageError(f"--global-batch {text}: must go up from 1 or more, over at most {_MOST_BATCHES}")
         found += range(low, high + 1)
     alone = [one for one in expressions if {_NAMES[name] for name in one.names} == {"global_batch"}]
-    kept = [one for one in dict.fromkeys(found) if all(rule.holds(lambda name, one=one: one) for rule in alone)]
+    kept = [one for one in dict.fromkeys(found) if all(_holds(rule, {"global_batch": one}) for rule in alone)]
     if not kept:
         rules = " and ".join(rule.text for rule in alone)
         raise UsageError(f"--constraint {rules}: no global batch of {found[0]} to {found[-1]} meets it")
@@ -234,14 +237,36 @@ def _meets(
             names = list(dict.fromkeys(_NAMES[name] for name in rule.names)) or ["dp"]
             values = np.stack([every[name] for name in names], axis=1)
             combinations, of = np.unique(values, axis=0, return_inverse=True)
-            held = []
-            for combination in combinations.tolist():
-                known = {key: bool(one) if key in FLAGS else one for key, one in zip(names, combination)}
-                held.append(rule.holds(lambda name, known=known: known[_NAMES[name]]))
+            held = [
+                _holds(rule, {key: bool(one) if key in FLAGS else one for key, one in zip(names, combination)})
+                for combination in combinations.tolist()
+            ]
             good &= np.array(held)[of.reshape(-1)]
         return good
 
     return meets
+
+
+def _holds(rule: "Expression", known: "Mapping[str, Value]") -> bool:
+    return rule.holds(lambda name: known[_NAMES[name]])
+
+
+def _our_memory(wanted: "Wanted") -> "Tuple[Optional[Callable[[RunConfig], int]], float]":
+    """What this trainer needs on the fullest node of a run, and the most that there is [bytes]; it has no GPU code."""
+    from fugaku_gpt.machine.framework import framework_of
+    from fugaku_gpt.machine.fugaku import CORES
+    from fugaku_gpt.planner.footprint import UNIT_BYTES
+    from fugaku_gpt.planner.run_memory import memory_of_run
+
+    machine = wanted.machine
+    if machine.facts["tile_units"] or machine.facts["devices_per_node"] > 1:
+        return None, 0.0
+    unit = UNIT_BYTES[machine.memory_unit]
+    build = framework_of(wanted.torch)
+    return (
+        lambda config: memory_of_run(config, build, cores=CORES).bytes_of_node,
+        machine.capacity(wanted.hardware) * unit,
+    )
 
 
 def _told(started: float) -> Callable[[int, int], None]:
@@ -258,8 +283,10 @@ def _told(started: float) -> Callable[[int, int], None]:
 
 
 def _line(number: int, best: "Best", form: str) -> Dict[str, Any]:
+    from fugaku_gpt.planner.footprint import UNIT_BYTES
+
     found, row = best.prediction, best.prediction.row
-    unit = 2.0**20 if found.memory_unit == "MiB" else 2.0**30
+    unit = UNIT_BYTES[found.memory_unit]
     line: Dict[str, Any] = {
         "rank": number,
         **{key: getattr(row, key) for key in _ROW},

@@ -28,7 +28,7 @@ def draw_search(found: Found, wanted: Wanted, title: str, file: Path) -> None:
     matplotlib.use("agg")
     # the same text for the same figures, whoever draws it
     matplotlib.rcParams.update({"svg.hashsalt": "topology", "svg.fonttype": "none", "font.size": 9})
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     machine = wanted.machine
     capacity = machine.capacity(wanted.hardware)
@@ -49,7 +49,10 @@ def draw_search(found: Found, wanted: Wanted, title: str, file: Path) -> None:
         axes.set_xlim(0.9 * float(inside.min()), 1.5 * capacity)
     axes.set(xscale="log", yscale="log", xlabel=f"memory of the fullest {machine.memory_of} [{machine.memory_unit}]")
     axes.set(ylabel="seconds per iteration", title=title)
-    axes.legend(fontsize=8)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(ticker.FuncFormatter(_plainly))
+        axis.set_minor_formatter(ticker.FuncFormatter(_plainly))
+    axes.legend(fontsize=8, loc="upper right")
     figure.tight_layout()
     try:
         metadata = {"Date": None, "Creator": None} if file.suffix == ".svg" else {"Software": None}
@@ -63,3 +66,8 @@ def draw_search(found: Found, wanted: Wanted, title: str, file: Path) -> None:
 def _thinned(places: "np.ndarray") -> "np.ndarray":
     chosen: "np.ndarray" = places[:: -(-len(places) // _MOST_POINTS) or 1]
     return chosen
+
+
+def _plainly(value: float, _: object) -> str:
+    """Of 1, 2 and 5 times a power of ten the number itself, not the power; nothing of what is between."""
+    return f"{value:g}" if f"{value:e}"[0] in "125" else ""

@@ -120,3 +120,8 @@ def test_arithmetic_binds_as_in_mathematics(a: int, b: int, c: int, one: str, tw
     else:
         expected = apply[two](apply[one](a, b), c)
     assert holds(f"{a} {one} {b} {two} {c} == {expected}")
+
+
+def test_an_expression_tells_its_names_once_each() -> None:
+    found = parse_expression("a.b % 2 == 0 and not (c in [1, a.b])", "here", ["a.b", "c"])
+    assert found.names == ["a.b", "c"]

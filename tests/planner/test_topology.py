@@ -1,0 +1,157 @@
+"""Every layout that can be, and none that cannot; costed as rows are."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any, Dict, Set, Tuple
+
+import numpy as np
+import pytest
+
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.config.checks import problems_of
+from fugaku_gpt.config.schema import LayoutConfig, RunConfig
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.machine.constants import load_machine
+from fugaku_gpt.planner.predict import predict_rows
+from fugaku_gpt.planner.topology import COLUMNS, Found, Wanted, candidates, config_of, like_measured, rows_of, search
+from fugaku_gpt.planner.topology_best import best_of, compared, why_first
+
+MACHINE = load_machine("a64fx")
+
+
+def wanted(nodes: Tuple[int, int] = (4, 4), batches: Tuple[int, ...] = (8,), **training: Any) -> Wanted:
+    settings = ["model.layers=6", "model.heads=4", "model.hidden=256", "model.seq_len=128"]
+    config = load_run_config(None, None, settings)
+    config = replace(config, training=replace(config.training, **training))
+    return Wanted(config, MACHINE, "A64FX", "1.10", nodes, (1, 2, 4), batches)
+
+
+def _all_valid(of: Wanted) -> Set[Tuple[int, ...]]:
+    """By trial of every product of small numbers against the rules between a run's settings."""
+    found = set()
+    some = range(1, 9)
+    for ppn, dp, tp, pp, chunks, mbs in itertools.product((1, 2, 4), some, (1, 2, 4), some, (1, 2, 3, 6), some):
+        nodes = dp * tp * pp // ppn
+        if nodes * ppn != dp * tp * pp or not of.nodes[0] <= nodes <= of.nodes[1] or 6 % (pp * chunks):
+            continue
+        layout = LayoutConfig(dp, tp, pp, schedule="interleaved" if chunks > 1 else "1f1b", chunks=chunks)
+        run = replace(
+            of.config,
+            layout=layout,
+            training=replace(of.config.training, micro_batch=mbs, global_batch=of.batches[0]),
+            job=replace(of.config.job, nodes=nodes),
+        )
+        if (chunks > 1 and pp == 1) or problems_of(run, lambda key: ""):
+            continue
+        for again, zero, cut in itertools.product((0, 1), (0, 1) if dp > 1 else (0,), (0, 1) if tp > 1 else (0,)):
+            found.add((nodes, ppn, dp, tp, pp, chunks, mbs, of.batches[0], again, zero, cut))
+    return found
+
+
+@pytest.mark.parametrize(
+    "of", [wanted(), wanted((1, 4)), wanted(ramp_start=4, ramp_increment=4, ramp_samples=64)], ids=["4", "to 4", "ramp"]
+)
+def test_all_layouts_that_are_valid_are_there_once_and_no_others(of: Wanted) -> None:
+    columns = candidates(of)
+    listed = list(zip(*(columns[name].tolist() for name in COLUMNS)))
+    assert len(listed) == len(set(listed)) > 100
+    assert set(listed) == _all_valid(of)
+    for place in range(0, len(listed), 7):
+        config = config_of(of, columns, place)  # refuses what is not valid
+        assert config.ranks_per_node * config.job.nodes == config.layout.ranks
+
+
+def test_a_growing_batch_leaves_only_replicas_that_divide_it() -> None:
+    grown = candidates(wanted(ramp_start=4, ramp_increment=2, ramp_samples=64))
+    assert set((grown["dp"] * grown["micro_batch"]).tolist()) == {1, 2}
+
+
+def test_a_search_says_what_predictions_of_rows_say() -> None:
+    of = wanted((1, 4))
+    found = search(of)
+    places = range(0, len(found.seconds), 11)
+    rows = rows_of(of, [config_of(of, found.columns, place) for place in places])
+    for place, one in zip(places, predict_rows(MACHINE, rows)):
+        assert found.seconds[place] == pytest.approx(one.seconds.value)
+        assert found.memory[place] == pytest.approx(one.peak)
+        assert bool(found.fits[place]) == one.fits
+
+
+def _at_512() -> Tuple[Wanted, Found]:
+    config = load_run_config(None, "1.3b", ["node.freq_mhz=2000"], check=False)
+    of = Wanted(config, MACHINE, "A64FX", "1.10", (512, 512), (1, 2, 4), (1024,))
+    return of, search(of)
+
+
+def test_what_does_not_fit_is_not_ranked_and_the_rest_is_by_time() -> None:
+    _, found = _at_512()
+    assert 0 < len(found.order) < len(found.seconds)
+    assert found.fits[found.order].all() and found.fits.sum() == len(found.order)
+    assert (np.diff(found.seconds[found.order]) >= 0).all()
+    shapes = found.best_of_each_shape()
+    assert shapes[0] == found.order[0] and (np.diff(found.seconds[shapes]) >= 0).all()
+    keys = np.stack([found.columns[name][shapes] for name in ("ranks_per_node", "dp", "tp", "pp")], axis=1)
+    assert len(np.unique(keys, axis=0)) == len(shapes)
+
+
+def test_none_is_both_faster_and_smaller_than_one_of_the_frontier() -> None:
+    _, found = _at_512()
+    frontier = found.frontier()
+    assert frontier[0] in found.order[found.seconds[found.order] == found.seconds[found.order[0]]]
+    for place in frontier:
+        better = (found.seconds < found.seconds[place]) & (found.memory <= found.memory[place])
+        assert not better[found.order].any()
+    assert found.memory[frontier[-1]] == found.memory[found.order].min()
+
+
+def test_several_batches_are_ranked_by_the_time_of_a_sequence() -> None:
+    found = search(wanted((4, 4), (8, 16)))
+    per = found.seconds / found.columns["global_batch"]
+    assert set(found.columns["global_batch"].tolist()) == {8, 16}
+    assert (np.diff(per[found.order]) >= 0).all()
+
+
+def test_constraints_leave_out_layouts_and_are_counted() -> None:
+    of = wanted()
+    found = search(of, lambda columns: columns["tp"] == 2)
+    assert set(found.columns["tp"].tolist()) == {2} and found.enumerated == len(candidates(of)["tp"])
+
+
+def test_layouts_like_measured_ones_have_nothing_extrapolated_of_their_own() -> None:
+    of, found = _at_512()
+    like = np.flatnonzero(like_measured(found.columns, MACHINE.time))
+    rows = rows_of(of, [config_of(of, found.columns, int(place)) for place in like[::9]])
+    assert len(rows) > 5 and all(not one.extrapolated for one in predict_rows(MACHINE, rows))
+
+
+def test_what_does_not_fit_this_trainer_makes_room_for_the_next() -> None:
+    of, found = _at_512()
+    order = found.best_of_each_shape()
+
+    def memory(config: RunConfig) -> int:
+        return 100 if config.layout.pp > 1 else 10
+
+    best, dropped = best_of(of, found, order, 3, memory, limit=50)
+    assert len(best) == 3 and all(one.config.layout.pp == 1 and one.ours == 10 for one in best)
+    before = [int(found.columns["pp"][place]) for place in order]
+    third = [place for place, pp in enumerate(before) if pp == 1][2]
+    assert dropped == sum(pp > 1 for pp in before[:third])
+
+
+def test_the_winner_is_told_from_the_next_by_part() -> None:
+    of, found = _at_512()
+    (first, second), _ = best_of(of, found, found.best_of_each_shape(), 2)
+    lines: Dict[Any, Any] = {one["part"]: one["difference"] for one in compared(first.prediction, second.prediction)}
+    whole = lines.pop("iteration")
+    assert whole < 0 and sum(lines.values()) == pytest.approx(whole)
+    largest = min(lines, key=lambda part: lines[part])
+    assert f"gains in {largest} +" in why_first(first.prediction, second.prediction)
+
+
+def test_settings_that_do_not_go_with_a_layout_are_refused() -> None:
+    of = wanted()
+    of = replace(of, config=replace(of.config, job=replace(of.config.job, strict="strict")))
+    with pytest.raises(UsageError, match=r"job\.strict"):
+        config_of(of, candidates(of), 0)
