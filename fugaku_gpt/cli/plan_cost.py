@@ -44,7 +44,14 @@ class Duration(_DurationType):
 @click.argument("run_file", metavar="[RUN.yaml]", required=False, type=click.Path(path_type=Path))
 @click.option("--preset", help="Start from a preset.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override; repeatable.")
-@click.option("--machine", "name", default="a64fx", show_default=True, metavar="NAME", help="Machine, or its file.")
+@click.option(
+    "--machine",
+    "name",
+    default="a64fx",
+    show_default=True,
+    metavar="NAME",
+    help="Machine, or its file; local: machine-local.yaml, which `plan probe` makes.",
+)
 @click.option("--hardware", help="Kind of the machine's hardware, such as V100-16GB; default: the first.")
 @click.option(
     "--torch", "build", default="", metavar="1.10", help="PyTorch build, where the machine's rows tell builds."
@@ -61,16 +68,23 @@ def iteration_time(
 ) -> int:
     """Predict the seconds of an iteration by part, tokens/s, FLOP/s and utilisation, each with an 80 % interval.
 
-    The figures are those of the machine's fitted rows, which other trainers ran. Inputs that no such row is like are
-    named as extrapolated on standard error.
+    The figures are those of the machine's fitted rows, which other trainers ran, or, of a file of `plan probe`, of our
+    own trainer by what was measured. Inputs that no such row is like, and shapes beyond what was measured, are named as
+    extrapolated on standard error.
     """
     from fugaku_gpt.config import load_run_config
     from fugaku_gpt.machine.constants import load_machine
-    from fugaku_gpt.planner.of_run import beyond_the_rows, figures_of_run, row_of_run
+    from fugaku_gpt.planner.of_run import beyond_the_rows, figures_of_local_run, figures_of_run, row_of_run
 
     config = load_run_config(run_file, preset, list(settings), check=False)
     machine = load_machine(name)
-    found, figures = figures_of_run(config, machine, row_of_run(config, machine, hardware, build))
+    if machine.probed is not None:
+        if hardware or build:
+            raise UsageError(f"--machine {name}: a probed machine is as it is; leave out --hardware and --torch")
+        extrapolated, figures = figures_of_local_run(config, machine)
+    else:
+        found, figures = figures_of_run(config, machine, row_of_run(config, machine, hardware, build))
+        extrapolated = [*found.extrapolated, *beyond_the_rows(config)]
     lines = [
         {
             "figure": one.name,
@@ -82,7 +96,7 @@ def iteration_time(
         for one in figures
     ]
     click.echo(render_rows(_FIGURES, lines, form), nl=False)
-    for text in (*found.extrapolated, *beyond_the_rows(config)):
+    for text in extrapolated:
         click.echo(f"extrapolated: {text}", err=True)
     return EXIT_OK
 

@@ -3,6 +3,9 @@
 A file holds the machine's facts, and for each of the planner's two models its constants with their priors, their fitted
 values and widths, the rows that they come from and the range of inputs that those rows cover. ``fugaku-gpt plan fit``
 writes the fitted half anew; the rest is written by hand.
+
+The file of the machine at hand is made by ``fugaku-gpt plan probe``: it has a section ``probed`` besides, which is what
+its time model goes by (``planner/local_seconds.py``); its constants are factors on that.
 """
 
 from __future__ import annotations
@@ -15,7 +18,10 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 import yaml
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.machine.probed import Probed, probed_data, probed_of
 
+LOCAL = "local"
+LOCAL_FILE = Path("machine-local.yaml")  # of the current folder: seen, kept or deleted like any other file
 _DATA = Path(__file__).parent / "data"
 _FORMAT = 1
 
@@ -79,6 +85,7 @@ class Machine:
             base_clock_ghz, devices_per_node, item_bytes, tile_units (multiprocessors that share a product's tiles, 0
             where products are not cut into waves).
         memory_unit: ``MiB`` or ``GB``; rows' memory is that of a ``memory_of``: ``node`` or ``rank``.
+        probed: what was measured of the machine itself, for the time of our own trainer; None of others.
     """
 
     name: str
@@ -89,6 +96,7 @@ class Machine:
     memory_of: str
     time: Fitted
     memory: Fitted
+    probed: Optional[Probed] = None
 
     def capacity(self, hardware: str) -> float:
         """Memory of a device or node of this hardware, in ``memory_unit``."""
@@ -108,18 +116,23 @@ def machine_path(name: str) -> Path:
     """
     if name not in machine_names():
         raise UsageError(
-            f"machine {name}: not known; valid: {', '.join(machine_names())}, or the path of a machine file"
+            f"machine {name}: not known; valid: {', '.join([*machine_names(), LOCAL])}, or the path of a machine file"
         )
     return _DATA / f"{name}.yaml"
 
 
 def load_machine(name: str) -> Machine:
-    """A machine by name, or from a file whose name ends in ``.yaml``.
+    """A machine by name, or from a file whose name ends in ``.yaml``; ``local`` is the file that ``plan probe`` makes.
 
     Raises:
         UsageError: no such machine, or its file is not valid.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else machine_path(name)
+    path = Path(name) if name.endswith((".yaml", ".yml")) else LOCAL_FILE if name == LOCAL else machine_path(name)
+    if name == LOCAL and not path.exists():
+        raise UsageError(
+            f"machine {LOCAL}: no {path} in the current folder; make it with `fugaku-gpt plan probe --out {path}` "
+            "(30 seconds, on an idle machine), or name the file: --machine FILE.yaml"
+        )
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -136,6 +149,7 @@ def load_machine(name: str) -> Machine:
             memory_of=str(data["memory_of"]),
             time=_fitted(data["time"]),
             memory=_fitted(data["memory"]),
+            probed=probed_of(data["probed"]) if "probed" in data else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{path}: not a machine file: {type(error).__name__}: {error}") from None
@@ -192,6 +206,8 @@ def machine_text(machine: Machine) -> str:
         "time": _fitted_data(machine.time),
         "memory": _fitted_data(machine.memory),
     }
+    if machine.probed is not None:
+        data["probed"] = _on_lines(probed_data(machine.probed))
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=116, default_flow_style=False, allow_unicode=True)
 
 
@@ -204,6 +220,15 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(_Lines, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, True))
+
+
+def _on_lines(data: Dict[str, Any]) -> Dict[str, Any]:
+    """Each row of the section's tables on one line."""
+    found = dict(data)
+    for key, table in data.items():
+        if isinstance(table, dict) and "rows" in table:
+            found[key] = {"columns": _Lines(table["columns"]), "rows": [_Lines(row) for row in table["rows"]]}
+    return found
 
 
 def _fitted_data(fitted: Fitted) -> Dict[str, Any]:

@@ -93,7 +93,7 @@ class _CrossEntropy(torch.autograd.Function):
             else:
                 logits = compat.matmul(chunk, weight.t())
             logits[:, used:] = 0.0  # the gradient of padding
-            loss += _losses(logits[:, :used], local, tp, wants_gradient, gradient_scale)
+            loss += losses_of_logits(logits[:, :used], local, tp, wants_gradient, gradient_scale)
             if grad_hidden is not None and grad_weight is not None:
                 if wide:  # without padding, whatever its rows hold; as fast
                     torch.mm(logits[:, :used], weight[:used], out=grad_hidden[rows])
@@ -126,7 +126,7 @@ class _CrossEntropy(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None, None, None, None, None
 
 
-def _losses(
+def losses_of_logits(
     logits: torch.Tensor, targets: torch.Tensor, tp: Communicator, wants_gradient: bool, gradient_scale: float
 ) -> torch.Tensor:
     """The sum of the losses of [n, rows] logits, which become ``gradient_scale`` times its gradients by them, or

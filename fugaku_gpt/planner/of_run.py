@@ -9,6 +9,7 @@ from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.machine.constants import Machine
+from fugaku_gpt.planner.local_seconds import predict_run
 from fugaku_gpt.planner.predict import Guess, Prediction, predict_rows
 from fugaku_gpt.planner.rows import Row, why_invalid
 
@@ -81,25 +82,50 @@ def beyond_the_rows(config: RunConfig) -> List[str]:
     return found
 
 
+def figures_of_local_run(config: RunConfig, machine: Machine) -> Tuple[List[str], List[Figure]]:
+    """As :func:`figures_of_run`, of our own trainer on a probed machine; what is extrapolated, and the figures.
+
+    Utilisation is of the best rate that the probe has seen.
+    """
+    found = predict_run(config, machine)
+    batch = config.training.global_batch
+    noted = notes_flops(config.model, batch, config.padded_vocab, config.training.recompute == "full")
+    exact = exact_flops(config.model, batch, config.padded_vocab)
+    return list(found.extrapolated), [
+        Figure("iteration", found.seconds, "s"),
+        *(Figure(name, guess, "s") for name, guess in found.parts.items()),
+        *_speeds(config, found.seconds, noted, exact, machine.facts["peak_flops"]),
+    ]
+
+
 def figures_of_run(config: RunConfig, machine: Machine, row: Row) -> Tuple[Prediction, List[Figure]]:
     """Seconds per iteration and of each part, and what follows from them."""
     (found,) = predict_rows(machine, [row])
     whole = found.seconds
-    tokens = row.global_batch * row.seq_len
-    peak = peak_flops_of_node(machine, row)
     noted = notes_flops(config.model, row.global_batch, row.vocab, row.recompute)
     exact = exact_flops(config.model, row.global_batch, row.vocab)
     lines = [Figure("iteration", whole, "s")]
     lines += [Figure(name, guess, "s") for name, guess in found.parts.items()]
-    lines += [
-        Figure("speed", _inverse(whole, tokens), "tokens/s"),
-        Figure("rate per node (notes' formula)", _inverse(whole, tflops_per_node(noted, 1, row.nodes)), "TFLOP/s"),
-        Figure("rate of all nodes", _inverse(whole, noted / 1e15), "PFLOP/s"),
-        Figure("utilisation (exact FLOPs, no recompute)", _inverse(whole, 100 * exact / (peak * row.nodes)), "%"),
-    ]
+    lines += _speeds(config, whole, noted, exact, peak_flops_of_node(machine, row))
+    tokens = row.global_batch * row.seq_len
     if "watts_per_node" in machine.facts:
         lines.append(Figure("energy", _scaled(whole, machine.facts["watts_per_node"] * row.nodes / tokens), "J/token"))
     return found, lines
+
+
+def _speeds(config: RunConfig, whole: Guess, noted: float, exact: float, peak: float) -> List[Figure]:
+    """What follows from the seconds of an iteration.
+
+    Args:
+        noted, exact: FLOPs of an iteration by the two formulas; ``peak``: FLOP/s of a node.
+    """
+    nodes, tokens = config.job.nodes, config.training.global_batch * config.model.seq_len
+    return [
+        Figure("speed", _inverse(whole, tokens), "tokens/s"),
+        Figure("rate per node (notes' formula)", _inverse(whole, tflops_per_node(noted, 1, nodes)), "TFLOP/s"),
+        Figure("rate of all nodes", _inverse(whole, noted / 1e15), "PFLOP/s"),
+        Figure("utilisation (exact FLOPs, no recompute)", _inverse(whole, 100 * exact / (peak * nodes)), "%"),
+    ]
 
 
 def peak_flops_of_node(machine: Machine, row: Row) -> float:

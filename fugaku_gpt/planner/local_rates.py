@@ -1,0 +1,166 @@
+"""Seconds of an operation of any size from those that ``plan probe`` has measured.
+
+Rates of products are means of the nearest measured shapes in logarithms of rows, inner and columns, nearer ones
+counting more; passes and messages lie on straight lines between measured sizes in double logarithms. Beyond the
+measured sizes the last rate is kept, and the size is named as extrapolated.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Dict, List, Sequence, Tuple
+
+import numpy as np
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.machine.probed import OF_STEPS, SEND, Probed
+
+_NEAREST = 6
+_BEYOND = 2.0  # a size within this factor of the measured ones is as good as measured
+
+
+class Rates:
+    """Of runs of so many ranks and threads.
+
+    Attributes:
+        ranks: that the operations were measured on at once: as many as have cores of their own.
+        spreads: of the logarithms of all that was looked up, seconds times spread, by table.
+        extrapolated: what was looked up beyond what was measured.
+    """
+
+    def __init__(self, probed: Probed, ranks: int, threads: int) -> None:
+        self._probed = probed
+        self.extrapolated: Dict[str, None] = {}
+        self.threads = threads
+        with_cores = sorted({product.ranks for product in probed.products})
+        if not with_cores:
+            raise UsageError(_too_short("products"))
+        at_once = max(1, min(ranks, probed.cores // threads))
+        alike = [count for count in with_cores if probed.threads[count] == threads] or with_cores
+        self.ranks = min(alike, key=lambda count: (abs(math.log(count / at_once)), -count))
+        if probed.threads[self.ranks] != threads:
+            known = ", ".join(str(one) for one in sorted({probed.threads[count] for count in with_cores}))
+            self.extrapolated[f"node.threads_per_rank {threads}: measured {known}"] = None
+        self._world = ranks
+        self._products: Dict[Tuple[str, str], Tuple["np.ndarray", "np.ndarray"]] = {}
+        self._lines: Dict[Tuple[str, ...], Tuple["np.ndarray", "np.ndarray"]] = {}
+        self._known: Dict[Tuple[object, ...], float] = {}
+
+    def product(self, dtype: str, kind: str, batch: int, rows: int, inner: int, columns: int) -> float:
+        """Seconds of a product, or of a batch of them."""
+        key = (dtype, kind, batch, rows, inner, columns)
+        if key not in self._known:
+            places, rates = self._measured_products(kind, dtype)
+            here = np.log2([rows, inner, columns])
+            self._note_beyond(
+                f"{kind} product of {rows} x {inner} x {columns} ({dtype})",
+                here,
+                places.min(axis=0),
+                places.max(axis=0),
+            )
+            distance = np.sum((places - np.clip(here, places.min(axis=0), places.max(axis=0))) ** 2, axis=1)
+            near = np.argsort(distance, kind="stable")[:_NEAREST]
+            weight = 1.0 / (distance[near] + 0.02) ** 1.5
+            rate = math.exp(float(np.sum(weight * rates[near]) / np.sum(weight)))
+            self._known[key] = 2.0 * batch * rows * inner * columns / rate
+        return self._known[key]
+
+    def over(self, dtype: str, name: str, elements: int) -> float:
+        """Seconds of a pass over so many elements."""
+        if elements <= 0:
+            return 0.0
+        of = "float32" if name in OF_STEPS else dtype
+        key = ("pass", name, of)
+        if key not in self._lines:
+            rows = [
+                one for one in self._probed.passes if one.name == name and one.dtype == of and one.ranks == self.ranks
+            ]
+            self._lines[key] = _line([(one.elements, one.seconds) for one in rows], f"pass {name} ({of})")
+        return self._on(key, elements, f"{name} over {elements} elements ({of})")
+
+    def message(self, operation: str, group: int, size: int) -> float:
+        """Seconds of a communication in groups of so many ranks; ``size`` in bytes."""
+        if group == 1 or size <= 0:
+            return 0.0
+        found = [one for one in self._probed.messages if one.operation == operation]
+        if not found:
+            raise UsageError(
+                f"the machine file tells no {operation} between ranks: probe with `plan probe --ranks {self._world}`"
+            )
+        world, measured = min(
+            {(one.ranks, one.group) for one in found},
+            key=lambda pair: (
+                abs(math.log(pair[0] / self._world)) + (0 if operation == SEND else 2 * abs(math.log(pair[1] / group))),
+                pair,
+            ),
+        )
+        if world != self._world:
+            self.extrapolated[f"{self._world} ranks: measured {', '.join(map(str, sorted(self._probed.threads)))}"] = (
+                None
+            )
+        key = ("message", operation, str(world), str(measured))
+        if key not in self._lines:
+            rows = [one for one in found if (one.ranks, one.group) == (world, measured)]
+            self._lines[key] = _line([(one.bytes, one.seconds) for one in rows], operation)
+        seconds = self._on(key, size, f"{operation} of {size} bytes", least_is_latency=True)
+        if operation == SEND or measured == group:
+            return seconds
+        self.extrapolated[f"groups of {group} ranks: measured {measured}"] = None
+        return seconds * math.log2(2 * group) / math.log2(2 * measured)  # as trees grow
+
+    def overhead(self, dtype: str, backward: bool) -> float:
+        """Seconds of one pass through a layer that has next to no work, operations of the smallest size included."""
+        name = "layer_backward" if backward else "layer"
+        for one in self._probed.passes:
+            if (one.name, one.dtype, one.ranks) == (name, dtype, self.ranks):
+                return one.seconds
+        raise UsageError(_too_short(f"{name} in {dtype}"))
+
+    def _measured_products(self, kind: str, dtype: str) -> Tuple["np.ndarray", "np.ndarray"]:
+        """Shapes [N, 3] and rates [N] of one kind, in logarithms."""
+        if (kind, dtype) not in self._products:
+            rows = [
+                one
+                for one in self._probed.products
+                if one.kind == kind and one.dtype == dtype and one.ranks == self.ranks
+            ]
+            if not rows:
+                raise UsageError(_too_short(f"{kind} products in {dtype}"))
+            self._products[kind, dtype] = (
+                np.log2([[one.rows, one.inner, one.columns] for one in rows]),
+                np.log([one.flops / one.seconds for one in rows]),
+            )
+        return self._products[kind, dtype]
+
+    def _on(self, key: Tuple[str, ...], size: int, what: str, least_is_latency: bool = False) -> float:
+        sizes, seconds = self._lines[key]
+        here = math.log(size)
+        if here > sizes[-1]:
+            if here > sizes[-1] + math.log(_BEYOND) and not least_is_latency:
+                self._note_large(what)
+            return math.exp(seconds[-1] + here - sizes[-1])
+        return math.exp(float(np.interp(here, sizes, seconds)))
+
+    def _note_large(self, what: str) -> None:
+        self.extrapolated[f"{what}: measured less"] = None
+
+    def _note_beyond(self, what: str, here: "np.ndarray", least: "np.ndarray", most: "np.ndarray") -> None:
+        reach = math.log2(_BEYOND)
+        if np.any(here < least - reach) or np.any(here > most + reach):
+            low, high = (" x ".join(str(round(2**one)) for one in ends) for ends in (least, most))
+            self.extrapolated[f"{what}: measured {low} to {high}"] = None
+
+
+def _too_short(what: str) -> str:
+    return (
+        f"the machine file has no {what}: its probe was too short, or without that type; give `plan probe` more "
+        "--seconds, or the --dtype"
+    )
+
+
+def _line(points: Sequence[Tuple[int, float]], what: str) -> Tuple["np.ndarray", "np.ndarray"]:
+    """Logarithms of sizes, ascending, and of seconds."""
+    if not points:
+        raise UsageError(_too_short(what))
+    ordered: List[Tuple[int, float]] = sorted(points)
+    return np.log([size for size, _ in ordered]), np.log([seconds for _, seconds in ordered])

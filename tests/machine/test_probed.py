@@ -1,0 +1,47 @@
+"""The section of a machine file that the probe fills."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.machine.constants import load_machine, machine_text
+from fugaku_gpt.machine.probed import Step, probed_data, probed_of
+from fugaku_gpt.planner.local_fitting import local_machine
+from tests.planner.probes import even_machine
+
+
+def test_a_probed_machine_s_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    probed = even_machine().and_also(even_machine())
+    step = Step("tiny", ("model.layers=2", "layout.split=[1, 1]", "layout.pp=2"), 0.5, 0.01)
+    probed = probed_of(
+        json.loads(json.dumps({**probed_data(probed), "steps": probed_data(replace(probed, steps=(step,)))["steps"]}))
+    )
+    assert probed.steps == (step,) and len(probed.products) == 2 * len(even_machine().products)
+    machine, _ = local_machine(probed, 2**34)
+    path = tmp_path / "m.yaml"
+    path.write_text(machine_text(machine))
+    again = load_machine(str(path))
+    assert again.probed == probed and machine_text(again) == path.read_text()
+
+
+def test_damaged_sections_are_refused_and_a_missing_file_says_how_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, _ = local_machine(even_machine(), 2**34)
+    good = machine_text(machine)
+    path = tmp_path / "m.yaml"
+    for old, new in (("  version: 1", "  version: 9"), ("[kind, dtype", "[kinds, dtype"), ("[linear, float32,", "[")):
+        assert old in good
+        path.write_text(good.replace(old, new))
+        with pytest.raises(UsageError, match="not a machine file"):
+            load_machine(str(path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="plan probe --out machine-local.yaml"):
+        load_machine("local")
+    (tmp_path / "machine-local.yaml").write_text(good)
+    assert machine_text(load_machine("local")) == good

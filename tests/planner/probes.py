@@ -1,0 +1,56 @@
+"""A machine whose every figure is easy to reckon with."""
+
+from __future__ import annotations
+
+from typing import Dict, List
+
+from fugaku_gpt.machine.probed import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    NARROW_ALL_REDUCE,
+    OF_STEPS,
+    PASSES,
+    PRODUCTS,
+    REDUCE_SCATTER,
+    SEND,
+    Message,
+    Pass,
+    Probed,
+    Product,
+)
+
+FLOPS = 1e9  # per second, of any product
+PASS_SECONDS = 1e-9  # per element, of any pass
+LAYER_SECONDS = 1e-3  # of a layer with next to no work; backward twice that
+MESSAGE_SECONDS = 1e-9  # per byte, of any message
+
+
+def even_machine(cores: int = 2, ranks: int = 4) -> Probed:
+    """One thread a rank; ranks that have cores of their own do not disturb each other."""
+    products: List[Product] = []
+    passes: List[Pass] = []
+    messages: List[Message] = []
+    threads: Dict[int, int] = {}
+    for count in (1, 2, 4):
+        if count > ranks:
+            continue
+        threads[count] = 1
+        for operation in (ALL_REDUCE, NARROW_ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, SEND):
+            for group in range(2, count + 1, 2):
+                for size in (1, 2**20):
+                    messages.append(Message(operation, count, group, size, MESSAGE_SECONDS * size, 0.01))
+        if count > cores:
+            continue
+        for width in (64, 512):
+            for kind in PRODUCTS:
+                flops = 2.0 * width**3
+                products.append(Product(kind, "float32", count, 1, width, width, width, flops / FLOPS, 0.01))
+        for elements in (1, 2**22):
+            for name in (*PASSES, *OF_STEPS):
+                seconds = {"layer": LAYER_SECONDS, "layer_backward": 2 * LAYER_SECONDS}.get(
+                    name, PASS_SECONDS * elements
+                )
+                passes.append(Pass(name, "float32", count, elements, seconds, 0.01))
+    return Probed(
+        cores, threads, {"processor": "even"}, {"copy 1": 1e10}, tuple(products), tuple(passes), tuple(messages)
+    )

@@ -1,0 +1,165 @@
+"""The time model of our own trainer: counts against formulas, times against a machine that is easy to reckon with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Dict
+
+import pytest
+
+from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.formulas.flops import exact_flops
+from fugaku_gpt.machine.constants import load_machine
+from fugaku_gpt.machine.probed import ALL_REDUCE, Step
+from fugaku_gpt.planner.local_fitting import MeasuredRun, fit_local, local_machine
+from fugaku_gpt.planner.local_rates import Rates
+from fugaku_gpt.planner.local_seconds import PARTS, RunCost, predict_run, prior_constants
+from fugaku_gpt.planner.local_work import Tally, chunk_works, message_bytes, stage_work
+from tests.planner.probes import FLOPS, LAYER_SECONDS, MESSAGE_SECONDS, PASS_SECONDS, even_machine
+
+SHAPE = ("model.layers=4", "model.hidden=128", "model.heads=4", "model.seq_len=64", "model.vocab_size=512")
+BATCH = ("training.micro_batch=2", "training.global_batch=16", "node.threads_per_rank=1")
+ONES: Dict[str, float] = {**dict.fromkeys(prior_constants().values, 1.0), "fixed": 0.0}
+
+
+def run(*settings: str) -> RunConfig:
+    return load_run_config(overrides=[*SHAPE, *BATCH, *settings])
+
+
+def flops(tally: Tally) -> float:
+    return sum(2.0 * n * batch * r * i * c for (_, batch, r, i, c), n in tally.products.items())
+
+
+def whole(config: RunConfig) -> Tally:
+    """Of one micro-batch through all chunks, there and back."""
+    found = Tally()
+    for work in chunk_works(config):
+        found.add(work.forward)
+        found.add(work.backward)
+    return found
+
+
+def test_products_are_those_of_the_formula_but_for_attention_s_blocks() -> None:
+    config = run()
+    tally = whole(config)
+    # one block of queries holds all 64 tokens: nothing is saved above the diagonal, and the scores are made twice
+    b, s, h, layers = 2, 64, 128, 4
+    again = layers * 2.0 * b * s * s * h
+    assert flops(tally) == pytest.approx(exact_flops(config.model, b, config.padded_vocab) + again)
+
+
+def test_blocks_skip_what_lies_above_the_diagonal() -> None:
+    config = run("model.seq_len=256", "training.micro_batch=1", "training.global_batch=8")
+    scores = sum(n * r * c * batch for (kind, batch, r, _, c), n in whole(config).products.items() if kind == "scores")
+    # four blocks of 64 queries meet 64, 128, 192 and 256 keys; three products with keys in a step: 4 layers, 4 heads
+    assert scores == 3 * 4 * 4 * 64 * (64 + 128 + 192 + 256)
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"), [(["layout.tp=2"], 0.5), (["layout.tp=4"], 0.25), (["training.recompute=full"], 1.0)]
+)
+def test_tensor_parallelism_shares_out_products_and_recompute_adds_a_forward_pass(settings: Any, share: float) -> None:
+    config = run(*settings)
+    layers = [work.forward for work in chunk_works(run())]
+    head = 3 * 2.0 * 2 * 64 * 512 * 128
+    more = flops(layers[0]) - head if share == 1.0 else 0.0
+    assert flops(whole(config)) == pytest.approx(share * flops(whole(run())) + more)
+
+
+def test_an_iteration_of_one_rank_is_the_sum_of_its_work() -> None:
+    config = run()
+    tally = whole(config)
+    parts = RunCost(config, even_machine()).parts(ONES)
+    assert set(parts) == set(PARTS)
+    assert parts["compute"] == pytest.approx(8 * flops(tally) / FLOPS)
+    elements = sum(count * size for (_, size), count in tally.passes.items())
+    assert parts["memory_bound"] == pytest.approx(8 * elements * PASS_SECONDS)
+    assert parts["overhead"] == pytest.approx(8 * 4 * 3 * LAYER_SECONDS)
+    parameters = 4 * (12 * 128**2 + 13 * 128) + (512 + 64 + 2) * 128
+    assert parts["optimiser"] == pytest.approx(3 * parameters * PASS_SECONDS, rel=1e-3)
+    assert parts["pipeline"] == pytest.approx(0) and parts["tensor_parallel"] == parts["data_parallel"] == 0
+
+
+def test_sums_and_messages_by_their_bytes() -> None:
+    config = run("layout.dp=2", "training.bucket_mib=0.5")
+    work = stage_work(config, 0)
+    parameters = 4 * (12 * 128**2 + 13 * 128) + (512 + 64 + 2) * 128
+    assert len(work.replicas) > 1 and sum(size for _, size in work.replicas) == pytest.approx(4 * parameters, rel=1e-3)
+    parts = RunCost(config, even_machine()).parts(ONES)
+    assert parts["data_parallel"] == pytest.approx(4 * parameters * MESSAGE_SECONDS, rel=1e-3)
+    hidden = 4 * 2 * 64 * 128
+    tensor = RunCost(run("layout.tp=2"), even_machine()).parts(ONES)["tensor_parallel"]
+    losses = 4 * 3 * 2 * 64 * 2
+    # of each layer two sums forward and two back; the embedding's, the loss's gradient and its three numbers a token
+    assert tensor == pytest.approx(8 * (18 * hidden + losses) * MESSAGE_SECONDS, rel=1e-6)
+    assert message_bytes(run("layout.pp=2")) == hidden
+
+
+def test_the_bubble_is_that_of_the_schedule() -> None:
+    settings = ["layout.pp=2", "model.vocab_size=128", "layout.split=[2, 2]"]
+    machine = even_machine()
+    quiet = {**ONES, "sends": 1e-9, "passes": 1e-9}
+    parts = RunCost(run(*settings), machine).parts(quiet)
+    one = RunCost(run("model.layers=2", "model.vocab_size=128"), machine).parts(quiet)
+    busy = parts["compute"] + parts["overhead"]
+    assert busy == pytest.approx(one["compute"] + one["overhead"])  # the last stage has the logits
+    # 8 micro-batches: the first stage's pass, which has no logits, comes before; (p - 1) / m of it about
+    head = 8 * 3 * 2.0 * 2 * 64 * 128 * 128 / FLOPS
+    tied = 4 * 128 * 128 * MESSAGE_SECONDS
+    assert parts["pipeline"] == pytest.approx((busy - head) / 8 + tied, rel=1e-6)
+
+
+def test_ranks_without_cores_of_their_own_wait_for_them() -> None:
+    two, four = (RunCost(run(f"layout.dp={dp}"), even_machine(cores=2)).parts(ONES) for dp in (2, 4))
+    assert two["shared_cores"] == 0
+    work = four["compute"] + four["memory_bound"] + four["overhead"] + four["optimiser"]
+    assert four["shared_cores"] == pytest.approx(work)  # twice as many ranks as cores: all of it once more
+    stages = RunCost(run("layout.pp=4"), even_machine(cores=2))
+    assert stages.parts(ONES)["shared_cores"] > 0
+
+
+def test_rates_lie_between_the_measured_ones_and_beyond_them_is_told() -> None:
+    probed = even_machine()
+    fast = [replace(one, seconds=one.seconds / (4.0 if one.rows == 512 else 1.0)) for one in probed.products]
+    rates = Rates(replace(probed, products=tuple(fast)), 1, 1)
+    slow_one, fast_one = (2.0 * width**3 / rates.product("float32", "linear", 1, *[width] * 3) for width in (64, 512))
+    between = 2.0 * 180**3 / rates.product("float32", "linear", 1, 180, 180, 180)
+    assert slow_one == pytest.approx(FLOPS, rel=0.02) and fast_one == pytest.approx(4 * FLOPS, rel=0.02)
+    assert 1.5 * FLOPS < between < 2.7 * FLOPS
+    assert not rates.extrapolated
+    rates.product("float32", "linear", 1, 64, 64, 4096)
+    assert any("64 x 64 x 4096" in text for text in rates.extrapolated)
+    assert rates.message(ALL_REDUCE, 1, 100) == 0.0
+
+
+def test_a_fit_finds_the_factor_that_the_steps_were_made_with() -> None:
+    probed = even_machine()
+    settings = [
+        [f"model.hidden={hidden}", f"model.layers={layers}"] for hidden in (64, 128, 256, 512) for layers in (2, 4)
+    ]
+    truth = {**prior_constants().values, "products": 1.3}
+    runs = [MeasuredRun(str(one), run(*one), RunCost(run(*one), probed).seconds(truth)) for one in settings]
+    fitted, left_out = fit_local(probed, runs)
+    assert fitted.values["products"] == pytest.approx(1.3, rel=0.02)
+    assert fitted.values["exposed"] == pytest.approx(0.8)  # no run of these tells it
+    assert max(abs(one.off) for one in left_out) < 0.02
+    assert len(fitted.covariance) == len(fitted.constants) and fitted.rows == tuple(str(one) for one in settings)
+
+
+def test_a_machine_of_the_probe_predicts_with_intervals_and_refuses_what_it_cannot() -> None:
+    config = run("layout.dp=2")
+    seconds = RunCost(config, even_machine()).seconds(prior_constants().values)
+    settings = (*SHAPE, *BATCH, "layout.dp=2")
+    machine, left_out = local_machine(replace(even_machine(), steps=(Step("one", settings, seconds, 0.01),)), 2**34)
+    assert len(left_out) == 1 and machine.hardware == {"local": 2**14}
+    found = predict_run(config, machine)
+    assert found.seconds.value == pytest.approx(seconds, rel=0.01)
+    assert found.seconds.low < seconds < found.seconds.high
+    assert sum(part.value for part in found.parts.values()) == pytest.approx(found.seconds.value)
+    with pytest.raises(UsageError, match="one node"):
+        predict_run(run("layout.dp=2", "job.nodes=2"), machine)
+    with pytest.raises(UsageError, match="too short, or without that type"):
+        predict_run(run("training.dtype=bfloat16"), machine)
+    with pytest.raises(UsageError, match="not of `plan probe`"):
+        predict_run(config, load_machine("v100"))
