@@ -20,7 +20,7 @@ from fugaku_gpt.planner.work import Work, work_of
 
 NORMAL_80 = 1.2816  # half of an 80 % interval of a normal distribution, in standard deviations
 GROUPS: Dict[str, Callable[[Row], object]] = {
-    "configuration": lambda row: row.configuration,
+    "configuration": lambda row: row.run,
     "table": lambda row: table_of(row.id),
 }
 _ESTIMATED = 0.25  # weight of rows that their tables call estimated, or that died after their first iteration
@@ -40,6 +40,7 @@ class LeftOut:
         predicted: in the row's unit; of memory what the reading shows.
         peak: memory of the fullest stage; of seconds the same as ``predicted``.
         width: standard deviation of the prediction's logarithm that the constants' own widths make.
+        repeated: an earlier table shows this very measurement.
     """
 
     row: Row
@@ -47,6 +48,7 @@ class LeftOut:
     predicted: float
     peak: float
     width: float
+    repeated: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class _Problem:
     weight: "np.ndarray"  # [N]
     capacity: "np.ndarray"  # [N] logarithms; NaN where it is not known whether it was enough
     died: "np.ndarray"  # [N] of memory
+    repeated: "np.ndarray"  # [N] an earlier row is the same measurement: judged, but not fitted to twice
 
     def take(self, chosen: "np.ndarray") -> "_Problem":
         return replace(
@@ -71,7 +74,13 @@ class _Problem:
             weight=self.weight[chosen],
             capacity=self.capacity[chosen],
             died=self.died[chosen],
+            repeated=self.repeated[chosen],
         )
+
+    @property
+    def distinct(self) -> "_Problem":
+        """Each measurement once."""
+        return self.take(~self.repeated)
 
     def constants(self, values: "np.ndarray") -> Dict[str, float]:
         return {**self.fitted.values, **dict(zip((one.name for one in self.fitted.free), np.exp(values)))}
@@ -91,9 +100,10 @@ class _Problem:
     def fit(self, start: "Optional[np.ndarray]" = None) -> Fit:
         prior = np.log([one.prior for one in self.fitted.free])
         width = np.array([one.prior_width for one in self.fitted.free])
+        misfit = self.distinct.misfit
         if start is None:
-            return fit(self.misfit, prior, width)
-        return fit(self.misfit, prior, width, start, _LEFT_OUT_ROUNDS, _LEFT_OUT_ENOUGH)
+            return fit(misfit, prior, width)
+        return fit(misfit, prior, width, start, _LEFT_OUT_ROUNDS, _LEFT_OUT_ENOUGH)
 
     def widths(self, found: Fit) -> "np.ndarray":
         """Standard deviations [N] of the predictions' logarithms."""
@@ -104,6 +114,7 @@ class _Problem:
     def fitted_by(self, found: Fit) -> Fitted:
         widths = iter(np.sqrt(np.diag(found.covariance)))
         values = iter(np.exp(found.values))
+        rows = [row for row, _ in self.distinct.measurements]
         constants = tuple(
             replace(one, value=float(next(values)), width=float(next(widths))) if one.prior_width > 0 else one
             for one in self.fitted.constants
@@ -112,8 +123,8 @@ class _Problem:
             self.fitted,
             constants=constants,
             covariance=tuple(tuple(float(number) for number in line) for line in found.covariance),
-            rows=tuple(row.id for row, _ in self.measurements),
-            seen=seen_inputs([row for row, _ in self.measurements]),
+            rows=tuple(row.id for row in rows),
+            seen=seen_inputs(rows),
         )
 
 
@@ -154,8 +165,8 @@ def unseen_inputs(row: Row, seen: Mapping[str, Tuple[Any, ...]]) -> List[str]:
 
 
 def time_problem(machine: Machine, measurements: Sequence[Measurement]) -> _Problem:
-    """Rows with measured seconds; a measurement that stands in several tables counts once."""
-    chosen = _once([one for one in measurements if one[1].seconds], lambda measured: measured.seconds)
+    """Rows with measured seconds; a measurement that stands in several tables is fitted to once."""
+    chosen = [one for one in measurements if one[1].seconds]
 
     def predict(work: Work, constants: Mapping[str, float]) -> Tuple["np.ndarray", "np.ndarray"]:
         found = seconds(work, constants, machine.facts)
@@ -170,15 +181,13 @@ def time_problem(machine: Machine, measurements: Sequence[Measurement]) -> _Prob
         weight=np.array([1.0 if measured.status == "ok" else _ESTIMATED for _, measured in chosen]),
         capacity=np.full(len(chosen), np.nan),
         died=np.zeros(len(chosen), dtype=bool),
+        repeated=_repeated(chosen, lambda measured: measured.seconds),
     )
 
 
 def memory_problem(machine: Machine, measurements: Sequence[Measurement]) -> _Problem:
     """Rows with measured memory, and rows of which it is known whether memory was enough."""
-    chosen = _once(
-        [one for one in measurements if one[1].out_of_memory or one[1].status == "ok"],
-        lambda measured: (measured.memory, measured.out_of_memory),
-    )
+    chosen = [one for one in measurements if one[1].out_of_memory or one[1].status == "ok"]
 
     def predict(work: Work, constants: Mapping[str, float]) -> Tuple["np.ndarray", "np.ndarray"]:
         return footprint(work, constants, machine.facts, machine.memory_unit, machine.memory_of == "node")
@@ -193,36 +202,43 @@ def memory_problem(machine: Machine, measurements: Sequence[Measurement]) -> _Pr
         weight=np.ones(len(chosen)),
         capacity=np.log([machine.capacity(row.hardware) for row, _ in chosen]),
         died=np.array([measured.out_of_memory for _, measured in chosen], dtype=bool),
+        repeated=_repeated(chosen, lambda measured: (measured.memory, measured.out_of_memory)),
     )
 
 
-def _once(measurements: Sequence[Measurement], reading: Callable[[Measured], Any]) -> List[Measurement]:
-    found: Dict[Any, Measurement] = {}
-    for row, measured in measurements:
+def _repeated(measurements: Sequence[Measurement], reading: Callable[[Measured], Any]) -> "np.ndarray":
+    """For each row whether an earlier one is of its configuration and read the same."""
+    found = set()
+    repeated = np.zeros(len(measurements), dtype=bool)
+    for place, (row, measured) in enumerate(measurements):
         read = reading(measured)
-        rounded = round(read, 1) if isinstance(read, float) else read
-        found.setdefault((row.hardware, row.configuration, rounded), (row, measured))
-    return list(found.values())
+        key = (row.hardware, row.configuration, round(read, 1) if isinstance(read, float) else read)
+        repeated[place] = key in found
+        found.add(key)
+    return repeated
 
 
 def left_out(problem: _Problem, by: str, start: "np.ndarray") -> List[LeftOut]:
-    """Each row predicted by a fit to all rows outside its group.
+    """Each row predicted by a fit that saw neither its group nor, in whatever table, a run that its group has.
 
     Args:
         by: one of :data:`GROUPS`.
         start: the fit to all rows.
     """
     keys = [GROUPS[by](row) for row, _ in problem.measurements]
+    runs = [row.run for row, _ in problem.measurements]
     found: Dict[int, LeftOut] = {}
     for key in dict.fromkeys(keys):
         mine = np.array([other == key for other in keys])
-        fitted = problem.take(~mine).fit(start)
+        known = {run for run, one in zip(runs, mine) if one}
+        fitted = problem.take(np.array([run not in known for run in runs]) & ~mine).fit(start)
         part = problem.take(mine)
         predicted, peak = part.outcome(fitted.values)
+        widths = part.widths(fitted)
         for index, place in enumerate(np.flatnonzero(mine)):
             row, measured = part.measurements[index]
-            width = float(part.widths(fitted)[index])
-            found[int(place)] = LeftOut(row, measured, float(predicted[index]), float(peak[index]), width)
+            numbers = (float(predicted[index]), float(peak[index]), float(widths[index]))
+            found[int(place)] = LeftOut(row, measured, *numbers, repeated=bool(part.repeated[index]))
     return [found[place] for place in range(len(keys))]
 
 
@@ -257,6 +273,6 @@ def refit(machine: Machine, measurements: Sequence[Measurement], groups: Sequenc
     memory_out = {by: left_out(memory, by, memory_fit.values) for by in groups}
     time_fitted = time.fitted_by(time_fit)
     if "configuration" in seconds_out:
-        judged = [one for one in seconds_out["configuration"] if one.measured.status == "ok"]
+        judged = [one for one in seconds_out["configuration"] if one.measured.status == "ok" and not one.repeated]
         time_fitted = replace(time_fitted, interval_spread=interval_spread(judged))
     return Refit(replace(machine, time=time_fitted, memory=memory.fitted_by(memory_fit)), seconds_out, memory_out)

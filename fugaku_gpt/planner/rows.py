@@ -64,6 +64,11 @@ class Row:
         left_out = ("id", "vocab", "mem_unit", "dtype")
         return tuple(getattr(self, field.name) for field in fields(self) if field.name not in left_out)
 
+    @property
+    def run(self) -> Tuple[object, ...]:
+        """The configuration whatever the hardware is called: kinds of one machine differ in their memory alone."""
+        return (*self.configuration[1:], self.hardware.partition("-")[0])
+
 
 @dataclass(frozen=True)
 class Measured:

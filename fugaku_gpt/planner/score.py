@@ -33,18 +33,19 @@ PAIR_GAP = 0.02  # measured times nearer to each other than this have no order
 
 @dataclass(frozen=True)
 class Timed:
-    """One row's predicted and measured seconds, and the table that it stands in."""
+    """One row's predicted and measured seconds, and the table that it stands in; ``repeated``: so does an earlier one."""
 
     table: str
     predicted: float
     measured: float
     low: float
     high: float
+    repeated: bool = False
 
 
 @dataclass(frozen=True)
 class TimeScore:
-    """Of N rows: errors are shares of the measured value; ``tau`` (Kendall's tau-b) is the mean over tables of three
+    """Of N rows that repeat no other: errors are shares of the measured value; of all rows: ``tau`` (Kendall's tau-b) is the mean over tables of three
     rows and more, None where there is none; ``best_costs`` is how much more the row predicted to be best takes than the
     best, at worst over tables."""
 
@@ -59,7 +60,8 @@ class TimeScore:
 
 def score_times(rows: Sequence[Timed]) -> TimeScore:
     """The figures of merit of predicted seconds."""
-    off = np.array([abs(row.predicted / row.measured - 1) for row in rows])
+    distinct = [row for row in rows if not row.repeated]
+    off = np.array([abs(row.predicted / row.measured - 1) for row in distinct])
     tables: Dict[str, List[Timed]] = {}
     for row in rows:
         tables.setdefault(row.table, []).append(row)
@@ -74,13 +76,13 @@ def score_times(rows: Sequence[Timed]) -> TimeScore:
         chosen = min(members, key=lambda row: row.predicted)
         costs = max(costs, chosen.measured / min(row.measured for row in members) - 1)
     return TimeScore(
-        rows=len(rows),
+        rows=len(distinct),
         median=float(np.median(off)),
         p90=float(np.quantile(off, 0.9)),
         tau=float(np.mean(taus)) if taus else None,
         pairs_in_order=good / all_pairs if all_pairs else None,
         best_costs=costs,
-        held=float(np.mean([row.low <= row.measured <= row.high for row in rows])),
+        held=float(np.mean([row.low <= row.measured <= row.high for row in distinct])),
     )
 
 
@@ -121,18 +123,19 @@ def figures(refit: Refit, by: str) -> Dict[str, Any]:
     machine = refit.machine
     timed = [one for one in refit.seconds[by] if one.measured.status == "ok"]
     score = score_times([_timed(one, machine.time.interval_spread) for one in timed])
-    memory = [one for one in refit.memory[by] if one.measured.memory and not one.measured.out_of_memory]
+    distinct = [one for one in refit.memory[by] if not one.repeated]
+    memory = [one for one in distinct if one.measured.memory and not one.measured.out_of_memory]
     off = np.array([abs(one.predicted / (one.measured.memory or np.nan) - 1) for one in memory])
-    died = [one for one in refit.memory[by] if one.measured.out_of_memory]
-    lived = [one for one in refit.memory[by] if not one.measured.out_of_memory]
-    full = {id(one): one.peak > machine.capacity(one.row.hardware) for one in refit.memory[by]}
+    died = [one for one in distinct if one.measured.out_of_memory]
+    lived = [one for one in distinct if not one.measured.out_of_memory]
+    full = {id(one): one.peak > machine.capacity(one.row.hardware) for one in distinct}
     return {
         "machine": machine.name,
         "left_out_by": by,
         "rows": score.rows,
         "median": round(score.median, 4),
         "p90": round(score.p90, 4),
-        "baseline_median": round(_baseline(timed, by), 4),
+        "baseline_median": round(_baseline([one for one in timed if not one.repeated], by), 4),
         "tau": None if score.tau is None else round(score.tau, 3),
         "pairs_in_order": None if score.pairs_in_order is None else round(score.pairs_in_order, 3),
         "best_costs": round(score.best_costs, 4),
@@ -148,7 +151,7 @@ def figures(refit: Refit, by: str) -> Dict[str, Any]:
 def _timed(one: LeftOut, spread: float) -> Timed:
     reach = float(np.exp(NORMAL_80 * np.hypot(one.width, spread)))
     measured = one.measured.seconds or float("nan")
-    return Timed(table_of(one.row.id), one.predicted, measured, one.predicted / reach, one.predicted * reach)
+    return Timed(table_of(one.row.id), one.predicted, measured, one.predicted / reach, one.predicted * reach, one.repeated)
 
 
 def _baseline(rows: Sequence[LeftOut], by: str) -> float:
