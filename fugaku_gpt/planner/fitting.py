@@ -7,7 +7,7 @@ come out above what the machine has, and runs that did not as one that should no
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -61,9 +61,11 @@ class _Problem:
     predict: Callable[[Work, Mapping[str, float]], Tuple["np.ndarray", "np.ndarray"]]
     target: "np.ndarray"  # [N] logarithms of what was measured, NaN where nothing was
     weight: "np.ndarray"  # [N]
-    capacity: "np.ndarray"  # [N] logarithms; NaN where it is not known whether it was enough
+    room: "np.ndarray"  # [N] memory of the row's hardware
     died: "np.ndarray"  # [N] of memory
     repeated: "np.ndarray"  # [N] an earlier row is the same measurement: judged, but not fitted to twice
+    of_memory: bool  # what died has to come out above its room, what lived below
+    memory: "Optional[_Problem]" = None  # of a model of time that asks how full the memory is
 
     def take(self, chosen: "np.ndarray") -> "_Problem":
         return replace(
@@ -72,7 +74,7 @@ class _Problem:
             work=self.work.take(chosen),
             target=self.target[chosen],
             weight=self.weight[chosen],
-            capacity=self.capacity[chosen],
+            room=self.room[chosen],
             died=self.died[chosen],
             repeated=self.repeated[chosen],
         )
@@ -81,6 +83,12 @@ class _Problem:
     def distinct(self) -> "_Problem":
         """Each measurement once."""
         return self.take(~self.repeated)
+
+    @property
+    def file_values(self) -> "np.ndarray":
+        """Logarithms of the free constants as the machine has them."""
+        logarithms: "np.ndarray" = np.log([one.value for one in self.fitted.free])
+        return logarithms
 
     def constants(self, values: "np.ndarray") -> Dict[str, float]:
         return {**self.fitted.values, **dict(zip((one.name for one in self.fitted.free), np.exp(values)))}
@@ -92,10 +100,16 @@ class _Problem:
         predicted, peak = self.outcome(values)
         known = ~np.isnan(self.target)
         off = np.where(known, np.log(predicted) - np.where(known, self.target, 0.0), 0.0)
-        room = np.where(np.isnan(self.capacity), 0.0, self.capacity - np.log(peak))
-        wrong_side = np.where(np.isnan(self.capacity), 0.0, np.maximum(0.0, np.where(self.died, room, -room)))
+        room = np.log(self.room / peak) if self.of_memory else np.zeros_like(off)
+        wrong_side = np.maximum(0.0, np.where(self.died, room, -room))
         both: "np.ndarray" = np.concatenate([off * np.sqrt(self.weight), wrong_side]) / self.fitted.spread
         return both
+
+    def filled(self, memory_values: "np.ndarray") -> "_Problem":
+        """With the fullness that these logarithms of the memory model's constants give."""
+        assert self.memory is not None
+        _, peak = self.memory.predict(self.work, self.memory.constants(memory_values))
+        return replace(self, work=replace(self.work, fullness=peak / self.room))
 
     def fit(self, start: "Optional[np.ndarray]" = None) -> Fit:
         prior = np.log([one.prior for one in self.fitted.free])
@@ -165,24 +179,32 @@ def unseen_inputs(row: Row, seen: Mapping[str, Tuple[Any, ...]]) -> List[str]:
 
 
 def time_problem(machine: Machine, measurements: Sequence[Measurement]) -> _Problem:
-    """Rows with measured seconds; a measurement that stands in several tables is fitted to once."""
+    """Rows with measured seconds; a measurement that stands in several tables is fitted to once.
+
+    How full the memory is, where that counts, is what the machine's model of memory says.
+    """
     chosen = [one for one in measurements if one[1].seconds]
 
     def predict(work: Work, constants: Mapping[str, float]) -> Tuple["np.ndarray", "np.ndarray"]:
         found = seconds(work, constants, machine.facts)
         return found, found
 
-    return _Problem(
+    problem = _Problem(
         fitted=machine.time,
         measurements=tuple(chosen),
         work=work_of([row for row, _ in chosen], machine.facts),
         predict=predict,
         target=np.log([measured.seconds or np.nan for _, measured in chosen]),
         weight=np.array([1.0 if measured.status == "ok" else _ESTIMATED for _, measured in chosen]),
-        capacity=np.full(len(chosen), np.nan),
+        room=_room(machine, chosen),
         died=np.zeros(len(chosen), dtype=bool),
         repeated=_repeated(chosen, lambda measured: measured.seconds),
+        of_memory=False,
     )
+    if "memory_pressure" not in machine.time.values:
+        return problem
+    memory = memory_problem(machine, measurements)
+    return replace(problem, memory=memory).filled(memory.file_values)
 
 
 def memory_problem(machine: Machine, measurements: Sequence[Measurement]) -> _Problem:
@@ -200,10 +222,15 @@ def memory_problem(machine: Machine, measurements: Sequence[Measurement]) -> _Pr
         predict=predict,
         target=np.log(readings),
         weight=np.ones(len(chosen)),
-        capacity=np.log([machine.capacity(row.hardware) for row, _ in chosen]),
+        room=_room(machine, chosen),
         died=np.array([measured.out_of_memory for _, measured in chosen], dtype=bool),
         repeated=_repeated(chosen, lambda measured: (measured.memory, measured.out_of_memory)),
+        of_memory=True,
     )
+
+
+def _room(machine: Machine, measurements: Sequence[Measurement]) -> "np.ndarray":
+    return np.array([machine.capacity(row.hardware) for row, _ in measurements])
 
 
 def _repeated(measurements: Sequence[Measurement], reading: Callable[[Measured], Any]) -> "np.ndarray":
@@ -226,13 +253,19 @@ def left_out(problem: _Problem, by: str, start: "np.ndarray") -> List[LeftOut]:
         start: the fit to all rows.
     """
     keys = [GROUPS[by](row) for row, _ in problem.measurements]
-    runs = [row.run for row, _ in problem.measurements]
     found: Dict[int, LeftOut] = {}
     for key in dict.fromkeys(keys):
         mine = np.array([other == key for other in keys])
-        known = {run for run, one in zip(runs, mine) if one}
-        fitted = problem.take(np.array([run not in known for run in runs]) & ~mine).fit(start)
+        known = {row.run for (row, _), one in zip(problem.measurements, mine) if one}
+
+        def outside(part: _Problem, key: object = key, known: "Set[Tuple[object, ...]]" = known) -> "np.ndarray":
+            return np.array([GROUPS[by](row) != key and row.run not in known for row, _ in part.measurements])
+
+        fitted = problem.take(outside(problem)).fit(start)
         part = problem.take(mine)
+        memory = problem.memory
+        if memory is not None:
+            part = part.filled(memory.take(outside(memory)).fit(memory.file_values).values)
         predicted, peak = part.outcome(fitted.values)
         widths = part.widths(fitted)
         for index, place in enumerate(np.flatnonzero(mine)):
@@ -267,12 +300,15 @@ def refit(machine: Machine, measurements: Sequence[Measurement], groups: Sequenc
 
     Intervals are set by the rows left out by configuration, where that is among the groups.
     """
-    time, memory = time_problem(machine, measurements), memory_problem(machine, measurements)
-    time_fit, memory_fit = time.fit(), memory.fit()
+    memory = memory_problem(machine, measurements)
+    memory_fit = memory.fit()
+    machine = replace(machine, memory=memory.fitted_by(memory_fit))
+    time = time_problem(machine, measurements)
+    time_fit = time.fit()
     seconds_out = {by: left_out(time, by, time_fit.values) for by in groups}
     memory_out = {by: left_out(memory, by, memory_fit.values) for by in groups}
     time_fitted = time.fitted_by(time_fit)
     if "configuration" in seconds_out:
         judged = [one for one in seconds_out["configuration"] if one.measured.status == "ok" and not one.repeated]
         time_fitted = replace(time_fitted, interval_spread=interval_spread(judged))
-    return Refit(replace(machine, time=time_fitted, memory=memory.fitted_by(memory_fit)), seconds_out, memory_out)
+    return Refit(replace(machine, time=time_fitted), seconds_out, memory_out)

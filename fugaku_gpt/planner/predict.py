@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -85,12 +85,13 @@ def predict_rows(machine: Machine, rows: Sequence[Row]) -> List[Prediction]:
     if not rows:
         return []
     work = work_of(rows, machine.facts)
-    parts = seconds_by_part(work, machine.time.values, machine.facts)
-    total = np.sum([parts[name] for name in PARTS], axis=0)
-    widths = _widths(machine, work, parts)
     reading, peak = footprint(
         work, machine.memory.values, machine.facts, machine.memory_unit, machine.memory_of == "node"
     )
+    work = replace(work, fullness=peak / np.array([machine.capacity(row.hardware) for row in rows]))
+    parts = seconds_by_part(work, machine.time.values, machine.facts)
+    total = np.sum([parts[name] for name in PARTS], axis=0)
+    widths = _widths(machine, work, parts)
     found = []
     for place, row in enumerate(rows):
         unseen = dict.fromkeys([*unseen_inputs(row, machine.time.seen), *unseen_inputs(row, machine.memory.seen)])

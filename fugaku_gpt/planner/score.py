@@ -33,7 +33,7 @@ PAIR_GAP = 0.02  # measured times nearer to each other than this have no order
 
 @dataclass(frozen=True)
 class Timed:
-    """One row's predicted and measured seconds, and the table that it stands in; ``repeated``: so does an earlier one."""
+    """One row's predicted and measured seconds, and its table; ``repeated``: an earlier table shows it too."""
 
     table: str
     predicted: float
@@ -45,9 +45,11 @@ class Timed:
 
 @dataclass(frozen=True)
 class TimeScore:
-    """Of N rows that repeat no other: errors are shares of the measured value; of all rows: ``tau`` (Kendall's tau-b) is the mean over tables of three
-    rows and more, None where there is none; ``best_costs`` is how much more the row predicted to be best takes than the
-    best, at worst over tables."""
+    """Errors, as shares of the measured value, and ``held`` are of the rows that repeat no other; order is of all.
+
+    ``tau`` (Kendall's tau-b) is the mean over tables of three rows and more, None where there is none; ``best_costs``
+    is how much more the row predicted to be best takes than the best, at worst over tables.
+    """
 
     rows: int
     median: float
@@ -151,7 +153,9 @@ def figures(refit: Refit, by: str) -> Dict[str, Any]:
 def _timed(one: LeftOut, spread: float) -> Timed:
     reach = float(np.exp(NORMAL_80 * np.hypot(one.width, spread)))
     measured = one.measured.seconds or float("nan")
-    return Timed(table_of(one.row.id), one.predicted, measured, one.predicted / reach, one.predicted * reach, one.repeated)
+    return Timed(
+        table_of(one.row.id), one.predicted, measured, one.predicted / reach, one.predicted * reach, one.repeated
+    )
 
 
 def _baseline(rows: Sequence[LeftOut], by: str) -> float:

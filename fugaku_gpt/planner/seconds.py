@@ -4,6 +4,8 @@ A stage's layers cost their matrix products at an efficiency, memory-bound work 
 for each pass, and the sums over tensor-parallel ranks. The last stage has the logits on top, the first the embedding's
 gradient. 1F1B takes m - 1 slots of its slowest stage and one walk through all stages. Sums over replicas, the optimiser
 and a constant come once per iteration.
+
+Some constants stand in some machines' files only: where one is missing, what it is about is taken to have no effect.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import numpy as np
 from fugaku_gpt.planner.work import Work
 
 PARTS = ("compute", "memory_bound", "tensor_parallel", "pipeline", "data_parallel", "optimiser", "fixed")
+FULL_FROM = 0.9  # of the memory: from here on an allocator has to search, up to memory_pressure at all of it
 _OPTIMISER_BYTES = 28  # per parameter: gradient, parameter and two moments read, the last three written, in float32
 
 
@@ -27,19 +30,20 @@ def seconds_by_part(work: Work, constants: Mapping[str, float], facts: Mapping[s
     c = constants
     item = facts["item_bytes"]
     clock = np.where(work.clock_ghz > 0, work.clock_ghz, facts["base_clock_ghz"]) / facts["base_clock_ghz"]
-    share = work.ranks_per_node / facts["devices_per_node"]  # ranks on one device
+    share = np.maximum(1.0, work.ranks_per_node / facts["devices_per_node"])  # ranks on one device
     flops = facts["peak_flops"] * clock / share * c["matrix_efficiency"]
     attention_flops = flops * c.get("attention_efficiency", c["matrix_efficiency"]) / c["matrix_efficiency"]
-    software = _software(work, c)
-    bandwidth = c["bandwidth"] / share * clock ** c.get("clock_power", 1.0) / software
-    bandwidth = bandwidth * np.where(share > 1, c.get("ranks_gain", 1.0), 1.0)
+    build = np.array([c.get(f"build_{build}", 1.0) for build in work.builds])
+    left = c.get("tcmalloc", 1.0)  # of memory-bound time, without allocation
+    bandwidth = c["bandwidth"] / share * clock ** c.get("clock_power", 1.0) / build
+    bandwidth = bandwidth / (left / _ranks_gain(share, c, facts) + np.where(work.tcmalloc > 0, 0.0, (1 - left) / share))
     passes = 3 + c.get("recompute_passes", 1.0) * work.recompute
 
     scores = c["softmax"] * work.pass_scores
     scores = scores + c.get("unaligned_4", 0.0) * work.unaligned_4 + c.get("unaligned_2", 0.0) * work.unaligned_2
     layer_compute = work.layer_flops / flops + work.layer_attention_flops / attention_flops
     layer_memory = passes * item * (work.pass_elements + scores) / bandwidth
-    layer_memory = layer_memory + passes * c["pass_overhead"] * software / clock
+    layer_memory = layer_memory + passes * c["pass_overhead"] * build * np.where(work.tcmalloc > 0, left, 1.0) / clock
     layer_memory = layer_memory + c["weight_bytes"] * work.layer_weights / bandwidth
     link = c["tensor_bandwidth"] / np.where(work.within_node > 0, c.get("within_node", 1.0), 1.0)
     layer_tensor = item * work.reduced_elements / link + work.reductions * c["tensor_latency"]
@@ -48,7 +52,9 @@ def seconds_by_part(work: Work, constants: Mapping[str, float], facts: Mapping[s
     embedding = c["weight_bytes"] * work.embedding_weights / bandwidth
     head_compute = work.head_flops / flops
     head_memory = c["logit_bytes"] * work.logits / bandwidth + np.where(one, 0.0, embedding)
-    send = np.where(one, 0.0, 2 * item * work.hidden_elements / c["pipeline_bandwidth"])
+    # neighbours in the pipeline are t * d ranks apart, and what others send crosses the links between them
+    apart = np.maximum(1.0, work.tensor_ranks * work.replicas / work.ranks_per_node) ** c.get("pipeline_distance", 0.0)
+    send = np.where(one, 0.0, 2 * item * work.hidden_elements * apart / c["pipeline_bandwidth"])
 
     layers = work.layers_per_stage
     middle = layers * (layer_compute + layer_memory + layer_tensor)
@@ -67,13 +73,16 @@ def seconds_by_part(work: Work, constants: Mapping[str, float], facts: Mapping[s
     parameters = layers * work.layer_weights + work.embedding_weights
     kept = parameters / np.where(work.sharded > 0, work.replicas, 1.0)
     rested = np.where(work.retention_off > 0, c.get("retention_off", 1.0), 1.0)
+    rested = rested * (1 + c.get("memory_pressure", 0.0) * np.clip((work.fullness - FULL_FROM) / (1 - FULL_FROM), 0, 1))
     replicas = np.where(work.replicas > 1, item * work.gradient_elements / c["replica_bandwidth"], 0.0)
+    replicas = replicas + c.get("replica_latency", 0.0) * np.log2(work.replicas)
+    replicas = replicas + np.where(work.tcmalloc > 0, c.get("tcmalloc_step", 0.0), 0.0) * 2 * (work.replicas - 1)
     return {
         "compute": compute * rested,
         "memory_bound": memory * rested,
         "tensor_parallel": tensor * rested,
         "pipeline": (staged - m * slowest) * rested,
-        "data_parallel": replicas + c.get("replica_latency", 0.0) * np.log2(work.replicas),
+        "data_parallel": replicas,
         "optimiser": _OPTIMISER_BYTES * kept / bandwidth,
         "fixed": c["fixed"] + np.zeros_like(m),
     }
@@ -86,8 +95,11 @@ def seconds(work: Work, constants: Mapping[str, float], facts: Mapping[str, floa
     return whole
 
 
-def _software(work: Work, constants: Mapping[str, float]) -> "np.ndarray":
-    """Factor [N] on memory-bound work: what the PyTorch build and the allocator make of it."""
-    builds = np.array([constants.get(f"build_{build}", 1.0) for build in work.builds])
-    factor: "np.ndarray" = builds * np.where(work.tcmalloc > 0, constants.get("tcmalloc", 1.0), 1.0)
-    return factor
+def _ranks_gain(share: "np.ndarray", constants: Mapping[str, float], facts: Mapping[str, float]) -> "np.ndarray":
+    """Factor [N] on a node's bandwidth where ``share`` ranks are on it: each then finds more of its memory near."""
+    groups = facts.get("memory_groups", 1.0)
+    if groups <= 1:
+        return np.ones_like(share)
+    near = np.clip(np.log(share) / np.log(groups), 0.0, 1.0)
+    gain: "np.ndarray" = constants.get("ranks_gain", 1.0) ** near
+    return gain

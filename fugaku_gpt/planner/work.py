@@ -56,6 +56,7 @@ class Work:
     gradient_elements: "np.ndarray"  # sent by a rank in the sum over replicas, per iteration
     kept_elements: "np.ndarray"  # of a layer between forward and backward, without the scores
     kept_scores: "np.ndarray"
+    fullness: "np.ndarray"  # share of its memory that the fullest rank or node uses; 0 where nobody has said
 
     def take(self, chosen: "np.ndarray") -> "Work":
         """The configurations that ``chosen`` [N] is true for."""
@@ -131,6 +132,7 @@ def work_of_columns(column: Callable[[str], "np.ndarray"], builds: Tuple[str, ..
         # Korthikanti et al. 2022 in elements; on CPUs dropout keeps factors of the trained type, not flags
         kept_elements=b * s * h * ((6 if wide else 5) / shares + 12 / t),
         kept_scores=scores * (3.0 if wide else 2.5),
+        fullness=np.zeros_like(scores),
     )
 
 

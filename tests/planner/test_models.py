@@ -109,6 +109,51 @@ def test_sequence_parallelism_keeps_less_and_reduces_as_much() -> None:
     assert "sequence_parallel: measured without" in predict_rows(machine, [cut])[0].extrapolated
 
 
+def _a64fx(**changes: object) -> float:
+    """Seconds of the 124M model at 1024 sequences."""
+    machine = load_machine("a64fx")
+    model = {"layers": 12, "hidden": 768, "heads": 12, "seq_len": 1024, "zero_stage": 0, "torch": "1.10"}
+    base = {"dp": 1, "pp": 1, "nodes": 1, "ranks_per_node": 1, "micro_batch": 1, "global_batch": 1024}
+    one = row(hardware="A64FX", **{**model, **base, **changes})
+    return float(seconds(work_of([one], machine.facts), machine.time.values, machine.facts)[0])
+
+
+def test_ranks_on_a_node_and_tcmalloc_save_the_same_time_of_allocation() -> None:
+    """Together they gain less than their product: what tcmalloc leaves no allocation of, ranks cannot speed up."""
+    slow, allocator = _a64fx(), _a64fx(tcmalloc=True)
+    ranks, both = _a64fx(dp=4, ranks_per_node=4), _a64fx(dp=4, ranks_per_node=4, tcmalloc=True)
+    two = _a64fx(dp=2, ranks_per_node=2)
+    assert both < min(allocator, ranks) < slow and slow / both < slow / allocator * slow / ranks
+    assert ranks < two < slow
+
+
+def test_tcmalloc_makes_the_sum_over_many_replicas_slow() -> None:
+    few, many = {"dp": 4, "nodes": 4}, {"dp": 512, "nodes": 512}
+    assert _a64fx(tcmalloc=True, **few) < _a64fx(**few)
+    assert _a64fx(tcmalloc=True, **many) > _a64fx(**many)
+
+
+def test_stages_that_lie_further_apart_send_slower_on_a_torus() -> None:
+    machine = load_machine("a64fx")
+    shape = {"hardware": "A64FX", "pp": 8, "ranks_per_node": 1, "zero_stage": 0, "micro_batch": 1, "torch": "1.10"}
+    near = _parts(machine, row(dp=1, nodes=8, global_batch=64, **shape))
+    far = _parts(machine, row(dp=64, nodes=512, global_batch=64 * 64, **shape))
+    assert far["compute"] == pytest.approx(near["compute"]) and far["pipeline"] > 1.2 * near["pipeline"]
+
+
+def test_a_card_that_is_nearly_full_is_slower() -> None:
+    machine = load_machine("a100")
+    work = work_of([row(hardware="A100-80GB", nodes=1, ranks_per_node=8)] * 3, machine.facts)
+    taken = seconds(replace(work, fullness=np.array([0.5, 0.9, 1.0])), machine.time.values, machine.facts)
+    assert taken[0] == taken[1] < taken[2] < 1.2 * taken[0]
+
+
+def test_a_rank_does_not_use_the_cards_that_others_leave_free() -> None:
+    machine = load_machine("v100")
+    half, whole = row(nodes=4, ranks_per_node=2), row(nodes=2, ranks_per_node=4)
+    assert _parts(machine, half)["compute"] == pytest.approx(_parts(machine, whole)["compute"])
+
+
 def test_recompute_costs_time_and_saves_memory() -> None:
     machine = load_machine("a64fx")
     kept, again = (row(hardware="A64FX", zero_stage=0, recompute=flag) for flag in (False, True))
