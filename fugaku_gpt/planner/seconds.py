@@ -81,7 +81,7 @@ def seconds_by_part(work: Work, constants: Mapping[str, float], facts: Mapping[s
         "compute": compute * rested,
         "memory_bound": memory * rested,
         "tensor_parallel": tensor * rested,
-        "pipeline": (staged - m * slowest) * rested,
+        "pipeline": np.where(one, 0.0, staged - m * slowest) * rested,
         "data_parallel": replicas,
         "optimiser": _OPTIMISER_BYTES * kept / bandwidth,
         "fixed": c["fixed"] + np.zeros_like(m),

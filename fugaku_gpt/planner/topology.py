@@ -147,15 +147,17 @@ def search(
         columns = _kept(columns, meets(columns))
     count = len(columns["dp"])
     machine = wanted.machine
+    capacity = machine.capacity(wanted.hardware)
     taken, memory = np.empty(count), np.empty(count)
     for start in range(0, count, _BLOCK):
         told(start, count)
         block = slice(start, start + _BLOCK)
         work = work_of_columns(_column(wanted, columns, block), (wanted.torch,), machine.facts)
-        taken[block] = seconds(work, machine.time.values, machine.facts)
         of_node = machine.memory_of == "node"
         memory[block] = footprint(work, machine.memory.values, machine.facts, machine.memory_unit, of_node)[1]
-    fits = memory <= machine.capacity(wanted.hardware)
+        work = replace(work, fullness=memory[block] / capacity)
+        taken[block] = seconds(work, machine.time.values, machine.facts)
+    fits = memory <= capacity
     places = np.flatnonzero(fits)
     # of equals the plainest: columns are crossed so that what adds machinery comes later
     order = places[np.argsort((taken / columns["global_batch"])[places], kind="stable")]
