@@ -7,6 +7,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine.constants import Machine, load_machine, machine_names
 from fugaku_gpt.planner.fitting import NORMAL_80, unseen_inputs
 from fugaku_gpt.planner.footprint import footprint
@@ -84,6 +85,11 @@ def predict_rows(machine: Machine, rows: Sequence[Row]) -> List[Prediction]:
     """A prediction for each row, all of this machine."""
     if not rows:
         return []
+    if machine.probed is not None:
+        raise UsageError(
+            f"machine {machine.name}: its file is of `plan probe` and tells of runs of our own trainer, not of rows; "
+            "`plan time RUN.yaml --machine FILE.yaml` reads it"
+        )
     work = work_of(rows, machine.facts)
     reading, peak = footprint(
         work, machine.memory.values, machine.facts, machine.memory_unit, machine.memory_of == "node"

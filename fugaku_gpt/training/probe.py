@@ -303,13 +303,17 @@ def small_runs(ranks: int, threads: int, dtypes: Sequence[str]) -> List[Tuple[st
 
     for layout in layouts:
         add("small", _SMALL, layout)
-        add("tiny", _TINY, layout)
-    for layout in list(layouts)[:2]:
-        add("wide", _WIDE, layout)
+        if layout == "dp":
+            add("tiny", _TINY, layout)
     for dtype in dtypes[1:]:
         add(f"small {dtype}", _SMALL, "dp", f"training.dtype={dtype}")
     if ranks == 1:
         add("small recompute", _SMALL, "dp", "training.recompute=full")
+    add("wide", _WIDE, "dp")
+    for layout in list(layouts)[1:]:
+        add("tiny", _TINY, layout)
+    if "tp" in layouts:
+        add("wide", _WIDE, "tp")
     return found
 
 

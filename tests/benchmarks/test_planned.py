@@ -1,0 +1,49 @@
+"""The benchmark of plans: its list of runs, its verdict, and one run of real ranks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import planned
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.planner.local_fitting import local_machine
+from fugaku_gpt.planner.local_seconds import LocalPrediction
+from fugaku_gpt.planner.predict import Guess
+from tests.planner.probes import even_machine
+
+TINY = ["model.layers=2", "model.hidden=64", "model.heads=2", "model.seq_len=32", "model.vocab_size=256"]
+
+
+def test_the_runs_are_twenty_of_two_models_on_one_to_four_ranks() -> None:
+    configs = [load_run_config(overrides=settings) for settings in planned.chosen(None)]
+    assert len(configs) == len({planned.name_of(config) for config in configs}) == 20
+    assert {config.layout.ranks for config in configs} == {1, 2, 3, 4}
+    assert len({(config.model.layers, config.model.hidden) for config in configs}) == 2
+
+
+def row(seconds: float, peak: int) -> planned.Row:
+    """Planned are one second, 0.9 to 1.1, and 1000 bytes."""
+    return planned.Row("a run", 1, LocalPrediction(Guess(1.0, 0.9, 1.1), {}, ()), 1000, seconds, peak)
+
+
+def test_verdicts_are_by_the_median_and_by_the_lowest() -> None:
+    good = planned.verdicts([row(1.05, 1010), row(0.95, 990), row(2.0, 960)])
+    assert [met for met, _ in good] == [True, True, True, True]
+    assert "hold 2 of 3" in good[-1][1] and "*" in planned.line_of(row(2.0, 960))
+    bad = planned.verdicts([row(1.3, 1010), row(0.7, 1100), row(0.8, 900)])
+    assert [met for met, _ in bad] == [False, False, False, True]
+    assert bad[2][1] == "MISSED: memory: -9.1 % at the lowest (bar -5 %)"
+
+
+def test_a_run_of_two_ranks_is_planned_and_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(planned.__file__).parent))
+    monkeypatch.setattr(sys, "argv", ["planned.py"])
+    machine, _ = local_machine(even_machine(), 2**34)
+    machine.probed.facts["torch"] = ""  # type: ignore[union-attr,index]
+    found = planned.run([*TINY, "layout.dp=2", "training.global_batch=8", "node.threads_per_rank=1"], machine)
+    assert found.name.endswith("dp2") and found.ranks == 2
+    assert found.seconds > 0 and found.planned.seconds.value > 0
+    assert -0.3 < found.memory_off < 0.6  # nearly all of it is the framework
