@@ -53,20 +53,23 @@ def submit(
     """Hand in the job of RUN.yaml, or of a run directory DIR that was prepared; do not wait for it.
 
     The run directory gets config.yaml and job.sh, and the job starts in it. Job ids are printed, one for each link of a
-    chain. Exit codes: 0 handed in, 2 not handed in.
+    chain. A run that its nodes have too little memory for is refused. Exit codes: 0 handed in, 2 not handed in.
     """
     from fugaku_gpt.jobs import submission
     from fugaku_gpt.jobs.render import job_name
+    from fugaku_gpt.planner.places import refuse_job_too_large
 
     if target is not None and target.is_dir():
         if preset is not None or settings or scheduler is not None or out is not None:
             raise UsageError(f"{target}: is prepared: --preset, --set, --scheduler and --out are for a run file")
         prepared = submission.load_prepared(target)
+        refuse_job_too_large(prepared.config)
         if dry_run:
             _show_plan(prepared)
             return
     else:
         config = job_config(target, preset, settings, scheduler)
+        refuse_job_too_large(config)
         name = job_name(config)
         directory = out if out is not None else STORE / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         if dry_run:

@@ -33,12 +33,16 @@ def render(
 ) -> None:
     """Print the job script of RUN.yaml, a preset and overrides; hand in nothing.
 
-    What the scheduler has no words for, and what was chosen for you, is told on standard error and stands in the script
-    as comments. job.template names a template of your own, which may override blocks of those in jobscripts/.
+    A run that its nodes have too little memory for is refused. What the scheduler has no words for, and what was chosen
+    for you, is told on standard error and stands in the script as comments. job.template names a template of your own,
+    which may override blocks of those in jobscripts/.
     """
     from fugaku_gpt.jobs.render import render_from_files
+    from fugaku_gpt.planner.places import refuse_job_too_large
 
-    script = render_from_files(job_config(run_file, preset, settings, scheduler))
+    config = job_config(run_file, preset, settings, scheduler)
+    refuse_job_too_large(config)
+    script = render_from_files(config)
     for note in script.notes:
         click.echo(f"note: {note}", err=True)
     if out is None:

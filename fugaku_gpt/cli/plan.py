@@ -11,6 +11,7 @@ import click
 
 from fugaku_gpt.cli.output import format_option, render_rows
 from fugaku_gpt.cli.plan_cost import days, iteration_time, ramp
+from fugaku_gpt.cli.plan_memory import memory
 from fugaku_gpt.cli.plan_probe import probe
 from fugaku_gpt.cli.plan_rows import fit, predict
 from fugaku_gpt.cli.plan_topology import topology
@@ -32,7 +33,7 @@ def plan() -> None:
     """Judge a run before it is started."""
 
 
-for _command in (days, fit, iteration_time, predict, probe, ramp, topology):
+for _command in (days, fit, iteration_time, memory, predict, probe, ramp, topology):
     plan.add_command(_command)
 
 

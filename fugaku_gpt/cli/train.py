@@ -18,6 +18,7 @@ from fugaku_gpt.jobs.ending import result_of
 from fugaku_gpt.jobs.keeper import keep_rank
 from fugaku_gpt.jobs.launcher import exit_code_of, launch, rank_from_environment
 from fugaku_gpt.machine.local import usable_cores
+from fugaku_gpt.planner.fits import refuse_too_large, this_machine
 from fugaku_gpt.records.run import AUTO, NONE, REFUSED, RunDirectory, goes_on_in
 
 
@@ -87,6 +88,7 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
     if resume == AUTO and directory.has_finished(config.training.iterations):
         click.echo(f"{out}: the run has done its {config.training.iterations} iterations: nothing to do")
         raise click.exceptions.Exit(EXIT_OK)
+    refuse_too_large(config, this_machine(), range(config.layout.ranks))
     words = ([] if resume == NONE else ["--resume", resume]) + (["--force-data"] if force_data else [])
     directory.create(dump_run_config(config), mark, resume=goes_on_in(directory, resume))
     started, log = time.time(), directory.log_file
@@ -122,7 +124,16 @@ def _join(config: RunConfig, out: Path, place: Optional[Tuple[int, int]], resume
     from fugaku_gpt.training.run import train as train_on_this_rank
 
     try:
-        code = train_on_this_rank(config, out, threads, announce, resume=resume, force_data=force_data)
+        here = this_machine()
+        code = train_on_this_rank(
+            config,
+            out,
+            threads,
+            announce,
+            resume=resume,
+            force_data=force_data,
+            judge=lambda ranks: refuse_too_large(config, here, ranks),
+        )
         raise click.exceptions.Exit(code)
     except UsageError:
         if place is not None and place[0] != 0:

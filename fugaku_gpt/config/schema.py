@@ -294,6 +294,9 @@ class NodeConfig:
         None, "XOS_MMM_L_ARENA_LOCK_TYPE: 0 for many threads that allocate, 1", choices=(0, 1)
     )
     open_files: Optional[int] = option(None, "limit of open files of each process; default: the machine's", at_least=64)
+    memory_check: bool = option(
+        True, "refuse, before it starts, a run whose predicted memory is more than its nodes have"
+    )
     memory_guard: bool = option(
         True, "end the run, and say what took the memory, before the kernel kills a rank for want of it"
     )

@@ -1,6 +1,7 @@
 """Fugaku's nodes: facts that job scripts and checks need.
 
-Sources: user guide 1.52, chapter PowerControlFunction; the help desk's monthly briefings of 2025-04 and 2025-09.
+Sources: user guide 1.52, chapters PowerControlFunction and UsageRules; the help desk's monthly briefings of 2025-04 and
+2025-09.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ TOFU_UNIT = (2, 3, 2)  # nodes; a torus of up to TORUS_ABOVE nodes is allocated 
 SHELF = (2, 3, 8)  # nodes; a larger one in these
 LONGEST_SIDES = (48, 48, 69)  # nodes, of the whole machine: 24 x 23 x 24 Tofu units
 VECTOR_BYTES = 64  # of an SVE register
+JOB_BYTES = 30_739_333_120  # of a node's memory that a job can ask for
 TEMPORARY_BYTES = 87 * 2**30 - 128 * 2**20  # of a node, for localtmp and sharedtmp together
 KNOBS = ("freq", "eco_state", "retention_state", "throttling_state", "issue_state", "ex_pipe_state")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
 _GROUPS = Path("/sys/fs/cgroup")
+_SMALLEST_MARGIN, _LARGEST_MARGIN, _MARGIN_SHARE = 64 * 2**20, 512 * 2**20, 0.01
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -76,6 +77,11 @@ def machine_use() -> MemoryUse:
     facts = {name: value * 1024 for name, value in _fields(Path("/proc/meminfo"), ":").items()}
     limit = facts["MemTotal"] + facts.get("SwapTotal", 0)
     return MemoryUse(limit - facts["MemAvailable"] - facts.get("SwapFree", 0), limit, "this machine")
+
+
+def guard_margin(limit: int) -> int:
+    """How near to a limit is too near, in bytes: there the memory guard ends a run."""
+    return int(min(_LARGEST_MARGIN, max(_SMALLEST_MARGIN, _MARGIN_SHARE * limit)))
 
 
 def own_bytes(process: int) -> Tuple[int, int]:

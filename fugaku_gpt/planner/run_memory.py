@@ -48,13 +48,13 @@ class RunMemory:
 
     Attributes:
         stages: of each pipeline stage, category → bytes of one of its ranks.
-        shared: bytes of a rank that all ranks of its node use together.
-        bytes_of_node: of the fullest node.
+        node: the same of the fullest node.
+        shared: bytes of a rank's base that all ranks of its node use together.
     """
 
     stages: Tuple[Mapping[str, int], ...]
+    node: Mapping[str, int]
     shared: int
-    bytes_of_node: int
 
     def bytes_of_stage(self, stage: int) -> int:
         """Of one rank."""
@@ -69,6 +69,11 @@ class RunMemory:
     def bytes_of_rank(self) -> int:
         """Of a rank of that stage."""
         return self.bytes_of_stage(self.peak_stage)
+
+    @property
+    def bytes_of_node(self) -> int:
+        """Of the fullest node."""
+        return sum(self.node.values())
 
     def bytes_of_ranks(self, stages: Sequence[int]) -> int:
         """Of ranks of some stages together on one node."""
@@ -101,8 +106,7 @@ def memory_of_run(
         held["communication"] = _communication(config, mine)
         held["base"] = base.own + base.shared + (base.narrow if config.training.dtype in SIXTEEN_BITS else 0)
         stages.append({name: held[name] for name in CATEGORIES})
-    found = RunMemory(tuple(stages), base.shared, 0)
-    return RunMemory(found.stages, found.shared, _fullest_node(config, found))
+    return RunMemory(tuple(stages), _fullest_node(config, stages, base.shared), base.shared)
 
 
 def _lasting(config: RunConfig, chunks: Sequence[Chunk]) -> Dict[str, int]:
@@ -191,15 +195,19 @@ def _sides(chunk: Chunk) -> List[str]:
     return ([] if chunk.has_embedding else ["before"]) + ([] if chunk.has_head else ["after"])
 
 
-def _fullest_node(config: RunConfig, found: RunMemory) -> int:
-    """Bytes of the node that needs most: ranks fill one node after the other, or go round with job.rank_map bynode."""
+def _fullest_node(config: RunConfig, stages: Sequence[Mapping[str, int]], shared: int) -> Dict[str, int]:
+    """Bytes by category of the node that needs most: ranks fill one node after the other, or go round with job.rank_map
+    bynode."""
     layout = config.layout
-    own = np.array([found.bytes_of_stage(stage) - found.shared for stage in range(layout.pp)])
-    of_ranks = own[_stages_of_ranks(layout.ranks, layout.tp, layout.pp, layout.dp, layout.order)]
+    of_stages = np.array([[one[name] for name in CATEGORIES] for one in stages])  # [stages, categories]
+    placed = _stages_of_ranks(layout.ranks, layout.tp, layout.pp, layout.dp, layout.order)
     on_a_node = config.ranks_per_node  # divides the ranks: the config says so
     by_node = config.job.rank_map.startswith("bynode")
-    nodes = of_ranks.reshape(on_a_node, -1).T if by_node else of_ranks.reshape(-1, on_a_node)
-    return int(nodes.sum(axis=1).max()) + found.shared
+    nodes = placed.reshape(on_a_node, -1).T if by_node else placed.reshape(-1, on_a_node)
+    fullest = nodes[int(of_stages.sum(axis=1)[nodes].sum(axis=1).argmax())]
+    found = dict(zip(CATEGORIES, of_stages[fullest].sum(axis=0).tolist()))
+    found["base"] -= (on_a_node - 1) * shared
+    return found
 
 
 @lru_cache(maxsize=256)

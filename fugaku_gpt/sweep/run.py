@@ -17,6 +17,7 @@ from fugaku_gpt.config import dump_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.ending import result_of
 from fugaku_gpt.jobs.processes import Outcome
+from fugaku_gpt.planner.fits import refuse_too_large, this_machine
 from fugaku_gpt.records.job import read_history
 from fugaku_gpt.records.run import INTERRUPTED, OK, REFUSED, TIMEOUT, Result, RunDirectory
 from fugaku_gpt.sweep.expand import Run, Sweep
@@ -104,6 +105,7 @@ def _run_one(
     log = directory.log_file
     limits = [limit for limit in (timeout, run.config.job.elapse) if limit is not None]
     try:
+        refuse_too_large(run.config, this_machine(), range(run.config.layout.ranks))
         outcome = launch(
             run.config,
             directory.config_file,

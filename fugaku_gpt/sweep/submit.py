@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import RunConfig
-from fugaku_gpt.errors import ConfigError
+from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.follow import Followed, Named, look
 from fugaku_gpt.jobs.render import render_from_files
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Scheduler, Uncertain
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named
 from fugaku_gpt.jobs.submission import SCRIPT, PreparedJob, node_hours, prepare, submit, with_absolute_paths
+from fugaku_gpt.planner.places import refuse_job_too_large
 from fugaku_gpt.records.job import JOB_FILE, OVER, read_history
 from fugaku_gpt.records.run import OK, REFUSED, RunDirectory
 from fugaku_gpt.sweep.expand import Run, Sweep
@@ -212,8 +213,9 @@ def _planned(run: Run, out: Path, base: Path) -> Planned:
     assert run.config is not None
     config = with_absolute_paths(_named(run.config, run.name), base)
     try:
+        refuse_job_too_large(config)
         script = render_from_files(config)
-    except ConfigError as error:
+    except UsageError as error:
         return Planned(run, None, str(error))
     return Planned(run, PreparedJob(out / run.name, config, SCRIPT, script.text, node_hours(config), script.notes))
 

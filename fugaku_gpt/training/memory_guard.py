@@ -12,18 +12,17 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Callable, List, Mapping, Optional
+from typing import Callable, Dict, List, Mapping, Optional
 
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config.schema import NodeConfig
 from fugaku_gpt.config.values import size_bytes
 from fugaku_gpt.errors import EXIT_RUN_FAILED
 from fugaku_gpt.machine.local import resident_bytes
-from fugaku_gpt.machine.memory import MemoryUse, NodeMemory
+from fugaku_gpt.machine.memory import MemoryUse, NodeMemory, guard_margin
 from fugaku_gpt.records.run import OUT_OF_MEMORY, Result, RunDirectory, failure_lines
 
 _MIB = 2**20
-_SMALLEST_MARGIN, _LARGEST_MARGIN, _MARGIN_SHARE = 64 * _MIB, 512 * _MIB, 0.01
 _NEAR = 0.7  # of the limit: from there on it is looked at often, since threads fill gigabytes in a second
 _SECONDS, _NEAR_SECONDS = 0.2, 0.02
 _TURN_SECONDS = 0.3  # that smaller ranks leave to the largest
@@ -73,7 +72,7 @@ class MemoryGuard:
         while not self._over.wait(seconds):
             use = self._memory.uses()[0]
             seconds = _NEAR_SECONDS if use.used > _NEAR * use.limit else _SECONDS
-            if use.limit - use.used > margin(use.limit):
+            if use.limit - use.used > guard_margin(use.limit):
                 turn = None
                 continue
             if turn is None:
@@ -116,11 +115,6 @@ class MemoryGuard:
         )
 
 
-def margin(limit: int) -> int:
-    """How near to a limit is too near, in bytes."""
-    return int(min(_LARGEST_MARGIN, max(_SMALLEST_MARGIN, _MARGIN_SHARE * limit)))
-
-
 def high_water() -> int:
     """The most resident memory that this process has had, in bytes; 0 where the system does not tell."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -129,8 +123,7 @@ def high_water() -> int:
     return 0
 
 
-def processes_of_node(world: Communicator) -> List[int]:
-    """The ranks of this node by their process numbers. Collective."""
+def processes_of_node(world: Communicator) -> Dict[int, int]:
+    """The ranks of this node, each with its process number. Collective."""
     node = world.on_this_node("node")
-    found: List[int] = node.broadcast_json(node.gather_json(os.getpid()))
-    return found
+    return dict(node.broadcast_json(node.gather_json([world.rank, os.getpid()])))

@@ -46,6 +46,7 @@ def train(
     *,
     resume: str = NONE,
     force_data: bool = False,
+    judge: Optional[Callable[[List[int]], None]] = None,
 ) -> int:
     """Train on all ranks of this job and leave a run directory; returns the exit code.
 
@@ -53,6 +54,8 @@ def train(
         announce: is told the run directory as soon as it is there.
         resume: what to go on from: ``none``, ``auto``, or a path; see :func:`fugaku_gpt.training.resume.look`.
         force_data: go on although the samples are not those of the checkpoint.
+        judge: refuses a run that cannot be trained where it is, by the ranks of this node; no rank goes on where it
+            raises a ``UsageError`` on any.
 
     Raises:
         UsageError: on every rank alike, before training has begun: ranks, data or ``out`` are not as the run needs
@@ -68,6 +71,10 @@ def train(
         process = {**bind(world, config.node.bind, threads), **prepare_process(threads)}
         together(world, lambda: check_precision(config))
         together(world, lambda: recompute_of(config, chunks_of(config)))  # refuses a budget into which nothing fits
+        processes = processes_of_node(world)
+        if judge is not None:
+            refuse = judge
+            together(world, lambda: refuse(list(processes)))
         train_samples = together(world, lambda: open_samples(config, "train"))
         evaluates = config.training.eval_interval is not None
         valid_samples = together(world, lambda: open_samples(config, "valid")) if evaluates else None
@@ -83,7 +90,7 @@ def train(
             announce(directory.path)
         guard = None
         if config.node.memory_guard:
-            guard = MemoryGuard(directory, world.rank, processes_of_node(world), config.node)
+            guard = MemoryGuard(directory, world.rank, list(processes.values()), config.node)
             watching.enter_context(guard)
         if config.node.flight_recorder or config.node.check_collectives:
             flight_dir = directory.flight_dir if config.node.flight_recorder else None

@@ -10,10 +10,9 @@ from fugaku_gpt.jobs.pjm.lint.launches import Launch
 from fugaku_gpt.jobs.pjm.lint.registry import DATED, ERROR, WARNING, Hit, rule
 from fugaku_gpt.jobs.pjm.lint.shell import Word
 from fugaku_gpt.jobs.pjm.values import parse_limit, parse_size
-from fugaku_gpt.machine.fugaku import TEMPORARY_BYTES
+from fugaku_gpt.machine.fugaku import JOB_BYTES, TEMPORARY_BYTES
 
 _USABLE = 25 * 10**9  # bytes of a node's memory that programs can count on
-_CAP = 30_739_333_120  # bytes of a node's memory that a job can ask for
 _MANY_NODES = 64
 _SOURCE = "Fugaku user guide 1.52, LayeredStorageAndLLIO"
 # ${PJM_LOCALTMP:-/tmp} and ${PJM_LOCALTMP+...} do without
@@ -212,8 +211,8 @@ def memory(facts: Facts) -> Iterator[Hit]:
     except ValueError as error:
         yield Hit(line, f"node-mem={show(text)}: {show(error)}", column, "write a size such as 23Gi")
         return
-    if size is not None and size > _CAP:
-        yield Hit(line, f"node-mem={text} is {_gib(size)}; a job gets {_gib(_CAP)} of a node at most", column)
+    if size is not None and size > JOB_BYTES:
+        yield Hit(line, f"node-mem={text} is {_gib(size)}; a job gets {_gib(JOB_BYTES)} of a node at most", column)
     elif size is not None and size > _USABLE:
         yield Hit(line, f"node-mem={text} is {_gib(size)}; programs can count on {_gib(_USABLE)}", column)
 

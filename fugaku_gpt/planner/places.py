@@ -1,0 +1,61 @@
+"""The nodes that a run is planned for, where these are not this machine: from a machine's data file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import List, Tuple
+
+from fugaku_gpt.config.schema import RunConfig
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.machine import fugaku
+from fugaku_gpt.machine.constants import load_machine
+from fugaku_gpt.machine.framework import Framework, framework_of
+from fugaku_gpt.planner.fits import LOCAL, Place, refuse_too_large, this_machine
+from fugaku_gpt.planner.footprint import UNIT_BYTES
+
+FUGAKU = "a64fx"
+
+
+def place_of_machine(name: str, torch: str = "") -> Place:
+    """A machine by name or file; ``local`` is this one.
+
+    Args:
+        torch: version of PyTorch; counts on this machine only. Others have the base of their measured rows.
+
+    Raises:
+        UsageError: there is no such machine, or its memory is not that of nodes.
+    """
+    if name == LOCAL:
+        here = this_machine()
+        return replace(here, framework=framework_of(torch)) if torch else here
+    machine = load_machine(name)
+    if machine.memory_of != "node":
+        raise UsageError(f"--machine {name}: its memory is that of accelerators; this trainer runs on a node's cores")
+    unit, values = UNIT_BYTES[machine.memory_unit], machine.memory.values
+    own = int((values["base"] + values.get("communication", 0.0)) * unit)
+    system = int(values.get("system", 0.0) * unit)
+    limits: List[Tuple[int, str]] = []
+    for hardware, size in machine.hardware.items():
+        limits.append((int(size * unit) - system, f"{hardware}, less the system's {system >> 20} MiB"))
+    cores = 1
+    if "A64FX" in machine.hardware:
+        limits.append((fugaku.JOB_BYTES, "what a job may ask for of Fugaku's nodes"))
+        cores = fugaku.CORES
+    return Place((min(limits),), Framework(own, 0, source=f"rows of {machine.name}"), cores)
+
+
+def place_of_job(config: RunConfig) -> Place:
+    """The nodes of a job, as far as its scheduler says what they are."""
+    if config.job.scheduler == "local":
+        return this_machine()
+    return place_of_machine(FUGAKU) if config.job.scheduler == "pjm" else Place((), framework_of(), 1)
+
+
+def refuse_job_too_large(config: RunConfig) -> None:
+    """Refuse the job of a run that does not fit its nodes, where these are known.
+
+    Raises:
+        UsageError: as :func:`fugaku_gpt.planner.fits.refuse_too_large`.
+    """
+    if config.node.memory_check:
+        refuse_too_large(config, place_of_job(config))
