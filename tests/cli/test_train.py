@@ -48,6 +48,31 @@ def arguments(corpus: Path, out: Path, *settings: str) -> List[str]:
     return words
 
 
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], ranks: Optional[int]
+) -> None:
+    out = tmp_path / "run"
+    words = arguments(corpus, out, f"layout.dp={ranks or 1}", "node.memory_limit=100Mi")
+    command = [sys.executable, "-m", "fugaku_gpt", *words, *([] if ranks is None else ["--ranks", str(ranks)])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+    said = done.stdout.decode()
+    assert done.returncode == 2 and said.count("this run needs") == 1 and "(node.memory_limit" in said, said
+    assert not out.exists()
+
+
+def test_under_mpirun_one_rank_says_that_a_run_does_not_fit_and_none_goes_on(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = arguments(corpus, out, "layout.pp=1", "layout.dp=2", "node.memory_limit=100Mi")
+    launcher = find_launcher()
+    command = [*launcher.start(2), sys.executable, "-m", "fugaku_gpt", *words]
+    environment = {**os.environ, **launcher.environment}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, timeout=300)
+    said = done.stdout.decode()
+    assert done.returncode == 2 and said.count("this run needs") == 1 and "for 2 ranks" in said, said
+    assert not out.exists()
+
+
 def test_two_ranks_leave_a_whole_run_directory(corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     assert run([*arguments(corpus, out, "layout.dp=2"), "--ranks", "2"]) == 0

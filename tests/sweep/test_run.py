@@ -127,6 +127,17 @@ def test_a_row_for_more_nodes_than_this_one_is_refused(tmp_path: Path) -> None:
     assert ended[0].failed  # it was to be run, and was not
 
 
+def test_a_row_that_does_not_fit_is_a_refused_row(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    rows = "[{label: big, node.memory_limit: 100Mi}, {label: forced, node.memory_limit: 100Mi, node.memory_check: no}]"
+    file.write_text(f"preset: tiny\ninclude: {rows}", encoding="utf-8")
+    launch = FakeLaunch()
+    ended = run_sweep(expand_sweep(file), tmp_path / "out", launch, Quiet())
+    assert statuses(ended) == {"big-r1": "refused", "forced-r1": "ok"} and launch.started == ["forced-r1"]
+    result = RunDirectory(tmp_path / "out" / "big-r1").result()
+    assert result is not None and "there are 36 MiB (node.memory_limit" in result.reason
+
+
 def test_two_sweeps_do_not_share_a_directory(sweep: Sweep, tmp_path: Path) -> None:
     with SweepLock(tmp_path), pytest.raises(UsageError, match=f"already running there .process {os.getpid()}"):
         run_sweep(sweep, tmp_path, FakeLaunch(), Quiet())

@@ -228,6 +228,18 @@ def test_a_run_that_cannot_be_said_to_its_scheduler_is_refused(tmp_path: Path, o
     assert list(hand_in(plan, out, scheduler).refused) == ["big-r1"]  # cheap to ask again
 
 
+def test_a_run_that_does_not_fit_its_nodes_is_refused(tmp_path: Path, out: Path, scheduler: FakeScheduler) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("preset: 124m\ninclude: [{label: big, job.node_memory: 2Gi}, {label: small}]", encoding="utf-8")
+    plan = plan_of(file, ("job.scheduler=slurm",))
+    dry = planned_jobs(plan.sweep(), out, tmp_path, False)[1]
+    assert [(one.job is None, bool(one.refusal)) for one in dry] == [(True, True), (False, False)]
+    handed = hand_in(plan, out, scheduler)
+    assert list(handed.taken) == ["small-r1"] and list(handed.refused) == ["big-r1"]
+    assert "(job.node_memory" in handed.refused["big-r1"] and "--set layout.tp=2" in handed.refused["big-r1"]
+    assert statuses(plan, out, scheduler)["big-r1"] == "refused"
+
+
 def test_two_do_not_hand_in_at_once_and_others_runs_are_not_touched(
     plan: Plan, out: Path, scheduler: FakeScheduler
 ) -> None:
