@@ -6,7 +6,7 @@ import json
 import statistics
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import click
 
@@ -16,6 +16,7 @@ from fugaku_gpt.errors import EXIT_OK, RunFailed, UsageError
 if TYPE_CHECKING:
     from fugaku_gpt.jobs.launcher import Launcher
     from fugaku_gpt.machine.probed import Probed
+    from fugaku_gpt.planner.local_fitting import LeftOutRun
 
 DTYPES = ("float32", "bfloat16")
 _MODULE = "fugaku_gpt.training.probe"
@@ -64,20 +65,26 @@ def probe(
     assert probed is not None
     machine, left_out = local_machine(probed, local.memory_limit())
     write_text_atomically(out, machine_text(machine))
+    say_left_out(left_out, form)
+    click.echo(f"written: {out}", err=True)
+    return EXIT_OK
+
+
+def say_left_out(left_out: "Sequence[LeftOutRun]", form: str) -> None:
+    """Print each run beside what a fit to all others says of it [s]."""
     lines: List[Dict[str, Any]] = [
         {
-            "step": one.name,
+            "run": one.name,
             "measured": _short(one.measured),
             "predicted": _short(one.predicted),
             "off_percent": round(100 * one.off, 1),
         }
         for one in left_out
     ]
-    click.echo(render_rows(("step", "measured", "predicted", "off_percent"), lines, form), nl=False)
+    click.echo(render_rows(("run", "measured", "predicted", "off_percent"), lines, form), nl=False)
     if left_out:
         median = 100 * statistics.median(abs(one.off) for one in left_out)
-        click.echo(f"steps left out of the fit: {median:.1f} % off in the median; written: {out}", err=True)
-    return EXIT_OK
+        click.echo(f"runs left out of the fit: {median:.1f} % off in the median", err=True)
 
 
 def rank_counts(most: int) -> List[int]:

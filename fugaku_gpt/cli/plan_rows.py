@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import click
 
@@ -70,19 +70,35 @@ def predict(rows_file: Path, form: str) -> int:
 
 
 @click.command()
-@_rows_option
+@click.option(
+    "--rows",
+    "rows_file",
+    metavar="FILE.csv",
+    type=click.Path(path_type=Path),
+    help="Measured rows of any trainer, with the columns of benchmarks/reference/measurements.csv; or:",
+)
+@click.option(
+    "--runs",
+    multiple=True,
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="... run directories of our own trainer, or folders of them, for a machine of `plan probe`; repeatable.",
+)
 @click.option(
     "--machine", "name", required=True, metavar="NAME", help="Machine whose constants are fitted, or its file."
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE.yaml", help="Write the fitted machine here.")
 @click.option("--constants", is_flag=True, help="Print the fitted constants instead of the errors.")
 @format_option
-def fit(rows_file: Path, name: str, out: Optional[Path], constants: bool, form: str) -> int:
+def fit(
+    rows_file: Optional[Path], runs: Tuple[Path, ...], name: str, out: Optional[Path], constants: bool, form: str
+) -> int:
     """Fit a machine's constants to measured rows, and show the error on rows that were left out.
 
     Every row is predicted by a fit to the others: once to all rows of other configurations (tables repeat rows), once
     to all rows of other tables. Errors are shares of the measured value. The baseline runs everything at the median
-    FLOPs per second of the other rows.
+    FLOPs per second of the other rows. With --runs, each run, and each step of the machine's probe, is predicted by a
+    fit to the others.
     """
     from fugaku_gpt.machine.constants import load_machine, machine_text
     from fugaku_gpt.planner.fitting import refit
@@ -91,6 +107,10 @@ def fit(rows_file: Path, name: str, out: Optional[Path], constants: bool, form: 
     from fugaku_gpt.records.files import write_text_atomically
 
     machine = load_machine(name)
+    if (rows_file is None) == (not runs):
+        raise UsageError("give one of --rows and --runs")
+    if rows_file is None:
+        return _fit_runs(machine, runs, out, constants, form)
     mine = [
         (row, measured)
         for row, measured in usable_rows(read_table(rows_file))
@@ -106,6 +126,30 @@ def fit(rows_file: Path, name: str, out: Optional[Path], constants: bool, form: 
         click.echo(render_rows(_CONSTANTS, _constant_lines(fitted.machine), form), nl=False)
     else:
         click.echo(render_rows(FIGURES, [figures(fitted, by) for by in fitted.seconds], form), nl=False)
+    return EXIT_OK
+
+
+def _fit_runs(machine: "Machine", folders: Sequence[Path], out: Optional[Path], constants: bool, form: str) -> int:
+    from fugaku_gpt.cli.plan_probe import say_left_out
+    from fugaku_gpt.machine.constants import machine_text
+    from fugaku_gpt.planner.local_fitting import kept_runs, refit_local
+    from fugaku_gpt.records.files import write_text_atomically
+    from fugaku_gpt.report.collect import find_runs
+
+    if machine.probed is None:
+        raise UsageError(f"machine {machine.name}: --runs is for a file of `plan probe`; for this one: --rows FILE.csv")
+    found, passed_over = kept_runs(find_runs(folders), machine.probed)
+    for text in passed_over:
+        click.echo(f"left alone: {text}", err=True)
+    if not found:
+        raise UsageError("no run to fit to: see above")
+    fitted, left_out = refit_local(machine, found)
+    if out is not None:
+        write_text_atomically(out, machine_text(fitted))
+    if constants:
+        click.echo(render_rows(_CONSTANTS, _constant_lines(fitted), form), nl=False)
+    else:
+        say_left_out(left_out, form)
     return EXIT_OK
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Dict, List, Mapping, Sequence, Tuple
 
 import numpy as np
@@ -15,7 +16,10 @@ from fugaku_gpt.machine.probed import Probed
 from fugaku_gpt.planner.fitting import NORMAL_80
 from fugaku_gpt.planner.local_seconds import RunCost, measured_flops, prior_constants, probe_spread
 from fugaku_gpt.planner.robust import Fit, fit
+from fugaku_gpt.records.run import OK, RunDirectory
+from fugaku_gpt.records.summary import summarise
 
+_LEAST_SAMPLES = 5  # iterations of a run that is fitted to; the first two do not count
 _LEAST_SPREAD = 0.02  # steps of the same run on a quiet machine
 
 
@@ -45,6 +49,47 @@ class LeftOutRun:
 def steps_of(probed: Probed) -> List[MeasuredRun]:
     """The probe's own steps as runs."""
     return [MeasuredRun(one.name, load_run_config(overrides=one.settings), one.seconds) for one in probed.steps]
+
+
+def kept_runs(directories: Sequence[Path], probed: Probed) -> Tuple[List[MeasuredRun], List[str]]:
+    """Run directories of our trainer on this machine as runs to fit to, and why others are none.
+
+    Raises:
+        UsageError: a file of a run is damaged.
+    """
+    found, left_out = [], []
+    for path in directories:
+        run = _kept_run(path, probed)
+        if isinstance(run, str):
+            left_out.append(f"{path}: {run}")
+        else:
+            found.append(run)
+    return found, left_out
+
+
+def _kept_run(path: Path, probed: Probed) -> "MeasuredRun | str":
+    run = RunDirectory(path)
+    result, environment = run.result(), run.environment()
+    if result is None or result.status != OK or environment is None:
+        return "did not end well"
+    config = load_run_config(run.config_file, check=False)
+    if environment.get("processor") != probed.facts.get("processor"):
+        return f"ran on {environment.get('processor')}, not on the machine of the file"
+    if config.job.nodes != 1:
+        return f"ran on {config.job.nodes} nodes"
+    summary = summarise(config, run.metrics("iteration"), [])
+    if summary["samples"] < _LEAST_SAMPLES or "timed_batch" in summary:
+        return f"fewer than {_LEAST_SAMPLES} iterations are logged, or none of the full batch"
+    threads = int(environment["ranks"][0]["threads"])
+    config = replace(config, node=replace(config.node, threads_per_rank=threads))
+    return MeasuredRun(str(path), config, float(summary["seconds_per_iteration"]))
+
+
+def refit_local(machine: Machine, runs: Sequence[MeasuredRun]) -> Tuple[Machine, List[LeftOutRun]]:
+    """A probed machine with its constants fitted to the probe's steps and to other runs."""
+    assert machine.probed is not None
+    fitted, left_out = fit_local(machine.probed, [*steps_of(machine.probed), *runs])
+    return replace(machine, time=fitted), left_out
 
 
 def fit_local(probed: Probed, runs: Sequence[MeasuredRun]) -> Tuple[Fitted, List[LeftOutRun]]:

@@ -24,7 +24,7 @@ def test_two_ranks_measure_this_machine_and_a_run_is_planned_on_it(
     assert run([*words, "--out", "machine-local.yaml", "--format", "json"]) == 0
     caught = capsys.readouterr()
     steps = json.loads(caught.out)
-    assert {"small dp 1", "small dp 2"} <= {one["step"] for one in steps}
+    assert {"small dp 1", "small dp 2"} <= {one["run"] for one in steps}
     assert all(one["measured"] > 0 and one["predicted"] > 0 for one in steps)
     assert "2 ranks of 1 threads: messages" in caught.err
     probed = load_machine("local").probed

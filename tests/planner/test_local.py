@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Dict
 
 import pytest
 
-from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.cli.main import run as cli
+from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.flops import exact_flops
-from fugaku_gpt.machine.constants import load_machine
+from fugaku_gpt.machine.constants import load_machine, machine_text
 from fugaku_gpt.machine.probed import ALL_REDUCE, Step
 from fugaku_gpt.planner.local_fitting import MeasuredRun, fit_local, local_machine
 from fugaku_gpt.planner.local_rates import Rates
 from fugaku_gpt.planner.local_seconds import PARTS, RunCost, predict_run, prior_constants
 from fugaku_gpt.planner.local_work import Tally, chunk_works, message_bytes, stage_work
+from fugaku_gpt.records.run import OK, MetricsWriter, Result, RunDirectory
 from tests.planner.probes import FLOPS, LAYER_SECONDS, MESSAGE_SECONDS, PASS_SECONDS, even_machine
 
 SHAPE = ("model.layers=4", "model.hidden=128", "model.heads=4", "model.seq_len=64", "model.vocab_size=512")
@@ -145,6 +149,35 @@ def test_a_fit_finds_the_factor_that_the_steps_were_made_with() -> None:
     assert fitted.values["exposed"] == pytest.approx(0.8)  # no run of these tells it
     assert max(abs(one.off) for one in left_out) < 0.02
     assert len(fitted.covariance) == len(fitted.constants) and fitted.rows == tuple(str(one) for one in settings)
+
+
+def test_runs_that_are_kept_are_fitted_to_and_others_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    probed = even_machine()
+    truth = {**prior_constants().values, "products": 1.4}
+    kept = {
+        "one": (run(), "even"),
+        "two": (run("model.hidden=256"), "even"),
+        "elsewhere": (run("model.layers=2"), "another processor"),
+    }
+    for name, (config, processor) in kept.items():
+        directory = RunDirectory(tmp_path / "runs" / name)
+        directory.create(dump_run_config(replace(config, node=replace(config.node, threads_per_rank=None))))
+        directory.write_environment({"processor": processor, "ranks": [{"threads": 1}]})
+        seconds = RunCost(config, probed).seconds(truth)
+        metrics = MetricsWriter(directory.metrics_file)
+        for iteration in range(6):
+            metrics.write("iteration", {"iteration": iteration, "seconds": seconds, "loss": 1.0})
+        metrics.close()
+        directory.write_result(Result(OK, "", 0.0, 1.0))
+    machine, _ = local_machine(probed, 2**34)
+    file, out = tmp_path / "machine.yaml", tmp_path / "fitted.yaml"
+    file.write_text(machine_text(machine))
+    words = ["plan", "fit", "--runs", str(tmp_path / "runs"), "--format", "json"]
+    assert cli(["plan", "fit", "--runs", str(tmp_path / "runs"), "--machine", "v100"]) == 2
+    assert cli([*words, "--machine", str(file), "--out", str(out)]) == 0
+    caught = capsys.readouterr()
+    assert len(json.loads(caught.out)) == 2 and "another processor, not on the machine of the file" in caught.err
+    assert 1.2 < load_machine(str(out)).time.values["products"] <= 1.4  # two runs against what was taken for likely
 
 
 def test_a_machine_of_the_probe_predicts_with_intervals_and_refuses_what_it_cannot() -> None:
