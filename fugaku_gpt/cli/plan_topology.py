@@ -26,7 +26,7 @@ _COLUMNS = (
     "sequence_parallel", "sec_per_it", "low", "high", "tflops", "mem_rows", "mem_ours", "mem_unit", "extrapolated",
 )  # fmt: skip
 _ROW = _COLUMNS[1:12]
-_ONLY_JSON = ("parts", "waste")
+_ONLY_JSON = ("parts", "waste", "torus")
 _RANKS_PER_NODE = (1, 2, 4)  # of a node without devices: one rank, one for each half, or for each core-memory group
 _SHORT = {
     "ranks_per_node": "ppn",
@@ -113,14 +113,18 @@ def topology(
     from fugaku_gpt.machine.constants import load_machine
     from fugaku_gpt.planner.topology import search
     from fugaku_gpt.planner.topology_best import best_of
-    from fugaku_gpt.planner.topology_plot import draw_search
+    from fugaku_gpt.planner.topology_plot import check_plot, draw_search
     from fugaku_gpt.planner.topology_write import write_best
 
     started = time.monotonic()
     if (nodes is None) == (max_nodes is None):
         raise UsageError("give one of --nodes or --max-nodes")
+    if plot is not None:
+        check_plot(plot)
     span = (nodes, nodes) if nodes is not None else (1, max_nodes or 1)
     machine, expressions = load_machine(name), _parsed(constraints)
+    if machine.probed is not None:
+        raise UsageError(f"--machine {name}: layouts are searched with models of measured rows; see plan time for this")
     notes: List[str] = []
     base = _base(run_file, preset, settings, machine, notes)
     wanted = _wanted(base, machine, hardware, build, span, ranks_per_node, _batches(batches, base, expressions))
@@ -131,8 +135,7 @@ def topology(
         click.echo("\n".join([*notes, "no layout fits: other nodes or global batch, or fewer constraints"]), err=True)
         return EXIT_RUN_FAILED
     ranked = found.order if variants else found.best_of_each_shape()
-    memory, limit = _our_memory(wanted)
-    best, dropped = best_of(wanted, found, ranked, top, memory, limit)
+    best, dropped = best_of(wanted, found, ranked, top, _our_memory(wanted, name))
     if dropped:
         notes.append(f"{dropped} faster layouts fit the measured trainers but not this one: left out")
     if not best:
@@ -251,22 +254,19 @@ def _holds(rule: "Expression", known: "Mapping[str, Value]") -> bool:
     return rule.holds(lambda name: known[_NAMES[name]])
 
 
-def _our_memory(wanted: "Wanted") -> "Tuple[Optional[Callable[[RunConfig], int]], float]":
-    """What this trainer needs on the fullest node of a run, and the most that there is [bytes]; it has no GPU code."""
-    from fugaku_gpt.machine.framework import framework_of
-    from fugaku_gpt.machine.fugaku import CORES
-    from fugaku_gpt.planner.footprint import UNIT_BYTES
-    from fugaku_gpt.planner.run_memory import memory_of_run
+def _our_memory(wanted: "Wanted", name: str) -> "Optional[Callable[[RunConfig], Tuple[int, bool]]]":
+    """What this trainer needs on the fullest node of a run [bytes], and whether that fits; it has no GPU code."""
+    from fugaku_gpt.planner.places import place_of_machine
 
-    machine = wanted.machine
-    if machine.facts["tile_units"] or machine.facts["devices_per_node"] > 1:
-        return None, 0.0
-    unit = UNIT_BYTES[machine.memory_unit]
-    build = framework_of(wanted.torch)
-    return (
-        lambda config: memory_of_run(config, build, cores=CORES).bytes_of_node,
-        machine.capacity(wanted.hardware) * unit,
-    )
+    if wanted.machine.memory_of != "node":
+        return None
+    place = place_of_machine(name)
+
+    def judge(config: "RunConfig") -> Tuple[int, bool]:
+        needed, limit = place.memory(config).bytes_of_node, place.limit(config)
+        return needed, limit is None or needed <= limit[0]
+
+    return judge
 
 
 def _told(started: float) -> Callable[[int, int], None]:
@@ -299,6 +299,16 @@ def _line(number: int, best: "Best", form: str) -> Dict[str, Any]:
         "mem_unit": found.memory_unit,
     }
     if form == "json":
+        line["torus"] = (
+            None
+            if best.torus is None or best.ranks is None
+            else {
+                "shape": best.torus.shape,
+                "allocated": best.torus.allocated,
+                "tp_inside_nodes": best.ranks.inside,
+                "stage_hops": best.ranks.stage_hops,
+            }
+        )
         line["extrapolated"] = list(found.extrapolated)
         line["parts"] = {name: _short(guess.value) for name, guess in found.parts.items()}
         line["waste"] = list(best.waste)

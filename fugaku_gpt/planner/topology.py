@@ -189,6 +189,7 @@ def config_of(wanted: Wanted, columns: Columns, place: int) -> RunConfig:
         dp=chosen["dp"],
         tp=chosen["tp"],
         pp=chosen["pp"],
+        order="tp,pp,dp",
         chunks=chosen["chunks"],
         schedule="interleaved" if chosen["chunks"] > 1 else _plain(config.layout.schedule),
         split=(),
@@ -206,7 +207,7 @@ def config_of(wanted: Wanted, columns: Columns, place: int) -> RunConfig:
     node = replace(config.node, ranks_per_node=chosen["ranks_per_node"], threads_per_rank=None)
     job = config.job
     if job.shape and job.nodes != chosen["nodes"]:
-        job = replace(job, shape="", allocation="", strict="", rank_map="")
+        job = replace(job, shape="", strict="", rank_map="", rank_map_file="")
     job = replace(job, nodes=chosen["nodes"])
     config = replace(config, layout=layout, training=training, node=node, job=job)
     problems = problems_of(config, lambda key: "")

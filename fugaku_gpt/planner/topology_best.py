@@ -43,14 +43,13 @@ def best_of(
     found: Found,
     places: "np.ndarray",
     top: int,
-    memory: Optional[Callable[[RunConfig], int]] = None,
-    limit: float = 0.0,
+    judge: Optional[Callable[[RunConfig], Tuple[int, bool]]] = None,
 ) -> Tuple[List[Best], int]:
     """The first ``top`` of the layouts at ``places`` that fit this trainer too, and how many of those before did not.
 
     Args:
-        memory: bytes of the fullest node in this trainer; None where it does not run on the machine.
-        limit: the most that may be.
+        judge: bytes of the fullest node in this trainer, and whether they fit; None where it does not run on the
+            machine.
 
     Raises:
         UsageError: a layout does not go with the run's other settings.
@@ -60,8 +59,8 @@ def best_of(
     for place in places[: top * _LOOKED_AT]:
         config = config_of(wanted, found.columns, int(place))
         looked += 1
-        ours = memory(config) if memory is not None else None
-        if ours is None or ours <= limit:
+        ours, fits = judge(config) if judge is not None else (None, True)
+        if fits:
             chosen.append((config, ours))
         if len(chosen) == top:
             break
@@ -72,7 +71,7 @@ def best_of(
 
 def _looked_at(wanted: Wanted, config: RunConfig, prediction: Prediction, ours: Optional[int]) -> Best:
     row = prediction.row
-    torus = torus_of(row.nodes) if on_torus(wanted) else None
+    torus = torus_of(row.nodes, config.job.shape) if on_torus(wanted) else None
     ranks = rank_map(torus, config.layout, row.ranks_per_node) if torus is not None else None
     flops = notes_flops(config.model, row.global_batch, row.vocab, row.recompute)
     return Best(

@@ -73,20 +73,24 @@ class RankMap:
         return f"# node of each rank in {self.torus.shape}; tensor-parallel groups {said}\n" + "".join(lines)
 
 
-def torus_of(nodes: int) -> Optional[Torus]:
+def torus_of(nodes: int, shape: str = "") -> Optional[Torus]:
     """The box that wastes fewest nodes, and of those the one nearest to a cube; None where no box has so many nodes.
 
     A torus is allocated in whole units (see :mod:`fugaku_gpt.machine.fugaku`). Up to 384 nodes, a mesh is taken where a
     torus would be rounded up.
+
+    Args:
+        shape: of three sides, as in ``job.shape``: this box and no other.
     """
-    boxes = list(_boxes(nodes))
+    sides = [int(side) for side in shape.split("x")] if shape else []
+    boxes = [(sides[0], sides[1], sides[2])] if len(sides) == 3 else list(_boxes(nodes))
     if not boxes:
         return None
     unit = SHELF if nodes > TORUS_ABOVE else TOFU_UNIT
-    rounded, _, sides = min((_rounded(box, unit), sum(box), box) for box in boxes)
+    rounded, _, best = min((_rounded(box, unit), sum(box), box) for box in boxes)
     if nodes <= TORUS_ABOVE and rounded > nodes:
         return Torus(min((sum(box), box) for box in boxes)[1], "mesh", nodes)
-    return Torus(sides, "torus", rounded)
+    return Torus(best, "torus", rounded)
 
 
 def rank_map(torus: Torus, layout: LayoutConfig, ranks_per_node: int) -> RankMap:

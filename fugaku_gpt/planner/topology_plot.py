@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +14,27 @@ FORMATS = (".svg", ".png")
 _MOST_POINTS = 20_000  # of each kind: an SVG of a million points opens nowhere
 
 
+def check_plot(file: Path) -> None:
+    """Refuse a picture that cannot be drawn, before work is done for it.
+
+    Raises:
+        UsageError: its name ends in another form, or matplotlib is missing.
+    """
+    if file.suffix not in FORMATS:
+        raise UsageError(f"--plot {file}: its name must end in {' or '.join(FORMATS)}")
+    if find_spec("matplotlib") is None:
+        raise UsageError(f"--plot {file}: needs matplotlib: pip install 'fugaku_gpt[plot]'")
+
+
 def draw_search(found: Found, wanted: Wanted, title: str, file: Path) -> None:
     """Write the picture; its form is told by the end of the file's name.
 
     Raises:
-        UsageError: another form, matplotlib is missing, or the file cannot be written.
+        UsageError: as :func:`check_plot`, or the file cannot be written.
     """
-    if file.suffix not in FORMATS:
-        raise UsageError(f"--plot {file}: its name must end in {' or '.join(FORMATS)}")
-    try:
-        import matplotlib
-    except ImportError:
-        raise UsageError(f"--plot {file}: needs matplotlib: pip install 'fugaku_gpt[plot]'") from None
+    check_plot(file)
+    import matplotlib
+
     matplotlib.use("agg")
     # the same text for the same figures, whoever draws it
     matplotlib.rcParams.update({"svg.hashsalt": "topology", "svg.fonttype": "none", "font.size": 9})

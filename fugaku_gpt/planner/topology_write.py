@@ -35,7 +35,7 @@ def with_map(best: Best, file: Path) -> RunConfig:
     config, torus = best.config, best.torus
     if torus is None:
         return config
-    job = replace(config.job, shape=torus.shape, allocation=torus.allocation, strict="", rank_map="")
+    job = replace(config.job, shape=torus.shape, allocation=config.job.allocation or torus.allocation, rank_map="")
     if best.ranks is not None and not config.layout.hierarchical_sum:
         job = replace(job, rank_map_file=str(file))
     return replace(config, job=job)

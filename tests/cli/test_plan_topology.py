@@ -58,6 +58,13 @@ def test_constraints_are_met(capsys: pytest.CaptureFixture[str]) -> None:
         assert 1024 // (one["dp"] * one["micro_batch"]) % 4 == 0
 
 
+def test_a_growing_batch_rules_out_replicas_that_do_not_divide_it(capsys: pytest.CaptureFixture[str]) -> None:
+    ramp = ["training.ramp_start=64", "training.ramp_increment=64", "training.ramp_samples=10000"]
+    sets = [word for text in ramp for word in ("--set", text)]
+    for one in _lines([*AT_512, *sets, "--top", "30"], capsys):
+        assert 64 % (one["dp"] * one["micro_batch"]) == 0
+
+
 def test_only_layouts_like_measured_ones(capsys: pytest.CaptureFixture[str]) -> None:
     lines = _lines([*AT_512, "--measured"], capsys)
     assert lines and all(not one["extrapolated"] for one in lines)

@@ -130,10 +130,10 @@ def test_what_does_not_fit_this_trainer_makes_room_for_the_next() -> None:
     of, found = _at_512()
     order = found.best_of_each_shape()
 
-    def memory(config: RunConfig) -> int:
-        return 100 if config.layout.pp > 1 else 10
+    def judge(config: RunConfig) -> Tuple[int, bool]:
+        return (100, False) if config.layout.pp > 1 else (10, True)
 
-    best, dropped = best_of(of, found, order, 3, memory, limit=50)
+    best, dropped = best_of(of, found, order, 3, judge)
     assert len(best) == 3 and all(one.config.layout.pp == 1 and one.ours == 10 for one in best)
     before = [int(found.columns["pp"][place]) for place in order]
     third = [place for place, pp in enumerate(before) if pp == 1][2]

@@ -73,6 +73,8 @@ def test_the_box_is_the_one_with_the_fewest_nodes_to_pay() -> None:
     assert odd and odd.allocated == 528 and odd.allocation == "torus"  # 11 shelves of 48
     assert small and (small.allocation, small.allocated) == ("mesh", 16)  # a torus would take 24
     assert single and single.shape == "1x1x1"
+    asked = torus_of(512, "8x8x8")
+    assert asked and (asked.shape, asked.allocated) == ("8x8x8", 576)  # 8x9x8
     assert torus_of(383) is None  # a prime: longer than any side of the machine
 
 
