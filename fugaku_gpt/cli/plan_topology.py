@@ -68,6 +68,13 @@ _positive = click.IntRange(min=1)
     help="To choose from; default: the run's. With several, layouts are ranked by seconds per sequence.",
 )
 @click.option("--constraint", "constraints", multiple=True, metavar="EXPR", help="Such as 'GBS % 32 == 0 and TP <= 8'.")
+@click.option(
+    "--fit",
+    type=click.Choice(("both", "rows", "ours")),
+    default="both",
+    show_default=True,
+    help="Which memory must suffice: mem_rows of the measured trainers, mem_ours of this one.",
+)
 @click.option("--measured", is_flag=True, help="Only layouts that have no input outside of the measured rows.")
 @click.option("--variants", is_flag=True, help="All layouts, not only the fastest of each nodes, ranks, DP, TP, PP.")
 @click.option("--top", type=_positive, default=10, show_default=True, help="How many are shown and written.")
@@ -89,6 +96,7 @@ def topology(
     ranks_per_node: Tuple[int, ...],
     batches: Tuple[str, ...],
     constraints: Tuple[str, ...],
+    fit: str,
     measured: bool,
     variants: bool,
     top: int,
@@ -102,7 +110,7 @@ def topology(
     Goes through every (nodes, ranks per node, DP, TP, PP, chunks, micro-batch, full recompute, ZeRO, sequence parallel)
     that the run's sizes and its growing batch, if it has one, allow. Time and mem_rows are the cost model's, fitted to
     rows of other trainers: mem_rows is memory of the fullest node (on GPUs of the fullest rank). mem_ours is that of
-    this trainer (see plan memory); both must fit. TFLOPs are of a node, by the notes' formula. What no measured row is
+    this trainer (see plan memory). TFLOPs are of a node, by the notes' formula. What no measured row is
     like is listed as extrapolated.
 
     Constraints know nodes, ranks, ranks_per_node, dp, tp, pp, chunks, micro_batch, micro_batches, global_batch,
@@ -128,16 +136,16 @@ def topology(
     notes: List[str] = []
     base = _base(run_file, preset, settings, machine, notes)
     wanted = _wanted(base, machine, hardware, build, span, ranks_per_node, _batches(batches, base, expressions))
-    found = search(wanted, _meets(expressions, machine, measured), _told(started))
-    counts = f"{found.enumerated} layouts, {len(found.seconds)} meet the constraints, {len(found.order)} fit"
-    notes.append(f"{counts}; {time.monotonic() - started:.1f} s")
+    found = search(wanted, _meets(expressions, machine, measured), fit == "ours", _told(started))
+    counts = (found.enumerated, len(found.seconds), int(found.fits.sum()))
+    said = "{} layouts, {} meet the constraints, {} fit by mem_rows".format(*counts)
+    notes.append(f"{said}; {time.monotonic() - started:.1f} s")
     if not len(found.order):
         click.echo("\n".join([*notes, "no layout fits: other nodes or global batch, or fewer constraints"]), err=True)
         return EXIT_RUN_FAILED
-    ranked = found.order if variants else found.best_of_each_shape()
-    best, dropped = best_of(wanted, found, ranked, top, _our_memory(wanted, name))
+    best, dropped = best_of(wanted, found, top, variants, _our_memory(wanted, name) if fit != "rows" else None)
     if dropped:
-        notes.append(f"{dropped} faster layouts fit the measured trainers but not this one: left out")
+        notes.append(f"{dropped} faster layouts do not fit this trainer (mem_ours): left out")
     if not best:
         raise UsageError(f"none of the {dropped} fastest layouts fits this trainer; see plan memory; add a constraint")
     lines = [_line(number, one, form) for number, one in enumerate(best, 1)]
@@ -148,14 +156,14 @@ def topology(
             [{_SHORT.get(key, key): value for key, value in line.items()} for line in lines],
         )
     click.echo(render_rows(columns, lines, form), nl=False)
-    said = _explained(best) + notes
+    told = _explained(best) + notes
     if out is not None:
         written = write_best(best, out, f"topology-{preset or 'run'}", iterations)
-        said.append(f"written: {len(best)} run files, their rank maps and {written[-1]}")
+        told.append(f"written: {len(best)} run files, their rank maps and {written[-1]}")
     if plot is not None:
         draw_search(found, wanted, f"{base.model.name or 'run'} on {span[1]} nodes of {wanted.machine.name}", plot)
-        said.append(f"written: {plot}")
-    for text in said:  # the rows alone go to a file or a program
+        told.append(f"written: {plot}")
+    for text in told:  # the rows alone go to a file or a program
         click.echo(text, err=form != "table")
     return EXIT_OK
 

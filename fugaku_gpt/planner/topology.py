@@ -62,7 +62,7 @@ class Found:
     Args:
         seconds: [N] per iteration; ``memory`` [N] of the fullest stage, in the machine's unit.
         fits: [N] whether that is what the hardware has.
-        order: [M] places of those that fit, the fastest for a sequence first.
+        order: [M] places of those that are ranked, the fastest for a sequence first.
         enumerated: layouts there were before the constraints.
     """
 
@@ -72,15 +72,6 @@ class Found:
     fits: "np.ndarray"
     order: "np.ndarray"
     enumerated: int
-
-    def best_of_each_shape(self) -> "np.ndarray":
-        """Places, in order, of the fastest variant of each (nodes, ranks per node, dp, tp, pp, global batch)."""
-        if not len(self.order):
-            return self.order
-        shapes = np.stack([self.columns[name][self.order] for name in SHAPE], axis=1)
-        _, first = np.unique(shapes, axis=0, return_index=True)
-        chosen: "np.ndarray" = self.order[np.sort(first)]
-        return chosen
 
     def frontier(self) -> "np.ndarray":
         """Places of the layouts than which none is both faster and smaller, the fastest first."""
@@ -133,12 +124,14 @@ def candidates(wanted: Wanted) -> Columns:
 def search(
     wanted: Wanted,
     meets: "Optional[Callable[[Columns], np.ndarray]]" = None,
+    rank_all: bool = False,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> Found:
     """The layouts that meet the constraints, costed.
 
     Args:
         meets: of columns, which layouts [N] are wanted.
+        rank_all: those too that do not fit by the rows' footprint.
         told: called with how many of them are done.
     """
     columns = candidates(wanted)
@@ -158,7 +151,7 @@ def search(
         work = replace(work, fullness=memory[block] / capacity)
         taken[block] = seconds(work, machine.time.values, machine.facts)
     fits = memory <= capacity
-    places = np.flatnonzero(fits)
+    places = np.arange(count) if rank_all else np.flatnonzero(fits)
     # of equals the plainest: columns are crossed so that what adds machinery comes later
     order = places[np.argsort((taken / columns["global_batch"])[places], kind="stable")]
     return Found(columns, taken, memory, fits, order, enumerated)

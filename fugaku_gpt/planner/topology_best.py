@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Mapping, Optional, Tuple
-
-import numpy as np
+from typing import Callable, Dict, List, Mapping, Optional, Set, Tuple
 
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.formulas.flops import notes_flops, tflops_per_node
 from fugaku_gpt.planner.predict import Prediction, predict_rows
 from fugaku_gpt.planner.seconds import PARTS
-from fugaku_gpt.planner.topology import Found, Wanted, config_of, rows_of
+from fugaku_gpt.planner.topology import SHAPE, Found, Wanted, config_of, rows_of
 from fugaku_gpt.planner.topology_map import RankMap, Torus, rank_map, torus_of
 from fugaku_gpt.planner.topology_waste import waste_of
 
-_LOOKED_AT = 20  # times as many as are wanted, before the search for layouts that fit this trainer is given up
+_MOST_JUDGED = 2000  # layouts that do not fit this trainer, before the search for those that do is given up
 
 
 @dataclass(frozen=True)
@@ -41,13 +39,14 @@ class Best:
 def best_of(
     wanted: Wanted,
     found: Found,
-    places: "np.ndarray",
     top: int,
+    variants: bool = False,
     judge: Optional[Callable[[RunConfig], Tuple[int, bool]]] = None,
 ) -> Tuple[List[Best], int]:
-    """The first ``top`` of the layouts at ``places`` that fit this trainer too, and how many of those before did not.
+    """The fastest layouts that fit this trainer too, and how many faster ones were looked at and do not.
 
     Args:
+        variants: take all, not only the fastest of each (nodes, ranks per node, dp, tp, pp, global batch).
         judge: bytes of the fullest node in this trainer, and whether they fit; None where it does not run on the
             machine.
 
@@ -55,18 +54,24 @@ def best_of(
         UsageError: a layout does not go with the run's other settings.
     """
     chosen: List[Tuple[RunConfig, Optional[int]]] = []
-    looked = 0
-    for place in places[: top * _LOOKED_AT]:
+    shapes: Set[Tuple[int, ...]] = set()
+    dropped = 0
+    for place in found.order:
+        shape = tuple(int(found.columns[name][place]) for name in SHAPE)
+        if shape in shapes and not variants:
+            continue
         config = config_of(wanted, found.columns, int(place))
-        looked += 1
         ours, fits = judge(config) if judge is not None else (None, True)
         if fits:
             chosen.append((config, ours))
-        if len(chosen) == top:
+            shapes.add(shape)
+        else:
+            dropped += 1
+        if len(chosen) == top or dropped == _MOST_JUDGED:
             break
     predictions = predict_rows(wanted.machine, rows_of(wanted, [config for config, _ in chosen]))
     best = [_looked_at(wanted, config, one, ours) for (config, ours), one in zip(chosen, predictions)]
-    return best, looked - len(chosen)
+    return best, dropped
 
 
 def _looked_at(wanted: Wanted, config: RunConfig, prediction: Prediction, ours: Optional[int]) -> Best:

@@ -86,14 +86,19 @@ def _at_512() -> Tuple[Wanted, Found]:
 
 
 def test_what_does_not_fit_is_not_ranked_and_the_rest_is_by_time() -> None:
-    _, found = _at_512()
+    of, found = _at_512()
     assert 0 < len(found.order) < len(found.seconds)
     assert found.fits[found.order].all() and found.fits.sum() == len(found.order)
     assert (np.diff(found.seconds[found.order]) >= 0).all()
-    shapes = found.best_of_each_shape()
-    assert shapes[0] == found.order[0] and (np.diff(found.seconds[shapes]) >= 0).all()
-    keys = np.stack([found.columns[name][shapes] for name in ("ranks_per_node", "dp", "tp", "pp")], axis=1)
-    assert len(np.unique(keys, axis=0)) == len(shapes)
+    best, _ = best_of(of, found, 20)
+    every = [one.prediction.seconds.value for one in best]
+    assert every == sorted(every) and every[0] == pytest.approx(found.seconds[found.order[0]])
+    shapes = {
+        (one.config.ranks_per_node, one.config.layout.dp, one.config.layout.tp, one.config.layout.pp) for one in best
+    }
+    assert len(shapes) == 20
+    listed, _ = best_of(of, found, 20, variants=True)
+    assert [one.prediction.seconds.value for one in listed] == pytest.approx(found.seconds[found.order[:20]].tolist())
 
 
 def test_none_is_both_faster_and_smaller_than_one_of_the_frontier() -> None:
@@ -128,21 +133,35 @@ def test_layouts_like_measured_ones_have_nothing_extrapolated_of_their_own() -> 
 
 def test_what_does_not_fit_this_trainer_makes_room_for_the_next() -> None:
     of, found = _at_512()
-    order = found.best_of_each_shape()
 
     def judge(config: RunConfig) -> Tuple[int, bool]:
         return (100, False) if config.layout.pp > 1 else (10, True)
 
-    best, dropped = best_of(of, found, order, 3, judge)
+    best, dropped = best_of(of, found, 3, variants=True, judge=judge)
+    stages = [int(found.columns["pp"][place]) for place in found.order]
+    third = [place for place, pp in enumerate(stages) if pp == 1][2]
     assert len(best) == 3 and all(one.config.layout.pp == 1 and one.ours == 10 for one in best)
-    before = [int(found.columns["pp"][place]) for place in order]
-    third = [place for place, pp in enumerate(before) if pp == 1][2]
-    assert dropped == sum(pp > 1 for pp in before[:third])
+    assert dropped == third - 2 > 0
+
+
+def test_a_slower_variant_stands_for_its_shape_where_the_fastest_does_not_fit() -> None:
+    of, found = _at_512()
+    (fastest,), _ = best_of(of, found, 1)
+    best, dropped = best_of(of, found, 1, judge=lambda config: (1, config != fastest.config))
+    assert dropped == 1 and best[0].config != fastest.config
+    again, _ = best_of(of, found, 40, judge=lambda config: (1, config != fastest.config))
+    assert (fastest.config.layout.tp, 4) in {(one.config.layout.tp, one.config.ranks_per_node) for one in again}
+
+
+def test_what_the_measured_trainers_cannot_hold_may_be_ranked_for_this_one() -> None:
+    of, found = _at_512()
+    every = search(of, rank_all=True)
+    assert len(every.order) == len(every.seconds) > len(found.order) and (every.fits == found.fits).all()
 
 
 def test_the_winner_is_told_from_the_next_by_part() -> None:
     of, found = _at_512()
-    (first, second), _ = best_of(of, found, found.best_of_each_shape(), 2)
+    (first, second), _ = best_of(of, found, 2)
     lines: Dict[Any, Any] = {one["part"]: one["difference"] for one in compared(first.prediction, second.prediction)}
     whole = lines.pop("iteration")
     assert whole < 0 and sum(lines.values()) == pytest.approx(whole)
