@@ -133,15 +133,15 @@ def test_layouts_like_measured_ones_have_nothing_extrapolated_of_their_own() -> 
 
 def test_what_does_not_fit_this_trainer_makes_room_for_the_next() -> None:
     of, found = _at_512()
+    full = int(found.columns["tp"][found.order[0]])
 
     def judge(config: RunConfig) -> Tuple[int, bool]:
-        return (100, False) if config.layout.pp > 1 else (10, True)
+        return (100, False) if config.layout.tp == full else (10, True)
 
     best, dropped = best_of(of, found, 3, variants=True, judge=judge)
-    stages = [int(found.columns["pp"][place]) for place in found.order]
-    third = [place for place, pp in enumerate(stages) if pp == 1][2]
-    assert len(best) == 3 and all(one.config.layout.pp == 1 and one.ours == 10 for one in best)
-    assert dropped == third - 2 > 0
+    others = [place for place, one in enumerate(found.columns["tp"][found.order]) if one != full]
+    assert len(best) == 3 and all(one.config.layout.tp != full and one.ours == 10 for one in best)
+    assert dropped == others[2] - 2 > 0
 
 
 def test_a_slower_variant_stands_for_its_shape_where_the_fastest_does_not_fit() -> None:
