@@ -65,6 +65,7 @@ def row_of_run(config: RunConfig, machine: Machine, hardware: Optional[str] = No
         mem_unit=machine.memory_unit,
         chunks=layout.chunks,
         sequence_parallel=layout.sequence_parallel and layout.tp > 1,
+        order=layout.order,
     )
     reason = why_invalid(row)
     if reason:

@@ -101,7 +101,7 @@ def predict_rows(machine: Machine, rows: Sequence[Row]) -> List[Prediction]:
     found = []
     for place, row in enumerate(rows):
         unseen = dict.fromkeys([*unseen_inputs(row, machine.time.seen), *unseen_inputs(row, machine.memory.seen)])
-        unseen.update(dict.fromkeys(in_no_table(row)))
+        unseen.update(dict.fromkeys(in_no_table(row, "pipeline_distance" in machine.time.values)))
         whole = float(total[place])
         found.append(
             Prediction(

@@ -7,6 +7,7 @@ nothing else: measured seconds, memory and status are kept apart in :class:`Meas
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
@@ -14,6 +15,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 from fugaku_gpt.errors import UsageError
 
 MEMORY_DEATHS = ("oom", "oom_after_first_iteration")
+MEASURED_ORDER = "tp,dp,pp"  # axes of the grid, fastest first, as Megatron-LM has them
 _NEEDED = ("layers", "hidden", "heads", "vocab", "seq_len", "nodes", "ranks_per_node", "dp", "tp", "pp")
 _BATCH = ("micro_batch", "global_batch")
 
@@ -51,11 +53,19 @@ class Row:
     mem_unit: str
     chunks: int = 1  # virtual stages of each pipeline stage; no table has them, nor what follows
     sequence_parallel: bool = False
+    order: str = MEASURED_ORDER
 
     @property
     def micro_batches(self) -> int:
         """Of one replica in one iteration."""
         return self.global_batch // (self.dp * self.micro_batch)
+
+    @property
+    def stage_stride(self) -> int:
+        """Ranks from a stage to its neighbour."""
+        sizes = {"tp": self.tp, "dp": self.dp}
+        axes = self.order.split(",")
+        return math.prod(sizes[axis] for axis in axes[: axes.index("pp")])
 
     @property
     def configuration(self) -> Tuple[object, ...]:
@@ -184,9 +194,15 @@ def why_invalid(row: Row) -> Optional[str]:
     return None
 
 
-def in_no_table(row: Row) -> List[str]:
-    """What of a configuration the model counts by rules alone, as no measured row of any machine has it."""
+def in_no_table(row: Row, ordered: bool) -> List[str]:
+    """What of a configuration the model counts by rules alone, as no measured row of any machine has it.
+
+    Args:
+        ordered: the machine's model counts how far stages are apart.
+    """
     found = [f"chunks {row.chunks}: measured 1"] if row.chunks > 1 else []
+    if ordered and row.order != MEASURED_ORDER and row.pp > 1 and row.dp > 1:
+        found.append(f"order {row.order}: measured {MEASURED_ORDER}")
     return found + (["sequence_parallel: measured without"] if row.sequence_parallel else [])
 
 

@@ -52,8 +52,8 @@ def seconds_by_part(work: Work, constants: Mapping[str, float], facts: Mapping[s
     embedding = c["weight_bytes"] * work.embedding_weights / bandwidth
     head_compute = work.head_flops / flops
     head_memory = c["logit_bytes"] * work.logits / bandwidth + np.where(one, 0.0, embedding)
-    # neighbours in the pipeline are t * d ranks apart, and what others send crosses the links between them
-    apart = np.maximum(1.0, work.tensor_ranks * work.replicas / work.ranks_per_node) ** c.get("pipeline_distance", 0.0)
+    # what others send crosses the links between neighbours in the pipeline: in tables they are t * d ranks apart
+    apart = np.maximum(1.0, work.stage_stride / work.ranks_per_node) ** c.get("pipeline_distance", 0.0)
     send = np.where(one, 0.0, 2 * item * work.hidden_elements * apart / c["pipeline_bandwidth"])
 
     layers = work.layers_per_stage

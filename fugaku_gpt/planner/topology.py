@@ -160,6 +160,8 @@ def search(
 def like_measured(columns: Columns, fitted: Fitted) -> "np.ndarray":
     """Which layouts [N] have no input outside of what a model's fitted rows have."""
     good: "np.ndarray" = (columns["chunks"] == 1) & (columns["sequence_parallel"] == 0)
+    if "pipeline_distance" in fitted.values:  # tables have stages far apart
+        good &= (columns["pp"] == 1) | (columns["dp"] == 1)
     for name in ("nodes", "dp", "tp", "pp", "micro_batch"):
         if name in fitted.seen:
             good &= (columns[name] >= fitted.seen[name][0]) & (columns[name] <= fitted.seen[name][1])
@@ -266,6 +268,7 @@ def _column(wanted: Wanted, columns: Columns, block: slice) -> "Callable[[str], 
         "retention_off": float(node.retention_state == 0),
     }
     part["vocab"] = vocab if model.padded_vocab_size is None else np.full(count, float(model.padded_vocab_size))
+    part["stage_stride"] = part["tp"]  # order tp,pp,dp
     part["processes"] = part["nodes"] * part["ranks_per_node"]
     part["micro_batches"] = part["global_batch"] / (part["dp"] * part["micro_batch"])
     return lambda name: part[name] if name in part else np.full(count, float(same[name]))

@@ -32,6 +32,7 @@ class Work:
     ranks_per_node: "np.ndarray"
     replicas: "np.ndarray"
     tensor_ranks: "np.ndarray"
+    stage_stride: "np.ndarray"  # ranks from a stage to its neighbour
     recompute: "np.ndarray"
     sharded: "np.ndarray"  # 1 where ZeRO cuts the optimiser's state over the replicas, else 0
     clock_ghz: "np.ndarray"  # 0: the machine's own
@@ -105,6 +106,7 @@ def work_of_columns(column: Callable[[str], "np.ndarray"], builds: Tuple[str, ..
         ranks_per_node=column("ranks_per_node"),
         replicas=d,
         tensor_ranks=t,
+        stage_stride=column("stage_stride"),
         recompute=recompute,
         sharded=(column("zero") > 0).astype(float),
         clock_ghz=column("freq_ghz"),

@@ -99,6 +99,17 @@ def test_interleaving_cuts_the_bubble_and_sends_more_and_holds_more() -> None:
     assert _memory(machine, cut)[0] > _memory(machine, plain)[0]
 
 
+def test_stages_side_by_side_send_faster_than_stages_beyond_all_replicas() -> None:
+    machine = load_machine("a64fx")
+    far = row(hardware="A64FX", zero_stage=0, pp=2, dp=16, tp=2, nodes=16, global_batch=512)
+    near = replace(far, order="tp,pp,dp")
+    assert (far.stage_stride, near.stage_stride, replace(far, order="pp,tp,dp").stage_stride) == (32, 2, 1)
+    before, after = _parts(machine, far), _parts(machine, near)
+    assert {name for name in PARTS if before[name] != after[name]} == {"pipeline"}
+    assert after["pipeline"] < before["pipeline"]
+    assert "order tp,pp,dp: measured tp,dp,pp" in predict_rows(machine, [near])[0].extrapolated
+
+
 def test_sequence_parallelism_keeps_less_and_reduces_as_much() -> None:
     machine = load_machine("a64fx")
     whole = row(hardware="A64FX", zero_stage=0, tp=4, pp=1, dp=2)
