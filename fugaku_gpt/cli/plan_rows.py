@@ -60,7 +60,7 @@ def predict(rows_file: Path, form: str) -> int:
                 "sec_per_it_low": _short(one.seconds.low),
                 "sec_per_it_high": _short(one.seconds.high),
                 "mem_value": _short(one.memory),
-                "mem_unit": one.row.mem_unit or one.memory_unit,
+                "mem_unit": one.row.mem_unit if one.row.mem_unit.startswith(one.memory_unit) else one.memory_unit,
                 "fits": one.fits,
                 "extrapolated": list(one.extrapolated) if form == "json" else "; ".join(one.extrapolated) or None,
             }

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, 
 import numpy as np
 
 from fugaku_gpt.machine.constants import Fitted, Machine
-from fugaku_gpt.planner.footprint import footprint
+from fugaku_gpt.planner.footprint import UNIT_BYTES, footprint, unit_of
 from fugaku_gpt.planner.robust import Fit, fit
 from fugaku_gpt.planner.rows import Measured, Row, table_of
 from fugaku_gpt.planner.seconds import seconds
@@ -26,7 +26,7 @@ GROUPS: Dict[str, Callable[[Row], object]] = {
 _ESTIMATED = 0.25  # weight of rows that their tables call estimated, or that died after their first iteration
 _LEFT_OUT_ROUNDS = 6  # from the fit to all rows it is a short way
 _LEFT_OUT_ENOUGH = 1e-4
-_NUMBERS = ("layers", "hidden", "heads", "seq_len", "nodes", "dp", "tp", "pp", "micro_batch")
+_NUMBERS = ("layers", "hidden", "heads", "vocab", "seq_len", "nodes", "dp", "tp", "pp", "micro_batch", "global_batch")
 _WORDS = ("ranks_per_node", "zero", "recompute", "torch", "dtype", "tcmalloc", "freq_ghz")
 
 Measurement = Tuple[Row, Measured]
@@ -209,7 +209,8 @@ def time_problem(machine: Machine, measurements: Sequence[Measurement]) -> _Prob
 
 def memory_problem(machine: Machine, measurements: Sequence[Measurement]) -> _Problem:
     """Rows with measured memory, and rows of which it is known whether memory was enough."""
-    chosen = [one for one in measurements if one[1].out_of_memory or one[1].status == "ok"]
+    judged = [one for one in measurements if one[1].out_of_memory or one[1].status == "ok"]
+    chosen = [(row, _in_unit(row, measured, machine.memory_unit)) for row, measured in judged]
 
     def predict(work: Work, constants: Mapping[str, float]) -> Tuple["np.ndarray", "np.ndarray"]:
         return footprint(work, constants, machine.facts, machine.memory_unit, machine.memory_of == "node")
@@ -227,6 +228,14 @@ def memory_problem(machine: Machine, measurements: Sequence[Measurement]) -> _Pr
         repeated=_repeated(chosen, lambda measured: (measured.memory, measured.out_of_memory)),
         of_memory=True,
     )
+
+
+def _in_unit(row: Row, measured: Measured, unit: str) -> Measured:
+    """With its memory in a machine's unit, and without one where the row's is not known."""
+    own = unit_of(row.mem_unit, unit)
+    if measured.memory is None or own == unit:
+        return measured
+    return replace(measured, memory=measured.memory * UNIT_BYTES[own] / UNIT_BYTES[unit] if own else None)
 
 
 def _room(machine: Machine, measurements: Sequence[Measurement]) -> "np.ndarray":

@@ -7,13 +7,20 @@ there while the reading on the first stage looks safe.
 
 from __future__ import annotations
 
-from typing import Mapping, Tuple
+from typing import Mapping, Optional, Tuple
 
 import numpy as np
 
 from fugaku_gpt.planner.work import Work
 
-UNIT_BYTES = {"MiB": 2.0**20, "GB": 2.0**30}  # tables say GB for what tools count in GiB
+# tables say GB for what tools count in GiB
+UNIT_BYTES = {"KiB": 2.0**10, "MiB": 2.0**20, "MB": 2.0**20, "GiB": 2.0**30, "GB": 2.0**30}
+
+
+def unit_of(text: str, default: str) -> Optional[str]:
+    """The unit that such a text as ``MiB (node)`` begins with; None where it is not known."""
+    word = (text.split() or [default])[0]
+    return word if word in UNIT_BYTES else None
 
 
 def footprint(

@@ -10,7 +10,7 @@ import numpy as np
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine.constants import Machine, load_machine, machine_names
 from fugaku_gpt.planner.fitting import NORMAL_80, unseen_inputs
-from fugaku_gpt.planner.footprint import footprint
+from fugaku_gpt.planner.footprint import UNIT_BYTES, footprint, unit_of
 from fugaku_gpt.planner.rows import Refused, Row, in_no_table, parse_row
 from fugaku_gpt.planner.seconds import PARTS, seconds_by_part
 from fugaku_gpt.planner.work import Work, work_of
@@ -37,7 +37,8 @@ class Prediction:
 
     Args:
         seconds: per iteration; ``parts`` of each of its parts.
-        memory: what a reading of the row's kind shows, in ``memory_unit``; ``peak`` that of the fullest stage.
+        memory: what a reading of the row's kind shows, in ``memory_unit``, which is the row's own where that is known,
+            else the machine's; ``peak`` that of the fullest stage.
         extrapolated: the inputs that no fitted row is like.
     """
 
@@ -103,14 +104,16 @@ def predict_rows(machine: Machine, rows: Sequence[Row]) -> List[Prediction]:
         unseen = dict.fromkeys([*unseen_inputs(row, machine.time.seen), *unseen_inputs(row, machine.memory.seen)])
         unseen.update(dict.fromkeys(in_no_table(row, "pipeline_distance" in machine.time.values)))
         whole = float(total[place])
+        unit = unit_of(row.mem_unit, machine.memory_unit) or machine.memory_unit
+        scale = UNIT_BYTES[machine.memory_unit] / UNIT_BYTES[unit]
         found.append(
             Prediction(
                 row=row,
                 seconds=Guess.around(whole, float(widths["total"][place])),
                 parts={name: Guess.around(float(parts[name][place]), float(widths[name][place])) for name in PARTS},
-                memory=float(reading[place]),
-                peak=float(peak[place]),
-                memory_unit=machine.memory_unit,
+                memory=float(reading[place]) * scale,
+                peak=float(peak[place]) * scale,
+                memory_unit=unit,
                 fits=bool(peak[place] <= machine.capacity(row.hardware)),
                 extrapolated=tuple(unseen),
             )

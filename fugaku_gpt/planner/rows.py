@@ -18,6 +18,10 @@ MEMORY_DEATHS = ("oom", "oom_after_first_iteration")
 MEASURED_ORDER = "tp,dp,pp"  # axes of the grid, fastest first, as Megatron-LM has them
 _NEEDED = ("layers", "hidden", "heads", "vocab", "seq_len", "nodes", "ranks_per_node", "dp", "tp", "pp")
 _BATCH = ("micro_batch", "global_batch")
+_MORE_CELLS = "cells beyond the header's"  # a key that no column has
+_MOST = 2**31 - 1
+_CLOCKS = (0.1, 10.0)  # GHz
+_FLAGS = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False, "1.0": True, "0.0": False}
 
 
 @dataclass(frozen=True)
@@ -108,36 +112,32 @@ def read_table(path: Path) -> List[Dict[str, str]]:
         UsageError: no such file, or columns are missing.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as stream:
-            reader = csv.DictReader(stream)
-            header = list(reader.fieldnames or [])
+        with path.open(newline="", encoding="utf-8-sig") as stream:  # spreadsheets begin a file with a mark
+            reader = csv.DictReader(stream, restkey=_MORE_CELLS, restval="")
+            header = [name.strip() for name in reader.fieldnames or []]
+            reader.fieldnames = header
             rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path}: cannot be read as CSV: {error}") from None
     missing = [name for name in ("id", "hardware", *_NEEDED, *_BATCH) if name not in header]
     if missing:
         raise UsageError(f"{path}: columns are missing: {', '.join(missing)}; found: {', '.join(header) or 'none'}")
-    return [{key: value or "" for key, value in row.items() if isinstance(key, str)} for row in rows]
+    twice = sorted({name for name in header if name and header.count(name) > 1})
+    if twice:
+        raise UsageError(f"{path}: columns stand twice: {', '.join(twice)}; keep one of each")
+    return [{key: str(value) for key, value in row.items()} for row in rows]
 
 
 def parse_row(cells: Mapping[str, str]) -> "Row | Refused":
     """One line of such a CSV as a configuration, or why it cannot be one."""
     name = cells["id"].strip()
-    numbers: Dict[str, int] = {}
-    for key in (*_NEEDED, *_BATCH):
-        text = cells[key].strip()
-        if not text:
-            return Refused(name, f"{key} is not given")
-        try:
-            number = float(text)
-        except ValueError:
-            number = 0.0
-        if number < 1 or number != int(number):
-            return Refused(name, f"{key} {text}: must be a whole number from 1 on")
-        numbers[key] = int(number)
+    if _MORE_CELLS in cells:
+        return Refused(name, "more cells than the header has columns: they may be shifted")
     try:
+        numbers = {key: _whole(cells, key) for key in (*_NEEDED, *_BATCH)}
         optional = _optional(cells)
-        processes = int(float(cells.get("processes", "").strip() or numbers["nodes"] * numbers["ranks_per_node"]))
+        nodes, per_node = numbers["nodes"], numbers["ranks_per_node"]
+        processes = _whole(cells, "processes") if cells.get("processes", "").strip() else nodes * per_node
     except ValueError as error:
         return Refused(name, str(error))
     row = Row(id=name, hardware=cells["hardware"].strip(), processes=processes, **numbers, **optional)  # type: ignore[arg-type]
@@ -145,32 +145,62 @@ def parse_row(cells: Mapping[str, str]) -> "Row | Refused":
     return Refused(name, reason) if reason else row
 
 
+def _whole(cells: Mapping[str, str], key: str) -> int:
+    text = cells[key].strip()
+    if not text:
+        raise ValueError(f"{key} is not given")
+    number = _number(text)
+    if number is None or not 1 <= number <= _MOST or number != int(number):
+        raise ValueError(f"{key} {text}: must be a whole number from 1 to {_MOST}")
+    return int(number)
+
+
+def _number(text: str) -> Optional[float]:
+    """Finite, or None."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
 def _optional(cells: Mapping[str, str]) -> Dict[str, object]:
     def text(key: str) -> str:
         return cells.get(key, "").strip()
 
-    zero = text("zero_stage") or "0"
-    if zero not in ("0", "1", "2", "3"):
-        raise ValueError(f"zero_stage {zero}: must be 0, 1, 2 or 3")
-    flags = {"true": True, "false": False, "1": True, "0": False, "": False}
-    for key in ("recompute", "tcmalloc"):
-        if text(key).lower() not in flags:
+    def flag(key: str) -> bool:
+        word = text(key).lower() or "false"
+        if word not in _FLAGS:
             raise ValueError(f"{key} {text(key)}: must be True or False")
-    retention = text("retention_state")
-    try:
-        freq = float(text("freq_ghz") or 0)
-    except ValueError:
-        raise ValueError(f"freq_ghz {text('freq_ghz')}: must be a number") from None
+        return _FLAGS[word]
+
+    zero = _number(text("zero_stage") or "0")
+    if zero not in (0, 1, 2, 3):
+        raise ValueError(f"zero_stage {text('zero_stage')}: must be 0, 1, 2 or 3")
+    freq = _number(text("freq_ghz") or "0")
+    if freq is None or (text("freq_ghz") and not _CLOCKS[0] <= freq <= _CLOCKS[1]):
+        raise ValueError(f"freq_ghz {text('freq_ghz')}: must be a number from {_CLOCKS[0]:g} to {_CLOCKS[1]:g}")
+    retention = _number(text("retention_state"))
     return {
         "zero": int(zero),
-        "recompute": flags[text("recompute").lower()],
-        "torch": text("torch"),
-        "dtype": text("dtype"),
+        "recompute": flag("recompute"),
+        "torch": torch_build(text("torch")),
+        "dtype": text("dtype").lower(),
         "freq_ghz": freq,
-        "tcmalloc": flags[text("tcmalloc").lower()],
-        "retention": int(retention) if retention in ("0", "1") else None,
+        "tcmalloc": flag("tcmalloc"),
+        "retention": int(retention) if retention in (0, 1) else None,
         "mem_unit": text("mem_unit"),
     }
+
+
+def torch_build(version: str) -> str:
+    """The series of a PyTorch version, such as 1.10 of 1.10.2+cpu: rows are told by it.
+
+    A spreadsheet makes 1.1 of 1.10; nobody ran these trainers on PyTorch 1.1.
+    """
+    parts = version.lower().lstrip("v").partition("+")[0].split(".")
+    series = ".".join(parts[:2])
+    return "1.10" if series == "1.1" else series
 
 
 def why_invalid(row: Row) -> Optional[str]:
@@ -210,11 +240,8 @@ def parse_measured(cells: Mapping[str, str]) -> Measured:
     """What was measured; for fitting and scoring alone."""
 
     def number(key: str) -> Optional[float]:
-        text = cells.get(key, "").strip()
-        try:
-            return float(text) if text else None
-        except ValueError:
-            return None
+        found = _number(cells.get(key, "").strip())
+        return found if found is not None and found > 0 else None
 
     return Measured(number("sec_per_it"), number("mem_value"), cells.get("status", "").strip())
 
