@@ -22,8 +22,8 @@ from tests.planner.samples import MEASURED, cells, reference, row
         ({"dp": 8}, "dp 8 * tp 1 * pp 2 = 16 are not the 8 ranks"),
         ({"heads": 12}, "hidden 2048 cannot be divided by heads 12"),
         ({"layers": ""}, "layers is not given"),
-        ({"hidden": "2k"}, "hidden 2k: must be a whole number from 1 on"),
-        ({"micro_batch": 0}, "micro_batch 0: must be a whole number from 1 on"),
+        ({"hidden": "2k"}, "hidden 2k: must be a whole number from 1 to 2147483647"),
+        ({"micro_batch": 0}, "micro_batch 0: must be a whole number from 1 to 2147483647"),
         ({"recompute": "maybe"}, "recompute maybe: must be True or False"),
     ],
 )
