@@ -111,7 +111,7 @@ def topology(
     that the run's sizes and its growing batch, if it has one, allow. Time and mem_rows are the cost model's, fitted to
     rows of other trainers: mem_rows is memory of the fullest node (on GPUs of the fullest rank). mem_ours is that of
     this trainer (see plan memory). TFLOPs are of a node, by the notes' formula. What no measured row is
-    like is listed as extrapolated.
+    like is listed as extrapolated: it is counted by rules, and may be further off than the interval says.
 
     Constraints know nodes, ranks, ranks_per_node, dp, tp, pp, chunks, micro_batch, micro_batches, global_batch,
     recompute, zero, sequence_parallel, and NODES, DP, TP, PP, MBS, GBS for short.
