@@ -25,12 +25,11 @@ class Rates:
     Attributes:
         ranks: that the operations were measured on at once: as many as have cores of their own.
         spreads: of the logarithms of all that was looked up, seconds times spread, by table.
-        extrapolated: what was looked up beyond what was measured.
     """
 
     def __init__(self, probed: Probed, ranks: int, threads: int) -> None:
         self._probed = probed
-        self.extrapolated: Dict[str, None] = {}
+        self._beyond: Dict[Tuple[str, str], List[str]] = {}  # by what it is of, and what was measured
         self.threads = threads
         with_cores = sorted({product.ranks for product in probed.products})
         if not with_cores:
@@ -40,11 +39,21 @@ class Rates:
         self.ranks = min(alike, key=lambda count: (abs(math.log(count / at_once)), -count))
         if probed.threads[self.ranks] != threads:
             known = ", ".join(str(one) for one in sorted({probed.threads[count] for count in with_cores}))
-            self.extrapolated[f"node.threads_per_rank {threads}: measured {known}"] = None
+            self._note("node.threads_per_rank", str(threads), known)
         self._world = ranks
         self._products: Dict[Tuple[str, str], Tuple["np.ndarray", "np.ndarray"]] = {}
         self._lines: Dict[Tuple[str, ...], Tuple["np.ndarray", "np.ndarray"]] = {}
         self._known: Dict[Tuple[object, ...], float] = {}
+
+    @property
+    def extrapolated(self) -> Tuple[str, ...]:
+        """What was looked up beyond what was measured, in words: one line for each kind."""
+        lines = []
+        for (of, known), asked in self._beyond.items():
+            once = list(dict.fromkeys(asked))
+            more = f" and {len(once) - 1} more" if len(once) > 1 else ""
+            lines.append(f"{of} {once[0]}{more}: measured {known}")
+        return tuple(dict.fromkeys(lines))
 
     def product(self, dtype: str, kind: str, batch: int, rows: int, inner: int, columns: int) -> float:
         """Seconds of a product, or of a batch of them."""
@@ -52,13 +61,12 @@ class Rates:
         if key not in self._known:
             places, rates = self._measured_products(kind, dtype)
             here = np.log2([rows, inner, columns])
-            self._note_beyond(
-                f"{kind} product of {rows} x {inner} x {columns} ({dtype})",
-                here,
-                places.min(axis=0),
-                places.max(axis=0),
-            )
-            distance = np.sum((places - np.clip(here, places.min(axis=0), places.max(axis=0))) ** 2, axis=1)
+            least, most = places.min(axis=0), places.max(axis=0)
+            reach = math.log2(_BEYOND)
+            if np.any(here < least - reach) or np.any(here > most + reach):
+                low, high = (" x ".join(str(round(2**one)) for one in ends) for ends in (least, most))
+                self._note(f"{kind} products in {dtype}", f"{rows} x {inner} x {columns}", f"{low} to {high}")
+            distance = np.sum((places - np.clip(here, least, most)) ** 2, axis=1)
             near = np.argsort(distance, kind="stable")[:_NEAREST]
             weight = 1.0 / (distance[near] + 0.02) ** 1.5
             rate = math.exp(float(np.sum(weight * rates[near]) / np.sum(weight)))
@@ -76,7 +84,7 @@ class Rates:
                 one for one in self._probed.passes if one.name == name and one.dtype == of and one.ranks == self.ranks
             ]
             self._lines[key] = _line([(one.elements, one.seconds) for one in rows], f"pass {name} ({of})")
-        return self._on(key, elements, f"{name} over {elements} elements ({of})")
+        return self._on(key, elements, f"elements of {name} in {of}")
 
     def message(self, operation: str, group: int, size: int) -> float:
         """Seconds of a communication in groups of so many ranks; ``size`` in bytes."""
@@ -95,17 +103,16 @@ class Rates:
             ),
         )
         if world != self._world:
-            self.extrapolated[f"{self._world} ranks: measured {', '.join(map(str, sorted(self._probed.threads)))}"] = (
-                None
-            )
+            known = ", ".join(str(count) for count in sorted(self._probed.threads))
+            self._note("ranks", str(self._world), known)
         key = ("message", operation, str(world), str(measured))
         if key not in self._lines:
             rows = [one for one in found if (one.ranks, one.group) == (world, measured)]
             self._lines[key] = _line([(one.bytes, one.seconds) for one in rows], operation)
-        seconds = self._on(key, size, f"{operation} of {size} bytes", least_is_latency=True)
+        seconds = self._on(key, size, f"bytes of {operation}", least_is_latency=True)
         if operation == SEND or measured == group:
             return seconds
-        self.extrapolated[f"groups of {group} ranks: measured {measured}"] = None
+        self._note("ranks of a group", str(group), str(measured))
         return seconds * math.log2(2 * group) / math.log2(2 * measured)  # as trees grow
 
     def overhead(self, dtype: str, backward: bool) -> float:
@@ -136,19 +143,13 @@ class Rates:
         sizes, seconds = self._lines[key]
         here = math.log(size)
         if here > sizes[-1]:
-            if here > sizes[-1] + math.log(_BEYOND) and not least_is_latency:
-                self._note_large(what)
+            if here > sizes[-1] + math.log(_BEYOND**2) and not least_is_latency:
+                self._note(what, str(size), str(round(math.exp(sizes[-1]))) + " at most")
             return math.exp(seconds[-1] + here - sizes[-1])
         return math.exp(float(np.interp(here, sizes, seconds)))
 
-    def _note_large(self, what: str) -> None:
-        self.extrapolated[f"{what}: measured less"] = None
-
-    def _note_beyond(self, what: str, here: "np.ndarray", least: "np.ndarray", most: "np.ndarray") -> None:
-        reach = math.log2(_BEYOND)
-        if np.any(here < least - reach) or np.any(here > most + reach):
-            low, high = (" x ".join(str(round(2**one)) for one in ends) for ends in (least, most))
-            self.extrapolated[f"{what}: measured {low} to {high}"] = None
+    def _note(self, of: str, what: str, known: str) -> None:
+        self._beyond.setdefault((of, known), []).append(what)
 
 
 def _too_short(what: str) -> str:

@@ -124,7 +124,7 @@ class RunCost:
         self._tied = max(one[1] for one in ends)
         self._optimiser = max(one[2] for one in ends)
         self._world = rates.message(ALL_REDUCE, layout.ranks, _WORLD_BYTES)
-        self.extrapolated = tuple(rates.extrapolated)
+        self.extrapolated = rates.extrapolated
 
     def parts(self, c: Mapping[str, float]) -> Dict[str, float]:
         """Seconds of an iteration by part, with these constants."""

@@ -15,6 +15,7 @@ import math
 import statistics
 import sys
 import time
+from dataclasses import replace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -56,6 +57,7 @@ _LEAST, _MOST = 3, 100  # timings of one figure
 _TIMING = 5e-5  # seconds that one timing takes at least
 _SHARES = {"products": 0.4, "passes": 0.16, "messages": 0.14, "steps": 0.3}
 _MESSAGE_BYTES = (2**16, 2**10, 2**20, 2**23, 2**18, 2**13)
+_QUIET = 0.85  # share of its cores that a rank has where nothing else runs
 _BANDWIDTH_ELEMENTS = 2**24
 # samples of a micro-batch, and of the global batch where that many replicas share it evenly
 _SMALL = ("model.layers=2", "model.hidden=256", "model.heads=4", "model.seq_len=128", "model.vocab_size=2048")
@@ -147,7 +149,13 @@ class Probe:
             seconds = self._seconds * share / sum(self._shares.values())
             self._say(f"{name}, {seconds:.1f} s")
             self._clock.begin(seconds)
+            before = time.process_time(), time.perf_counter()
             found = found.and_also(parts[name]())
+            if name == "products":  # nobody waits for anybody in these
+                had = (time.process_time() - before[0]) / (time.perf_counter() - before[1]) / self._threads
+                found = replace(found, facts={**found.facts, f"share of cores {self._world.size}": f"{had:.2f}"})
+                if had < _QUIET:
+                    self._say(f"other work runs here, and leaves {100 * had:.0f} % of a core: times mean little")
         return found
 
     def _empty(self, **tables: Any) -> Probed:

@@ -219,7 +219,7 @@ def _flags(elements: int) -> Call:
 
 def step_calls() -> Iterator[Tuple[str, int, Call]]:
     """(name, elements, operation) of passes over parameters, masters and gradients, which are float32."""
-    for elements in (2**20, 2**14, 2**22):
+    for elements in (2**20, 2**14, 2**24):
         parameters, gradients = torch.zeros(elements), torch.full((elements,), 1e-3)
         runs = [Run(True, True, 0, parameters, gradients)]
         yield "zero", elements, torch.zeros(elements).zero_

@@ -40,7 +40,7 @@ def test_two_ranks_measure_this_machine_and_a_run_is_planned_on_it(
     assert whole["low"] < whole["value"] < whole["high"]
     assert sum(lines[part]["value"] for part in PARTS) == pytest.approx(whole["value"], rel=0.01)
     assert run(["plan", "time", *settings, "--set", "model.hidden=65536", "--machine", "local"]) == 0
-    assert "extrapolated: linear product of" in capsys.readouterr().err
+    assert "extrapolated: linear products in float32" in capsys.readouterr().err
     assert run(["plan", "time", *settings, "--machine", "local", "--torch", "1.10"]) == 2
 
 
