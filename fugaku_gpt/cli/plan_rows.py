@@ -88,25 +88,41 @@ def predict(rows_file: Path, form: str) -> int:
     "--machine", "name", required=True, metavar="NAME", help="Machine whose constants are fitted, or its file."
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE.yaml", help="Write the fitted machine here.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), metavar="FILE.svg|png", help="Draw predicted against measured."
+)
 @click.option("--constants", is_flag=True, help="Print the fitted constants instead of the errors.")
 @format_option
 def fit(
-    rows_file: Optional[Path], runs: Tuple[Path, ...], name: str, out: Optional[Path], constants: bool, form: str
+    rows_file: Optional[Path],
+    runs: Tuple[Path, ...],
+    name: str,
+    out: Optional[Path],
+    plot: Optional[Path],
+    constants: bool,
+    form: str,
 ) -> int:
     """Fit a machine's constants to measured rows, and show the error on rows that were left out.
 
-    Every row is predicted by a fit to the others: once to all rows of other configurations (tables repeat rows), once
-    to all rows of other tables. Errors are shares of the measured value. The baseline runs everything at the median
-    FLOPs per second of the other rows. With --runs, each run, and each step of the machine's probe, is predicted by a
-    fit to the others.
+    Every row is predicted by a fit to the others: once to all rows of other configurations, once to the rows of other
+    tables whose configurations its table does not have. A measurement that several tables show counts once, but for the
+    order within tables. Errors are shares of the measured value. The baseline runs everything at the median FLOPs per
+    second of the other rows. The plot shows rows left out by configuration. With --runs, each run, and each step of the
+    machine's probe, is predicted by a fit to the others.
     """
     from fugaku_gpt.machine.constants import load_machine, machine_text
+    from fugaku_gpt.planner.fit_plot import draw_fit
     from fugaku_gpt.planner.fitting import refit
+    from fugaku_gpt.planner.pictures import check_plot
     from fugaku_gpt.planner.rows import read_table, usable_rows
     from fugaku_gpt.planner.score import FIGURES, figures
     from fugaku_gpt.records.files import write_text_atomically
 
     machine = load_machine(name)
+    if plot is not None:
+        if rows_file is None:
+            raise UsageError(f"--plot {plot}: goes with --rows")
+        check_plot(plot)
     if (rows_file is None) == (not runs):
         raise UsageError("give one of --rows and --runs")
     if rows_file is None:
@@ -122,6 +138,8 @@ def fit(
     fitted = refit(machine, mine)
     if out is not None:
         write_text_atomically(out, machine_text(fitted.machine))
+    if plot is not None:
+        draw_fit(fitted, "configuration", plot)
     if constants:
         click.echo(render_rows(_CONSTANTS, _constant_lines(fitted.machine), form), nl=False)
     else:

@@ -119,9 +119,10 @@ def topology(
     Exit codes: 0 found, 1 no layout fits, 2 usage or config error.
     """
     from fugaku_gpt.machine.constants import load_machine
+    from fugaku_gpt.planner.pictures import check_plot
     from fugaku_gpt.planner.topology import search
     from fugaku_gpt.planner.topology_best import best_of
-    from fugaku_gpt.planner.topology_plot import check_plot, draw_search
+    from fugaku_gpt.planner.topology_plot import draw_search
     from fugaku_gpt.planner.topology_write import write_best
 
     started = time.monotonic()

@@ -124,7 +124,7 @@ def figures(refit: Refit, by: str) -> Dict[str, Any]:
     that their tables call estimated, are not counted among the errors of time."""
     machine = refit.machine
     timed = [one for one in refit.seconds[by] if one.measured.status == "ok"]
-    score = score_times([_timed(one, machine.time.interval_spread) for one in timed])
+    score = score_times([_timed(one, refit) for one in timed])
     distinct = [one for one in refit.memory[by] if not one.repeated]
     memory = [one for one in distinct if one.measured.memory and not one.measured.out_of_memory]
     off = np.array([abs(one.predicted / (one.measured.memory or np.nan) - 1) for one in memory])
@@ -150,12 +150,15 @@ def figures(refit: Refit, by: str) -> Dict[str, Any]:
     }
 
 
-def _timed(one: LeftOut, spread: float) -> Timed:
-    reach = float(np.exp(NORMAL_80 * np.hypot(one.width, spread)))
-    measured = one.measured.seconds or float("nan")
-    return Timed(
-        table_of(one.row.id), one.predicted, measured, one.predicted / reach, one.predicted * reach, one.repeated
-    )
+def reach_of(one: LeftOut, refit: Refit) -> float:
+    """The factor by which the 80 % interval of predicted seconds goes up and down."""
+    return float(np.exp(NORMAL_80 * np.hypot(one.width, refit.machine.time.interval_spread)))
+
+
+def _timed(one: LeftOut, refit: Refit) -> Timed:
+    reach, measured = reach_of(one, refit), one.measured.seconds or float("nan")
+    low, high = one.predicted / reach, one.predicted * reach
+    return Timed(table_of(one.row.id), one.predicted, measured, low, high, one.repeated)
 
 
 def _baseline(rows: Sequence[LeftOut], by: str) -> float:

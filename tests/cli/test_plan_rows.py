@@ -70,6 +70,37 @@ def test_a_fit_is_shown_and_written(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert written.time.values[name] == pytest.approx(value, rel=0.02)
 
 
+def test_predicted_against_measured_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    rows = _write(tmp_path / "rows.csv", [line for line in reference() if line["hardware"].startswith("V100")])
+    pictures = []
+    for name in ("a.svg", "b.svg", "c.png"):
+        assert run(["plan", "fit", "--rows", rows, "--machine", "v100", "--plot", str(tmp_path / name)]) == 0
+        pictures.append((tmp_path / name).read_bytes())
+    assert pictures[0] == pictures[1] and b"v100.t1" in pictures[0] and b"ran out of it" in pictures[0]
+    assert pictures[2].startswith(b"\x89PNG")
+    died = pictures[0].count(b"#ff0000")
+    lines = [line for line in reference() if line["hardware"].startswith("V100") and line["status"] != "OOM"]
+    alive = ["plan", "fit", "--rows", _write(tmp_path / "alive.csv", lines), "--machine", "v100"]
+    assert run([*alive, "--plot", str(tmp_path / "d.svg")]) == 0
+    assert died > (tmp_path / "d.svg").read_bytes().count(b"#ff0000")
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        (["--rows", str(REFERENCE), "--plot", "fit.pdf"], "--plot fit.pdf: its name must end in .svg or .png"),
+        (["--rows", str(REFERENCE), "--plot", "no/such/folder/fit.svg"], "--plot no/such/folder/fit.svg: cannot be"),
+        (["--runs", "runs", "--plot", "fit.svg"], "--plot fit.svg: goes with --rows"),
+    ],
+)
+def test_a_picture_that_cannot_be_drawn_is_a_usage_error(
+    more: List[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", "fit", "--machine", "v100", *more]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_rows_of_another_machine_cannot_be_fitted_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line for line in reference() if line["hardware"].startswith("V100")]
     rows = _write(tmp_path / "rows.csv", lines)
