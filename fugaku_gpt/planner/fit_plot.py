@@ -43,7 +43,7 @@ def draw_fit(refit: Refit, by: str, file: Path) -> None:
         points = [
             (one, machine.capacity(one.row.hardware), one.peak, 1.0)
             if one.measured.out_of_memory
-            else (one, one.measured.memory, one.predicted, 1.0)
+            else (one, one.measured.memory or 0.0, one.predicted, 1.0)
             for one in held
             if one.measured.out_of_memory or one.measured.memory
         ]
