@@ -136,7 +136,7 @@ def load_machine(name: str) -> Machine:
             "(30 seconds, on an idle machine), or name the file: --machine FILE.yaml"
         )
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+        data = _LOADER(path.read_text(encoding="utf-8")).get_single_data()
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"{path}: cannot be read as a machine file: {error}") from None
     try:
