@@ -162,7 +162,7 @@ def like_measured(columns: Columns, fitted: Fitted) -> "np.ndarray":
     good: "np.ndarray" = (columns["chunks"] == 1) & (columns["sequence_parallel"] == 0)
     if "pipeline_distance" in fitted.values:  # tables have stages far apart
         good &= (columns["pp"] == 1) | (columns["dp"] == 1)
-    for name in ("nodes", "dp", "tp", "pp", "micro_batch"):
+    for name in ("nodes", "dp", "tp", "pp", "micro_batch", "global_batch"):
         if name in fitted.seen:
             good &= (columns[name] >= fitted.seen[name][0]) & (columns[name] <= fitted.seen[name][1])
     for name in ("ranks_per_node", "zero", "recompute"):

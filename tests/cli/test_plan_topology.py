@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
 
 from fugaku_gpt.cli.main import run
+from fugaku_gpt.cli.plan_topology import _told
 
 AT_512 = ["plan", "topology", "--model", "1.3b", "--machine", "a64fx", "--nodes", "512", "--torch", "1.10"]
 
@@ -131,6 +133,14 @@ def test_gpus_have_their_own_ranks_and_no_memory_of_this_trainer(capsys: pytest.
 def test_mistakes_are_told(arguments: List[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "topology", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_long_search_says_how_far_it_is_and_a_short_one_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    _told(time.monotonic())(1, 10)
+    long = _told(time.monotonic() - 10)
+    long(4, 10)
+    long(5, 10)  # not again at once
+    assert capsys.readouterr().err == "4 of 10 layouts costed\n"
 
 
 def test_where_nothing_fits_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
