@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, List, Tuple
 
 import pytest
+import torch
 
 from fugaku_gpt.cli.main import run as cli
+from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.flops import exact_flops
@@ -20,7 +23,9 @@ from fugaku_gpt.planner.local_rates import Rates
 from fugaku_gpt.planner.local_seconds import PARTS, RunCost, predict_run, prior_constants
 from fugaku_gpt.planner.local_work import Tally, chunk_works, message_bytes, stage_work
 from fugaku_gpt.records.run import OK, MetricsWriter, Result, RunDirectory
+from fugaku_gpt.training.trainer import Trainer
 from tests.planner.probes import FLOPS, LAYER_SECONDS, MESSAGE_SECONDS, PASS_SECONDS, even_machine
+from tests.support.text import ByteSamples
 
 SHAPE = ("model.layers=4", "model.hidden=128", "model.heads=4", "model.seq_len=64", "model.vocab_size=512")
 BATCH = ("training.micro_batch=2", "training.global_batch=16", "node.threads_per_rank=1")
@@ -196,3 +201,36 @@ def test_a_machine_of_the_probe_predicts_with_intervals_and_refuses_what_it_cann
         predict_run(run("training.dtype=bfloat16"), machine)
     with pytest.raises(UsageError, match="not of `plan probe`"):
         predict_run(config, load_machine("v100"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [[], ["model.seq_len=256"], ["training.recompute=full", "model.dropout=0.1", "model.attention_dropout=0.1"]],
+    ids=["plain", "four blocks", "recompute"],
+)
+def test_products_counted_are_those_that_a_step_makes(settings: List[str]) -> None:
+    dispatch = pytest.importorskip("torch.utils._python_dispatch", reason="older builds do not show their products")
+    made: "Counter[Tuple[int, ...]]" = Counter()
+
+    class Watch(dispatch.TorchDispatchMode):  # type: ignore[misc,name-defined]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = func.overloadpacket.__name__.rstrip("_")
+            if name in ("mm", "bmm", "addmm", "baddbmm"):
+                first, second = args[-2:]
+                batch = first.shape[0] if first.dim() == 3 else 1
+                made[(batch, first.shape[-2], first.shape[-1], second.shape[-1])] += 1
+            return func(*args, **(kwargs or {}))
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        config = run("training.global_batch=4", "model.layers=2", *settings)
+        trainer = Trainer(config, ProcessGrid.alone(), ByteSamples(config.model.seq_len))
+        with Watch():
+            trainer.step()
+    finally:
+        torch.set_num_threads(threads)
+    counted: "Counter[Tuple[int, ...]]" = Counter()
+    for (_, *shape), count in whole(config).products.items():
+        counted[tuple(shape)] += 2 * count
+    assert made == counted
