@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Tuple, Type, TypeVar
 
+from fugaku_gpt.layout.operations import ALL_REDUCE
+
 VERSION = 1
 LINEAR, INPUT, WEIGHT = "linear", "input", "weight"  # a layer's product, and those of its two gradients
 SCORES, VALUES, KEYS = "scores", "values", "keys"  # attention's: [q, d][d, k], [q, k][k, d], [k, q][q, d] added up
@@ -31,8 +33,7 @@ PASSES = (
     "layer",
     "layer_backward",
 )
-ALL_REDUCE, NARROW_ALL_REDUCE = "all_reduce", "all_reduce bfloat16"
-REDUCE_SCATTER, ALL_GATHER, SEND = "reduce_scatter", "all_gather", "send"
+NARROW_ALL_REDUCE = f"{ALL_REDUCE} bfloat16"  # other messages are as fast in any type
 OF_STEPS = ("zero", "squares", "optimiser", "round")  # over parameters, whatever the type of computing
 
 
@@ -76,7 +77,12 @@ class Pass:
 
 @dataclass(frozen=True)
 class Message:
-    """A communication of groups of ``group`` ranks, all ``ranks`` at once; ``bytes`` of the tensor each hands over."""
+    """A communication of groups of ``group`` ranks, all ``ranks`` at once.
+
+    Attributes:
+        operation: of ``layout/operations.py``, or :data:`NARROW_ALL_REDUCE`.
+        bytes: of the whole tensor, gathered or not yet scattered.
+    """
 
     operation: str
     ranks: int

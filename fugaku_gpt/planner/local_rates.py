@@ -13,7 +13,8 @@ from typing import Dict, List, Sequence, Tuple
 import numpy as np
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.machine.probed import OF_STEPS, SEND, Probed
+from fugaku_gpt.layout.operations import SEND
+from fugaku_gpt.machine.probed import OF_STEPS, Probed
 
 _NEAREST = 6
 _BEYOND = 2.0  # a size within this factor of the measured ones is as good as measured

@@ -17,10 +17,11 @@ import numpy as np
 
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.layout.operations import ALL_REDUCE, SEND
 from fugaku_gpt.layout.schedule_times import Timing, simulate
 from fugaku_gpt.layout.schedules import schedule
 from fugaku_gpt.machine.constants import Constant, Fitted, Machine
-from fugaku_gpt.machine.probed import ALL_REDUCE, SEND, Probed
+from fugaku_gpt.machine.probed import Probed
 from fugaku_gpt.planner.local_rates import Rates
 from fugaku_gpt.planner.local_work import StageWork, Tally, chunk_works, message_bytes, stage_work
 from fugaku_gpt.planner.predict import Guess

@@ -15,20 +15,10 @@ from fugaku_gpt.config.schema import SIXTEEN_BITS, RunConfig
 from fugaku_gpt.layout.attention import Blocks, attention_blocks
 from fugaku_gpt.layout.flat import flat_layout_of, is_sharded
 from fugaku_gpt.layout.memory import ITEM_BYTES, recompute_of_layers
+from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from fugaku_gpt.layout.sequence import CHUNK_TOKENS
 from fugaku_gpt.layout.stages import Chunk, chunks_of
-from fugaku_gpt.machine.probed import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    INPUT,
-    KEYS,
-    LINEAR,
-    NARROW_ALL_REDUCE,
-    REDUCE_SCATTER,
-    SCORES,
-    VALUES,
-    WEIGHT,
-)
+from fugaku_gpt.machine.probed import INPUT, KEYS, LINEAR, NARROW_ALL_REDUCE, SCORES, VALUES, WEIGHT
 
 
 @dataclass

@@ -24,21 +24,9 @@ from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, ProcessGrid, mpi_facts, open_world
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import EXIT_OK, FugakuGptError
+from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND
 from fugaku_gpt.machine import local
-from fugaku_gpt.machine.probed import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    NARROW_ALL_REDUCE,
-    PRODUCTS,
-    REDUCE_SCATTER,
-    SEND,
-    Message,
-    Pass,
-    Probed,
-    Product,
-    Step,
-    probed_data,
-)
+from fugaku_gpt.machine.probed import NARROW_ALL_REDUCE, PRODUCTS, Message, Pass, Probed, Product, Step, probed_data
 from fugaku_gpt.training.probe_calls import (
     Call,
     Pool,

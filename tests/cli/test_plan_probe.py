@@ -9,8 +9,9 @@ import pytest
 
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.cli.plan_probe import rank_counts
+from fugaku_gpt.layout.operations import ALL_REDUCE, SEND
 from fugaku_gpt.machine.constants import load_machine
-from fugaku_gpt.machine.probed import ALL_REDUCE, PRODUCTS, SEND
+from fugaku_gpt.machine.probed import PRODUCTS
 from fugaku_gpt.planner.local_seconds import PARTS
 
 SMALL = ["model.layers=2", "model.hidden=128", "model.heads=4", "model.seq_len=64", "training.global_batch=8"]

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Dict, List
 
+from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND
 from fugaku_gpt.machine.probed import (
-    ALL_GATHER,
-    ALL_REDUCE,
     NARROW_ALL_REDUCE,
     OF_STEPS,
     PASSES,
     PRODUCTS,
-    REDUCE_SCATTER,
-    SEND,
     Message,
     Pass,
     Probed,

@@ -16,8 +16,10 @@ from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.flops import exact_flops
+from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE
+from fugaku_gpt.layout.sequence import Collective, plan_of, program
 from fugaku_gpt.machine.constants import load_machine, machine_text
-from fugaku_gpt.machine.probed import ALL_REDUCE, Step
+from fugaku_gpt.machine.probed import Step
 from fugaku_gpt.planner.local_fitting import MeasuredRun, fit_local, local_machine
 from fugaku_gpt.planner.local_rates import Rates
 from fugaku_gpt.planner.local_seconds import PARTS, RunCost, predict_run, prior_constants
@@ -234,3 +236,39 @@ def test_products_counted_are_those_that_a_step_makes(settings: List[str]) -> No
     for (_, *shape), count in whole(config).products.items():
         counted[tuple(shape)] += 2 * count
     assert made == counted
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["layout.tp=2"],
+        ["layout.tp=2", "layout.sequence_parallel=true", "training.recompute=full"],
+        ["layout.dp=2", "layout.tp=2", "layout.pp=2", "layout.zero=1", "training.bucket_mib=0.5"],
+        ["layout.pp=2", "layout.chunks=2", "layout.schedule=interleaved", "layout.tp=2"],
+    ],
+    ids=" ".join,
+)
+def test_messages_counted_are_those_of_the_plan_of_a_step(settings: List[str]) -> None:
+    config = run(*settings)
+    plan = plan_of(config)
+    for stage in range(config.layout.pp):
+        told: "Counter[Tuple[str, str, int]]" = Counter()
+        for one in program(plan, stage):
+            if isinstance(one, Collective):
+                size = config.layout.tp if one.operation == ALL_GATHER and one.communicator == "tp" else 1
+                size = config.layout.dp if one.operation == ALL_GATHER and one.communicator == "dp" else size
+                told[one.communicator, one.operation, 4 * size * one.elements] += 1
+        counted: "Counter[Tuple[str, str, int]]" = Counter()
+        for work in chunk_works(config):
+            if work.chunk.stage == stage:
+                for tally in (work.forward, work.backward):
+                    for (operation, size), count in tally.messages.items():
+                        counted["tp", operation, size] += config.micro_batches * count
+        end = stage_work(config, stage)
+        for operation, size in end.replicas:
+            counted["dp", operation, size] += 1
+        if end.whole:
+            counted["tp", ALL_REDUCE, end.whole] += 1
+        told_tied = sum(size for (who, _, size), _ in told.items() if who == "embedding")
+        assert end.tied == pytest.approx(told_tied, rel=0.02)  # gaps of alignment
+        assert counted == Counter({key: n for key, n in told.items() if key[0] in ("tp", "dp")})
