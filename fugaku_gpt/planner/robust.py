@@ -19,6 +19,7 @@ _ENOUGH = 1e-9  # relative fall of the cost below which the search ends
 class Fit:
     """Values that fit best, and their covariance: how far the rows and the priors leave them free.
 
+    Rows that miss by more than expected tell less (Huber's sandwich), those that miss by less do not tell more.
     Shapes: values [P], covariance [P, P].
     """
 
@@ -50,7 +51,7 @@ def fit(
 
     values = np.array(prior if start is None else start, dtype=float)
     cost, damping = cost_at(values), 1e-3
-    normal = np.diag(1 / width**2)
+    normal = meat = np.diag(1 / width**2)
     for _ in range(rounds):
         residual = misfit(values)
         slopes = np.empty((len(residual), len(values)))
@@ -60,6 +61,7 @@ def fit(
             slopes[:, index] = (misfit(moved) - residual) / _STEP
         weight = 1 / np.sqrt(1 + residual**2)
         normal = slopes.T @ (weight[:, None] * slopes) + np.diag(1 / width**2)
+        meat = slopes.T @ (np.maximum(weight, (weight * residual) ** 2)[:, None] * slopes) + np.diag(1 / width**2)
         downhill = -(slopes.T @ (weight * residual) + (values - prior) / width**2)
         before = cost
         while damping < 1e9:
@@ -72,4 +74,5 @@ def fit(
             damping *= 4
         if before - cost <= enough * max(cost, 1e-12):
             break
-    return Fit(values, np.linalg.inv(normal), cost)
+    bread = np.linalg.inv(normal)
+    return Fit(values, bread @ meat @ bread, cost)

@@ -31,6 +31,17 @@ def test_what_no_row_tells_stays_at_its_prior() -> None:
     assert np.sqrt(found.covariance[1, 1]) == pytest.approx(0.5)
 
 
+def test_rows_that_contradict_each_other_tell_less() -> None:
+    def width(apart: float) -> float:
+        rows = np.array([1.0 - apart, 1.0 + apart])
+        found = fit(lambda values: (values[:1] - rows) / 0.1, np.zeros(1), np.full(1, 100.0))
+        assert found.values == pytest.approx([1], abs=0.05)
+        return float(np.sqrt(found.covariance[0, 0]))
+
+    assert width(0.0) == pytest.approx(0.1 / np.sqrt(2), rel=0.01)
+    assert width(0.5) > 3 * width(0.0)
+
+
 def test_left_out_rows_are_not_in_their_fit() -> None:
     """Changing a row's measurement changes no prediction of that row."""
     machine, rows = load_machine("v100"), of_hardware("V100")
