@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import List, Tuple
 
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine import fugaku
-from fugaku_gpt.machine.constants import load_machine
+from fugaku_gpt.machine.constants import Machine, load_machine
 from fugaku_gpt.machine.framework import Framework, framework_of
 from fugaku_gpt.planner.fits import LOCAL, Place, refuse_too_large, this_machine
 from fugaku_gpt.planner.footprint import UNIT_BYTES
+from fugaku_gpt.planner.run_memory import MIB
 
 FUGAKU = "a64fx"
+A64FX = "A64FX"
 
 
 def place_of_machine(name: str, torch: str = "") -> Place:
     """A machine by name or file; ``local`` is this one.
 
     Args:
-        torch: version of PyTorch; counts on this machine only. Others have the base of their measured rows.
+        torch: version of PyTorch, for this machine and others that were probed; default: what was found there.
 
     Raises:
         UsageError: there is no such machine, or its memory is not that of nodes.
@@ -31,17 +32,27 @@ def place_of_machine(name: str, torch: str = "") -> Place:
     machine = load_machine(name)
     if machine.memory_of != "node":
         raise UsageError(f"--machine {name}: its memory is that of accelerators; this trainer runs on a node's cores")
+    return place_of(machine, next(iter(machine.hardware)), torch)
+
+
+def place_of(machine: Machine, hardware: str, torch: str = "") -> Place:
+    """Nodes of a machine whose memory is that of nodes, and of one kind of its hardware.
+
+    What a rank takes before it has a model is that of the PyTorch that was probed there; where other trainers' rows are
+    all there is, it is theirs.
+    """
     unit, values = UNIT_BYTES[machine.memory_unit], machine.memory.values
-    own = int((values["base"] + values.get("communication", 0.0)) * unit)
-    system = int(values.get("system", 0.0) * unit)
-    limits: List[Tuple[int, str]] = []
-    for hardware, size in machine.hardware.items():
-        limits.append((int(size * unit) - system, f"{hardware}, less the system's {system >> 20} MiB"))
+    size, system = int(machine.capacity(hardware) * unit), int(values.get("system", 0.0) * unit)
+    limits = [(size - system, f"{hardware}, less the system's {system // MIB} MiB" if system else hardware)]
+    if machine.probed is not None:
+        framework = framework_of(torch or machine.probed.facts.get("torch", ""))
+        return Place(tuple(limits), framework, machine.probed.cores)
     cores = 1
-    if "A64FX" in machine.hardware:
+    if hardware.startswith(A64FX):
         limits.append((fugaku.JOB_BYTES, "what a job may ask for of Fugaku's nodes"))
         cores = fugaku.CORES
-    return Place((min(limits),), Framework(own, 0, source=f"rows of {machine.name}"), cores)
+    base = int((values["base"] + values.get("communication", 0.0)) * unit)
+    return Place(tuple(limits), Framework(base, 0, source=f"rows of {machine.name}"), cores)
 
 
 def place_of_job(config: RunConfig) -> Place:

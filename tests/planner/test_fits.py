@@ -130,7 +130,7 @@ def test_a_job_is_judged_by_the_nodes_of_its_scheduler() -> None:
     def limits(scheduler: str, *more: str) -> Tuple[Tuple[int, str], ...]:
         return place_of_job(load_run_config(overrides=[f"job.scheduler={scheduler}", *more])).limits
 
-    assert limits("pjm")[0][0] <= fugaku.JOB_BYTES
+    assert min(limits("pjm"))[0] <= fugaku.JOB_BYTES
     assert limits("local")[0][0] == local.memory_limit() == this_machine().limits[0][0]
     assert limits("slurm") == ()
     large = load_run_config(preset="13b")
