@@ -44,7 +44,8 @@ from fugaku_gpt.training.trainer import Trainer
 _LEAST, _MOST = 3, 100  # timings of one figure
 _TIMING = 5e-5  # seconds that one timing takes at least
 _SHARES = {"products": 0.4, "passes": 0.16, "messages": 0.14, "steps": 0.3}
-_MESSAGE_BYTES = (2**16, 2**10, 2**20, 2**23, 2**18, 2**13)
+_MESSAGE_BYTES = (2**16, 2**10, 2**20, 2**23, 2**25, 2**18, 2**13)
+_BUCKET_BYTES = 2**25  # from here on only gradients travel, and parameters
 _QUIET = 0.85  # share of its cores that a rank has where nothing else runs
 _BANDWIDTH_ELEMENTS = 2**24
 # samples of a micro-batch, and of the global batch where that many replicas share it evenly
@@ -231,11 +232,12 @@ class Probe:
                 narrow = torch.zeros(-(-size // 2 // group) * group, dtype=torch.bfloat16)
                 calls: List[Tuple[str, Call]] = [
                     (ALL_REDUCE, _all_reduce(part, whole)),
-                    (NARROW_ALL_REDUCE, _all_reduce(part, narrow)),
                     (REDUCE_SCATTER, _waited(part.start_reduce_scatter, whole)),
                     (ALL_GATHER, _waited(part.start_all_gather, whole)),
                 ]
-                if group == sizes[-1]:
+                if size < _BUCKET_BYTES:
+                    calls.append((NARROW_ALL_REDUCE, _all_reduce(part, narrow)))
+                if size < _BUCKET_BYTES and group == sizes[-1]:
                     calls.append((SEND, _send_round(part, whole)))
                 for name, call in calls:
                     seconds, spread = self._clock.measure(call, slice_)
