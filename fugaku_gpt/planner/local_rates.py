@@ -17,6 +17,7 @@ from fugaku_gpt.layout.operations import SEND
 from fugaku_gpt.machine.probed import OF_STEPS, Probed
 
 _NEAREST = 6
+_BEYOND_CACHES = 2**20  # elements or bytes from which on time grows as the size does
 _BEYOND = 2.0  # a size within this factor of the measured ones is as good as measured
 
 
@@ -110,7 +111,7 @@ class Rates:
         if key not in self._lines:
             rows = [one for one in found if (one.ranks, one.group) == (world, measured)]
             self._lines[key] = _line([(one.bytes, one.seconds) for one in rows], operation)
-        seconds = self._on(key, size, f"bytes of {operation}", least_is_latency=True)
+        seconds = self._on(key, size, f"bytes of {operation}")
         if operation == SEND or measured == group:
             return seconds
         self._note("ranks of a group", str(group), str(measured))
@@ -140,11 +141,11 @@ class Rates:
             )
         return self._products[kind, dtype]
 
-    def _on(self, key: Tuple[str, ...], size: int, what: str, least_is_latency: bool = False) -> float:
+    def _on(self, key: Tuple[str, ...], size: int, what: str) -> float:
         sizes, seconds = self._lines[key]
         here = math.log(size)
         if here > sizes[-1]:
-            if here > sizes[-1] + math.log(_BEYOND**2) and not least_is_latency:
+            if here > sizes[-1] + math.log(_BEYOND) and sizes[-1] < math.log(_BEYOND_CACHES):
                 self._note(what, str(size), str(round(math.exp(sizes[-1]))) + " at most")
             return math.exp(seconds[-1] + here - sizes[-1])
         return math.exp(float(np.interp(here, sizes, seconds)))

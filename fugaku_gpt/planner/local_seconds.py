@@ -134,15 +134,15 @@ class RunCost:
         stages = range(self._layout.pp)
         of_stage = [self._of_stage(stage) for stage in stages]
         timing = Timing(forward, backward, c["sends"] * self._send)
-        makespan = simulate(self._schedules, timing).makespan
         slowest = max(of_stage, key=lambda one: one.whole(c))
         busy = slowest.whole(c)
+        makespan = simulate(self._schedules, timing).makespan if self._layout.pp > 1 else busy
         sums = max(c["tensor_sums"] * one.sums for one in of_stage)
         # of all ranks' work each core does its share; waiting for messages takes no core
         mean = sum(one.computing(c) for one in of_stage) / len(of_stage)
-        work = self._crowd * mean * (c["shared_cores"] if self._crowd > 1 else 1.0) + sums
+        crowd = self._crowd * c["shared_cores"] if self._crowd > 1 else 1.0
         optimiser = c["optimiser"] * self._optimiser
-        shared = max(0.0, work - makespan) + (self._crowd * c["shared_cores"] - 1) * optimiser * (self._crowd > 1)
+        shared = max(0.0, crowd * mean + sums - makespan) + (crowd - 1) * optimiser if self._crowd > 1 else 0.0
         return {
             "compute": c["products"] * slowest.products,
             "memory_bound": c["passes"] * slowest.passes,
