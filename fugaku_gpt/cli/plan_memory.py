@@ -76,7 +76,7 @@ def memory(
         said.append("node        no limit is known: give --node-memory")
     else:
         size, source = limit
-        said.append(f"node        {_whole(needed)} of {_whole(size)} MiB ({source}{_margin(config)})")
+        said.append(f"node        {_whole(needed)} of {_whole(size)} MiB ({source})")
         if needed > size:
             code, change = EXIT_FINDINGS, smallest_change(config, place.memory, size, place.more_nodes)
             said.append(f"does not fit: {-(-(needed - size) // MIB)} MiB too much; {_advice(change)}")
@@ -126,10 +126,6 @@ def _kinds(chunks: "Sequence[Chunk]", kinds: Sequence[str]) -> str:
 
 def _base(place: "Place") -> str:
     return f"{_whole(place.framework.own + place.framework.shared)} MiB a rank, by {place.framework.source}"
-
-
-def _margin(config: "RunConfig") -> str:
-    return ", less what the memory guard keeps free" if config.node.memory_guard else ""
 
 
 def _advice(change: Any) -> str:

@@ -52,7 +52,9 @@ class Place:
         if not limits:
             return None
         size, source = min(limits)
-        return (size - guard_margin(size) if config.node.memory_guard else size), source
+        if not config.node.memory_guard:
+            return size, source
+        return size - guard_margin(size), f"{source}, less what the memory guard keeps free"
 
 
 def this_machine() -> Place:
@@ -84,10 +86,17 @@ def refuse_too_large(config: RunConfig, place: Place, ranks: Optional[Sequence[i
 
     count = len(stages) if stages is not None else config.ranks_per_node
     change = smallest_change(config, place.memory, size, place.more_nodes)
-    said = f"the smallest change that fits: {' '.join(set_words(change))}" if change else "no change of its layout fits"
+    if change:
+        said = f"the smallest change that fits: {' '.join(set_words(change))}"
+    elif change is None:
+        said = "no change of its layout fits"
+    else:  # as it is, but not with so many of its ranks on a node
+        said = (
+            f"it would fit with {_ranks(config.ranks_per_node)} on a node, as job.nodes has it"
+        )
     raise UsageError(
-        f"this run needs {needed // MIB} MiB of a node for {count} ranks, of up to {found.bytes_of_rank // MIB} MiB "
-        f"(stage {found.peak_stage}); there are {size // MIB} MiB ({source}, less what the memory guard keeps free); "
+        f"this run needs {needed // MIB} MiB of a node for {_ranks(count)}, of up to {found.bytes_of_rank // MIB} MiB "
+        f"(stage {found.peak_stage}); there are {size // MIB} MiB ({source}); "
         f"{said}; `fugaku-gpt plan memory` shows the parts, --set node.memory_check=false goes on all the same"
     )
 
@@ -95,6 +104,10 @@ def refuse_too_large(config: RunConfig, place: Place, ranks: Optional[Sequence[i
 def set_words(change: Sequence[Tuple[str, str]]) -> List[str]:
     """``--set key=value`` for each."""
     return [f"--set {key}={value}" for key, value in change]
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def _installed_torch() -> str:

@@ -14,6 +14,7 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.layout.memory import ends_bytes, moments_of, peak_bytes
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.model import recompute_of
+from fugaku_gpt.planner.run_memory import memory_of_run
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.kept import HAS_HOOKS, counting
 from tests.support.text import ByteSamples
@@ -137,5 +138,9 @@ def test_a_stage_keeps_what_the_formula_says(world: Communicator, case: Case) ->
     # autograd does not count what the pipeline and the loss hold: a chunk's output, the gradients made with the loss
     elsewhere = max(sum(n * ends_bytes(config, c) for n, c in zip(counts, mine)) for counts, _ in moments)
     print(f"\nstage {stage} of {case}: kept {kept.most} bytes, formula {told}, of them elsewhere up to {elsewhere}")
+    said, held = memory_of_run(config).stages[stage], trainer.held_bytes()
+    assert (said["weights"], said["gradients"]) == (held["weights"], held["gradients"])
+    # what is padding alone is in no run of the optimiser
+    assert 0.95 * said["optimiser"] <= held["optimiser"] <= said["optimiser"] and said["activations"] == told
     assert kept.now == 0
     assert kept.most <= 1.01 * told and told <= 1.01 * (kept.most + elsewhere)

@@ -100,7 +100,7 @@ def test_a_run_is_refused_at_the_limit_and_not_below(guard: bool) -> None:
     limit = needed + (guard_margin(needed) if guard else 0) + 2**20
     refuse_too_large(config, place(limit))
     with pytest.raises(
-        UsageError, match=r"this run needs \d+ MiB of a node for 1 ranks.*--set node.memory_check=false"
+        UsageError, match=r"this run needs \d+ MiB of a node for 1 rank,.*--set node.memory_check=false"
     ):
         refuse_too_large(config, place(limit - 2**25))
     refuse_too_large(replace(config, node=replace(config.node, memory_check=False)), place(1))
@@ -117,14 +117,19 @@ def test_the_ranks_that_are_on_a_node_are_judged() -> None:
     refuse_too_large(config, place(limit), [3])
     with pytest.raises(UsageError, match="for 2 ranks"):
         refuse_too_large(config, place(limit), [0, 1])
+    spread = replace(config, job=replace(config.job, nodes=4))
+    with pytest.raises(UsageError, match="it would fit with 1 rank on a node"):
+        refuse_too_large(spread, place(found.bytes_of_rank + 2**27), [0, 1])
 
 
 @pytest.mark.parametrize("key", ["node.memory_limit", "job.node_memory"])
 def test_the_smallest_limit_counts(key: str) -> None:
     config = load_run_config(preset="124m", overrides=[f"{key}=1Gi"])
-    limit = place(2**40).limit(config)
-    assert limit == (2**30 - guard_margin(2**30), key)
-    assert place(2**29).limit(config) == (2**29 - guard_margin(2**29), "test")
+    free = "less what the memory guard keeps free"
+    assert place(2**40).limit(config) == (2**30 - guard_margin(2**30), f"{key}, {free}")
+    assert place(2**29).limit(config) == (2**29 - guard_margin(2**29), f"test, {free}")
+    unguarded = replace(config, node=replace(config.node, memory_guard=False))
+    assert place(2**29).limit(unguarded) == (2**29, "test")
 
 
 def test_a_job_is_judged_by_the_nodes_of_its_scheduler() -> None:
