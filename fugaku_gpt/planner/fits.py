@@ -91,9 +91,7 @@ def refuse_too_large(config: RunConfig, place: Place, ranks: Optional[Sequence[i
     elif change is None:
         said = "no change of its layout fits"
     else:  # as it is, but not with so many of its ranks on a node
-        said = (
-            f"it would fit with {_ranks(config.ranks_per_node)} on a node, as job.nodes has it"
-        )
+        said = f"it would fit with {_ranks(config.ranks_per_node)} on a node, as job.nodes has it"
     raise UsageError(
         f"this run needs {needed // MIB} MiB of a node for {_ranks(count)}, of up to {found.bytes_of_rank // MIB} MiB "
         f"(stage {found.peak_stage}); there are {size // MIB} MiB ({source}); "
