@@ -12,8 +12,8 @@ Categories, each in bytes of one rank:
 * ``workspace``: what the operations of a layer's backward pass need while they run, attention's blocks among it.
 * ``logits``: what the loss needs while it runs: logits of some hundred tokens, and what they are made to.
 * ``communication``: sums that travel in another type, messages between stages, and what MPI holds of sums on their way.
-* ``allocator``: blocks that the allocator keeps and nothing fits into: a fifth of activations and workspace. With
-  PyTorch 2.13 it was from 0.2 of them (98 million parameters) to 0.6 (30 million).
+* ``allocator``: blocks that the allocator keeps and nothing fits into. With PyTorch 2.13 it was 0.2 of activations and
+  workspace (98 million parameters, 600 MiB of these) to 0.7 (30 million on pipelines, 50 to 90 MiB).
 * ``base``: interpreter, PyTorch and MPI before there is a model (``machine/framework.py``).
 
 Workspace and logits are needed one after the other, and memory that the allocator keeps of one may not fit the other:
@@ -42,7 +42,6 @@ CATEGORIES = (
     "base",
 )  # fmt: skip
 MIB = 2**20
-_KEPT_BY_ALLOCATOR = 0.2
 _CACHED_ROWS = 16  # of logits, for each thread: see ``parallel/cross_entropy.py``
 
 
@@ -108,10 +107,15 @@ def memory_of_run(
         held["workspace"] = _layer_workspace(config, threads)
         held["logits"] = _logits(config, threads) if any(chunk.has_head for chunk in mine) else 0
         held["communication"] = _communication(config, mine)
-        held["allocator"] = int(_KEPT_BY_ALLOCATOR * (held["activations"] + held["workspace"]))
+        held["allocator"] = _kept_by_allocator(held["activations"] + held["workspace"])
         held["base"] = base.own + base.shared + (base.narrow if config.training.dtype in SIXTEEN_BITS else 0)
         stages.append({name: held[name] for name in CATEGORIES})
     return RunMemory(tuple(stages), _fullest_node(config, stages, base.shared), base.shared)
+
+
+def _kept_by_allocator(moving: int) -> int:
+    """Of memory that comes and goes in a step."""
+    return int(min(0.6 * moving, 0.2 * moving + 24 * MIB))
 
 
 def _lasting(config: RunConfig, chunks: Sequence[Chunk]) -> Dict[str, int]:
