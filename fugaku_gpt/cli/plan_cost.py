@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 import click
 
+from fugaku_gpt.cli.numbers import FiniteRange, short
 from fugaku_gpt.cli.output import format_option, render_rows
 from fugaku_gpt.errors import EXIT_OK, UsageError
 
@@ -88,9 +89,9 @@ def iteration_time(
     lines = [
         {
             "figure": one.name,
-            "value": _short(one.guess.value),
-            "low": _short(one.guess.low),
-            "high": _short(one.guess.high),
+            "value": short(one.guess.value),
+            "low": short(one.guess.low),
+            "high": short(one.guess.high),
             "unit": one.unit,
         }
         for one in figures
@@ -103,17 +104,17 @@ def iteration_time(
 
 @click.command()
 @click.option("--iterations", type=_positive, help="How many, or:")
-@click.option("--tokens", type=click.FloatRange(min=0, min_open=True), help="... how many tokens, or:")
-@click.option("--flops", type=click.FloatRange(min=0, min_open=True), help="... a budget of FLOPs at --pflops.")
-@click.option("--pflops", type=click.FloatRange(min=0, min_open=True), help="Rate of all nodes [PFLOP/s], for --flops.")
+@click.option("--tokens", type=FiniteRange(min=0, min_open=True), help="... how many tokens, or:")
+@click.option("--flops", type=FiniteRange(min=0, min_open=True), help="... a budget of FLOPs at --pflops.")
+@click.option("--pflops", type=FiniteRange(min=0, min_open=True), help="Rate of all nodes [PFLOP/s], for --flops.")
 @click.option("--tokens-per-iteration", type=_positive, help="Global batch * sequence length, for --tokens.")
-@click.option("--sec-per-it", type=click.FloatRange(min=0, min_open=True), required=True, help="Of one iteration.")
+@click.option("--sec-per-it", type=FiniteRange(min=0, min_open=True), required=True, help="Of one iteration.")
 @click.option("--nodes", type=_positive, required=True)
 @click.option("--elapse", type=Duration(), help="Limit of one job [s or H:MM:SS]; default: none.")
 @click.option("--startup", type=Duration(), default=0.0, help="From a job's begin to its first iteration.")
 @click.option("--checkpoint", type=Duration(), default=0.0, help="To write a checkpoint.")
 @click.option("--node-mtbf", type=Duration(), help="Mean time between failures of one node; default: none fails.")
-@click.option("--watts", type=click.FloatRange(min=0, min_open=True), help="Of one node, for the energy.")
+@click.option("--watts", type=FiniteRange(min=0, min_open=True), help="Of one node, for the energy.")
 @format_option
 def days(
     iterations: Optional[int],
@@ -150,20 +151,20 @@ def days(
     found = schedule(Training(iterations, sec_per_it, nodes, elapse, startup, checkpoint, node_mtbf, watts))
     lines: List[Dict[str, Any]] = [
         {"figure": "iterations", "value": found.iterations},
-        {"figure": "computing", "value": _short(found.computing / DAY), "unit": "days"},
-        {"figure": "whole", "value": _short(found.whole / DAY), "unit": "days"},
-        {"figure": "node-hours", "value": _short(found.node_hours), "unit": "h"},
+        {"figure": "computing", "value": short(found.computing / DAY), "unit": "days"},
+        {"figure": "whole", "value": short(found.whole / DAY), "unit": "days"},
+        {"figure": "node-hours", "value": short(found.node_hours), "unit": "h"},
         {"figure": "jobs", "value": found.jobs},
         {"figure": "iterations per job", "value": found.iterations_per_job},
     ]
     if found.checkpoint_every is not None:
         lines += [
-            {"figure": "checkpoint every", "value": _short(found.checkpoint_every), "unit": "s"},
+            {"figure": "checkpoint every", "value": short(found.checkpoint_every), "unit": "s"},
             {"figure": "checkpoint every", "value": found.iterations_between_checkpoints, "unit": "iterations"},
-            {"figure": "lost to checkpoints and failures", "value": _short(100 * found.lost_share), "unit": "%"},
+            {"figure": "lost to checkpoints and failures", "value": short(100 * found.lost_share), "unit": "%"},
         ]
     if found.joules is not None:
-        lines.append({"figure": "energy", "value": _short(found.joules / 3.6e9), "unit": "MWh"})
+        lines.append({"figure": "energy", "value": short(found.joules / 3.6e9), "unit": "MWh"})
     click.echo(render_rows(("figure", "value", "unit"), lines, form), nl=False)
     return EXIT_OK
 
@@ -202,7 +203,3 @@ def ramp(form: str, **sizes: int) -> int:
     ]
     click.echo(render_rows(_PHASES, lines, form), nl=False)
     return EXIT_OK
-
-
-def _short(number: float) -> float:
-    return float(f"{number:.4g}")

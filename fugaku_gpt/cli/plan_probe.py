@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import click
 
+from fugaku_gpt.cli.machine_file import check_machine_file, write_machine
+from fugaku_gpt.cli.numbers import FiniteRange, short
 from fugaku_gpt.cli.output import format_option, render_rows
 from fugaku_gpt.errors import EXIT_OK, RunFailed, UsageError
 
@@ -28,7 +30,7 @@ _positive = click.IntRange(min=1)
 @click.command()
 @click.option("--ranks", type=_positive, help="Most ranks; those below, by halves, are measured too. Default: cores.")
 @click.option("--threads", type=_positive, help="Of each rank; default: usable cores / ranks, at least 1.")
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=30.0, show_default=True, help="Of measuring.")
+@click.option("--seconds", type=FiniteRange(min=0.1), default=30.0, show_default=True, help="Of measuring.")
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="Repeatable; default: both.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE.yaml", help="The machine file.")
 @format_option
@@ -44,12 +46,9 @@ def probe(
     """
     from fugaku_gpt.jobs.launcher import find_launcher
     from fugaku_gpt.machine import local
-    from fugaku_gpt.machine.constants import machine_text
     from fugaku_gpt.planner.local_fitting import local_machine
-    from fugaku_gpt.records.files import write_text_atomically
 
-    if out.suffix not in (".yaml", ".yml"):
-        raise UsageError(f"--out {out}: a machine file's name ends in .yaml")
+    check_machine_file(out)
     launcher = find_launcher()
     cores = len(local.usable_cores())
     counts = rank_counts(ranks or cores)
@@ -64,7 +63,7 @@ def probe(
         probed = found if probed is None else probed.and_also(found)
     assert probed is not None
     machine, left_out = local_machine(probed, local.memory_limit())
-    write_text_atomically(out, machine_text(machine))
+    write_machine(machine, out)
     say_left_out(left_out, form)
     click.echo(f"written: {out}", err=True)
     return EXIT_OK
@@ -75,8 +74,8 @@ def say_left_out(left_out: "Sequence[LeftOutRun]", form: str) -> None:
     lines: List[Dict[str, Any]] = [
         {
             "run": one.name,
-            "measured": _short(one.measured),
-            "predicted": _short(one.predicted),
+            "measured": short(one.measured),
+            "predicted": short(one.predicted),
             "off_percent": round(100 * one.off, 1),
         }
         for one in left_out
@@ -120,7 +119,3 @@ def _measure(launcher: "Launcher", ranks: int, threads: int, seconds: float, dty
             "\n".join([*said[-20:], f"the probe of {ranks} ranks {why}; `fugaku-gpt doctor` checks the MPI"])
         )
     return found[0]
-
-
-def _short(number: float) -> float:
-    return float(f"{number:.4g}")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import click
 
+from fugaku_gpt.cli.machine_file import check_machine_file, write_machine
+from fugaku_gpt.cli.numbers import short
 from fugaku_gpt.cli.output import format_option, render_rows
 from fugaku_gpt.errors import EXIT_OK, UsageError
 
@@ -56,10 +58,10 @@ def predict(rows_file: Path, form: str) -> int:
         lines.append(
             {
                 "id": one.row.id,
-                "sec_per_it": _short(one.seconds.value),
-                "sec_per_it_low": _short(one.seconds.low),
-                "sec_per_it_high": _short(one.seconds.high),
-                "mem_value": _short(one.memory),
+                "sec_per_it": short(one.seconds.value, 6),
+                "sec_per_it_low": short(one.seconds.low, 6),
+                "sec_per_it_high": short(one.seconds.high, 6),
+                "mem_value": short(one.memory, 6),
                 "mem_unit": one.row.mem_unit if one.row.mem_unit.startswith(one.memory_unit) else one.memory_unit,
                 "fits": one.fits,
                 "extrapolated": list(one.extrapolated) if form == "json" else "; ".join(one.extrapolated) or None,
@@ -110,19 +112,20 @@ def fit(
     second of the other rows. The plot shows rows left out by configuration. With --runs, each run, and each step of the
     machine's probe, is predicted by a fit to the others.
     """
-    from fugaku_gpt.machine.constants import load_machine, machine_text
+    from fugaku_gpt.machine.constants import load_machine
     from fugaku_gpt.planner.fit_plot import draw_fit
     from fugaku_gpt.planner.fitting import refit
     from fugaku_gpt.planner.pictures import check_plot
     from fugaku_gpt.planner.rows import read_table, usable_rows
     from fugaku_gpt.planner.score import FIGURES, figures
-    from fugaku_gpt.records.files import write_text_atomically
 
     machine = load_machine(name)
     if plot is not None:
         if rows_file is None:
             raise UsageError(f"--plot {plot}: goes with --rows")
         check_plot(plot)
+    if out is not None:
+        check_machine_file(out)
     if (rows_file is None) == (not runs):
         raise UsageError("give one of --rows and --runs")
     if rows_file is None:
@@ -132,12 +135,12 @@ def fit(
         for row, measured in usable_rows(read_table(rows_file))
         if any(row.hardware.startswith(start) for start in machine.hardware)
     ]
-    if not any(measured.seconds for _, measured in mine):
+    if not any(measured.seconds and measured.status == "ok" for _, measured in mine):
         known = ", ".join(machine.hardware)
-        raise UsageError(f"{rows_file}: no row with sec_per_it whose hardware begins with {known}")
+        raise UsageError(f"{rows_file}: no row with sec_per_it and status ok whose hardware begins with {known}")
     fitted = refit(machine, mine)
     if out is not None:
-        write_text_atomically(out, machine_text(fitted.machine))
+        write_machine(fitted.machine, out)
     if plot is not None:
         draw_fit(fitted, "configuration", plot)
     if constants:
@@ -149,9 +152,7 @@ def fit(
 
 def _fit_runs(machine: "Machine", folders: Sequence[Path], out: Optional[Path], constants: bool, form: str) -> int:
     from fugaku_gpt.cli.plan_probe import say_left_out
-    from fugaku_gpt.machine.constants import machine_text
     from fugaku_gpt.planner.local_fitting import kept_runs, refit_local
-    from fugaku_gpt.records.files import write_text_atomically
     from fugaku_gpt.report.collect import find_runs
 
     if machine.probed is None:
@@ -163,7 +164,7 @@ def _fit_runs(machine: "Machine", folders: Sequence[Path], out: Optional[Path], 
         raise UsageError("no run to fit to: see above")
     fitted, left_out = refit_local(machine, found)
     if out is not None:
-        write_text_atomically(out, machine_text(fitted))
+        write_machine(fitted, out)
     if constants:
         click.echo(render_rows(_CONSTANTS, _constant_lines(fitted), form), nl=False)
     else:
@@ -184,16 +185,12 @@ def _constant_lines(machine: "Machine") -> List[Dict[str, Any]]:
                 {
                     "model": model,
                     "constant": constant.name,
-                    "value": _short(guess.value),
-                    "low": _short(guess.low),
-                    "high": _short(guess.high),
-                    "prior": _short(constant.prior),
+                    "value": short(guess.value),
+                    "low": short(guess.low),
+                    "high": short(guess.high),
+                    "prior": short(constant.prior),
                     "told_by_rows": None if told is None else round(told, 2),
                     "meaning": constant.meaning,
                 }
             )
     return lines
-
-
-def _short(number: float) -> float:
-    return float(f"{number:.6g}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 
 import click
 
+from fugaku_gpt.cli.numbers import short
 from fugaku_gpt.cli.output import format_option, render_rows
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, UsageError
 
@@ -299,9 +300,9 @@ def _line(number: int, best: "Best", form: str) -> Dict[str, Any]:
     line: Dict[str, Any] = {
         "rank": number,
         **{key: getattr(row, key) for key in _ROW},
-        "sec_per_it": _short(found.seconds.value),
-        "low": _short(found.seconds.low),
-        "high": _short(found.seconds.high),
+        "sec_per_it": short(found.seconds.value),
+        "low": short(found.seconds.low),
+        "high": short(found.seconds.high),
         "tflops": round(best.tflops, 2),
         "mem_rows": round(found.peak, 1),
         "mem_ours": None if best.ours is None else round(best.ours / unit, 1),
@@ -319,7 +320,7 @@ def _line(number: int, best: "Best", form: str) -> Dict[str, Any]:
             }
         )
         line["extrapolated"] = list(found.extrapolated)
-        line["parts"] = {name: _short(guess.value) for name, guess in found.parts.items()}
+        line["parts"] = {name: short(guess.value) for name, guess in found.parts.items()}
         line["waste"] = list(best.waste)
         return line
     if form == "table":  # in a terminal the names have to do
@@ -337,14 +338,10 @@ def _explained(best: "Sequence[Best]") -> List[str]:
     if len(best) > 1:
         first, second = best[0].prediction, best[1].prediction
         parts = [
-            {key: _short(value) if isinstance(value, float) else value for key, value in line.items()}
+            {key: short(value) if isinstance(value, float) else value for key, value in line.items()}
             for line in compared(first, second)
         ]
         said += ["", render_rows(("part", "first", "second", "difference"), parts, "table"), why_first(first, second)]
     for number, one in enumerate(best[:2], 1):
         said += [f"waste in {number}: {text}" for text in one.waste]
     return said
-
-
-def _short(number: float) -> float:
-    return float(f"{number:.4g}")

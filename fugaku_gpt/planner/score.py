@@ -130,6 +130,7 @@ def figures(refit: Refit, by: str) -> Dict[str, Any]:
     off = np.array([abs(one.predicted / (one.measured.memory or np.nan) - 1) for one in memory])
     died = [one for one in distinct if one.measured.out_of_memory]
     lived = [one for one in distinct if not one.measured.out_of_memory]
+    baseline = _baseline([one for one in timed if not one.repeated], by)
     full = {id(one): one.peak > machine.capacity(one.row.hardware) for one in distinct}
     return {
         "machine": machine.name,
@@ -137,7 +138,7 @@ def figures(refit: Refit, by: str) -> Dict[str, Any]:
         "rows": score.rows,
         "median": round(score.median, 4),
         "p90": round(score.p90, 4),
-        "baseline_median": round(_baseline([one for one in timed if not one.repeated], by), 4),
+        "baseline_median": None if baseline is None else round(baseline, 4),
         "tau": None if score.tau is None else round(score.tau, 3),
         "pairs_in_order": None if score.pairs_in_order is None else round(score.pairs_in_order, 3),
         "best_costs": round(score.best_costs, 4),
@@ -161,16 +162,18 @@ def _timed(one: LeftOut, refit: Refit) -> Timed:
     return Timed(table_of(one.row.id), one.predicted, measured, low, high, one.repeated)
 
 
-def _baseline(rows: Sequence[LeftOut], by: str) -> float:
-    """Median error if every row ran at the median FLOP/s of a device that the rows outside its group ran at."""
+def _baseline(rows: Sequence[LeftOut], by: str) -> Optional[float]:
+    """Median error if every row ran at the median FLOP/s of a device that the rows outside its group ran at; None where
+    there is one group."""
     keys = [GROUPS[by](one.row) for one in rows]
     seconds = np.array([one.measured.seconds for one in rows], dtype=float)
     rates = np.array([_flops(one.row) for one in rows]) / seconds
     off = []
     for place, key in enumerate(keys):
         others = [rate for rate, other in zip(rates, keys) if other != key]
-        off.append(abs(_flops(rows[place].row) / float(np.median(others)) / seconds[place] - 1) if others else np.nan)
-    return float(np.nanmedian(off))
+        if others:
+            off.append(abs(_flops(rows[place].row) / float(np.median(others)) / seconds[place] - 1))
+    return float(np.median(off)) if off else None
 
 
 def _flops(row: Row) -> float:

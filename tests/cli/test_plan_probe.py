@@ -60,4 +60,6 @@ def test_what_cannot_be_probed_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     assert "ends in .yaml" in capsys.readouterr().err
     assert run(["plan", "probe", "--threads", "100000", "--out", str(tmp_path / "m.yaml")]) == 2
     assert "valid: up to" in capsys.readouterr().err
+    assert run(["plan", "probe", "--seconds", "nan", "--out", str(tmp_path / "m.yaml")]) == 2
+    assert "nan is not a finite number" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -101,8 +101,34 @@ def test_a_picture_that_cannot_be_drawn_is_a_usage_error(
     assert said in capsys.readouterr().err
 
 
-def test_rows_of_another_machine_cannot_be_fitted_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_of_another_machine_or_that_all_failed_cannot_be_fitted_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = [line for line in reference() if line["hardware"].startswith("V100")]
     rows = _write(tmp_path / "rows.csv", lines)
     assert run(["plan", "fit", "--rows", rows, "--machine", "a100"]) == 2
-    assert "no row with sec_per_it whose hardware begins with A100-80GB" in capsys.readouterr().err
+    assert "no row with sec_per_it and status ok whose hardware begins with A100-80GB" in capsys.readouterr().err
+    estimated = _write(tmp_path / "estimated.csv", [{**line, "status": "estimated"} for line in lines])
+    assert run(["plan", "fit", "--rows", estimated, "--machine", "v100"]) == 2
+
+
+def test_a_single_row_has_no_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = next(line for line in reference() if line["hardware"].startswith("V100") and line["sec_per_it"])
+    assert (
+        run(["plan", "fit", "--rows", _write(tmp_path / "a.csv", [line]), "--machine", "v100", "--format", "json"]) == 0
+    )
+    assert [one["baseline_median"] for one in json.loads(capsys.readouterr().out)] == [None, None]
+
+
+@pytest.mark.parametrize("name", ["no/such/folder/m.yaml", "m.txt"])
+def test_a_machine_file_that_cannot_be_written_is_said_before_the_work(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / name)
+    assert run(["plan", "fit", "--rows", str(REFERENCE), "--machine", "v100", "--out", out]) == 2
+    assert run(["plan", "probe", "--out", out]) == 2
+    assert capsys.readouterr().err.count(f"--out {out}: ") == 2
+    (tmp_path / "m.yaml").mkdir()
+    lines = [line for line in reference() if line["hardware"].startswith("V100")][:2]
+    rows = _write(tmp_path / "rows.csv", lines)
+    assert run(["plan", "fit", "--rows", rows, "--machine", "v100", "--out", str(tmp_path / "m.yaml")]) == 2
