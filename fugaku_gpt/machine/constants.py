@@ -221,6 +221,15 @@ class _Dumper(yaml.SafeDumper):
     pass
 
 
+def _float(dumper: yaml.SafeDumper, number: float) -> yaml.ScalarNode:
+    """1.2e+12 rather than 1200000000000.0. YAML takes it for a number by its point."""
+    text = f"{number:g}"
+    if "e+" not in text or float(text) != number:
+        return dumper.represent_float(number)
+    return dumper.represent_scalar("tag:yaml.org,2002:float", text if "." in text else text.replace("e", ".0e"))
+
+
+_Dumper.add_representer(float, _float)
 _Dumper.add_representer(_Lines, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, True))
 
 
@@ -237,8 +246,8 @@ def _fitted_data(fitted: Fitted) -> Dict[str, Any]:
     constants = {
         constant.name: {
             "meaning": constant.meaning,
-            "prior": _Lines([_short(constant.prior), _short(constant.prior_width)]),
-            "fitted": _Lines([_short(constant.value), _short(constant.width)]),
+            "prior": _Lines([_short(constant.prior, 4), _short(constant.prior_width)]),
+            "fitted": _Lines([_short(constant.value, 4), _short(constant.width)]),
         }
         for constant in fitted.constants
     }
@@ -252,5 +261,5 @@ def _fitted_data(fitted: Fitted) -> Dict[str, Any]:
     }
 
 
-def _short(number: float) -> float:
-    return float(f"{number:.5g}")
+def _short(number: float, digits: int = 3) -> float:
+    return float(f"{number:.{digits}g}")

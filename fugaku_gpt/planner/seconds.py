@@ -39,14 +39,12 @@ def seconds_by_part(work: Work, constants: Mapping[str, float], facts: Mapping[s
     bandwidth = bandwidth / (left / _ranks_gain(share, c, facts) + np.where(work.tcmalloc > 0, 0.0, (1 - left) / share))
     passes = 3 + c.get("recompute_passes", 1.0) * work.recompute
 
-    scores = c["softmax"] * work.pass_scores
-    scores = scores + c.get("unaligned_4", 0.0) * work.unaligned_4 + c.get("unaligned_2", 0.0) * work.unaligned_2
+    scores = c["softmax"] * work.pass_scores + c.get("unaligned", 0.0) * work.unaligned
     layer_compute = work.layer_flops / flops + work.layer_attention_flops / attention_flops
     layer_memory = passes * item * (work.pass_elements + scores) / bandwidth
     layer_memory = layer_memory + passes * c["pass_overhead"] * build * np.where(work.tcmalloc > 0, left, 1.0) / clock
     layer_memory = layer_memory + c["weight_bytes"] * work.layer_weights / bandwidth
-    link = c["tensor_bandwidth"] / np.where(work.within_node > 0, c.get("within_node", 1.0), 1.0)
-    layer_tensor = item * work.reduced_elements / link + work.reductions * c["tensor_latency"]
+    layer_tensor = item * work.reduced_elements / c["tensor_bandwidth"] + work.reductions * c["tensor_latency"]
 
     one = work.stages == 1
     embedding = c["weight_bytes"] * work.embedding_weights / bandwidth

@@ -44,8 +44,7 @@ class Work:
     layer_attention_flops: "np.ndarray"
     pass_elements: "np.ndarray"  # one pass: read and written outside of products and softmax
     pass_scores: "np.ndarray"  # one pass: elements of the attention scores
-    unaligned_4: "np.ndarray"  # the scores, where a head's width is a multiple of 4 and not of 8, else 0
-    unaligned_2: "np.ndarray"  # the scores, where it is not a multiple of 4, else 0
+    unaligned: "np.ndarray"  # the scores, where a head's width is not a multiple of 8, else 0
     layer_weights: "np.ndarray"
     embedding_weights: "np.ndarray"
     head_flops: "np.ndarray"
@@ -53,7 +52,6 @@ class Work:
     hidden_elements: "np.ndarray"  # b s h, with sequence parallelism a share of it: what goes from stage to stage
     reduced_elements: "np.ndarray"  # sent by a rank in all tensor-parallel sums of a layer
     reductions: "np.ndarray"  # of a layer, each weighed by log2 t
-    within_node: "np.ndarray"  # 1 where tensor-parallel groups lie inside a node
     gradient_elements: "np.ndarray"  # sent by a rank in the sum over replicas, per iteration
     kept_elements: "np.ndarray"  # of a layer between forward and backward, without the scores
     kept_scores: "np.ndarray"
@@ -118,8 +116,7 @@ def work_of_columns(column: Callable[[str], "np.ndarray"], builds: Tuple[str, ..
         layer_attention_flops=passes * 4 * b * s * s * h / t,
         pass_elements=b * s * h * (10 / shares + 24 / t),
         pass_scores=scores,
-        unaligned_4=np.where((head_width % 8 != 0) & (head_width % 4 == 0), slow, 0.0),
-        unaligned_2=np.where(head_width % 4 != 0, slow, 0.0),
+        unaligned=np.where(head_width % 8 != 0, slow, 0.0),
         layer_weights=12 * h * h / t,
         embedding_weights=vocab * h / t,
         head_flops=_product(tokens, vocab / t, h, units)
@@ -129,7 +126,6 @@ def work_of_columns(column: Callable[[str], "np.ndarray"], builds: Tuple[str, ..
         hidden_elements=b * s * h / shares,
         reduced_elements=sums * 2 * (t - 1) / t * b * s * h,
         reductions=sums * np.log2(t),
-        within_node=(t <= column("ranks_per_node")).astype(float),
         gradient_elements=2 * (d - 1) / d * (12 * h * h * layers + vocab * h) / t,
         # Korthikanti et al. 2022 in elements; on CPUs dropout keeps factors of the trained type, not flags
         kept_elements=b * s * h * ((6 if wide else 5) / shares + 12 / t),
