@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from fugaku_gpt.layout.stages import Chunk
     from fugaku_gpt.planner.fits import Place
 
-_SIZE = (r"[0-9]+(Ki|Mi|Gi|Ti)", "a size with its unit, such as 28Gi")
-
 
 @click.command()
 @click.argument("run_file", metavar="[RUN.yaml]", required=False, type=click.Path(path_type=Path))
@@ -29,7 +27,9 @@ _SIZE = (r"[0-9]+(Ki|Mi|Gi|Ti)", "a size with its unit, such as 28Gi")
     help="Machine, its file, or local: this one. Default: that of job.scheduler, a64fx with pjm.",
 )
 @click.option("--node-memory", metavar="SIZE", help="What ranks of a node may use, such as 28Gi, in place of that.")
-@click.option("--torch", "build", default="", metavar="1.10", help="PyTorch build, on this machine.")
+@click.option(
+    "--torch", "build", default="", metavar="1.10", help="PyTorch build; default: the one here, or that was probed."
+)
 @format_option
 def memory(
     run_file: Optional[Path],
@@ -92,13 +92,14 @@ def memory(
 def _place(config: "RunConfig", machine: Optional[str], node_memory: Optional[str], build: str) -> "Place":
     import re
 
+    from fugaku_gpt.config.schema import SIZE
     from fugaku_gpt.config.values import size_bytes
     from fugaku_gpt.planner.places import place_of_job, place_of_machine
 
-    place = place_of_machine(machine, build) if machine is not None else place_of_job(config)
+    place = place_of_machine(machine, build) if machine is not None else place_of_job(config, build)
     if node_memory is None:
         return place
-    form, words = _SIZE
+    form, words = SIZE
     if not re.fullmatch(form, node_memory):
         raise UsageError(f"--node-memory {node_memory}: valid: {words}")
     return replace(place, limits=((size_bytes(node_memory), "--node-memory"),))

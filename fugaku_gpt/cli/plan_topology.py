@@ -293,7 +293,7 @@ def _told(started: float) -> Callable[[int, int], None]:
 
 
 def _line(number: int, best: "Best", form: str) -> Dict[str, Any]:
-    from fugaku_gpt.planner.footprint import UNIT_BYTES
+    from fugaku_gpt.machine.constants import UNIT_BYTES
 
     found, row = best.prediction, best.prediction.row
     unit = UNIT_BYTES[found.memory_unit]

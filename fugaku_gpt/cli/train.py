@@ -18,7 +18,6 @@ from fugaku_gpt.jobs.ending import result_of
 from fugaku_gpt.jobs.keeper import keep_rank
 from fugaku_gpt.jobs.launcher import exit_code_of, launch, rank_from_environment
 from fugaku_gpt.machine.local import usable_cores
-from fugaku_gpt.planner.fits import refuse_too_large, this_machine
 from fugaku_gpt.records.run import AUTO, NONE, REFUSED, RunDirectory, goes_on_in
 
 
@@ -88,6 +87,8 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
     if resume == AUTO and directory.has_finished(config.training.iterations):
         click.echo(f"{out}: the run has done its {config.training.iterations} iterations: nothing to do")
         raise click.exceptions.Exit(EXIT_OK)
+    from fugaku_gpt.planner.fits import refuse_too_large, this_machine
+
     refuse_too_large(config, this_machine(), range(config.layout.ranks))
     words = ([] if resume == NONE else ["--resume", resume]) + (["--force-data"] if force_data else [])
     directory.create(dump_run_config(config), mark, resume=goes_on_in(directory, resume))
@@ -121,10 +122,13 @@ def _join(config: RunConfig, out: Path, place: Optional[Tuple[int, int]], resume
     threads = config.node.threads_per_rank or max(1, len(usable_cores()) // config.ranks_per_node)
     os.environ.update(thread_variables(threads))  # read when the libraries are loaded, just below
     announce = keep_rank(place[0]) if place is not None else None  # before torch and MPI begin their threads
+    import torch
+
+    from fugaku_gpt.planner.fits import refuse_too_large, this_machine
     from fugaku_gpt.training.run import train as train_on_this_rank
 
     try:
-        here = this_machine()
+        here = this_machine(torch.__version__)
         code = train_on_this_rank(
             config,
             out,

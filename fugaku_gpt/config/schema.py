@@ -19,7 +19,7 @@ LR_SCHEDULES = ("cosine", "linear", "constant", "wsd")
 
 # Texts that reach job scripts. Quoting makes any text harmless there; these are refused where they cannot be meant.
 _WORD = (r"[A-Za-z0-9_][A-Za-z0-9._-]*", "letters, digits and . _ -")
-_SIZE = (r"[0-9]+(Ki|Mi|Gi|Ti)", "a size with its unit, such as 23Gi")
+SIZE = (r"0*[1-9][0-9]*(Ki|Mi|Gi|Ti)", "a size with its unit, such as 23Gi")
 _PATH = (r"[^\x00-\x1f\x7f\ud800-\udfff]+", "a path without control characters")
 _LIBRARY = (r"[^\s:\x00-\x1f\x7f\ud800-\udfff]+", "a path without spaces and colons, as in LD_PRELOAD")
 _VARIABLE = (r"[A-Za-z_][A-Za-z0-9_]*=[^\x00-\x1f\x7f\ud800-\udfff]*", "NAME=value on one line")
@@ -303,7 +303,7 @@ class NodeConfig:
     memory_limit: str = option(
         "",
         "memory that the ranks of a node may use, such as 28Gi; default: the machine's or the control group's",
-        form=_SIZE,
+        form=SIZE,
     )
     flight_recorder: bool = option(True, "keep each rank's progress and last MPI calls in the run directory")
     hang_timeout: Optional[float] = option(
@@ -350,7 +350,7 @@ class JobConfig:
     group: str = option("", "group or account that pays", form=_WORD)
     resource_group: str = option("", "resource group (PJM) or partition (Slurm); default: the site's", form=_WORD)
     resource_unit: str = option("", "resource unit (PJM), such as rscunit_ft01; default: the site's", form=_WORD)
-    node_memory: str = option("", "memory of each node, such as 23Gi; default: all", form=_SIZE)
+    node_memory: str = option("", "memory of each node, such as 23Gi; default: all", form=SIZE)
     rank_map: str = option(
         "",
         "bychip or bynode, with an order of axes as in bychip:XYZ; default: the scheduler's",
@@ -365,8 +365,8 @@ class JobConfig:
         "second-layer volumes that the job touches, such as /vol0004; as few as do",
         form=(r"/[A-Za-z0-9._/-]+", "an absolute path of letters, digits and . _ - /"),
     )
-    local_tmp: str = option("", "node-local temporary space, such as 30Gi; default: none", form=_SIZE)
-    shared_tmp: str = option("", "temporary space shared by the job's nodes, such as 10Gi; default: none", form=_SIZE)
+    local_tmp: str = option("", "node-local temporary space, such as 30Gi; default: none", form=SIZE)
+    shared_tmp: str = option("", "temporary space shared by the job's nodes, such as 10Gi; default: none", form=SIZE)
     llio: Tuple[str, ...] = option(
         (),
         "more settings of the layered storage, such as async-close=on",

@@ -38,13 +38,13 @@ def coordinates_of(rank: int, layout: LayoutConfig, order: str = TP_PP_DP) -> Co
     """
     if not 0 <= rank < layout.ranks:
         raise ValueError(f"rank {rank} is not in a layout of {layout.ranks} ranks")
-    sizes, strides = _sizes(layout), _strides(layout, order)
+    sizes, strides = _sizes(layout), strides_of(layout, order)
     return Coordinates(**{axis: rank // strides[axis] % sizes[axis] for axis in sizes})
 
 
 def rank_of(place: Coordinates, layout: LayoutConfig, order: str = TP_PP_DP) -> int:
     """The rank that sits at a place of the grid; the inverse of :func:`coordinates_of`."""
-    strides = _strides(layout, order)
+    strides = strides_of(layout, order)
     return place.dp * strides["dp"] + place.pp * strides["pp"] + place.tp * strides["tp"]
 
 
@@ -74,12 +74,12 @@ def embedding_group(place: Coordinates, layout: LayoutConfig, order: str = TP_PP
     return [stages[place.pp]]
 
 
-def _sizes(layout: LayoutConfig) -> Dict[str, int]:
-    return {"dp": layout.dp, "pp": layout.pp, "tp": layout.tp}
+def strides_of(layout: LayoutConfig, order: str) -> Dict[str, int]:
+    """By axis, how far apart its neighbours' ranks are.
 
-
-def _strides(layout: LayoutConfig, order: str) -> Dict[str, int]:
-    """By axis, how far apart its neighbours' ranks are."""
+    Raises:
+        ValueError: there is no such order.
+    """
     if order not in ORDERS:
         raise ValueError(f"grid order {order!r}: valid: {'; '.join(ORDERS)} (fastest axis first)")
     sizes, strides, step = _sizes(layout), {}, 1
@@ -89,7 +89,11 @@ def _strides(layout: LayoutConfig, order: str) -> Dict[str, int]:
     return strides
 
 
+def _sizes(layout: LayoutConfig) -> Dict[str, int]:
+    return {"dp": layout.dp, "pp": layout.pp, "tp": layout.tp}
+
+
 def _along(axis: str, position: int, place: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
-    stride = _strides(layout, order)[axis]
+    stride = strides_of(layout, order)[axis]
     first = rank_of(place, layout, order) - position * stride
     return list(range(first, first + stride * _sizes(layout)[axis], stride))

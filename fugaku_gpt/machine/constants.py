@@ -22,6 +22,8 @@ from fugaku_gpt.machine.probed import Probed, probed_data, probed_of
 
 LOCAL = "local"
 LOCAL_FILE = Path("machine-local.yaml")  # of the current folder: seen, kept or deleted like any other file
+# tables say GB for what tools count in GiB
+UNIT_BYTES = {"KiB": 2.0**10, "MiB": 2.0**20, "MB": 2.0**20, "GiB": 2.0**30, "GB": 2.0**30}
 _DATA = Path(__file__).parent / "data"
 _FORMAT = 1
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # both safe; libyaml's takes a tenth of the time

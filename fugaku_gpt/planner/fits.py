@@ -8,7 +8,6 @@ the memory guard would end the run.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import metadata
 from typing import List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config.schema import RunConfig
@@ -19,8 +18,6 @@ from fugaku_gpt.machine import local
 from fugaku_gpt.machine.framework import Framework, framework_of
 from fugaku_gpt.machine.memory import guard_margin
 from fugaku_gpt.planner.run_memory import MIB, RunMemory, memory_of_run
-
-LOCAL = "local"
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class Place:
         """The smallest limit, the run's own among them, less the guard's margin; None where none is known."""
         limits = list(self.limits)
         for text, key in ((config.node.memory_limit, "node.memory_limit"), (config.job.node_memory, "job.node_memory")):
-            if text and not (key == "job.node_memory" and config.job.scheduler == LOCAL):
+            if text and not (key == "job.node_memory" and config.job.scheduler == "local"):
                 limits.append((size_bytes(text), key))
         if not limits:
             return None
@@ -57,10 +54,14 @@ class Place:
         return size - guard_margin(size), f"{source}, less what the memory guard keeps free"
 
 
-def this_machine() -> Place:
-    """The machine that this program runs on, and the PyTorch that is installed there."""
+def this_machine(torch: str = "") -> Place:
+    """The machine that this program runs on.
+
+    Args:
+        torch: version of PyTorch; default: what is installed there.
+    """
     limits = ((local.memory_limit(), "this machine"),)
-    return Place(limits, framework_of(_installed_torch()), len(local.usable_cores()), more_nodes=False)
+    return Place(limits, framework_of(torch or _installed_torch()), len(local.usable_cores()), more_nodes=False)
 
 
 def refuse_too_large(config: RunConfig, place: Place, ranks: Optional[Sequence[int]] = None) -> None:
@@ -109,6 +110,8 @@ def _ranks(count: int) -> str:
 
 
 def _installed_torch() -> str:
+    from importlib import metadata  # dozens of modules, and none of ten thousand ranks needs them
+
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:  # a login node

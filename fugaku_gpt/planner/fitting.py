@@ -11,8 +11,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, 
 
 import numpy as np
 
-from fugaku_gpt.machine.constants import Fitted, Machine
-from fugaku_gpt.planner.footprint import UNIT_BYTES, footprint, unit_of
+from fugaku_gpt.machine.constants import UNIT_BYTES, Fitted, Machine
+from fugaku_gpt.planner.footprint import footprint, unit_of
 from fugaku_gpt.planner.robust import Fit, fit
 from fugaku_gpt.planner.rows import Measured, Row, table_of
 from fugaku_gpt.planner.seconds import seconds

@@ -11,10 +11,8 @@ from typing import Mapping, Optional, Tuple
 
 import numpy as np
 
+from fugaku_gpt.machine.constants import UNIT_BYTES
 from fugaku_gpt.planner.work import Work
-
-# tables say GB for what tools count in GiB
-UNIT_BYTES = {"KiB": 2.0**10, "MiB": 2.0**20, "MB": 2.0**20, "GiB": 2.0**30, "GB": 2.0**30}
 
 
 def unit_of(text: str, default: str) -> Optional[str]:

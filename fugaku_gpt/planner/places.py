@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine import fugaku
-from fugaku_gpt.machine.constants import Machine, load_machine
+from fugaku_gpt.machine.constants import LOCAL, UNIT_BYTES, Machine, load_machine
 from fugaku_gpt.machine.framework import Framework, framework_of
-from fugaku_gpt.planner.fits import LOCAL, Place, refuse_too_large, this_machine
-from fugaku_gpt.planner.footprint import UNIT_BYTES
+from fugaku_gpt.planner.fits import Place, refuse_too_large, this_machine
 from fugaku_gpt.planner.run_memory import MIB
 
 FUGAKU = "a64fx"
@@ -24,14 +21,15 @@ def place_of_machine(name: str, torch: str = "") -> Place:
         torch: version of PyTorch, for this machine and others that were probed; default: what was found there.
 
     Raises:
-        UsageError: there is no such machine, or its memory is not that of nodes.
+        UsageError: there is no such machine, its memory is not that of nodes, or it does not tell builds apart.
     """
     if name == LOCAL:
-        here = this_machine()
-        return replace(here, framework=framework_of(torch)) if torch else here
+        return this_machine(torch)
     machine = load_machine(name)
     if machine.memory_of != "node":
         raise UsageError(f"--machine {name}: its memory is that of accelerators; this trainer runs on a node's cores")
+    if torch and machine.probed is None:
+        raise UsageError(f"--torch {torch}: memory on {name} is by rows of other trainers, which tell no builds apart")
     return place_of(machine, next(iter(machine.hardware)), torch)
 
 
@@ -55,11 +53,15 @@ def place_of(machine: Machine, hardware: str, torch: str = "") -> Place:
     return Place(tuple(limits), Framework(base, 0, source=f"rows of {machine.name}"), cores)
 
 
-def place_of_job(config: RunConfig) -> Place:
-    """The nodes of a job, as far as its scheduler says what they are."""
-    if config.job.scheduler == "local":
-        return this_machine()
-    return place_of_machine(FUGAKU) if config.job.scheduler == "pjm" else Place((), framework_of(), 1)
+def place_of_job(config: RunConfig, torch: str = "") -> Place:
+    """The nodes of a job, as far as its scheduler says what they are.
+
+    Raises:
+        UsageError: as :func:`place_of_machine`.
+    """
+    if config.job.scheduler == "slurm":
+        return Place((), framework_of(torch), 1)
+    return place_of_machine(FUGAKU if config.job.scheduler == "pjm" else LOCAL, torch)
 
 
 def refuse_job_too_large(config: RunConfig) -> None:

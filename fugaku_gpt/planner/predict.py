@@ -8,9 +8,9 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.machine.constants import Machine, load_machine, machine_names
+from fugaku_gpt.machine.constants import UNIT_BYTES, Machine, load_machine, machine_names
 from fugaku_gpt.planner.fitting import NORMAL_80, unseen_inputs
-from fugaku_gpt.planner.footprint import UNIT_BYTES, footprint, unit_of
+from fugaku_gpt.planner.footprint import footprint, unit_of
 from fugaku_gpt.planner.rows import Refused, Row, in_no_table, parse_row
 from fugaku_gpt.planner.seconds import PARTS, seconds_by_part
 from fugaku_gpt.planner.work import Work, work_of

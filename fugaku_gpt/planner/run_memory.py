@@ -22,16 +22,15 @@ the sum takes both. What the corpus's files take is the system's to give and tak
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-import numpy as np
-
 from fugaku_gpt.config.schema import SIXTEEN_BITS, RunConfig
 from fugaku_gpt.layout.attention import attention_blocks, attention_elements
 from fugaku_gpt.layout.flat import flat_elements, is_sharded
-from fugaku_gpt.layout.grid import ORDERS
+from fugaku_gpt.layout.grid import strides_of
 from fugaku_gpt.layout.memory import ITEM_BYTES, core_bytes, moments_of, peak_bytes, recompute_of_layers
 from fugaku_gpt.layout.sequence import CHUNK_TOKENS
 from fugaku_gpt.layout.stages import Chunk, chunks_of
@@ -213,24 +212,29 @@ def _fullest_node(config: RunConfig, stages: Sequence[Mapping[str, int]], shared
     """Bytes by category of the node that needs most: ranks fill one node after the other, or go round with job.rank_map
     bynode."""
     layout = config.layout
-    of_stages = np.array([[one[name] for name in CATEGORIES] for one in stages])  # [stages, categories]
-    placed = _stages_of_ranks(layout.ranks, layout.tp, layout.pp, layout.dp, layout.order)
-    on_a_node = config.ranks_per_node  # divides the ranks: the config says so
-    by_node = config.job.rank_map.startswith("bynode")
-    nodes = placed.reshape(on_a_node, -1).T if by_node else placed.reshape(-1, on_a_node)
-    fullest = nodes[int(of_stages.sum(axis=1)[nodes].sum(axis=1).argmax())]
-    found = dict(zip(CATEGORIES, of_stages[fullest].sum(axis=0).tolist()))
-    found["base"] -= (on_a_node - 1) * shared
+    stride, by_node = strides_of(layout, layout.order)["pp"], config.job.rank_map.startswith("bynode")
+    sizes = [sum(one.values()) for one in stages]
+    nodes = _stages_of_nodes(layout.ranks, config.ranks_per_node, stride, layout.pp, by_node)
+    fullest = max(nodes, key=lambda node: sum(sizes[stage] for stage in node))
+    found = {name: sum(stages[stage][name] for stage in fullest) for name in CATEGORIES}
+    found["base"] -= (len(fullest) - 1) * shared
     return found
 
 
 @lru_cache(maxsize=256)
-def _stages_of_ranks(ranks: int, tp: int, pp: int, dp: int, order: str) -> "np.ndarray":
-    assert order in ORDERS
-    sizes, stride = {"tp": tp, "pp": pp, "dp": dp}, 1
-    for axis in order.split(","):
-        if axis == "pp":
-            break
-        stride *= sizes[axis]
-    found: np.ndarray = np.arange(ranks) // stride % pp
-    return found
+def _stages_of_nodes(ranks: int, per_node: int, stride: int, pp: int, by_node: bool) -> List[Tuple[int, ...]]:
+    """The stages of a node's ranks, for every node that differs from those before it.
+
+    Args:
+        per_node: ranks; divides ``ranks``: the config says so.
+        stride: ranks of a stage that follow one another.
+    """
+    nodes, period = ranks // per_node, stride * pp
+    first, step = (1, nodes) if by_node else (per_node, 1)  # from node to node, and from rank to rank on a node
+    different = min(nodes, period // math.gcd(first, period))
+    return list(
+        dict.fromkeys(
+            tuple((node * first + place * step) // stride % pp for place in range(per_node))
+            for node in range(different)
+        )
+    )

@@ -75,6 +75,10 @@ def test_training_stays_behind_the_compute_node_wall() -> None:
     _python(COMPUTE_NODE, "import fugaku_gpt.cli.train, fugaku_gpt.training.run")
 
 
+def test_no_library_has_begun_threads_when_a_rank_forks_from_its_keeper() -> None:
+    _python([*COMPUTE_NODE, "torch", "mpi4py", "numpy"], "import fugaku_gpt.cli.train")
+
+
 def test_the_package_itself_imports_nothing() -> None:
     loaded = _python([], "import sys, fugaku_gpt; print([n for n in sys.modules if n.startswith('fugaku_gpt.')])")
     assert loaded.strip() == "[]"

@@ -61,6 +61,7 @@ def layouts(draw: st.DrawFn) -> RunConfig:
     overrides += [f"training.dtype={draw(st.sampled_from(['float32', 'float64', 'bfloat16']))}"]
     overrides += [f"training.recompute={draw(st.sampled_from(['none', 'selective', 'full']))}"]
     overrides += [f"job.nodes={draw(st.sampled_from([n for n in range(1, 37) if dp * tp * pp % n == 0]))}"]
+    overrides += [f"job.rank_map={draw(st.sampled_from(['', 'bychip', 'bynode', 'bynode:XYZ']))}"]
     return load_run_config(overrides=overrides)
 
 
@@ -74,6 +75,8 @@ def test_categories_add_up_and_nodes_are_their_ranks(config: RunConfig) -> None:
     assert all(size >= 0 for one in found.stages for size in one.values())
     ranks = [coordinates_of(rank, config.layout, config.layout.order).pp for rank in range(config.layout.ranks)]
     nodes = [ranks[first : first + config.ranks_per_node] for first in range(0, len(ranks), config.ranks_per_node)]
+    if config.job.rank_map.startswith("bynode"):
+        nodes = [ranks[first :: config.job.nodes] for first in range(config.job.nodes)]
     assert found.bytes_of_node == max(found.bytes_of_ranks(node) for node in nodes)
 
 
