@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Machine, its file, or local: this one. Default: that of job.scheduler, a64fx with pjm.",
 )
-@click.option("--node-memory", metavar="SIZE", help="What ranks of a node may use, such as 28Gi, in place of that.")
-@click.option(
-    "--torch", "build", default="", metavar="1.10", help="PyTorch build; default: the one here, or that was probed."
-)
+@click.option("--node-memory", metavar="SIZE", help="What ranks of a node may use, such as 23Gi, in place of that.")
+@click.option("--torch", "build", default="", metavar="1.10", help="PyTorch build; default: that of the machine.")
 @format_option
 def memory(
     run_file: Optional[Path],

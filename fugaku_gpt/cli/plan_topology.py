@@ -145,7 +145,7 @@ def topology(
     if not len(found.order):
         click.echo("\n".join([*notes, "no layout fits: other nodes or global batch, or fewer constraints"]), err=True)
         return EXIT_RUN_FAILED
-    best, dropped = best_of(wanted, found, top, variants, _our_memory(wanted, name) if fit != "rows" else None)
+    best, dropped = best_of(wanted, found, top, variants, _our_memory(wanted) if fit != "rows" else None)
     if dropped:
         notes.append(f"{dropped} faster layouts do not fit this trainer (mem_ours): left out")
     if not best:
@@ -264,13 +264,13 @@ def _holds(rule: "Expression", known: "Mapping[str, Value]") -> bool:
     return rule.holds(lambda name: known[_NAMES[name]])
 
 
-def _our_memory(wanted: "Wanted", name: str) -> "Optional[Callable[[RunConfig], Tuple[int, bool]]]":
+def _our_memory(wanted: "Wanted") -> "Optional[Callable[[RunConfig], Tuple[int, bool]]]":
     """What this trainer needs on the fullest node of a run [bytes], and whether that fits; it has no GPU code."""
-    from fugaku_gpt.planner.places import place_of_machine
+    from fugaku_gpt.planner.places import place_of
 
     if wanted.machine.memory_of != "node":
         return None
-    place = place_of_machine(name)
+    place = place_of(wanted.machine, wanted.hardware)
 
     def judge(config: "RunConfig") -> Tuple[int, bool]:
         needed, limit = place.memory(config).bytes_of_node, place.limit(config)

@@ -30,6 +30,7 @@ COLUMNS = (
 SHAPE = ("nodes", "ranks_per_node", "dp", "tp", "pp", "global_batch")  # layouts that are equal in these are variants
 FLAGS = ("recompute", "sequence_parallel")
 _BLOCK = 100_000  # layouts costed at once
+_MOST = 10_000_000  # layouts: a gigabyte of columns
 
 
 @dataclass(frozen=True)
@@ -89,26 +90,24 @@ def candidates(wanted: Wanted) -> Columns:
     """Every layout that the rules between a run's settings allow; stages and chunks hold equally many layers.
 
     ``recompute`` is none or full: what ``selective`` does is not in the cost model.
+
+    Raises:
+        UsageError: they are too many to hold.
     """
     model, training = wanted.config.model, wanted.config.training
     low, high = wanted.nodes
-    divisors = sorted({one for batch in wanted.batches for one in divisors_of(batch)})
     columns: Columns = {"global_batch": np.array(wanted.batches, dtype=np.int64)}
-    columns = _crossed(columns, "dp", [one for one in divisors if one <= high * max(wanted.ranks_per_node)])
-    columns = _kept(columns, columns["global_batch"] % columns["dp"] == 0)
+    columns = _with_divisors(columns, "dp", columns["global_batch"])
+    columns = _kept(columns, columns["dp"] <= high * max(wanted.ranks_per_node))
     columns = _crossed(columns, "tp", _tensor_ranks(model))
     columns = _crossed(columns, "pp", divisors_of(model.layers))
     columns = _crossed(columns, "ranks_per_node", wanted.ranks_per_node)
     ranks = columns["dp"] * columns["tp"] * columns["pp"]
     nodes = columns["nodes"] = ranks // columns["ranks_per_node"]
     columns = _kept(columns, (ranks % columns["ranks_per_node"] == 0) & (nodes >= low) & (nodes <= high))
-    columns = _crossed(columns, "micro_batch", divisors)
-    share = columns["dp"] * columns["micro_batch"]
-    columns = _kept(columns, (columns["global_batch"] % share == 0) & _ramps(training, share))
-    columns = _crossed(columns, "chunks", divisors_of(model.layers))
-    many = columns["chunks"] > 1
-    whole = model.layers % (columns["pp"] * columns["chunks"]) == 0
-    columns = _kept(columns, ~many | ((columns["pp"] > 1) & whole))
+    columns = _with_divisors(columns, "micro_batch", columns["global_batch"] // columns["dp"])
+    columns = _kept(columns, _ramps(training, columns["dp"] * columns["micro_batch"]))
+    columns = _with_divisors(columns, "chunks", np.where(columns["pp"] > 1, model.layers // columns["pp"], 1))
     columns = _crossed(columns, "recompute", (0, 1))
     columns = _crossed(columns, "zero", (0, 1))
     columns = _kept(columns, (columns["zero"] == 0) | (columns["dp"] > 1))
@@ -242,9 +241,29 @@ def _ramps(training: TrainingConfig, share: "np.ndarray") -> "np.ndarray":
 def _crossed(columns: Columns, name: str, values: Sequence[int]) -> Columns:
     """Every entry with every value; the new one changes fastest."""
     count = len(next(iter(columns.values())))
-    crossed = {key: np.repeat(column, len(values)) for key, column in columns.items()}
+    crossed = _repeated(columns, np.full(count, len(values)))
     crossed[name] = np.tile(np.array(values, dtype=np.int64), count)
     return crossed
+
+
+def _with_divisors(columns: Columns, name: str, of: "np.ndarray") -> Columns:
+    """Every entry with every divisor of its own number of ``of`` [N]."""
+    numbers, which = np.unique(of, return_inverse=True)
+    divisors = [divisors_of(int(number)) for number in numbers]
+    counts = np.array([len(one) for one in divisors], dtype=np.int64)
+    first = np.cumsum(counts) - counts  # of each number, in all divisors one after the other
+    counts, first = counts[which], first[which]
+    crossed = _repeated(columns, counts)
+    place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    flat = np.array([one for of_one in divisors for one in of_one], dtype=np.int64)
+    crossed[name] = flat[np.repeat(first, counts) + place]
+    return crossed
+
+
+def _repeated(columns: Columns, counts: "np.ndarray") -> Columns:
+    if counts.sum() > _MOST:
+        raise UsageError(f"more than {_MOST} layouts: give fewer global batches, nodes or ranks per node")
+    return {key: np.repeat(column, counts) for key, column in columns.items()}
 
 
 def _kept(columns: Columns, chosen: "np.ndarray") -> Columns:

@@ -68,6 +68,11 @@ def test_a_growing_batch_leaves_only_replicas_that_divide_it() -> None:
     assert set((grown["dp"] * grown["micro_batch"]).tolist()) == {1, 2}
 
 
+def test_more_layouts_than_can_be_held_are_refused() -> None:
+    with pytest.raises(UsageError, match="more than 10000000 layouts: give fewer global batches"):
+        candidates(wanted((1, 13824), tuple(range(1, 4097))))
+
+
 def test_a_search_says_what_predictions_of_rows_say() -> None:
     of = wanted((1, 4))
     found = search(of)
