@@ -122,13 +122,11 @@ def _join(config: RunConfig, out: Path, place: Optional[Tuple[int, int]], resume
     threads = config.node.threads_per_rank or max(1, len(usable_cores()) // config.ranks_per_node)
     os.environ.update(thread_variables(threads))  # read when the libraries are loaded, just below
     announce = keep_rank(place[0]) if place is not None else None  # before torch and MPI begin their threads
-    import torch
-
     from fugaku_gpt.planner.fits import refuse_too_large, this_machine
     from fugaku_gpt.training.run import train as train_on_this_rank
 
     try:
-        here = this_machine(torch.__version__)
+        here = this_machine()
         code = train_on_this_rank(
             config,
             out,

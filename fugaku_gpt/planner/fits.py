@@ -7,6 +7,7 @@ the memory guard would end the run.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import List, Optional, Sequence, Tuple
 
@@ -110,7 +111,9 @@ def _ranks(count: int) -> str:
 
 
 def _installed_torch() -> str:
-    from importlib import metadata  # dozens of modules, and none of ten thousand ranks needs them
+    if "torch" in sys.modules:  # a rank: what reads metadata is dozens of modules more
+        return str(sys.modules["torch"].__version__)
+    from importlib import metadata
 
     try:
         return metadata.version("torch")
