@@ -130,11 +130,7 @@ def fit(
         raise UsageError("give one of --rows and --runs")
     if rows_file is None:
         return _fit_runs(machine, runs, out, constants, form)
-    mine = [
-        (row, measured)
-        for row, measured in usable_rows(read_table(rows_file))
-        if any(row.hardware.startswith(start) for start in machine.hardware)
-    ]
+    mine = [one for one in usable_rows(read_table(rows_file)) if machine.covers(one[0].hardware)]
     if not any(measured.seconds and measured.status == "ok" for _, measured in mine):
         known = ", ".join(machine.hardware)
         raise UsageError(f"{rows_file}: no row with sec_per_it and status ok whose hardware begins with {known}")
@@ -174,7 +170,7 @@ def _fit_runs(machine: "Machine", folders: Sequence[Path], out: Optional[Path], 
 
 def _constant_lines(machine: "Machine") -> List[Dict[str, Any]]:
     """Constants with their 80 % intervals; ``told_by_rows`` is how much of the prior's width the rows took away."""
-    from fugaku_gpt.planner.predict import Guess
+    from fugaku_gpt.planner.intervals import Guess
 
     lines = []
     for model, fitted in (("time", machine.time), ("memory", machine.memory)):

@@ -222,7 +222,7 @@ def _wanted(
     from fugaku_gpt.planner.topology import Wanted
 
     hardware = hardware or next(iter(machine.hardware))
-    if not any(hardware.startswith(start) for start in machine.hardware):
+    if not machine.covers(hardware):
         raise UsageError(f"--hardware {hardware}: machine {machine.name} has {', '.join(machine.hardware)}")
     devices = int(machine.facts["devices_per_node"])
     usual = (devices,) if devices > 1 else _RANKS_PER_NODE

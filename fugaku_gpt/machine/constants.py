@@ -11,7 +11,7 @@ its time model goes by (``planner/local_seconds.py``); its constants are factors
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
@@ -102,6 +102,10 @@ class Machine:
     memory: Fitted
     probed: Optional[Probed] = None
 
+    def covers(self, hardware: str) -> bool:
+        """Whether a row's ``hardware`` is a kind of this machine."""
+        return any(hardware.startswith(prefix) for prefix in self.hardware)
+
     def capacity(self, hardware: str) -> float:
         """Memory of a device or node of this hardware, in ``memory_unit``."""
         return next(size for prefix, size in self.hardware.items() if hardware.startswith(prefix))
@@ -159,15 +163,6 @@ def load_machine(name: str) -> Machine:
         raise UsageError(f"{path}: not a machine file: {type(error).__name__}: {error}") from None
 
 
-def machine_of(hardware: str) -> Optional[Machine]:
-    """The machine that a row's ``hardware`` names; None where no file is for it."""
-    for name in machine_names():
-        machine = load_machine(name)
-        if any(hardware.startswith(prefix) for prefix in machine.hardware):
-            return machine
-    return None
-
-
 def _fitted(data: Mapping[str, Any]) -> Fitted:
     constants = []
     for name, entry in data["constants"].items():
@@ -187,14 +182,6 @@ def _fitted(data: Mapping[str, Any]) -> Fitted:
     if fitted.covariance and [len(line) for line in fitted.covariance] != [len(fitted.free)] * len(fitted.free):
         raise ValueError(f"covariance must have {len(fitted.free)} lines of as many numbers")
     return fitted
-
-
-def with_prior_values(fitted: Fitted) -> Fitted:
-    """The same model as if nothing had been measured."""
-    constants = tuple(
-        replace(constant, value=constant.prior, width=constant.prior_width) for constant in fitted.constants
-    )
-    return Fitted(constants, fitted.spread)
 
 
 def machine_text(machine: Machine) -> str:

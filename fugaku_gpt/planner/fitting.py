@@ -13,12 +13,12 @@ import numpy as np
 
 from fugaku_gpt.machine.constants import UNIT_BYTES, Fitted, Machine
 from fugaku_gpt.planner.footprint import footprint, unit_of
+from fugaku_gpt.planner.intervals import NORMAL_80
 from fugaku_gpt.planner.robust import Fit, fit
 from fugaku_gpt.planner.rows import Measured, Row, table_of
 from fugaku_gpt.planner.seconds import seconds
 from fugaku_gpt.planner.work import Work, work_of
 
-NORMAL_80 = 1.2816  # half of an 80 % interval of a normal distribution, in standard deviations
 GROUPS: Dict[str, Callable[[Row], object]] = {
     "configuration": lambda row: row.run,
     "table": lambda row: table_of(row.id),

@@ -13,7 +13,7 @@ from fugaku_gpt.config.load import load_run_config
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.machine.constants import LOCAL, Fitted, Machine
 from fugaku_gpt.machine.probed import Probed
-from fugaku_gpt.planner.fitting import NORMAL_80
+from fugaku_gpt.planner.intervals import NORMAL_80
 from fugaku_gpt.planner.local_seconds import RunCost, measured_flops, prior_constants, probe_spread
 from fugaku_gpt.planner.robust import Fit, fit
 from fugaku_gpt.records.run import OK, RunDirectory

@@ -9,9 +9,8 @@ of this, near 1, are fitted to steps of the trainer itself (``local_fitting.py``
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from typing import Dict, List, Mapping, Tuple
+from typing import Dict, Mapping, Tuple
 
 import numpy as np
 
@@ -22,9 +21,9 @@ from fugaku_gpt.layout.schedule_times import Timing, simulate
 from fugaku_gpt.layout.schedules import schedule
 from fugaku_gpt.machine.constants import Constant, Fitted, Machine
 from fugaku_gpt.machine.probed import Probed
+from fugaku_gpt.planner.intervals import WHOLE, Guess, widths
 from fugaku_gpt.planner.local_rates import Rates
 from fugaku_gpt.planner.local_work import StageWork, Tally, chunk_works, message_bytes, stage_work
-from fugaku_gpt.planner.predict import Guess
 
 PARTS = (
     "compute",
@@ -37,7 +36,6 @@ PARTS = (
     "optimiser",
     "fixed",
 )
-_NOTHING = 1e-9  # seconds: what is left of differences
 _WORLD_BYTES = 48  # of the one sum over all ranks
 # name: (prior, its width in logarithms, meaning)
 CONSTANTS: Mapping[str, Tuple[float, float, str]] = {
@@ -205,11 +203,10 @@ def predict_run(config: RunConfig, machine: Machine) -> LocalPrediction:
     cost = RunCost(config, machine.probed)
     fitted = machine.time
     parts = cost.parts(fitted.values)
-    whole = sum(parts.values())
-    widths = _widths(cost, fitted, parts)
+    reach = widths(lambda constants: {name: np.array(part) for name, part in cost.parts(constants).items()}, fitted)
     return LocalPrediction(
-        seconds=Guess.around(whole, widths["whole"]),
-        parts={name: Guess.around(value, widths[name]) for name, value in parts.items()},
+        seconds=Guess.around(sum(parts.values()), float(reach[WHOLE])),
+        parts={name: Guess.around(value, float(reach[name])) for name, value in parts.items()},
         extrapolated=cost.extrapolated,
     )
 
@@ -218,26 +215,6 @@ def probe_spread(probed: Probed) -> float:
     """Spread of one figure of the probe: the median of those of its products and steps."""
     found = sorted([one.spread for one in probed.products] + [one.spread for one in probed.steps])
     return found[len(found) // 2] if found else 0.0
-
-
-def _widths(cost: RunCost, fitted: Fitted, parts: Mapping[str, float]) -> Dict[str, float]:
-    """Standard deviations of the logarithms of each part and of the whole: what the constants leave open, and what
-    steps that were left out of the fit have differed by."""
-    step, free = 1e-4, fitted.free
-    covariance = np.array(fitted.covariance) if fitted.covariance else np.diag([one.width**2 for one in free])
-    slopes: Dict[str, List[float]] = {name: [] for name in (*PARTS, "whole")}
-    for constant in free:
-        moved = cost.parts({**fitted.values, constant.name: constant.value * math.exp(step)})
-        for name in PARTS:
-            slopes[name].append((moved[name] - parts[name]) / step)
-        slopes["whole"].append(sum(slopes[name][-1] for name in PARTS))
-    values = {**parts, "whole": sum(parts.values())}
-    found = {}
-    for name, value in values.items():
-        slope = np.array(slopes[name])
-        deviation = math.sqrt(max(0.0, float(slope @ covariance @ slope)))
-        found[name] = math.hypot(deviation / value if value > _NOTHING else 0.0, fitted.interval_spread)
-    return found
 
 
 def measured_flops(probed: Probed) -> float:

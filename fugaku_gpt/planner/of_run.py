@@ -9,8 +9,9 @@ from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.machine.constants import Machine
+from fugaku_gpt.planner.intervals import Guess
 from fugaku_gpt.planner.local_seconds import predict_run
-from fugaku_gpt.planner.predict import Guess, Prediction, predict_rows
+from fugaku_gpt.planner.predict import Prediction, predict_rows
 from fugaku_gpt.planner.rows import Row, why_invalid
 
 _SHORT_TYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -37,7 +38,7 @@ def row_of_run(config: RunConfig, machine: Machine, hardware: Optional[str] = No
     """
     node, layout, training = config.node, config.layout, config.training
     hardware = hardware or next(iter(machine.hardware))
-    if not any(hardware.startswith(start) for start in machine.hardware):
+    if not machine.covers(hardware):
         raise UsageError(f"--hardware {hardware}: machine {machine.name} has {', '.join(machine.hardware)}")
     row = Row(
         id="run",

@@ -9,26 +9,12 @@ import numpy as np
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine.constants import UNIT_BYTES, Machine, load_machine, machine_names
-from fugaku_gpt.planner.fitting import NORMAL_80, unseen_inputs
+from fugaku_gpt.planner.fitting import unseen_inputs
 from fugaku_gpt.planner.footprint import footprint, unit_of
+from fugaku_gpt.planner.intervals import WHOLE, Guess, widths
 from fugaku_gpt.planner.rows import Refused, Row, in_no_table, parse_row
 from fugaku_gpt.planner.seconds import PARTS, seconds_by_part
-from fugaku_gpt.planner.work import Work, work_of
-
-
-@dataclass(frozen=True)
-class Guess:
-    """A figure with its 80 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def around(cls, value: float, width: float) -> "Guess":
-        """Of a value and the standard deviation of its logarithm."""
-        reach = float(np.exp(NORMAL_80 * width))
-        return cls(value, value / reach, value * reach)
+from fugaku_gpt.planner.work import work_of
 
 
 @dataclass(frozen=True)
@@ -65,9 +51,7 @@ def predict_table(table: Sequence[Mapping[str, str]]) -> "List[Prediction | Refu
         if isinstance(row, Refused):
             found[place] = row
             continue
-        name = next(
-            (one.name for one in machines if any(row.hardware.startswith(start) for start in one.hardware)), None
-        )
+        name = next((one.name for one in machines if one.covers(row.hardware)), None)
         if name is None:
             known = ", ".join(start for one in machines for start in one.hardware)
             found[place] = Refused(
@@ -96,9 +80,12 @@ def predict_rows(machine: Machine, rows: Sequence[Row]) -> List[Prediction]:
         work, machine.memory.values, machine.facts, machine.memory_unit, machine.memory_of == "node"
     )
     work = replace(work, fullness=peak / np.array([machine.capacity(row.hardware) for row in rows]))
-    parts = seconds_by_part(work, machine.time.values, machine.facts)
+
+    def parts_of(constants: Mapping[str, float]) -> "Dict[str, np.ndarray]":
+        return seconds_by_part(work, constants, machine.facts)
+
+    parts, reach = parts_of(machine.time.values), widths(parts_of, machine.time)
     total = np.sum([parts[name] for name in PARTS], axis=0)
-    widths = _widths(machine, work, parts)
     found = []
     for place, row in enumerate(rows):
         unseen = dict.fromkeys([*unseen_inputs(row, machine.time.seen), *unseen_inputs(row, machine.memory.seen)])
@@ -109,8 +96,8 @@ def predict_rows(machine: Machine, rows: Sequence[Row]) -> List[Prediction]:
         found.append(
             Prediction(
                 row=row,
-                seconds=Guess.around(whole, float(widths["total"][place])),
-                parts={name: Guess.around(float(parts[name][place]), float(widths[name][place])) for name in PARTS},
+                seconds=Guess.around(whole, float(reach[WHOLE][place])),
+                parts={name: Guess.around(float(parts[name][place]), float(reach[name][place])) for name in PARTS},
                 memory=float(reading[place]) * scale,
                 peak=float(peak[place]) * scale,
                 memory_unit=unit,
@@ -118,29 +105,4 @@ def predict_rows(machine: Machine, rows: Sequence[Row]) -> List[Prediction]:
                 extrapolated=tuple(unseen),
             )
         )
-    return found
-
-
-def _widths(machine: Machine, work: Work, parts: Mapping[str, "np.ndarray"]) -> Dict[str, "np.ndarray"]:
-    """Standard deviations [N] of the logarithm of each part and of the total: what the constants leave open, and what
-    rows of one configuration differ by."""
-    free, step = machine.time.free, 1e-4
-    covariance = (
-        np.array(machine.time.covariance) if machine.time.covariance else np.diag([one.width**2 for one in free])
-    )
-    slopes: Dict[str, List["np.ndarray"]] = {name: [] for name in (*PARTS, "total")}
-    for constant in free:
-        moved = seconds_by_part(
-            work, {**machine.time.values, constant.name: constant.value * np.exp(step)}, machine.facts
-        )
-        for name in PARTS:
-            slopes[name].append((moved[name] - parts[name]) / step)
-        slopes["total"].append(np.sum([slopes[name][-1] for name in PARTS], axis=0))
-    whole = {**parts, "total": np.sum([parts[name] for name in PARTS], axis=0)}
-    found = {}
-    for name, lines in slopes.items():
-        slope = np.array(lines).T
-        deviation = np.sqrt(np.maximum(0.0, np.einsum("ij,jk,ik->i", slope, covariance, slope)))
-        share = deviation / np.where(whole[name] > 0, whole[name], 1.0)
-        found[name] = np.hypot(share, machine.time.interval_spread)
     return found

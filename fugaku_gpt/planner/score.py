@@ -8,7 +8,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from fugaku_gpt.planner.fitting import GROUPS, NORMAL_80, LeftOut, Refit
+from fugaku_gpt.planner.fitting import GROUPS, LeftOut, Refit
+from fugaku_gpt.planner.intervals import NORMAL_80
 from fugaku_gpt.planner.rows import Row, table_of
 
 FIGURES = (

@@ -1,0 +1,61 @@
+"""80 % intervals of predicted figures: what a model's constants leave open, and what left-out rows have missed by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Dict, List, Mapping
+
+import numpy as np
+
+from fugaku_gpt.machine.constants import Fitted
+
+NORMAL_80 = 1.2816  # half of an 80 % interval of a normal distribution, in standard deviations
+WHOLE = "whole"
+_STEP = 1e-4  # of the logarithm of a constant, for the derivative
+_NOTHING = 1e-9  # seconds: what is left of differences
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A figure with its 80 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def around(cls, value: float, width: float) -> "Guess":
+        """Of a value and the standard deviation of its logarithm."""
+        reach = float(np.exp(NORMAL_80 * width))
+        return cls(value, value / reach, value * reach)
+
+
+def widths(
+    parts_of: "Callable[[Mapping[str, float]], Mapping[str, np.ndarray]]", fitted: Fitted
+) -> "Dict[str, np.ndarray]":
+    """Standard deviations [N] of the logarithm of each part, and of their sum as :data:`WHOLE`.
+
+    Args:
+        parts_of: seconds [N] of each part with these values of the model's constants.
+    """
+
+    def with_whole(values: Mapping[str, float]) -> "Dict[str, np.ndarray]":
+        parts = {name: np.asarray(part, dtype=float) for name, part in parts_of(values).items()}
+        return {**parts, WHOLE: np.sum(list(parts.values()), axis=0)}
+
+    free = fitted.free
+    covariance = np.array(fitted.covariance) if fitted.covariance else np.diag([one.width**2 for one in free])
+    here = with_whole(fitted.values)
+    slopes: "Dict[str, List[np.ndarray]]" = {name: [] for name in here}
+    for constant in free:
+        moved = with_whole({**fitted.values, constant.name: constant.value * np.exp(_STEP)})
+        for name, lines in slopes.items():
+            lines.append((moved[name] - here[name]) / _STEP)
+    found = {}
+    for name, lines in slopes.items():
+        slope = np.array(lines)
+        deviation = np.sqrt(np.maximum(0.0, np.sum(slope * np.tensordot(covariance, slope, axes=1), axis=0)))
+        something = here[name] > _NOTHING
+        share = np.where(something, deviation / np.where(something, here[name], 1.0), 0.0)
+        found[name] = np.hypot(share, fitted.interval_spread)
+    return found
