@@ -121,7 +121,8 @@ class RunCost:
         ends = [self._end(stage_work(config, stage)) for stage in range(layout.pp)]
         self._replicas = max(one[0] for one in ends)
         self._tied = max(one[1] for one in ends)
-        self._optimiser = max(one[2] for one in ends)
+        self._whole = max(one[2] for one in ends)
+        self._optimiser = max(one[3] for one in ends)
         self._world = rates.message(ALL_REDUCE, layout.ranks, _WORLD_BYTES)
         self.extrapolated = rates.extrapolated
 
@@ -145,7 +146,7 @@ class RunCost:
             "compute": c["products"] * slowest.products,
             "memory_bound": c["passes"] * slowest.passes,
             "overhead": c["overhead"] * slowest.overhead,
-            "tensor_parallel": c["tensor_sums"] * slowest.sums,
+            "tensor_parallel": c["tensor_sums"] * (slowest.sums + self._whole),
             "pipeline": makespan - busy + self._tied,
             "shared_cores": shared,
             "data_parallel": c["exposed"] * self._replicas,
@@ -182,14 +183,15 @@ class RunCost:
             ),
         )
 
-    def _end(self, work: StageWork) -> Tuple[float, float, float]:
-        """Seconds of sums over replicas, of other sums, and of the optimiser."""
+    def _end(self, work: StageWork) -> Tuple[float, float, float, float]:
+        """Seconds of sums over replicas, of the token embedding's, of those over tensor-parallel ranks, and of the
+        optimiser."""
         rates, layout = self._rates, self._layout
         replicas = sum(rates.message(operation, layout.dp, size) for operation, size in work.replicas)
-        other = rates.message(ALL_REDUCE, 2, work.tied) if layout.pp > 1 else 0.0
-        other += rates.message(ALL_REDUCE, layout.tp, work.whole)
+        tied = rates.message(ALL_REDUCE, 2, work.tied) if layout.pp > 1 else 0.0
+        whole = rates.message(ALL_REDUCE, layout.tp, work.whole)
         passes = sum(count * rates.over(self._dtype, *key) for key, count in work.passes.passes.items())
-        return replicas, other, passes
+        return replicas, tied, whole, passes
 
 
 def predict_run(config: RunConfig, machine: Machine) -> LocalPrediction:

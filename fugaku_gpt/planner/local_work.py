@@ -79,7 +79,7 @@ class StageWork:
     Attributes:
         replicas: (operation, bytes) of each sum over replicas, and of the gatherings of parameters.
         tied: bytes of the token embedding's sum with the other end of the pipeline; 0 where there is none.
-        whole: bytes of what tensor-parallel ranks sum under sequence parallelism; 0 without.
+        whole: bytes of the gradients that tensor-parallel ranks sum under sequence parallelism; 0 without.
     """
 
     replicas: Tuple[Tuple[str, int], ...]
@@ -228,11 +228,14 @@ def _attention_forward(config: RunConfig, tally: Tally) -> None:
     model = config.model
     d = model.head_size
     mine = config.training.micro_batch * model.seq_len * model.hidden // config.layout.tp
+    # query, key and value to their heads, the query scaled, rows of blocks, the result back
+    tally.over("copy", mine, 6)
     if model.attention_dropout:
         tally.over("flags", _flags(config))
-    tally.over("copy", mine, 5)  # query, key, value to their heads, rows of blocks, the result back
+        tally.over("copy", mine)  # the result scaled
     for batch, queries, keys in _products(config):
         tally.product(SCORES, queries, d, keys, batch)
+        tally.over("add", batch * queries * queries)  # what hides the future
         tally.over("softmax", batch * queries * keys)
         if model.attention_dropout:
             tally.over("copy", batch * queries * keys, 2)
@@ -243,9 +246,13 @@ def _attention_backward(config: RunConfig, tally: Tally) -> None:
     model = config.model
     d = model.head_size
     mine = config.training.micro_batch * model.seq_len * model.hidden // config.layout.tp
-    tally.over("copy", mine, 9)  # the same, the result's gradient, three gradients back
+    # as above but for the result, whose gradient comes; the query's scaled, and three back
+    tally.over("copy", mine, 10)
+    if model.attention_dropout:
+        tally.over("copy", mine)
     for batch, queries, keys in _products(config):
         tally.product(SCORES, queries, d, keys, batch, 2)  # probabilities again, and their gradient
+        tally.over("add", batch * queries * queries)
         tally.product(KEYS, keys, queries, d, batch, 2)
         tally.product(VALUES, queries, keys, d, batch)
         tally.over("softmax", batch * queries * keys)

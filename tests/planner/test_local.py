@@ -20,6 +20,7 @@ from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE
 from fugaku_gpt.layout.sequence import Collective, plan_of, program
 from fugaku_gpt.machine.constants import load_machine, machine_text
 from fugaku_gpt.machine.probed import Step
+from fugaku_gpt.model.causal_attention import causal_attention
 from fugaku_gpt.planner.local_fitting import MeasuredRun, fit_local, local_machine
 from fugaku_gpt.planner.local_rates import Rates
 from fugaku_gpt.planner.local_seconds import PARTS, RunCost, predict_run, prior_constants
@@ -105,6 +106,12 @@ def test_sums_and_messages_by_their_bytes() -> None:
     # of each layer two sums forward and two back; the embedding's, the loss's gradient and its three numbers a token
     assert tensor == pytest.approx(8 * (18 * hidden + losses) * MESSAGE_SECONDS, rel=1e-6)
     assert message_bytes(run("layout.pp=2")) == hidden
+
+
+def test_without_stages_no_sum_counts_as_the_pipeline_s() -> None:
+    config = run("layout.tp=2", "layout.sequence_parallel=true")
+    assert stage_work(config, 0).whole > 0
+    assert RunCost(config, even_machine()).parts(ONES)["pipeline"] == pytest.approx(0)
 
 
 def test_the_bubble_is_that_of_the_schedule() -> None:
@@ -236,6 +243,29 @@ def test_products_counted_are_those_that_a_step_makes(settings: List[str]) -> No
     for (_, *shape), count in whole(config).products.items():
         counted[tuple(shape)] += 2 * count
     assert made == counted
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_copies_counted_of_attention_are_those_that_it_makes(dropout: float) -> None:
+    dispatch = pytest.importorskip("torch.utils._python_dispatch", reason="older builds do not show their operations")
+    elements = 0
+
+    class Watch(dispatch.TorchDispatchMode):  # type: ignore[misc,name-defined]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal elements
+            if func.overloadpacket.__name__ in ("copy_", "mul_"):
+                elements += args[0].numel()
+            return func(*args, **(kwargs or {}))
+
+    config = run(f"model.attention_dropout={dropout}", "model.layers=1", "training.global_batch=2")
+    b, s, heads, d = 2, 64, 4, 32
+    flags = torch.ones(b, heads, s, s, dtype=torch.bool)
+    qkv = torch.randn(1, b, s, 3, heads, d, requires_grad=True)
+    with Watch():
+        causal_attention(qkv, (lambda: flags) if dropout else None, dropout).sum().backward()
+    embedding = b * s * heads * d
+    counted = sum(n * size for (name, size), n in whole(config).passes.items() if name == "copy")
+    assert elements == counted - embedding
 
 
 @pytest.mark.parametrize(
