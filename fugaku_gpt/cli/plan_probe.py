@@ -59,7 +59,7 @@ def probe(
     probed: "Optional[Probed]" = None
     for count in counts:
         share = seconds * shares[count] / sum(shares.values())
-        found = _measure(launcher, count, of_count[count], share, dtypes or DTYPES)
+        found = _measure(launcher, count, of_count[count], share, tuple(dict.fromkeys(dtypes)) or DTYPES)
         probed = found if probed is None else probed.and_also(found)
     assert probed is not None
     machine, left_out = local_machine(probed, local.memory_limit())

@@ -23,7 +23,7 @@ import torch
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, ProcessGrid, mpi_facts, open_world
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.errors import EXIT_OK, FugakuGptError
+from fugaku_gpt.errors import EXIT_OK, FugakuGptError, UsageError
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND
 from fugaku_gpt.machine import local
 from fugaku_gpt.machine.probed import NARROW_ALL_REDUCE, PRODUCTS, Message, Pass, Probed, Product, Step, probed_data
@@ -295,6 +295,7 @@ def small_runs(ranks: int, threads: int, dtypes: Sequence[str]) -> List[Tuple[st
         micro, batch = _BATCHES[model]
         batch = batch if batch % (micro * replicas) == 0 else micro * replicas
         sizes = [f"layout.dp={replicas}", f"training.micro_batch={micro}", f"training.global_batch={batch}"]
+        sizes += [f"training.dtype={dtypes[0]}"]
         found.append(
             (f"{size} {layout} {ranks}", [*model, *settings, *sizes, f"node.threads_per_rank={threads}", *more])
         )
@@ -331,6 +332,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
     dtypes = [name for name in options.dtypes if compat.can_train(getattr(torch, name))]
     try:
+        if not dtypes:
+            raise UsageError(f"--dtype {' '.join(options.dtypes)}: this build of PyTorch cannot train in it")
         probed = Probe(world, options.threads, options.seconds, say).run(dtypes)
     except FugakuGptError as error:
         print(f"fugaku-gpt: rank {world.rank}: {error}", file=sys.stderr, flush=True)
