@@ -148,6 +148,8 @@ def load_machine(name: str) -> Machine:
     try:
         if data["format"] != _FORMAT:
             raise UsageError(f"{path}: format {data['format']}: this version reads {_FORMAT}")
+        if data["memory_unit"] not in UNIT_BYTES or data["memory_of"] not in ("node", "rank"):
+            raise ValueError(f"memory_unit must be one of {', '.join(UNIT_BYTES)}, memory_of node or rank")
         return Machine(
             name=str(data["name"]),
             title=str(data["title"]),

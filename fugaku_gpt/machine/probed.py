@@ -172,7 +172,7 @@ def probed_of(data: Mapping[str, Any]) -> Probed:
     """
     if data["version"] != VERSION:
         raise ValueError(f"probed.version {data['version']}: this version reads {VERSION}")
-    return Probed(
+    probed = Probed(
         cores=int(data["cores"]),
         threads={int(ranks): int(threads) for ranks, threads in data["threads"].items()},
         facts={str(key): str(value) for key, value in data["facts"].items()},
@@ -182,6 +182,11 @@ def probed_of(data: Mapping[str, Any]) -> Probed:
         messages=_rows(Message, data["messages"]),
         steps=_rows(Step, data["steps"]),
     )
+    unknown = {one.ranks for table in (probed.products, probed.passes, probed.messages) for one in table}
+    unknown -= set(probed.threads)
+    if unknown or min([probed.cores, *probed.threads.values()]) < 1:
+        raise ValueError("probed.cores and probed.threads must be above 0, and threads there for all numbers of ranks")
+    return probed
 
 
 def _rows(kind: "Type[_Row]", table: Mapping[str, Any]) -> Tuple[_Row, ...]:

@@ -11,13 +11,14 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, 
 
 import numpy as np
 
+from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine.constants import UNIT_BYTES, Fitted, Machine
-from fugaku_gpt.planner.footprint import footprint, unit_of
+from fugaku_gpt.planner.footprint import MEMORY_CONSTANTS, footprint, unit_of
 from fugaku_gpt.planner.intervals import NORMAL_80
 from fugaku_gpt.planner.robust import Fit, fit
 from fugaku_gpt.planner.rows import Measured, Row, table_of
-from fugaku_gpt.planner.seconds import seconds
-from fugaku_gpt.planner.work import Work, work_of
+from fugaku_gpt.planner.seconds import TIME_CONSTANTS, seconds
+from fugaku_gpt.planner.work import FACTS, Work, work_of
 
 GROUPS: Dict[str, Callable[[Row], object]] = {
     "configuration": lambda row: row.run,
@@ -180,6 +181,24 @@ def unseen_inputs(row: Row, seen: Mapping[str, Tuple[Any, ...]]) -> List[str]:
     return found
 
 
+def check_complete(machine: Machine) -> None:
+    """Refuse a machine whose file, written by hand, lacks what the models need.
+
+    Raises:
+        UsageError: it is of ``plan probe``, or facts or constants are missing.
+    """
+    if machine.probed is not None:
+        raise UsageError(
+            f"machine {machine.name}: its file is of `plan probe` and tells of runs of our own trainer, not of rows; "
+            "`plan time RUN.yaml --machine FILE.yaml` reads it"
+        )
+    missing = [f"facts {name}" for name in FACTS if name not in machine.facts]
+    missing += [f"time {name}" for name in TIME_CONSTANTS if name not in machine.time.values]
+    missing += [f"memory {name}" for name in MEMORY_CONSTANTS if name not in machine.memory.values]
+    if missing:
+        raise UsageError(f"machine {machine.name}: its file lacks {', '.join(missing)}")
+
+
 def time_problem(machine: Machine, measurements: Sequence[Measurement]) -> _Problem:
     """Rows with measured seconds; a measurement that stands in several tables is fitted to once.
 
@@ -310,7 +329,11 @@ def refit(machine: Machine, measurements: Sequence[Measurement], groups: Sequenc
     """Both models of a machine fitted to rows, each with its error on left-out groups.
 
     Intervals are set by the rows left out by configuration, where that is among the groups.
+
+    Raises:
+        UsageError: as :func:`check_complete`.
     """
+    check_complete(machine)
     memory = memory_problem(machine, measurements)
     memory_fit = memory.fit()
     machine = replace(machine, memory=memory.fitted_by(memory_fit))

@@ -14,6 +14,17 @@ import numpy as np
 from fugaku_gpt.machine.constants import UNIT_BYTES
 from fugaku_gpt.planner.work import Work
 
+# they stand in every machine's file, others in some
+MEMORY_CONSTANTS = (
+    "weight_bytes",
+    "state_bytes",
+    "activations",
+    "scores",
+    "pipeline_copies",
+    "logit_bytes",
+    "base",
+)
+
 
 def unit_of(text: str, default: str) -> Optional[str]:
     """The unit that such a text as ``MiB (node)`` begins with; None where it is not known."""

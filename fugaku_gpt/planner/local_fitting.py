@@ -133,7 +133,7 @@ def local_machine(probed: Probed, memory_bytes: int) -> Tuple[Machine, List[Left
     machine = Machine(
         name=LOCAL,
         title=f"{probed.facts.get('processor', 'this machine')}, {probed.cores} cores, as `plan probe` found it",
-        hardware={LOCAL: memory_bytes / 2**20},
+        hardware={LOCAL: float(memory_bytes // 2**20)},
         facts={
             "peak_flops": float(f"{measured_flops(probed):.4g}"),
             "base_clock_ghz": 1.0,

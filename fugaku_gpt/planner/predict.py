@@ -7,9 +7,8 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine.constants import UNIT_BYTES, Machine, load_machine, machine_names
-from fugaku_gpt.planner.fitting import unseen_inputs
+from fugaku_gpt.planner.fitting import check_complete, unseen_inputs
 from fugaku_gpt.planner.footprint import footprint, unit_of
 from fugaku_gpt.planner.intervals import WHOLE, Guess, widths
 from fugaku_gpt.planner.rows import Refused, Row, in_no_table, parse_row
@@ -67,14 +66,14 @@ def predict_table(table: Sequence[Mapping[str, str]]) -> "List[Prediction | Refu
 
 
 def predict_rows(machine: Machine, rows: Sequence[Row]) -> List[Prediction]:
-    """A prediction for each row, all of this machine."""
+    """A prediction for each row, all of this machine.
+
+    Raises:
+        UsageError: as :func:`fugaku_gpt.planner.fitting.check_complete`.
+    """
     if not rows:
         return []
-    if machine.probed is not None:
-        raise UsageError(
-            f"machine {machine.name}: its file is of `plan probe` and tells of runs of our own trainer, not of rows; "
-            "`plan time RUN.yaml --machine FILE.yaml` reads it"
-        )
+    check_complete(machine)
     work = work_of(rows, machine.facts)
     reading, peak = footprint(
         work, machine.memory.values, machine.facts, machine.memory_unit, machine.memory_of == "node"

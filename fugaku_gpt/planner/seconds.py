@@ -5,7 +5,8 @@ for each pass, and the sums over tensor-parallel ranks. The last stage has the l
 gradient. 1F1B takes m - 1 slots of its slowest stage and one walk through all stages. Sums over replicas, the optimiser
 and a constant come once per iteration.
 
-Some constants stand in some machines' files only: where one is missing, what it is about is taken to have no effect.
+:data:`TIME_CONSTANTS` stand in every machine's file, other constants in some: where one is missing, what it is about
+is taken to have no effect.
 """
 
 from __future__ import annotations
@@ -17,6 +18,19 @@ import numpy as np
 from fugaku_gpt.planner.work import Work
 
 PARTS = ("compute", "memory_bound", "tensor_parallel", "pipeline", "data_parallel", "optimiser", "fixed")
+TIME_CONSTANTS = (
+    "matrix_efficiency",
+    "bandwidth",
+    "softmax",
+    "pass_overhead",
+    "weight_bytes",
+    "logit_bytes",
+    "tensor_bandwidth",
+    "tensor_latency",
+    "pipeline_bandwidth",
+    "replica_bandwidth",
+    "fixed",
+)
 FULL_FROM = 0.9  # of the memory: from here on an allocator has to search, up to memory_pressure at all of it
 _OPTIMISER_BYTES = 28  # per parameter: gradient, parameter and two moments read, the last three written, in float32
 

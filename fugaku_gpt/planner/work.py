@@ -13,6 +13,7 @@ import numpy as np
 
 from fugaku_gpt.planner.rows import Row
 
+FACTS = ("peak_flops", "base_clock_ghz", "devices_per_node", "item_bytes", "tile_units")  # of every machine
 TILES = ((256, 128), (128, 256))  # of a matrix product's result on a GPU: cuBLAS's largest, which large products get
 
 

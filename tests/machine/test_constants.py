@@ -34,3 +34,6 @@ def test_unknown_machines_and_damaged_files_are_refused(tmp_path: Path) -> None:
     damaged.write_text(text)
     with pytest.raises(UsageError, match="not a machine file|cannot be read"):
         load_machine(str(damaged))
+    damaged.write_text(machine_text(load_machine("v100")).replace("memory_unit: GB", "memory_unit: pages"))
+    with pytest.raises(UsageError, match="memory_unit must be one of KiB, MiB"):
+        load_machine(str(damaged))

@@ -35,7 +35,13 @@ def test_damaged_sections_are_refused_and_a_missing_file_says_how_it_is_made(
     machine, _ = local_machine(even_machine(), 2**34)
     good = machine_text(machine)
     path = tmp_path / "m.yaml"
-    for old, new in (("  version: 1", "  version: 9"), ("[kind, dtype", "[kinds, dtype"), ("[linear, float32,", "[")):
+    for old, new in (
+        ("  version: 1", "  version: 9"),
+        ("[kind, dtype", "[kinds, dtype"),
+        ("[linear, float32,", "["),
+        ("  cores: 2", "  cores: 0"),
+        ("    4: 1", "    7: 1"),
+    ):
         assert old in good
         path.write_text(good.replace(old, new))
         with pytest.raises(UsageError, match="not a machine file"):

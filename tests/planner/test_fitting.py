@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from fugaku_gpt.machine.constants import load_machine
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.machine.constants import Fitted, load_machine
 from fugaku_gpt.planner.fitting import interval_spread, left_out, memory_problem, refit, time_problem
+from fugaku_gpt.planner.footprint import MEMORY_CONSTANTS
+from fugaku_gpt.planner.predict import predict_rows
 from fugaku_gpt.planner.robust import fit
 from fugaku_gpt.planner.score import Timed, figures, kendall_tau, pairs_in_order, score_times
+from fugaku_gpt.planner.seconds import TIME_CONSTANTS
+from fugaku_gpt.planner.work import FACTS
 from tests.planner.samples import of_hardware
 
 LINE = np.linspace(0, 1, 20)
@@ -111,6 +118,27 @@ def test_the_files_constants_are_those_of_the_reference_rows(name: str) -> None:
         off = np.abs(found.values - values) / np.sqrt(np.diag(found.covariance))
         assert np.max(off) < 0.1
         assert problem.fitted.rows == tuple(row.id for row, _ in problem.distinct.measurements)
+
+
+def test_a_file_that_lacks_what_the_models_need_is_refused() -> None:
+    machine, rows = load_machine("v100"), of_hardware("V100")
+
+    def without(fitted: Fitted, name: str) -> Fitted:
+        return replace(fitted, constants=tuple(one for one in fitted.constants if one.name != name), covariance=())
+
+    for name in TIME_CONSTANTS:
+        with pytest.raises(UsageError, match=f"machine v100: its file lacks time {name}"):
+            refit(replace(machine, time=without(machine.time, name)), rows)
+    for name in MEMORY_CONSTANTS:
+        with pytest.raises(UsageError, match=f"its file lacks memory {name}"):
+            predict_rows(replace(machine, memory=without(machine.memory, name)), [rows[0][0]])
+    least = replace(machine, facts={name: machine.facts[name] for name in FACTS})
+    for name in set(machine.time.values) - set(TIME_CONSTANTS):
+        least = replace(least, time=without(least.time, name))
+    for name in set(machine.memory.values) - set(MEMORY_CONSTANTS):
+        least = replace(least, memory=without(least.memory, name))
+    (found,) = predict_rows(least, [rows[0][0]])
+    assert found.seconds.value > 0 and found.memory > 0
 
 
 def test_order_within_tables() -> None:
