@@ -28,7 +28,7 @@ def test_unknown_machines_and_damaged_files_are_refused(tmp_path: Path) -> None:
         load_machine("abacus")
     damaged = tmp_path / "m.yaml"
     damaged.write_text("format: 1\nname: m\n")
-    with pytest.raises(UsageError, match=r"not a machine file: KeyError: 'title'"):
+    with pytest.raises(UsageError, match=r"not a machine file: KeyError: 'memory_unit'"):
         load_machine(str(damaged))
     text = machine_text(load_machine("v100")).replace("matrix_efficiency:", "matrix_efficiency: {prior: [0, 1]}\n#")
     damaged.write_text(text)
