@@ -8,7 +8,7 @@ the memory guard would end the run.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config.schema import RunConfig
@@ -87,13 +87,11 @@ def refuse_too_large(config: RunConfig, place: Place, ranks: Optional[Sequence[i
     from fugaku_gpt.planner.smaller import smallest_change  # ten thousand ranks that fit need not read it
 
     count = len(stages) if stages is not None else config.ranks_per_node
-    change = smallest_change(config, place.memory, size, place.more_nodes)
-    if change:
-        said = f"the smallest change that fits: {' '.join(set_words(change))}"
-    elif change is None:
-        said = "no change of its layout fits"
-    else:  # as it is, but not with so many of its ranks on a node
+    if found.bytes_of_node <= size:  # but not with so many of its ranks on a node
         said = f"it would fit with {_ranks(config.ranks_per_node)} on a node, as job.nodes has it"
+    else:
+        change = smallest_change(_placed(config, count), place.memory, size, place.more_nodes)
+        said = f"the smallest change that fits: {' '.join(set_words(change))}" if change else "no change of it fits"
     raise UsageError(
         f"this run needs {needed // MIB} MiB of a node for {_ranks(count)}, of up to {found.bytes_of_rank // MIB} MiB "
         f"(stage {found.peak_stage}); there are {size // MIB} MiB ({source}); "
@@ -104,6 +102,14 @@ def refuse_too_large(config: RunConfig, place: Place, ranks: Optional[Sequence[i
 def set_words(change: Sequence[Tuple[str, str]]) -> List[str]:
     """``--set key=value`` for each."""
     return [f"--set {key}={value}" for key, value in change]
+
+
+def _placed(config: RunConfig, on_a_node: int) -> RunConfig:
+    """The run on nodes with so many ranks, where it can be cut so."""
+    if on_a_node == config.ranks_per_node or config.layout.ranks % on_a_node:
+        return config
+    job = replace(config.job, nodes=config.layout.ranks // on_a_node)
+    return replace(config, job=job, node=replace(config.node, ranks_per_node=on_a_node))
 
 
 def _ranks(count: int) -> str:

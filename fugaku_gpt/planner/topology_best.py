@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Mapping, Optional, Set, Tuple
+from typing import Callable, Dict, List, Optional, Set, Tuple
 
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.formulas.flops import notes_flops, tflops_per_node
@@ -108,17 +108,15 @@ def why_first(first: Prediction, second: Prediction) -> str:
     Where global batches differ, the comparison is for a sequence.
     """
     batches = [one.row.global_batch for one in (first, second)]
-    gains: Mapping[str, float] = {
-        name: second.parts[name].value / batches[1] - first.parts[name].value / batches[0] for name in PARTS
-    }
     whole = first.seconds.value / batches[0], second.seconds.value / batches[1]
-    scale = batches[0]
-    said = [f"{name} {gain * scale:+.3g} s" for name, gain in sorted(gains.items(), key=lambda one: -one[1])]
-    ahead = [text for text, gain in zip(said, sorted(gains.values(), reverse=True)) if gain > 0.005 * whole[0]]
-    behind = [text for text, gain in zip(said, sorted(gains.values(), reverse=True)) if gain < -0.005 * whole[0]]
+    gains = [(second.parts[name].value / batches[1] - first.parts[name].value / batches[0], name) for name in PARTS]
+    gains.sort(reverse=True)
+    told = [(gain, f"{name} {gain * batches[0]:+.3g} s") for gain, name in gains if abs(gain) > 0.005 * whole[0]]
+    ahead = [text for gain, text in told if gain > 0]
+    behind = [text for gain, text in reversed(told) if gain < 0]
     less = 1 - whole[0] / whole[1]
     text = f"1 takes {less:.1%} less than 2: gains in {', '.join(ahead) or 'no single part'}"
-    text += f"; loses in {', '.join(reversed(behind))}" if behind else ""
+    text += f"; loses in {', '.join(behind)}" if behind else ""
     if first.seconds.high / batches[0] > second.seconds.low / batches[1]:
         text += "; their 80 % intervals overlap: measure both"
     return text

@@ -104,8 +104,8 @@ def rank_map(torus: Torus, layout: LayoutConfig, ranks_per_node: int) -> RankMap
             steps = _to_and_fro(counts, axes) * np.array(unit)
             hops = np.abs(np.diff(steps, axis=0)).sum(axis=1)
             # groups per step of the path: several where a node holds several; then chains may start inside a node
-            groups = max(1, ranks_per_node // tp) if tp <= ranks_per_node else 1
-            within = (np.arange(1, len(steps)) * groups) % pp != 0 if tp <= ranks_per_node else _inside_chain(steps, pp)
+            groups = max(1, ranks_per_node // tp)
+            within = np.arange(1, len(steps)) * groups % pp != 0  # steps from stage to stage, not to the next replica
             farthest = int(hops[within].max()) if within.any() else 0
             found.append((farthest, sum(unit), int(hops.sum()), unit, axes))
     if not found:  # a group's nodes are no box here
@@ -134,12 +134,6 @@ def _measured(torus: Torus, layout: LayoutConfig, ranks_per_node: int, path: "np
         group_hops=int(reach.max()),
         stage_hops=int(stage.max()) if stage.size else 0,
     )
-
-
-def _inside_chain(steps: "np.ndarray", pp: int) -> "np.ndarray":
-    """Of each step of the path whether it is from one stage to the next, not from replica to replica."""
-    found: "np.ndarray" = np.arange(1, len(steps)) % pp != 0
-    return found
 
 
 def _to_and_fro(counts: Sequence[int], axes: Sequence[int]) -> "np.ndarray":
