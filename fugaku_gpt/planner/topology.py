@@ -262,7 +262,10 @@ def _with_divisors(columns: Columns, name: str, of: "np.ndarray") -> Columns:
 
 def _repeated(columns: Columns, counts: "np.ndarray") -> Columns:
     if counts.sum() > _MOST:
-        raise UsageError(f"more than {_MOST} layouts: give fewer global batches, nodes or ranks per node")
+        raise UsageError(
+            f"more than {_MOST} layouts: give fewer global batches (a constraint on these alone counts here), nodes or "
+            "ranks per node"
+        )
     return {key: np.repeat(column, counts) for key, column in columns.items()}
 
 

@@ -14,6 +14,7 @@ from fugaku_gpt.config.checks import problems_of
 from fugaku_gpt.config.schema import LayoutConfig, RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine.constants import load_machine
+from fugaku_gpt.planner import topology
 from fugaku_gpt.planner.predict import predict_rows
 from fugaku_gpt.planner.topology import COLUMNS, Found, Wanted, candidates, config_of, like_measured, rows_of, search
 from fugaku_gpt.planner.topology_best import best_of, compared, why_first
@@ -68,9 +69,12 @@ def test_a_growing_batch_leaves_only_replicas_that_divide_it() -> None:
     assert set((grown["dp"] * grown["micro_batch"]).tolist()) == {1, 2}
 
 
-def test_more_layouts_than_can_be_held_are_refused() -> None:
-    with pytest.raises(UsageError, match="more than 10000000 layouts: give fewer global batches"):
-        candidates(wanted((1, 13824), tuple(range(1, 4097))))
+def test_more_layouts_than_can_be_held_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = len(candidates(wanted((1, 4)))["dp"])
+    monkeypatch.setattr(topology, "_MOST", count)
+    assert len(candidates(wanted((1, 4)))["dp"]) == count
+    with pytest.raises(UsageError, match=f"more than {count} layouts: give fewer global batches"):
+        candidates(wanted((1, 4), (8, 16)))
 
 
 def test_a_search_says_what_predictions_of_rows_say() -> None:
