@@ -70,11 +70,9 @@ def test_a_growing_batch_leaves_only_replicas_that_divide_it() -> None:
 
 
 def test_more_layouts_than_can_be_held_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    count = len(candidates(wanted((1, 4)))["dp"])
-    monkeypatch.setattr(topology, "_MOST", count)
-    assert len(candidates(wanted((1, 4)))["dp"]) == count
-    with pytest.raises(UsageError, match=f"more than {count} layouts: give fewer global batches"):
-        candidates(wanted((1, 4), (8, 16)))
+    monkeypatch.setattr(topology, "_MOST", 100)
+    with pytest.raises(UsageError, match="more than 100 layouts: give fewer global batches"):
+        candidates(wanted((1, 4)))
 
 
 def test_a_search_says_what_predictions_of_rows_say() -> None:
