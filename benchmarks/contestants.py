@@ -12,10 +12,10 @@ import math
 import os
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Dict, List, Optional, Tuple
 
-from samples import RandomSamples
 from turns import Lacking, Work, thread_environment
 
 from fugaku_gpt.config import RunConfig
+from fugaku_gpt.data.random_samples import RandomSamples
 
 if TYPE_CHECKING:
     import torch

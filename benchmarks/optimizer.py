@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from contestants import threads
-from samples import RandomSamples
 from turns import Lacking, Several, Work, middle, serve, take_turns, write_samples
 
 from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.data.random_samples import RandomSamples
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.machine.local import processor_name, usable_cores
 

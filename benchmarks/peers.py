@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from contestants import plain_step, textbook, threads
-from samples import RandomSamples
 from turns import Lacking, Several, Turn, Unit, Work, middle, serve, take_turns, write_samples
 
 from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.data.random_samples import RandomSamples
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.jobs.launcher import find_launcher, rank_from_environment

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
 import tempfile
@@ -120,9 +119,10 @@ def name_of(config: RunConfig) -> str:
 def measure(config: RunConfig) -> Dict[str, float]:
     """Steps of a run on these ranks: median seconds, and the most memory that one of them had. Collective."""
     import torch
-    from samples import RandomSamples
 
     from fugaku_gpt.comm import ProcessGrid, open_world
+    from fugaku_gpt.data.random_samples import RandomSamples
+    from fugaku_gpt.training.memory_guard import high_water
     from fugaku_gpt.training.startup import prepare_process
     from fugaku_gpt.training.trainer import Trainer
 
@@ -140,16 +140,9 @@ def measure(config: RunConfig) -> Dict[str, float]:
         trainer.step()
         times.append(time.perf_counter() - before)
     trainer.finish()
-    found = torch.tensor([statistics.median(times), _peak_bytes()], dtype=torch.float64)
+    found = torch.tensor([statistics.median(times), high_water()], dtype=torch.float64)
     world.all_reduce(found, "max")
     return {"seconds": float(found[0]), "peak": float(found[1])}
-
-
-def _peak_bytes() -> int:
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmHWM:"):
-            return 1024 * int(line.split()[1])
-    raise SystemExit("/proc/self/status tells no VmHWM: this needs Linux")
 
 
 def run(settings: Sequence[str], machine: Any) -> Row:
@@ -235,7 +228,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     beyond = sorted({text for row in rows for text in row.planned.extrapolated})
     for text in beyond:
         print(f"extrapolated: {text}")
-    return 0 if all(met for met, _ in found) and not any(math.isnan(row.off) for row in rows) else 1
+    return 0 if all(met for met, _ in found) else 1
 
 
 if __name__ == "__main__":

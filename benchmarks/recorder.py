@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ranks import open_patient_world, run_ranks
-from samples import RandomSamples
 
 from fugaku_gpt.comm import Communicator, FlightRecorder, ProcessGrid, open_world
 from fugaku_gpt.config import load_run_config
+from fugaku_gpt.data.random_samples import RandomSamples
 from fugaku_gpt.jobs.launcher import rank_from_environment
 from fugaku_gpt.machine.local import usable_cores
 from fugaku_gpt.records.flight import FORWARD

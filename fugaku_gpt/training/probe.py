@@ -23,6 +23,7 @@ import torch
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, ProcessGrid, mpi_facts, open_world
 from fugaku_gpt.config import load_run_config
+from fugaku_gpt.data.random_samples import RandomSamples
 from fugaku_gpt.errors import EXIT_OK, FugakuGptError, UsageError
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND
 from fugaku_gpt.machine import local
@@ -30,7 +31,6 @@ from fugaku_gpt.machine.probed import NARROW_ALL_REDUCE, PRODUCTS, Message, Pass
 from fugaku_gpt.training.probe_calls import (
     Call,
     Pool,
-    RandomTokens,
     bandwidth_calls,
     layer_calls,
     pass_calls,
@@ -253,7 +253,7 @@ class Probe:
             if count > 1 and left < 0:
                 break
             config = load_run_config(overrides=settings)
-            trainer = Trainer(config, ProcessGrid(self._world, config.layout), RandomTokens(config))
+            trainer = Trainer(config, ProcessGrid(self._world, config.layout), RandomSamples(config))
             trainer.step()  # replicas communicate alone in the second, which is not counted either
             seconds, spread = self._clock.measure(trainer.step, left / (len(runs) - count))
             trainer.finish()

@@ -12,7 +12,8 @@ import torch
 
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, ProcessGrid
-from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.data.random_samples import RandomSamples
 from fugaku_gpt.layout.attention import attention_blocks
 from fugaku_gpt.machine.probed import INPUT, KEYS, LINEAR, SCORES, VALUES, WEIGHT
 from fugaku_gpt.model.dropout import keep_mask, scaled_mask
@@ -254,7 +255,7 @@ def bandwidth_calls(elements: int) -> List[Tuple[str, int, Call]]:
 def layer_calls(dtype: str) -> Tuple[int, Call, Call]:
     """Tokens, forward pass, and forward and backward pass, of one of our layers with next to no work in it."""
     config = load_run_config(overrides=[*TINY, f"training.dtype={dtype}", "training.global_batch=1"])
-    trainer = Trainer(config, ProcessGrid.alone(), RandomTokens(config))
+    trainer = Trainer(config, ProcessGrid.alone(), RandomSamples(config))
     block = trainer.pieces[0].blocks["0"]
     x = torch.zeros(1, config.model.seq_len, config.model.hidden, dtype=getattr(torch, dtype)).requires_grad_()
     grad = torch.ones_like(x)
@@ -263,15 +264,3 @@ def layer_calls(dtype: str) -> Tuple[int, Call, Call]:
         torch.autograd.backward([block(x, 0)], [grad])
 
     return config.model.seq_len, lambda: block(x, 0), both
-
-
-class RandomTokens:
-    """Samples of random tokens."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self._length, self._top = config.model.seq_len + 1, config.model.vocab_size
-
-    def batch(self, first: int, count: int) -> Any:
-        """[count, seq_len + 1] token ids."""
-        generator = torch.Generator().manual_seed(first)
-        return torch.randint(0, self._top, (count, self._length), generator=generator).numpy()
