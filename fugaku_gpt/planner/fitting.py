@@ -177,8 +177,12 @@ def unseen_inputs(row: Row, seen: Mapping[str, Tuple[Any, ...]]) -> List[str]:
     for name in _WORDS:
         value = getattr(row, name)
         if name in seen and value not in seen[name]:
-            found.append(f"{name} {value or 'not given'}: measured {', '.join(str(one) for one in seen[name])}")
+            found.append(f"{name} {_said(name, value)}: measured {', '.join(_said(name, one) for one in seen[name])}")
     return found
+
+
+def _said(name: str, value: object) -> str:
+    return "not given" if value == "" or (name == "freq_ghz" and value == 0) else str(value)
 
 
 def check_complete(machine: Machine) -> None:

@@ -76,9 +76,11 @@ def row_of_run(config: RunConfig, machine: Machine, hardware: Optional[str] = No
 
 def beyond_the_rows(config: RunConfig) -> List[str]:
     """What of a run no measured row of any machine has, and the model does not count."""
-    found = []
-    if config.training.recompute == "selective" or config.training.recompute_layers is not None:
-        found.append(f"training.recompute {config.training.recompute} of some layers: counted as all or none")
+    found, training = [], config.training
+    if training.recompute == "selective":
+        found.append("training.recompute selective: counted as none")
+    if training.recompute == "full" and training.recompute_layers is not None:
+        found.append(f"training.recompute_layers {training.recompute_layers}: counted as all")
     if config.model.ffn_size != 4 * config.model.hidden:
         found.append(f"model.ffn_hidden {config.model.ffn_size}: counted as 4 * hidden")
     return found

@@ -112,6 +112,19 @@ def test_an_unknown_build_is_predicted_and_named() -> None:
     assert isinstance(found, Prediction) and any(text.startswith("torch 0.4: measured") for text in found.extrapolated)
 
 
+def test_what_is_off_is_not_said_to_be_missing() -> None:
+    line = cells(hardware="V100-16GB", zero_stage=0, recompute=False, torch="1.13", dtype="", freq_ghz="")
+    (found,) = predict_table([line])
+    assert isinstance(found, Prediction)
+    said = {
+        "zero 0: measured 1",
+        "recompute False: measured True",
+        "torch 1.13: measured not given",
+        "dtype not given: measured fp16",
+    }
+    assert said <= set(found.extrapolated)
+
+
 def test_memory_comes_in_the_rows_own_unit() -> None:
     line = {"hardware": "A64FX Fugaku", "dtype": "fp32", "zero_stage": 0, "torch": "1.7"}
     units = ("MiB (node, system-wide used)", "GB", "pages")
