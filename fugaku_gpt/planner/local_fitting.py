@@ -77,11 +77,14 @@ def _kept_run(path: Path, probed: Probed) -> "MeasuredRun | str":
         return f"ran on {environment.get('processor')}, not on the machine of the file"
     if config.job.nodes != 1:
         return f"ran on {config.job.nodes} nodes"
+    ranks = environment.get("ranks") or [{}]
+    threads = ranks[0].get("threads")
+    if not threads:
+        return "does not tell the threads of its ranks"
     summary = summarise(config, run.metrics("iteration"), [])
     if summary["samples"] < _LEAST_SAMPLES or "timed_batch" in summary:
         return f"fewer than {_LEAST_SAMPLES} iterations are logged, or none of the full batch"
-    threads = int(environment["ranks"][0]["threads"])
-    config = replace(config, node=replace(config.node, threads_per_rank=threads))
+    config = replace(config, node=replace(config.node, threads_per_rank=int(threads)))
     return MeasuredRun(str(path), config, float(summary["seconds_per_iteration"]))
 
 

@@ -172,11 +172,12 @@ def test_runs_that_are_kept_are_fitted_to_and_others_named(tmp_path: Path, capsy
         "one": (run(), "even"),
         "two": (run("model.hidden=256"), "even"),
         "elsewhere": (run("model.layers=2"), "another processor"),
+        "threads unknown": (run("model.layers=1"), "even"),
     }
     for name, (config, processor) in kept.items():
         directory = RunDirectory(tmp_path / "runs" / name)
         directory.create(dump_run_config(replace(config, node=replace(config.node, threads_per_rank=None))))
-        directory.write_environment({"processor": processor, "ranks": [{"threads": 1}]})
+        directory.write_environment({"processor": processor, "ranks": [] if "unknown" in name else [{"threads": 1}]})
         seconds = RunCost(config, probed).seconds(truth)
         metrics = MetricsWriter(directory.metrics_file)
         for iteration in range(6):
@@ -191,6 +192,7 @@ def test_runs_that_are_kept_are_fitted_to_and_others_named(tmp_path: Path, capsy
     assert cli([*words, "--machine", str(file), "--out", str(out)]) == 0
     caught = capsys.readouterr()
     assert len(json.loads(caught.out)) == 2 and "another processor, not on the machine of the file" in caught.err
+    assert "does not tell the threads of its ranks" in caught.err
     assert 1.2 < load_machine(str(out)).time.values["products"] <= 1.4  # two runs against what was taken for likely
 
 
