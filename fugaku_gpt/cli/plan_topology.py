@@ -42,9 +42,9 @@ _NAMES = {
     )},
     "NODES": "nodes", "DP": "dp", "TP": "tp", "PP": "pp", "MBS": "micro_batch", "GBS": "global_batch",
 }  # fmt: skip
-_MOST_BATCHES = 4096
+_MOST_BATCHES, _LARGEST_BATCH = 4096, 10**9
 _TOLD_AFTER = 2.0  # s
-_positive = click.IntRange(min=1)
+_positive = click.IntRange(min=1, max=10**6)
 
 
 @click.command()
@@ -161,7 +161,8 @@ def topology(
     told = _explained(best) + notes
     if out is not None:
         written = write_best(best, out, f"topology-{preset or 'run'}", iterations)
-        told.append(f"written: {len(best)} run files, their rank maps and {written[-1]}")
+        maps = sum(file.suffix == ".rankmap" for file in written)
+        told.append(f"written: {len(best)} run files, {maps} rank maps and {written[-1]}")
     if plot is not None:
         draw_search(found, wanted, f"{base.model.name or 'run'} on {span[1]} nodes of {wanted.machine.name}", plot)
         told.append(f"written: {plot}")
@@ -202,6 +203,8 @@ def _batches(texts: Sequence[str], base: "RunConfig", expressions: "Sequence[Exp
         if not 1 <= low <= high or high - low >= _MOST_BATCHES:
             raise UsageError(f"--global-batch {text}: must go up from 1 or more, over at most {_MOST_BATCHES}")
         found += range(low, high + 1)
+    if max(found) > _LARGEST_BATCH:
+        raise UsageError(f"global batch {max(found)}: must be at most {_LARGEST_BATCH}")
     alone = [one for one in expressions if {_NAMES[name] for name in one.names} == {"global_batch"}]
     kept = [one for one in dict.fromkeys(found) if all(_holds(rule, {"global_batch": one}) for rule in alone)]
     if not kept:
@@ -219,13 +222,17 @@ def _wanted(
     ranks_per_node: Sequence[int],
     batches: Tuple[int, ...],
 ) -> "Wanted":
+    from fugaku_gpt.machine.fugaku import CORES
     from fugaku_gpt.planner.topology import Wanted
 
     hardware = hardware or next(iter(machine.hardware))
     if not machine.covers(hardware):
         raise UsageError(f"--hardware {hardware}: machine {machine.name} has {', '.join(machine.hardware)}")
     devices = int(machine.facts["devices_per_node"])
-    usual = (devices,) if devices > 1 else _RANKS_PER_NODE
+    usual, most = ((devices,), devices) if devices > 1 else (_RANKS_PER_NODE, CORES)
+    if ranks_per_node and max(ranks_per_node) > most:
+        what = "devices" if devices > 1 else "cores"
+        raise UsageError(f"--ranks-per-node {max(ranks_per_node)}: a node of {machine.name} has {most} {what}")
     return Wanted(base, machine, hardware, build, span, tuple(ranks_per_node) or usual, batches)
 
 

@@ -127,6 +127,9 @@ def test_gpus_have_their_own_ranks_and_no_memory_of_this_trainer(capsys: pytest.
         (["--model", "1.3b", "--nodes", "4", "--global-batch", "9-3"], "--global-batch 9-3: must go up"),
         (["--model", "1.3b", "--nodes", "4", "--constraint", "GBS % 48 == 0"], "no global batch of 1024"),
         (["--model", "1.3b", "--nodes", "4", "--hardware", "A100"], "--hardware A100: machine a64fx has A64FX"),
+        (["--model", "tiny", "--nodes", "4", "--global-batch", "9" * 20], "must be at most 1000000000"),
+        (["--model", "tiny", "--nodes", "4", "--ranks-per-node", "64"], "a node of a64fx has 48 cores"),
+        (["--model", "tiny", "--nodes", "4", "--ranks-per-node", "9", "--machine", "a100"], "a100 has 8 devices"),
         (["--model", "tiny", "--nodes", "4", "--plot", "x.gif"], "must end in .svg or .png"),
     ],
 )
