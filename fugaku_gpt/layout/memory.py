@@ -17,14 +17,15 @@ from typing import AbstractSet, Dict, FrozenSet, Iterator, List, Mapping, Option
 
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.layout.schedules import stage_order
+from fugaku_gpt.layout.schedules import Forward, Weights, stage_order
 from fugaku_gpt.layout.stages import Chunk
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 TOKEN_ID_BYTES = 8
 _MIB = 2.0**20
 
-Moment = Tuple[Tuple[int, ...], Optional[int]]  # micro-batches in flight of each chunk; the chunk that goes backward
+# of each chunk micro-batches in flight, and those whose gradients of weights are put off; the chunk that goes backward
+Moment = Tuple[Tuple[int, ...], Tuple[int, ...], Optional[int]]
 
 
 def layer_bytes(config: RunConfig, kind: str) -> int:
@@ -84,6 +85,19 @@ def _freed_before_core(config: RunConfig) -> int:
     between = b * r * model.hidden * (4 if model.dropout else 2)
     inside = b * s * (model.hidden + 2 * model.ffn_size) // t
     return ITEM_BYTES[config.training.dtype] * (between + inside) + _norm_bytes(config)
+
+
+def late_bytes(config: RunConfig) -> int:
+    """What the gradients of one layer's weights need of one micro-batch, where a schedule puts them off: of the four
+    cut layers input and output's gradient.
+
+    With sequence parallelism those that are gathered for it are kept whole.
+    """
+    model, t = config.model, config.layout.tp
+    tokens = config.training.micro_batch * model.seq_len
+    return (
+        ITEM_BYTES[config.training.dtype] * tokens * (4 * model.hidden + (4 * model.hidden + 2 * model.ffn_size) // t)
+    )
 
 
 def ends_bytes(config: RunConfig, chunk: Chunk) -> int:
@@ -167,43 +181,51 @@ def peak_bytes(
         "selective": core_bytes(config) - _freed_before_core(config),
         "full": of_kind["none"] - layer_bytes(config, "full"),
     }
+    late = late_bytes(config) if any(any(waiting) for _, waiting, _ in moments) else 0
     kept, above = [], []
     for chunk in chunks:
         kept.append(ends_bytes(config, chunk) + sum(of_kind[kinds[layer]] for layer in chunk.layers))
         freed, highest = 0, 0  # the backward pass frees later layers before it recomputes an earlier one
         for layer in reversed(chunk.layers):
             highest = max(highest, again[kinds[layer]] - freed)
-            freed += of_kind[kinds[layer]]
+            freed += of_kind[kinds[layer]] - late
         above.append(highest)
+    put_off = [late * len(chunk.layers) for chunk in chunks]
     return max(
-        sum(count * size for count, size in zip(counts, kept)) + (above[backward] if backward is not None else 0)
-        for counts, backward in moments
+        sum(count * size for count, size in zip((*counts, *waiting), (*kept, *put_off)))
+        + (above[backward] if backward is not None else 0)
+        for counts, waiting, backward in moments
     )
 
 
 def moments_of(config: RunConfig, stage: int) -> FrozenSet[Moment]:
     """The states that a stage goes through in a step: of each of its chunks how many micro-batches have gone forward
-    and not yet all the way back, and which chunk is going back (by its place on the stage). Where there is one chunk,
-    only the fullest."""
+    and not yet all the way back, of how many gradients of weights are put off, and which chunk is going back (by its
+    place on the stage). Where there is one chunk and nothing is put off, only the fullest."""
     layout = config.layout
     return _moments(layout.schedule, stage, layout.pp, config.micro_batches, layout.chunks)
 
 
 @lru_cache(maxsize=1024)
 def _moments(kind: str, stage: int, stages: int, micro_batches: int, chunks: int) -> FrozenSet[Moment]:
-    if chunks == 1:
+    if chunks == 1 and kind != "zero_bubble":
         most = micro_batches if kind == "gpipe" else min(micro_batches, stages - stage)
-        return frozenset({((most,), None), ((most,), 0)})
-    counts = [0] * chunks
+        return frozenset({((most,), (0,), None), ((most,), (0,), 0)})
+    counts, waiting = [0] * chunks, [0] * chunks
     found: Set[Moment] = set()
-    for forward, _, chunk in stage_order(kind, stage, stages, micro_batches, chunks):
-        place = chunk // stages
-        if forward:
+    order = stage_order(kind, stage, stages, micro_batches, chunks)
+    apart = any(isinstance(step, Weights) for step in order)
+    for step in order:
+        place = step.chunk // stages
+        if isinstance(step, Forward):
             counts[place] += 1
-            found.add((tuple(counts), None))
+        elif isinstance(step, Weights):
+            waiting[place] -= 1
         else:
-            found.add((tuple(counts), place))
+            found.add((tuple(counts), tuple(waiting), place))
             counts[place] -= 1
+            waiting[place] += apart
+        found.add((tuple(counts), tuple(waiting), None))
     return frozenset(found)
 
 

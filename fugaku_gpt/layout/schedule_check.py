@@ -14,9 +14,13 @@ from fugaku_gpt.layout.schedules import (
     ACTIVATION,
     GRADIENT,
     Action,
+    Backward,
     Exchange,
     Forward,
+    Pass,
+    Weights,
     in_words,
+    source_of,
 )
 
 
@@ -44,21 +48,23 @@ class ScheduleReport:
         peak_in_flight: per stage, most pairs of (micro-batch, chunk) whose forward pass is done and whose backward pass
             is not: what activations are kept for. Each is of one chunk, a part of the stage's layers.
         peak_arrived: per stage, most messages that are received, or being received, and not yet used.
+        peak_held: per stage, most pairs that are in flight or whose gradients of weights are not made yet.
     """
 
     actions: int
     messages: int
     peak_in_flight: Tuple[int, ...]
     peak_arrived: Tuple[int, ...]
+    peak_held: Tuple[int, ...]
 
 
 def check_schedules(schedules: Sequence[Sequence[Action]], micro_batches: int, chunks: int = 1) -> ScheduleReport:
     """Prove that stages which follow these schedules do all of a step's work, in order, and cannot get stuck.
 
-    Checked: every forward and backward pass once and on the right stage; each after what it needs, computed here or
-    received; every result that a neighbour needs is sent to it once, after it was computed; every send meets its
-    receive, in order on each directed pair of stages; and all stages come to their end if every send waits for its
-    receive.
+    Checked: every forward and backward pass once and on the right stage, and where any stage puts off gradients of
+    weights, these too; each after what it needs, computed here or received; every result that a neighbour needs is sent
+    to it once, after it was computed; every send meets its receive, in order on each directed pair of stages; and all
+    stages come to their end if every send waits for its receive.
 
     Args:
         schedules: the actions of each stage (see ``schedules.schedule``).
@@ -68,8 +74,9 @@ def check_schedules(schedules: Sequence[Sequence[Action]], micro_batches: int, c
         ScheduleError: the first thing that is wrong.
     """
     ledgers = []
+    apart = any(isinstance(action, Weights) for actions in schedules for action in actions)
     for stage, actions in enumerate(schedules):
-        ledger = _Ledger(stage, len(schedules), micro_batches, chunks)
+        ledger = _Ledger(stage, len(schedules), micro_batches, chunks, apart)
         for position, action in enumerate(actions):
             ledger.enter(position, action)
         ledger.close(len(actions))
@@ -80,19 +87,23 @@ def check_schedules(schedules: Sequence[Sequence[Action]], micro_batches: int, c
         messages=sum(ledger.sent for ledger in ledgers),
         peak_in_flight=tuple(ledger.peak_in_flight for ledger in ledgers),
         peak_arrived=tuple(ledger.peak_arrived for ledger in ledgers),
+        peak_held=tuple(ledger.peak_held for ledger in ledgers),
     )
 
 
 class _Ledger:
     """What one stage has, has done and still owes; all that its own list of actions shows."""
 
-    def __init__(self, stage: int, stages: int, micro_batches: int, chunks: int) -> None:
-        self.sent = self.peak_in_flight = self.peak_arrived = 0
+    def __init__(self, stage: int, stages: int, micro_batches: int, chunks: int, apart: bool) -> None:
+        """``apart``: gradients of weights are computations of their own."""
+        self.sent = self.peak_in_flight = self.peak_arrived = self.peak_held = 0
         self._stage, self._stages = stage, stages
         self._micro_batches, self._last = micro_batches, stages * chunks - 1
         self._expected = micro_batches * chunks
         self._forwards: Set[Tuple[int, int]] = set()
         self._backwards: Set[Tuple[int, int]] = set()
+        self._weights: Set[Tuple[int, int]] = set()
+        self._apart = apart
         self._arrived: Set[Tuple[str, int, int]] = set()
         self._used: Set[Tuple[str, int, int]] = set()
         self._owed: Dict[Tuple[str, int, int], int] = {}  # to which stage
@@ -106,7 +117,7 @@ class _Ledger:
         if isinstance(action, Exchange):
             wrong = self._exchange(action)
         else:
-            wrong = self._compute(action.micro_batch, action.chunk, isinstance(action, Forward))
+            wrong = self._compute(action)
         if wrong:
             raise ScheduleError(
                 self._stage, position, wrong if isinstance(action, Exchange) else f"{in_words(action)}: {wrong}"
@@ -119,9 +130,11 @@ class _Ledger:
             ScheduleError: something is left to do.
         """
         wrong = ""
-        for name, done in (("forward", self._forwards), ("backward", self._backwards)):
+        for name, done in (("forward passes", self._forwards), ("backward passes", self._backwards)):
             if len(done) != self._expected:
-                wrong = wrong or f"{len(done)} {name} passes are done; {self._expected} are needed"
+                wrong = wrong or f"{len(done)} {name} are done; {self._expected} are needed"
+        if self._apart and len(self._weights) != self._expected:
+            wrong = wrong or f"{len(self._weights)} gradients of weights are made; {self._expected} are needed"
         for keys, what in ((self._owed, "never sent"), (self._arrived, "never used")):
             for kind, micro_batch, chunk in keys:
                 wrong = wrong or f"{kind} of micro-batch {micro_batch} for chunk {chunk} is {what}"
@@ -144,27 +157,45 @@ class _Ledger:
         self.peak_arrived = max(self.peak_arrived, len(self._arrived))
         return ""
 
-    def _compute(self, micro_batch: int, chunk: int, forward: bool) -> str:
-        done, kind, ahead = (self._forwards, ACTIVATION, 1) if forward else (self._backwards, GRADIENT, -1)
-        step, before, after = (micro_batch, chunk), chunk - ahead, chunk + ahead
+    def _compute(self, action: Pass) -> str:
+        step = micro_batch, chunk = action.micro_batch, action.chunk
         if not (0 <= chunk <= self._last and chunk % self._stages == self._stage):
             return "is not this stage's"
         if not 0 <= micro_batch < self._micro_batches:
             return f"there are {self._micro_batches} micro-batches"
+        done, first, name = {
+            Forward: (self._forwards, None, ""),
+            Backward: (self._backwards, self._forwards, "forward pass"),
+            Weights: (self._weights, self._backwards, "backward pass"),
+        }[type(action)]
         if step in done:
             return "is done already"
-        if not forward and step not in self._forwards:
-            return "its forward pass is not done"
-        if 0 <= before <= self._last:
+        if first is not None and step not in first:
+            return f"its {name} is not done"
+        if not isinstance(action, Weights):
+            wrong = self._hand_on(action, done)
+            if wrong:
+                return wrong
+        done.add(step)
+        in_flight = len(self._forwards) - len(self._backwards)
+        self.peak_in_flight = max(self.peak_in_flight, in_flight)
+        held = len(self._forwards) - len(self._weights) if self._apart else in_flight
+        self.peak_held = max(self.peak_held, held)
+        return ""
+
+    def _hand_on(self, action: Pass, done: Set[Tuple[int, int]]) -> str:
+        """Use what another chunk has sent, and owe the next one the result."""
+        micro_batch, chunk = action.micro_batch, action.chunk
+        kind, ahead = (ACTIVATION, 1) if isinstance(action, Forward) else (GRADIENT, -1)
+        source, after = source_of(action, self._last), chunk + ahead
+        if source is not None:
             key = (kind, micro_batch, chunk)
-            if (micro_batch, before) not in done if self._stages == 1 else key not in self._arrived:
+            if (micro_batch, source.chunk) not in done if self._stages == 1 else key not in self._arrived:
                 return f"its {kind} is not there"
             self._arrived.discard(key)
             self._used.add(key)
         if 0 <= after <= self._last and self._stages > 1:
             self._owed[kind, micro_batch, after] = after % self._stages
-        done.add(step)
-        self.peak_in_flight = max(self.peak_in_flight, len(self._forwards) - len(self._backwards))
         return ""
 
 

@@ -7,7 +7,19 @@ from dataclasses import dataclass
 from typing import Deque, Dict, List, Sequence, Tuple, Union
 
 from fugaku_gpt.layout.rendezvous import Rendezvous
-from fugaku_gpt.layout.schedules import ACTIVATION, GRADIENT, Action, Exchange, Forward
+from fugaku_gpt.layout.schedules import (
+    ACTIVATION,
+    GRADIENT,
+    ZERO_BUBBLE,
+    Action,
+    Backward,
+    Exchange,
+    Forward,
+    Weights,
+    source_of,
+)
+
+Takes = Dict[type, List[float]]  # kind of pass → what it takes, by chunk
 
 
 @dataclass(frozen=True)
@@ -17,11 +29,13 @@ class Timing:
     Attributes:
         forward, backward: of one micro-batch through each chunk, by number of the chunk; one number is for all.
         latency: of a message, from when both ends have posted it.
+        weights: what of the backward pass is gradients of weights, which some schedules put off.
     """
 
     forward: Union[float, Sequence[float]] = 1.0
     backward: Union[float, Sequence[float]] = 2.0
     latency: float = 0.0
+    weights: Union[float, Sequence[float]] = 1.0
 
 
 @dataclass(frozen=True)
@@ -67,34 +81,38 @@ def simulate(schedules: Sequence[Sequence[Action]], timing: Timing = Timing(), l
         ValueError: the schedules do not come to their end.
     """
     chunks = 1 + max(action.chunk for s in schedules for action in s if not isinstance(action, Exchange))
-    forward, backward = (
+    forward, backward, weights = (
         [float(time)] * chunks if isinstance(time, (int, float)) else [float(one) for one in time]
-        for time in (timing.forward, timing.backward)
+        for time in (timing.forward, timing.backward, timing.weights)
     )
+    put_off = {action.chunk for actions in schedules for action in actions if isinstance(action, Weights)}
+    backward = [time - weights[chunk] * (chunk in put_off) for chunk, time in enumerate(backward)]
+    takes: Takes = {Forward: forward, Backward: backward, Weights: weights}
     busy = [0.0] * len(schedules)
     for stage, actions in enumerate(schedules):
         for action in actions:
             if not isinstance(action, Exchange):
-                busy[stage] += (forward if isinstance(action, Forward) else backward)[action.chunk]
+                busy[stage] += takes[type(action)][action.chunk]
     run = _late if late_waits else _strict
-    return Times(makespan=max(run(schedules, forward, backward, timing.latency)), busy=tuple(busy))
+    return Times(makespan=max(run(schedules, takes, timing.latency)), busy=tuple(busy))
 
 
 def ideal_bubble(kind: str, stages: int, micro_batches: int, chunks: int = 1) -> float:
     """Idle over busy time of equal stages, messages free: (p - 1) / m; over v where interleaved.
 
     With fewer micro-batches than stages, an interleaved chunk waits until the first micro-batch has come round: p - m
-    passes more, on each of v - 1 rounds.
+    passes more, on each of v - 1 rounds. ``zero_bubble``: of passes whose three parts take alike; with fewer
+    micro-batches than stages p - m parts more.
     """
+    few = max(0, stages - micro_batches)
+    if kind == ZERO_BUBBLE:
+        return (stages - 1 + few) / (3 * micro_batches)
     if kind != "interleaved" or chunks == 1:
         return (stages - 1) / micro_batches
-    waits = max(0, stages - micro_batches) * (chunks - 1)
-    return (stages - 1 + waits) / (micro_batches * chunks)
+    return (stages - 1 + few * (chunks - 1)) / (micro_batches * chunks)
 
 
-def _strict(
-    schedules: Sequence[Sequence[Action]], forward: Sequence[float], backward: Sequence[float], latency: float
-) -> List[float]:
+def _strict(schedules: Sequence[Sequence[Action]], takes: Takes, latency: float) -> List[float]:
     """When each stage is done if every exchange is waited for at once."""
     meeting = Rendezvous(len(schedules), latency)
     done = [0] * len(schedules)
@@ -110,7 +128,7 @@ def _strict(
                 going = meeting.exchange(stage, now, sends, receives)
                 now = meeting.clock[stage]
             else:
-                now += (forward if isinstance(action, Forward) else backward)[action.chunk]
+                now += takes[type(action)][action.chunk]
         done[stage] = position
         if going:
             meeting.clock[stage] = now
@@ -118,11 +136,9 @@ def _strict(
     return meeting.clock
 
 
-def _late(
-    schedules: Sequence[Sequence[Action]], forward: Sequence[float], backward: Sequence[float], latency: float
-) -> List[float]:
+def _late(schedules: Sequence[Sequence[Action]], takes: Takes, latency: float) -> List[float]:
     """When each stage is done if a receive is waited for where it is used."""
-    stages, last = len(schedules), len(forward) - 1
+    stages, last = len(schedules), len(takes[Forward]) - 1
     posted: Dict[Tuple[str, int, int], float] = {}  # by the end that came first
     arrival: Dict[Tuple[str, int, int], float] = {}
     done, clock = [0] * stages, [0.0] * stages
@@ -140,14 +156,13 @@ def _late(
                     arrival[message.key] = max(posted.pop(message.key), now) + latency
                     ready.append(message.peer)
             else:
-                is_forward = isinstance(action, Forward)
-                source = action.chunk - 1 if is_forward else action.chunk + 1
-                if stages > 1 and 0 <= source <= last:
-                    key = (ACTIVATION if is_forward else GRADIENT, action.micro_batch, action.chunk)
+                if stages > 1 and source_of(action, last) is not None:
+                    kind = ACTIVATION if isinstance(action, Forward) else GRADIENT
+                    key = (kind, action.micro_batch, action.chunk)
                     if key not in arrival:
                         break
                     now = max(now, arrival.pop(key))
-                now += (forward if is_forward else backward)[action.chunk]
+                now += takes[type(action)][action.chunk]
             position += 1
         done[stage], clock[stage] = position, now
     _all_done(schedules, done, [0] * stages)

@@ -1,11 +1,15 @@
 """Pipeline schedules as data: what each stage computes and whom it talks to, in order.
 
-Three kinds. With p stages, m micro-batches and v chunks per stage, idle time over busy time ("bubble") is:
+Four kinds. With p stages, m micro-batches and v chunks per stage, idle time over busy time ("bubble") is:
 
 * ``gpipe``: all forward passes, then all backward passes (Huang et al. 2019); (p - 1) / m, m micro-batches in flight.
 * ``1f1b``: stage s starts with p - s - 1 forward passes, then one forward, one backward in turn (Narayanan et al. 2019,
   "PipeDream"; flushed every step); the same bubble, p - s micro-batches in flight.
 * ``interleaved``: 1F1B over v chunks per stage (Narayanan et al. 2021, section 2.2); (p - 1) / (m v) for m >= p.
+* ``zero_bubble``: 1F1B whose backward passes leave out the gradients of weights, which nobody else waits for; stage s
+  makes those s micro-batches later (Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.1, schedule ZB-H1).
+  Where forward pass, backward pass without them, and they themselves take alike, (p - 1) / (3 m) for m >= p; every
+  stage holds as much as the first stage of 1F1B.
 
 Any number of micro-batches is valid. Interleaving takes groups of micro-batches through all chunks; a group of at least
 p has its next chunk's input waiting for it. Megatron-LM wants m to be a multiple of p; here m is cut into m // p groups
@@ -34,13 +38,14 @@ from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Deque, Dict, List, Sequence, Tuple, Union
+from typing import Deque, Dict, List, Optional, Sequence, Tuple, Union
 
 from fugaku_gpt.config.schema import PIPELINE_SCHEDULES
 from fugaku_gpt.layout.rendezvous import Part
 
 KINDS = PIPELINE_SCHEDULES
 ACTIVATION, GRADIENT = "activation", "gradient"
+ZERO_BUBBLE = "zero_bubble"
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,17 @@ class Forward:
 
 @dataclass(frozen=True)
 class Backward:
-    """The backward pass of one micro-batch through one chunk; it frees what the forward pass has kept."""
+    """The backward pass of one micro-batch through one chunk; it frees what the forward pass has kept. In a schedule
+    with :class:`Weights` it leaves their part out, and keeps what that needs."""
+
+    __slots__ = ("micro_batch", "chunk")
+    micro_batch: int
+    chunk: int
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The gradients of weights that the backward pass of one micro-batch through one chunk has left out."""
 
     __slots__ = ("micro_batch", "chunk")
     micro_batch: int
@@ -97,8 +112,8 @@ class Exchange:
         return [(m.peer, m.key) for m in self.sends], [(m.peer, m.key) for m in self.receives]
 
 
-Action = Union[Forward, Backward, Exchange]
-_Pass = Tuple[bool, int, int]  # is a forward pass, micro-batch, chunk
+Pass = Union[Forward, Backward, Weights]
+Action = Union[Pass, Exchange]
 
 
 def schedule(kind: str, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> Tuple[Action, ...]:
@@ -116,20 +131,23 @@ def schedule(kind: str, stage: int, stages: int, micro_batches: int, chunks: int
         raise ValueError(f"stage {stage}: valid: 0 to {stages - 1}")
     order = stage_order(kind, stage, stages, micro_batches, chunks)
     if stages == 1:
-        return tuple(_action(step) for step in order)
+        return tuple(order)
     ticks = _ticks(kind, stages, micro_batches, chunks)
     ends = [ticks[step] for step in order]
     sends: List[List[Message]] = [[] for _ in range(len(order) + 1)]  # [k]: of the exchange before computation k
     arriving: List[List[Tuple[int, int, Message]]] = [[] for _ in range(len(order) + 1)]
     last = stages * chunks - 1
-    for position, (forward, micro_batch, chunk) in enumerate(order):
-        kind_of, ahead = (ACTIVATION, 1) if forward else (GRADIENT, -1)
+    for position, step in enumerate(order):
+        if isinstance(step, Weights):  # nobody else's business
+            continue
+        micro_batch, chunk = step.micro_batch, step.chunk
+        kind_of, ahead = (ACTIVATION, 1) if isinstance(step, Forward) else (GRADIENT, -1)
         if 0 <= chunk + ahead <= last:
             receiver = chunk + ahead
             sends[position + 1].append(Message(kind_of, micro_batch, receiver, receiver % stages))
-        if 0 <= chunk - ahead <= last:
-            sent = ticks[forward, micro_batch, chunk - ahead]
-            peer = (chunk - ahead) % stages
+        source = source_of(step, last)
+        if source is not None:
+            sent, peer = ticks[source], source.chunk % stages
             arriving[bisect_right(ends, sent)].append((sent, peer, Message(kind_of, micro_batch, chunk, peer)))
     actions: List[Action] = []
     for position in range(len(order) + 1):
@@ -138,26 +156,40 @@ def schedule(kind: str, stage: int, stages: int, micro_batches: int, chunks: int
         if sends[position] or receives:
             actions.append(Exchange(tuple(sends[position]), receives))
         if position < len(order):
-            actions.append(_action(order[position]))
+            actions.append(order[position])
     return tuple(actions)
 
 
-def stage_order(kind: str, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> List[_Pass]:
-    """The computations of one stage, without messages: (is a forward pass, micro-batch, chunk)."""
+def stage_order(kind: str, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> List[Pass]:
+    """The computations of one stage, without messages."""
     groups = _groups(micro_batches, stages, chunks)
-    forward = [(True, i, c * stages + stage) for group in groups for c in range(chunks) for i in group]
-    backward = [(False, i, c * stages + stage) for group in groups for c in reversed(range(chunks)) for i in group]
+    forward = [Forward(i, c * stages + stage) for group in groups for c in range(chunks) for i in group]
+    backward = [Backward(i, c * stages + stage) for group in groups for c in reversed(range(chunks)) for i in group]
     if kind == "gpipe":
-        return forward + backward
+        return [*forward, *backward]
     if chunks == 1:
         first = stages - stage - 1
     else:
         first = 2 * (stages - stage - 1) + (chunks - 1) * max(len(group) for group in groups)
     first = min(first, len(forward))
-    order: List[_Pass] = forward[:first]
+    order: List[Pass] = [*forward[:first]]
     for step, one_backward in zip(forward[first:], backward):
         order += (step, one_backward)
-    return order + backward[len(forward) - first :]
+    order += backward[len(forward) - first :]
+    return _with_weights(order, stage) if kind == ZERO_BUBBLE else order
+
+
+def _with_weights(order: Sequence[Pass], late: int) -> List[Pass]:
+    """With the gradients of weights apart, so many micro-batches after their backward passes."""
+    found: List[Pass] = []
+    waiting: Deque[Weights] = deque()
+    for step in order:
+        found.append(step)
+        if isinstance(step, Backward):
+            waiting.append(Weights(step.micro_batch, step.chunk))
+            if len(waiting) > late:
+                found.append(waiting.popleft())
+    return [*found, *waiting]
 
 
 def in_words(item: Union[Action, Message]) -> str:
@@ -170,7 +202,7 @@ def in_words(item: Union[Action, Message]) -> str:
             for verb, each in (("sends", item.sends), ("receives", item.receives))
         )
         return " and ".join(f"{verb} {words}" for verb, words in lists if words) or "exchanges nothing"
-    name = "forward" if isinstance(item, Forward) else "backward"
+    name = {Forward: "forward", Backward: "backward", Weights: "gradients of weights"}[type(item)]
     return f"{name} of micro-batch {item.micro_batch} through chunk {item.chunk}"
 
 
@@ -195,36 +227,31 @@ def _check(kind: str, stages: int, micro_batches: int, chunks: int) -> None:
         raise ValueError(f"schedule {kind} with {chunks} chunks per stage: valid: 1, or the schedule interleaved")
 
 
-def _action(step: _Pass) -> Action:
-    forward, micro_batch, chunk = step
-    return Forward(micro_batch, chunk) if forward else Backward(micro_batch, chunk)
-
-
 @lru_cache(maxsize=2)
-def _ticks(kind: str, stages: int, micro_batches: int, chunks: int) -> Dict[_Pass, int]:
+def _ticks(kind: str, stages: int, micro_batches: int, chunks: int) -> Dict[Pass, int]:
     """At which tick each computation ends when all take one tick and start as soon as they can."""
     orders = [stage_order(kind, stage, stages, micro_batches, chunks) for stage in range(stages)]
     return _earliest(orders, stages * chunks - 1)
 
 
-def _earliest(orders: Sequence[Sequence[_Pass]], last: int) -> Dict[_Pass, int]:
+def _earliest(orders: Sequence[Sequence[Pass]], last: int) -> Dict[Pass, int]:
     stages = len(orders)
-    ticks: Dict[_Pass, int] = {}
+    ticks: Dict[Pass, int] = {}
     done, clock = [0] * stages, [0] * stages
     ready: Deque[int] = deque(range(stages))
     while ready:
         stage = ready.popleft()
         order, position, now = orders[stage], done[stage], clock[stage]
         while position < len(order):
-            forward, micro_batch, chunk = order[position]
-            source = chunk - 1 if forward else chunk + 1
-            if 0 <= source <= last:
-                arrived = ticks.get((forward, micro_batch, source))
+            step = order[position]
+            source = source_of(step, last)
+            if source is not None:
+                arrived = ticks.get(source)
                 if arrived is None:
                     break
                 now = max(now, arrived)
             now += 1
-            ticks[forward, micro_batch, chunk] = now
+            ticks[step] = now
             position += 1
         if position > done[stage]:
             done[stage], clock[stage] = position, now
@@ -232,3 +259,12 @@ def _earliest(orders: Sequence[Sequence[_Pass]], last: int) -> Dict[_Pass, int]:
     if any(done[stage] < len(orders[stage]) for stage in range(stages)):
         raise AssertionError("a schedule's order of computations waits for itself")
     return ticks
+
+
+def source_of(step: Pass, last: int) -> Optional[Pass]:
+    """The computation on another chunk whose result a computation takes."""
+    if isinstance(step, Forward) and step.chunk > 0:
+        return Forward(step.micro_batch, step.chunk - 1)
+    if isinstance(step, Backward) and step.chunk < last:
+        return Backward(step.micro_batch, step.chunk + 1)
+    return None

@@ -23,7 +23,7 @@ from fugaku_gpt.layout.memory import ITEM_BYTES, recompute_of_layers
 from fugaku_gpt.layout.nodes import ACROSS, ACROSS_GATHER, NODE, NODE_GATHER, Nodes, nodes_of
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, BARRIER, REDUCE_SCATTER
 from fugaku_gpt.layout.schedule_times import Timing, simulate
-from fugaku_gpt.layout.schedules import Action, Exchange, Forward, schedule
+from fugaku_gpt.layout.schedules import Action, Exchange, Forward, Weights, schedule
 from fugaku_gpt.layout.stages import RECOMPUTE, Chunk, chunks_of, split_layers, stage_tensors, work_of
 
 TIMED_EVERY = 100  # steps
@@ -209,7 +209,7 @@ def program(plan: SequencePlan, stage: int, on_node: int = 1, alone: bool = Fals
     for action in schedule_of(plan, stage):
         if isinstance(action, Exchange):
             steps.append(Transfer(action, message))
-        else:
+        elif not isinstance(action, Weights):  # gradients of weights are nobody else's business
             steps += (forward if isinstance(action, Forward) else backward)[action.chunk]
     return (*steps, *_after_backward(plan, stage, on_node, alone))
 
@@ -217,13 +217,15 @@ def program(plan: SequencePlan, stage: int, on_node: int = 1, alone: bool = Fals
 def chunk_times(plan: SequencePlan) -> Timing:
     """What each chunk takes for one micro-batch, in forward passes of a layer, by the operations of ``work_of``.
 
-    The loss makes its gradients along with the logits, so all of its work is in the forward pass.
+    The loss makes its gradients along with the logits, so all of its work is in the forward pass. Attention has no
+    weights.
     """
     h = plan.model.hidden
-    layer = 4.0 * h * h + 2.0 * h * plan.model.ffn_size + 2.0 * plan.tokens * h
+    weights = 4.0 * h * h + 2.0 * h * plan.model.ffn_size
+    layer = weights + 2.0 * plan.tokens * h
     forward = [len(part.layers) + 3.0 * plan.vocab * h / layer * part.has_head for part in plan.parts]
     backward = [sum(2.0 + (plan.recompute_of(number) == "full") for number in part.layers) for part in plan.parts]
-    return Timing(forward, backward)
+    return Timing(forward, backward, weights=[len(part.layers) * weights / layer for part in plan.parts])
 
 
 def predicted_bubble(plan: SequencePlan) -> float:

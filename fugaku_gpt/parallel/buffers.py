@@ -20,6 +20,7 @@ from torch import nn
 
 from fugaku_gpt.layout.flat import Owned, flat_layout
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
+from fugaku_gpt.parallel.late import LateWeights
 
 # The switch of this fast path: layers add the gradients of their weights to the sums; False: autograd does, the judge
 # of that. To be set before a model trains.
@@ -71,6 +72,7 @@ class FlatBuffers:
         placements: where each parameter lies, in order.
         layout: where everything lies; see ``layout/flat.py``.
         buckets: consecutive ranges that are summed over replicas in one message each; each divides by ``shards``.
+        late: what layers do not add at once, while the schedule puts it off.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class FlatBuffers:
         self.gradients = torch.zeros(laid.elements, dtype=sums_in)
         self._parameters = torch.zeros(laid.elements, dtype=dtype)
         self._nodes: List[Any] = []  # hooks live as long as the nodes that they are on
+        self.late = LateWeights()
         self.settle: Optional[Callable[[], None]] = None
         for placement in self.placements:
             parameter = named[placement.spec.name]
@@ -99,6 +102,7 @@ class FlatBuffers:
             parameter.data = self._parameters[placement.part].view(parameter.shape)
             sums = self.gradients[placement.part].view(parameter.shape)
             parameter.gradient_sum = sums  # type: ignore[attr-defined]  # see gradient_sum()
+            parameter.late = self.late  # type: ignore[attr-defined]
             if wide:
                 parameter.grad = sums
             else:

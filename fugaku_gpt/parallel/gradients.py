@@ -64,8 +64,9 @@ class GradientSum:
                 if placement.start < bucket.stop and bucket.start < placement.part.stop:
                     self._members[index].append(id(parameter))
             node = accumulation_of(parameter)
-            node.register_hook(self._hook(id(parameter)))  # runs when the gradient has been added up
+            node.register_hook(self._hook(id(parameter)))  # runs when autograd has added the gradient up
             self._nodes.append(node)
+        buffers.late.finished = self._finished
         # [elements] of another type than the gradients, in which they travel
         self._rounded: Optional[torch.Tensor] = None
         if grid.dp.size > 1 and dtype not in (None, buffers.gradients.dtype):
@@ -134,10 +135,14 @@ class GradientSum:
 
     def _hook(self, key: int) -> Any:
         def ready(*_: Any) -> None:
-            if self._armed and any(key in self._pieces[piece] for piece in self._armed):
-                self._ready(key)
+            if not self._buffers.late.waits(key):
+                self._finished(key)
 
         return ready
+
+    def _finished(self, key: int) -> None:
+        if self._armed and any(key in self._pieces[piece] for piece in self._armed):
+            self._ready(key)
 
     def _ready(self, key: int) -> None:
         self._missing[key] -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -9,10 +10,19 @@ import torch
 
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.comm.communicator import Pending
-from fugaku_gpt.layout.schedules import ACTIVATION, GRADIENT, Action, Backward, Exchange, Forward, Message
+from fugaku_gpt.layout.schedules import (
+    ACTIVATION,
+    GRADIENT,
+    Action,
+    Backward,
+    Exchange,
+    Forward,
+    Message,
+    Weights,
+)
+from fugaku_gpt.parallel.late import Key, LateWeights
 from fugaku_gpt.records.flight import BACKWARD, FORWARD, VALIDATION
 
-Key = Tuple[int, int]  # micro-batch, chunk
 Held = Tuple[str, int, int]  # kind of message, micro-batch, the chunk that gets it
 
 
@@ -37,9 +47,12 @@ class Pipeline:
         self._shape = tuple(shape)
         self._dtype = dtype
         self._last_backward = {}
+        self._puts_off = set()  # backward passes whose gradients of weights are made later
         for action in self._actions:
             if isinstance(action, Backward):
                 self._last_backward[action.chunk] = action.micro_batch
+            elif isinstance(action, Weights):
+                self._puts_off.add((action.micro_batch, action.chunk))
         self._arriving: Dict[Held, Tuple[Pending, torch.Tensor]] = {}
         self.waited_seconds = 0.0
 
@@ -47,6 +60,7 @@ class Pipeline:
         self,
         forward: Callable[[int, int, Optional[torch.Tensor]], torch.Tensor],
         before_last_backward: Optional[Callable[[int], None]] = None,
+        late: Optional[LateWeights] = None,
     ) -> None:
         """Run the schedule once; without gradients (validation), only its forward half.
 
@@ -54,6 +68,7 @@ class Pipeline:
             forward: (micro-batch, chunk, input or None for the first chunk) → the chunk's output; of the last chunk,
                 the loss.
             before_last_backward: is told a chunk before its last backward pass.
+            late: takes the products that the schedule puts off; default: none is put off.
         """
         inputs: Dict[Key, torch.Tensor] = {}
         outputs: Dict[Key, torch.Tensor] = {}
@@ -84,11 +99,18 @@ class Pipeline:
                 if before_last_backward is not None and self._last_backward[chunk] == micro_batch:
                     before_last_backward(chunk)
                 y = outputs.pop((micro_batch, chunk))
-                torch.autograd.backward([y], [self._take((GRADIENT, micro_batch, chunk), learns, held)])
+                gradient = self._take((GRADIENT, micro_batch, chunk), learns, held)
+                puts_off = late is not None and (micro_batch, chunk) in self._puts_off
+                with late.putting_off((micro_batch, chunk)) if late and puts_off else contextlib.nullcontext():
+                    torch.autograd.backward([y], [gradient])
                 if chunk != 0:
                     gradient = inputs.pop((micro_batch, chunk)).grad
                     assert gradient is not None
                     held[GRADIENT, micro_batch, chunk - 1] = gradient
+            elif isinstance(action, Weights):
+                if learns and late is not None:
+                    self._pp.progress(BACKWARD, micro_batch=action.micro_batch)
+                    late.make((action.micro_batch, action.chunk))
             else:
                 # what has arrived need not be kept: as many messages live as stages lag, not as there are micro-batches
                 leaving = [pending for pending in leaving if not pending.done()]

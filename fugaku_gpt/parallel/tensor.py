@@ -7,11 +7,13 @@ the column-parallel inputs). Each is done in place on the tensor that the matrix
 With ``sequence_parallel`` the activations outside of the two are cut too: ``sequence.py`` says how they lie.
 
 Gradients of weights are added to their sums by the products that make them where there are flat buffers
-(``buffers.gradient_sum``): no tensor of a weight's size is made, and none is read and written again to be added.
+(``buffers.gradient_sum``): no tensor of a weight's size is made, and none is read and written again to be added. These
+products can be put off (``late.py``).
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Optional, Tuple
 
 import torch
@@ -111,15 +113,17 @@ class _CutLinear(torch.autograd.Function):
         ctx.tp = tp
         ctx.bias_shape = bias.shape
         ctx.sums = gradient_sum(weight), gradient_sum(bias)
+        if ctx.sums[0] is not None:
+            ctx.late, ctx.weight_id = weight.late, id(weight)  # type: ignore[attr-defined]  # of buffers.FlatBuffers
         return _rows(weight)
 
     @staticmethod
     def weight_gradient(ctx: Any, grad: torch.Tensor, x: torch.Tensor) -> Optional[torch.Tensor]:
-        """gradᵀ x: None once it is in the weight's sum."""
+        """gradᵀ x: None once it is in the weight's sum, or to be put there later."""
         grad, x, sums = _rows(grad), _rows(x), ctx.sums[0]
         if sums is None:
             return compat.matmul(grad.t(), x).view(ctx.saved_tensors[1].shape)
-        add_product(_rows(sums), grad.t(), x)
+        ctx.late.add(ctx.weight_id, partial(add_product, _rows(sums), grad.t(), x))
         return None
 
     @staticmethod

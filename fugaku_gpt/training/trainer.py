@@ -374,7 +374,7 @@ class Trainer:
                 total += float(y.detach())
             return y
 
-        self.pipeline.run(forward, before_last_backward)
+        self.pipeline.run(forward, before_last_backward, self.buffers.late)
         return total
 
     def _before_last_backward(self, chunk: int) -> None:

@@ -127,7 +127,7 @@ def pipeline(schedule: str, pp: int, micro_batches: int, chunks: int = 1, *more:
 @pytest.mark.parametrize(("schedule", "in_flight"), [("gpipe", [8, 8, 8, 8]), ("1f1b", [4, 3, 2, 1])])
 def test_late_stages_of_1f1b_hold_fewer_micro_batches(schedule: str, in_flight: List[int]) -> None:
     config, _ = pipeline(schedule, 4, 8)
-    assert [max(counts[0] for counts, _ in moments_of(config, stage)) for stage in range(4)] == in_flight
+    assert [max(counts[0] for counts, _, _ in moments_of(config, stage)) for stage in range(4)] == in_flight
 
 
 def choice(config: RunConfig, chunks: Sequence[Chunk]) -> List[Dict[str, int]]:
@@ -180,7 +180,7 @@ def test_enough_memory_recomputes_nothing_and_selective_goes_no_further() -> Non
 
 @settings(max_examples=60, deadline=None)
 @given(
-    schedule=st.sampled_from([("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)]),
+    schedule=st.sampled_from([("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zero_bubble", 1)]),
     pp=st.integers(1, 4),
     micro_batches=st.integers(1, 9),
     kind=st.sampled_from(["selective", "full"]),

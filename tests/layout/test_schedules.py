@@ -18,6 +18,7 @@ from fugaku_gpt.layout.schedules import (
     Exchange,
     Forward,
     Message,
+    Weights,
     schedule,
 )
 
@@ -55,8 +56,8 @@ def test_every_schedule_is_complete_and_free_of_deadlock(shape: Shape) -> None:
 @given(shapes())
 def test_chunks_see_micro_batches_in_order_whatever_the_kind(shape: Shape) -> None:
     for actions in all_stages(shape):
-        for kind in (Forward, Backward):
-            seen = [(a.chunk, a.micro_batch) for a in actions if isinstance(a, (Forward, Backward)) and type(a) is kind]
+        for kind in (Forward, Backward, Weights):
+            seen = [(a.chunk, a.micro_batch) for a in actions if not isinstance(a, Exchange) and type(a) is kind]
             assert sorted(seen) == sorted(seen, key=lambda pair: pair[0])
 
 
@@ -64,6 +65,11 @@ def test_chunks_see_micro_batches_in_order_whatever_the_kind(shape: Shape) -> No
 @given(shapes(), st.sampled_from([1.0, 2.0, 3.0]))
 def test_the_bubble_is_that_of_the_formula(shape: Shape, backward: float) -> None:
     kind, stages, micro_batches, chunks = shape
+    if kind == "zero_bubble":
+        times = simulate(all_stages(shape), Timing(forward=1.0, backward=2.0, weights=1.0))
+        assert times.bubble == pytest.approx([ideal_bubble(*shape)] * stages)
+        assert micro_batches < stages or ideal_bubble(*shape) == pytest.approx((stages - 1) / (3 * micro_batches))
+        return
     times = simulate(all_stages(shape), Timing(forward=1.0, backward=backward))
     assert times.bubble == pytest.approx([ideal_bubble(*shape)] * stages)
     if kind != "interleaved" or micro_batches >= stages:
@@ -89,12 +95,39 @@ def test_late_waits_are_never_slower(shape: Shape, forward: float, backward: flo
     assert late >= max(simulate(schedules, timing).busy) - 1e-9
 
 
+@settings(max_examples=120, deadline=None)
+@given(st.integers(1, 8), st.integers(0, 16), st.floats(0.2, 4), st.floats(0.2, 4), st.floats(0.1, 0.9))
+def test_putting_gradients_of_weights_off_shortens_the_bubble_by_them(
+    stages: int, more: int, forward: float, backward: float, share: float
+) -> None:
+    weights = share * backward
+    shape = ("zero_bubble", stages, stages + more, 1)
+    times = simulate(all_stages(shape), Timing(forward, backward, weights=weights))
+    plain = simulate(all_stages(("1f1b", *shape[1:])), Timing(forward, backward))
+    assert times.busy == pytest.approx(plain.busy)
+    assert times.makespan <= plain.makespan + 1e-9
+    if weights <= min(forward, backward - weights):  # there is room for all of them
+        idle = (stages - 1) * (forward + backward - 2 * weights)
+        assert times.makespan == pytest.approx(times.busy[0] + idle)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 8), st.integers(1, 16))
+def test_no_stage_of_zero_bubble_holds_more_than_the_first_of_1f1b(stages: int, micro_batches: int) -> None:
+    shape = ("zero_bubble", stages, micro_batches, 1)
+    report = check(all_stages(shape), shape)
+    assert report.peak_in_flight == tuple(min(micro_batches, stages - stage) for stage in range(stages))
+    assert max(report.peak_held) <= min(micro_batches, stages + 1)
+
+
 def test_the_bubble_of_the_run_on_13824_nodes() -> None:
     shape = ("1f1b", 8, 7, 1)
     times = simulate(all_stages(shape))
     assert times.idle_share == pytest.approx([0.5] * 8)
     halved = simulate(all_stages(("interleaved", 8, 8, 4)))
     assert halved.bubble == pytest.approx([7 / 32] * 8)
+    third = simulate(all_stages(("zero_bubble", 8, 8, 1)))
+    assert third.bubble == pytest.approx([7 / 24] * 8)
 
 
 def test_the_slowest_stage_sets_the_pace_and_each_hop_its_latency() -> None:
@@ -146,7 +179,7 @@ def test_a_schedule_reads_as_in_the_papers() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("zigzag", 0, 2, 2), "valid: gpipe, 1f1b, interleaved"),
+        (("zigzag", 0, 2, 2), "valid: gpipe, 1f1b, interleaved, zero_bubble"),
         (("1f1b", 0, 2, 2, 2), "valid: 1, or the schedule interleaved"),
         (("1f1b", 2, 2, 2), "stage 2: valid: 0 to 1"),
         (("1f1b", 0, 2, 0), "valid: 1 or more"),
@@ -159,13 +192,13 @@ def test_values_that_are_not_valid_are_refused(arguments: Tuple[Any, ...], words
         schedule(*arguments)
 
 
-@pytest.mark.parametrize(("kind", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 4)])
+@pytest.mark.parametrize(("kind", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 4), ("zero_bubble", 1)])
 def test_64_stages_of_512_micro_batches(kind: str, chunks: int) -> None:
     shape = (kind, 64, 512, chunks)
     schedules = all_stages(shape)
     report = check(schedules, shape)
     assert report.messages == 2 * 512 * (64 * chunks - 1)
-    assert simulate(schedules).bubble[0] == pytest.approx(63 / (512 * chunks))
+    assert simulate(schedules).bubble[0] == pytest.approx(ideal_bubble(*shape))
 
 
 # Mutations: the checker against schedules that are almost right.
@@ -233,10 +266,11 @@ def test_a_computation_left_out_done_twice_or_moved_elsewhere_is_found(shape: Sh
     actions = schedules[stage]
     position = data.draw(st.sampled_from([p for p, a in enumerate(actions) if not isinstance(a, Exchange)]))
     action = actions[position]
-    assert isinstance(action, (Forward, Backward))
+    assert not isinstance(action, Exchange)
+    only_one = isinstance(action, Weights) and shape[1] * shape[2] == 1  # without it, a schedule that puts nothing off
     mutants: List[List[Action]] = [
-        [],
         [action, action],
+        *([] if only_one else [[]]),
         [type(action)(action.micro_batch, action.chunk + 1)],
         [type(action)(shape[2], action.chunk)],
         [type(action)(-1, action.chunk)],
