@@ -1,12 +1,13 @@
-"""The pipeline's idle time, measured beside what the schedule promises: (p - 1) / m, and that over v where interleaved.
+"""The pipeline's idle time, measured beside what the schedule promises: (p - 1) / m, that over v where interleaved, a
+third of it where gradients of weights are put off.
 
     .venv/bin/python benchmarks/bubble.py                    # 4 stages, 8 micro-batches, each kind of schedule
     .venv/bin/python benchmarks/bubble.py --stages 2 --micro-batches 4 16
 
 Real ranks, real messages and the trainer's own pipeline; only the layers are replaced by sleeps, so that ranks that
-share a core do not disturb each other. A stage's forward pass takes ``--pass-ms``, its backward pass twice as long, in
-v parts where it has v chunks. What is printed is idle over busy time, the mean over stages, of the best of ``--tries``
-steps: a busy machine only adds to it.
+share a core do not disturb each other. A stage's forward pass takes ``--pass-ms``, its backward pass twice as long,
+half of that for the gradients of its weights, in v parts where it has v chunks. What is printed is idle over busy time,
+the mean over stages, of the best of ``--tries`` steps: a busy machine only adds to it.
 
 Ranks that share a core, as those here do, look for their messages once in a millisecond, so that the one which has work
 gets the core; with a core each they would wait at it and see a message at once. The column ``late`` is what is told
@@ -30,6 +31,7 @@ from fugaku_gpt.comm import Communicator
 from fugaku_gpt.jobs.launcher import rank_from_environment
 from fugaku_gpt.layout.schedule_times import Timing, simulate
 from fugaku_gpt.layout.schedules import schedule
+from fugaku_gpt.parallel.late import LateWeights
 from fugaku_gpt.parallel.pipeline import Pipeline
 
 SHAPE = (2, 8)  # of the hidden states: messages cost next to nothing
@@ -39,10 +41,13 @@ WARM_UP_SECONDS = 1e-3  # the first message between two ranks opens a connection
 
 @dataclass
 class Sleeper:
-    """Seconds of one pass through one chunk, and how long they have taken altogether."""
+    """Seconds of one pass through one chunk, and how long they have taken altogether; the backward pass is without the
+    gradients of weights, which ``late`` may put off."""
 
     forward: float
     backward: float
+    weights: float
+    late: LateWeights
     busy: float = 0.0
 
     def sleep(self, seconds: float) -> None:
@@ -61,7 +66,9 @@ class _Slept(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[torch.Tensor, None]:
-        ctx.sleeper.sleep(ctx.sleeper.backward)
+        sleeper = ctx.sleeper
+        sleeper.sleep(sleeper.backward)
+        sleeper.late.add(0, lambda: sleeper.sleep(sleeper.weights))
         return gradient.clone(), None
 
 
@@ -80,7 +87,7 @@ def told_bubble(
         late: seconds from when both ends of a message are there until it is seen.
     """
     forward = [pass_seconds / chunks * share for share in (work or [1.0] * stages * chunks)]
-    timing = Timing(forward, [2.0 * seconds for seconds in forward], late)
+    timing = Timing(forward, [2.0 * seconds for seconds in forward], late, weights=forward)
     return simulate([schedule(kind, rank, stages, micro_batches, chunks) for rank in range(stages)], timing).mean_bubble
 
 
@@ -100,9 +107,10 @@ def measured_bubble(
     """
     last = pp.size * chunks - 1
     sleepers: Dict[int, Sleeper] = {}
+    late = LateWeights()
     for chunk in range(pp.rank, last + 1, pp.size):
         seconds = pass_seconds / chunks * (work[chunk] if work is not None else 1.0)
-        sleepers[chunk] = Sleeper(seconds, 2.0 * seconds)
+        sleepers[chunk] = Sleeper(seconds, seconds, seconds, late)
     actions = schedule(kind, pp.rank, pp.size, micro_batches, chunks)
     pipeline = Pipeline(actions, pp, last, SHAPE, torch.float32)
     first_input = torch.zeros(SHAPE, requires_grad=True)
@@ -114,7 +122,7 @@ def measured_bubble(
     pp.barrier()
     # one clock for all: perf_counter is the machine's monotonic clock, and the ranks are on one machine
     ends = torch.tensor([-time.perf_counter(), 0.0], dtype=torch.float64)
-    pipeline.run(forward)
+    pipeline.run(forward, late=late)
     ends[1] = time.perf_counter()
     pp.all_reduce(ends, "max")
     busy = sum(sleeper.busy for sleeper in sleepers.values())
@@ -124,8 +132,9 @@ def measured_bubble(
 
 
 def _print_rows(world: Communicator, options: argparse.Namespace) -> None:
+    kinds = [("gpipe", 1), ("1f1b", 1), ("zero_bubble", 1), *(("interleaved", chunks) for chunks in options.chunks)]
     for micro_batches in options.micro_batches:
-        for kind, chunks in [("gpipe", 1), ("1f1b", 1)] + [("interleaved", chunks) for chunks in options.chunks]:
+        for kind, chunks in kinds:
             measured_bubble(world, kind, micro_batches, chunks, WARM_UP_SECONDS)
             tries = [
                 measured_bubble(world, kind, micro_batches, chunks, options.pass_ms / 1e3) for _ in range(options.tries)

@@ -114,7 +114,7 @@ class LayoutConfig:
     order: str = option(
         "tp,pp,dp", "which ranks are neighbours: the axes of the grid, fastest first", choices=GRID_ORDERS
     )
-    schedule: str = option("1f1b", "order of forward and backward passes in the pipeline", choices=PIPELINE_SCHEDULES)
+    schedule: str = option("1f1b", "order of passes in the pipeline", choices=PIPELINE_SCHEDULES)
     chunks: int = option(1, "virtual stages of each pipeline stage; above 1 with the interleaved schedule", at_least=1)
     split: Tuple[int, ...] = option(
         (), "layers of each chunk, first to last; default: balanced, embedding and logits counted", at_least=1

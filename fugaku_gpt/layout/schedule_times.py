@@ -70,7 +70,8 @@ def simulate(schedules: Sequence[Sequence[Action]], timing: Timing = Timing(), l
     """How long the stages take for schedules that ``schedule_check.check_schedules`` has passed.
 
     With equal stages and free messages, late waits give :func:`ideal_bubble` for every kind and any ratio of backward
-    to forward time. Waiting at once gives it for ``gpipe`` and ``1f1b``, but for ``interleaved`` only where backward
+    to forward time; ``zero_bubble`` idles (p - 1) (forward + backward - 2 weights) where weights take least of the
+    three. Waiting at once gives it for ``gpipe`` and ``1f1b``, but for ``interleaved`` only where backward
     takes as long as forward: else stages meet that are in the middle of something.
 
     Args:

@@ -16,9 +16,10 @@ def test_it_prints_measured_beside_predicted() -> None:
     assert [row[:4] for row in rows[1:]] == [
         ["gpipe", "2", "4", "1"],
         ["1f1b", "2", "4", "1"],
+        ["zero_bubble", "2", "4", "1"],
         ["interleaved", "2", "4", "2"],
     ]
-    assert [row[5] for row in rows[1:]] == ["0.2500", "0.2500", "0.1250"]
+    assert [row[5] for row in rows[1:]] == ["0.2500", "0.2500", "0.0833", "0.1250"]
     assert all(float(row[4]) > 0 and float(row[6]) > float(row[5]) for row in rows[1:])
 
 

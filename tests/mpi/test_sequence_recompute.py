@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Tuple
+from typing import Any, Tuple
 
 import pytest
 import torch
@@ -11,9 +11,9 @@ import torch
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
-from fugaku_gpt.layout.memory import ends_bytes, moments_of, peak_bytes
+from fugaku_gpt.layout.memory import ends_bytes, late_bytes, moments_of, peak_bytes
 from fugaku_gpt.layout.stages import chunks_of
-from fugaku_gpt.model import recompute_of
+from fugaku_gpt.model import named_parameters, recompute_of
 from fugaku_gpt.planner.run_memory import memory_of_run
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.kept import HAS_HOOKS, counting
@@ -136,7 +136,7 @@ def test_a_stage_keeps_what_the_formula_says(world: Communicator, case: Case) ->
     moments = moments_of(config, stage)
     told = peak_bytes(config, mine, {layer: kinds[layer] for c in mine for layer in c.layers}, moments)
     # autograd does not count what the pipeline and the loss hold: a chunk's output, the gradients made with the loss
-    elsewhere = max(sum(n * ends_bytes(config, c) for n, c in zip(counts, mine)) for counts, _ in moments)
+    elsewhere = max(sum(n * ends_bytes(config, c) for n, c in zip(counts, mine)) for counts, _, _ in moments)
     print(f"\nstage {stage} of {case}: kept {kept.most} bytes, formula {told}, of them elsewhere up to {elsewhere}")
     said, held = memory_of_run(config).stages[stage], trainer.held_bytes()
     assert (said["weights"], said["gradients"]) == (held["weights"], held["gradients"])
@@ -144,3 +144,24 @@ def test_a_stage_keeps_what_the_formula_says(world: Communicator, case: Case) ->
     assert 0.95 * said["optimiser"] <= held["optimiser"] <= said["optimiser"] and said["activations"] == told
     assert kept.now == 0
     assert kept.most <= 1.01 * told and told <= 1.01 * (kept.most + elsewhere)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_what_is_put_off_keeps_what_the_formula_says(world: Communicator, sequence_parallel: bool) -> None:
+    if world.size not in (2, 4):
+        pytest.skip("another number of ranks")
+    case = Case((1, world.size // 2, 2), "none", sequence_parallel, schedule="zero_bubble")
+    config = case.config()
+    trainer = trainer_of(ProcessGrid(world, config.layout), config)
+    late, kept = trainer.buffers.late, []
+
+    def add(parameter: int, product: Any) -> None:
+        kept.extend(tensor for tensor in product.args[1:])  # of the sum that they are added to nothing is kept
+        original(parameter, product)
+
+    original, late.add = late.add, add  # type: ignore[method-assign]
+    trainer.step()
+    storages = {tensor.storage().data_ptr(): tensor.storage().size() * tensor.element_size() for tensor in kept}
+    layers = sum(len(chunk.layers) for chunk in chunks_of(config) if chunk.stage == trainer.grid.place.pp)
+    assert sum(storages.values()) == config.micro_batches * layers * late_bytes(config)
+    assert not any(late.waits(id(parameter)) for parameter in named_parameters(list(trainer.pieces.values())).values())
