@@ -33,11 +33,10 @@ def layer_bytes(config: RunConfig, kind: str) -> int:
 
     Elements, without recomputing:
 
-    * between the cut layers, b r h each: the layer's input, the residual after attention, both LayerNorms' outputs,
-      and the masks of the two dropouts where there is dropout; of both LayerNorms mean and deviation, b r each, or in
-      16 bits weight and bias in float32, h each;
+    * between the cut layers, b r h each: the layer's input, the residual after attention, and the masks of the two
+      dropouts where there is dropout;
     * in the cut layers: query, key, value and the attention's output, b s h / t each; the MLP's inner activations
-      before and after GELU, b s f / t each;
+      before GELU, b s f / t. LayerNorms and GELU are done again;
     * the flags of attention dropout (:func:`core_bytes`), which ``selective`` does not keep. ``full`` keeps the input
       alone.
 
@@ -50,9 +49,9 @@ def layer_bytes(config: RunConfig, kind: str) -> int:
     item = ITEM_BYTES[config.training.dtype]
     if kind == "full":
         return item * b * r * model.hidden
-    between = b * r * model.hidden * (6 if model.dropout else 4)
-    inside = b * s * (4 * model.hidden + 2 * model.ffn_size) // t
-    return item * (between + inside) + 2 * _norm_bytes(config) + (core_bytes(config) if kind == "none" else 0)
+    between = b * r * model.hidden * (4 if model.dropout else 2)
+    inside = b * s * (4 * model.hidden + model.ffn_size) // t
+    return item * (between + inside) + (core_bytes(config) if kind == "none" else 0)
 
 
 def _norm_bytes(config: RunConfig) -> int:
@@ -82,9 +81,9 @@ def _freed_before_core(config: RunConfig) -> int:
     model, t = config.model, config.layout.tp
     b, s = config.training.micro_batch, model.seq_len
     r = s // t if config.layout.sequence_parallel else s
-    between = b * r * model.hidden * (4 if model.dropout else 2)
-    inside = b * s * (model.hidden + 2 * model.ffn_size) // t
-    return ITEM_BYTES[config.training.dtype] * (between + inside) + _norm_bytes(config)
+    between = b * r * model.hidden * (3 if model.dropout else 1)
+    inside = b * s * (model.hidden + model.ffn_size) // t
+    return ITEM_BYTES[config.training.dtype] * (between + inside)
 
 
 def late_bytes(config: RunConfig) -> int:

@@ -13,7 +13,7 @@ from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.model.causal_attention import Kept, causal_attention
 from fugaku_gpt.model.dropout import dropped_share, keep_mask
-from fugaku_gpt.parallel.tensor import ColumnParallelLinear, RowParallelLinear
+from fugaku_gpt.parallel.tensor import ColumnParallelLinear, Prepare, RowParallelLinear
 
 # The switch of this fast path: True: attention by its definition, which is what it is compared with.
 NAIVELY = False
@@ -62,10 +62,11 @@ class CausalSelfAttention(nn.Module):
         self._site = site
         self._keep = not recompute_core
 
-    def forward(self, x: torch.Tensor, first_sample: int) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, first_sample: int, norm: Optional[Prepare] = None) -> torch.Tensor:
+        """``first_sample`` keys dropout; ``norm`` is done to the input, and again in the backward pass."""
         b, here, _ = x.shape  # tokens of each sample: all s, or under sequence parallelism s / parts
         heads, d = self._heads_here, self._model.head_size
-        qkv = self.qkv(x).view(-1, b, here, 3, heads, d)  # the first dimension is parts, or 1
+        qkv = self.qkv(x, norm).view(-1, b, here, 3, heads, d)  # the first dimension is parts, or 1
         parts = qkv.shape[0]
         probability, kept = 0.0, None
         if self.training and self._model.attention_dropout > 0.0:

@@ -29,7 +29,7 @@ _SITES_PER_BLOCK = 3  # dropout sites: attention probabilities, attention output
 
 
 class MLP(nn.Module):
-    """[b, s, h] → [b, s, h] through ffn_size."""
+    """[b, s, h] → [b, s, h] through ffn_size; GELU is done again in the backward pass."""
 
     def __init__(self, model: ModelConfig, tp: Communicator, dtype: torch.dtype, sequence_parallel: bool) -> None:
         super().__init__()
@@ -37,8 +37,9 @@ class MLP(nn.Module):
         self.down = RowParallelLinear(model.ffn_size, model.hidden, tp, dtype, sequence_parallel)
         self._gelu = compat.gelu_tanh if model.gelu == "tanh" else compat.gelu
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self._gelu(self.up(x)))
+    def forward(self, x: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
+        """``norm``: of the input, done again in the backward pass."""
+        return self.down(self.up(x, norm), self._gelu)
 
 
 class Block(nn.Module):
@@ -75,8 +76,8 @@ class Block(nn.Module):
         return self._layer(x, first_sample)
 
     def _layer(self, x: torch.Tensor, first_sample: int) -> torch.Tensor:
-        x = x + self.attention_dropout(self.attention(self.attention_norm(x), first_sample), first_sample)
-        return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)), first_sample)
+        x = x + self.attention_dropout(self.attention(x, first_sample, self.attention_norm), first_sample)
+        return x + self.mlp_dropout(self.mlp(x, self.mlp_norm), first_sample)
 
 
 class GPT(nn.Module):

@@ -127,7 +127,7 @@ def test_a_recomputed_layer_keeps_its_input_alone_and_the_backward_pass_leaves_n
         most[kind] = (after_forward, kept.most)
     for stage in (0, 1):  # after the forward pass, and at most, recomputing included
         assert most["full"][stage] < most["selective"][stage] < most["none"][stage]
-    assert most["full"][0] < most["none"][0] / 10
+    assert most["full"][0] < most["none"][0] / 8
 
 
 def test_inputs_that_want_no_gradient_are_left_without() -> None:

@@ -5,13 +5,15 @@ What they do over several ranks is held equal to one rank by ``tests/mpi``.
 
 from __future__ import annotations
 
-from typing import List, Tuple
+from typing import Any, List, Tuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fugaku_gpt.comm import Communicator
+from fugaku_gpt.parallel import tensor
 from fugaku_gpt.parallel.tensor import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -100,7 +102,7 @@ def test_an_embedding_on_one_rank_is_nn_embedding() -> None:
 @pytest.mark.parametrize("function", [_ColumnParallel, _RowParallel, _GatherColumnParallel, _RowParallelScatter])
 def test_hand_written_gradients_of_a_cut_layer_equal_finite_differences(function: torch.autograd.Function) -> None:
     x, weight, bias = random(2, 3, INPUTS), random(OUTPUTS, INPUTS, seed=1), random(OUTPUTS, seed=2)
-    assert torch.autograd.gradcheck(lambda *tensors: function.apply(*tensors, ALONE), (x, weight, bias))
+    assert torch.autograd.gradcheck(lambda *tensors: function.apply(*tensors, ALONE, None), (x, weight, bias))
 
 
 @pytest.mark.parametrize("first_row", [0, 4])
@@ -118,3 +120,40 @@ def test_a_slice_of_an_embedding_gives_zeros_for_the_rows_of_other_ranks(first_r
             else:
                 assert float(found[i, j].detach().abs().sum()) == 0.0
     assert table.grad is not None and torch.equal(table.grad, times.unsqueeze(1).expand(5, INPUTS))
+
+
+@pytest.mark.parametrize("cut", [ColumnParallelLinear, RowParallelLinear])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_what_prepares_a_layer_s_input_is_done_again_and_not_kept(
+    cut: Any, sequence_parallel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = cut(INPUTS, OUTPUTS, ALONE, torch.float64, sequence_parallel=sequence_parallel)
+    fill(layer)
+    norm = nn.LayerNorm(INPUTS).double()
+    fill(norm)
+    results, calls = [], []
+
+    def prepare(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x.detach().clone())
+        prepared: torch.Tensor = F.gelu(norm(x))
+        return prepared
+
+    for again in (True, False):
+        monkeypatch.setattr(tensor, "PREPARES_AGAIN", again)
+        calls.clear()
+        x = random(2, 3, INPUTS)
+        for parameter in (*layer.parameters(), *norm.parameters()):
+            parameter.grad = None
+        y = layer(x, prepare)
+        y.backward(random(*y.shape, seed=9).detach())
+        assert len(calls) == (2 if again else 1) and torch.equal(calls[0], calls[-1])
+        results.append([y.detach(), x.grad, *(p.grad for p in (*layer.parameters(), *norm.parameters()))])
+    for found, expected in zip(*results):
+        assert found is not None and torch.equal(found, expected)
+    with torch.no_grad():
+        calls.clear()
+        layer(random(2, 3, INPUTS), prepare)
+    assert len(calls) == 1
+    calls.clear()
+    layer(random(2, 3, INPUTS).detach(), prepare).sum().backward()  # only the layers' own gradients are wanted
+    assert len(calls) == 1 and norm.weight.grad is not None
