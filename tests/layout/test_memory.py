@@ -82,8 +82,8 @@ def test_the_formula_holds_in_16_bits_too(kind: str, forced: bool, monkeypatch: 
 
 def test_the_paper_s_layer_is_a_special_case() -> None:
     """Korthikanti et al. 2022, equation 2: s b h (10 + 24 / t + 5 a s / (h t)) bytes, where a number takes two bytes
-    and an element of a mask one. We keep the same tensors but for those that we compute again: the probabilities and what
-    dropout leaves of them (4 a s / (h t)), and what LayerNorms and GELU make (4 + 8 / t)."""
+    and an element of a mask one. We keep the same tensors but for those that we compute again: the probabilities and
+    what dropout leaves of them (4 a s / (h t)), and what LayerNorms and GELU make (4 + 8 / t)."""
     s, h, a, t = 32, 64, 4, 2
     config = load_run_config(
         overrides=[
