@@ -114,6 +114,7 @@ class RunCost:
         self._places = [work.chunk.stage for work in works]
         self._forward = [self._seconds(work.forward) for work in works]
         self._backward = [self._seconds(work.backward) for work in works]
+        self._weights = [self._seconds(work.weights) for work in works]
         self._send = rates.message(SEND, 2, message_bytes(config)) if layout.pp > 1 else 0.0
         self._schedules = [
             schedule(layout.schedule, stage, layout.pp, self._m, layout.chunks) for stage in range(layout.pp)
@@ -132,7 +133,8 @@ class RunCost:
         backward = [one.whole(c) for one in self._backward]
         stages = range(self._layout.pp)
         of_stage = [self._of_stage(stage) for stage in stages]
-        timing = Timing(forward, backward, c["sends"] * self._send)
+        weights = [one.whole(c) for one in self._weights]
+        timing = Timing(forward, backward, c["sends"] * self._send, weights)
         slowest = max(of_stage, key=lambda one: one.whole(c))
         busy = slowest.whole(c)
         makespan = simulate(self._schedules, timing).makespan if self._layout.pp > 1 else busy

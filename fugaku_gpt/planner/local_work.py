@@ -65,11 +65,16 @@ class Tally:
 
 @dataclass(frozen=True)
 class ChunkWork:
-    """One micro-batch through one chunk of the pipeline."""
+    """One micro-batch through one chunk of the pipeline.
+
+    Attributes:
+        weights: what of the backward pass a schedule may put off.
+    """
 
     chunk: Chunk
     forward: Tally
     backward: Tally
+    weights: Tally
 
 
 @dataclass(frozen=True)
@@ -94,14 +99,15 @@ def chunk_works(config: RunConfig) -> List[ChunkWork]:
     kinds = recompute_of_layers(config, chunks)
     found = []
     for chunk in chunks:
-        forward, backward = Tally(), Tally()
+        forward, backward, weights = Tally(), Tally(), Tally()
         if chunk.has_embedding:
             _embedding(config, forward, backward)
         for layer in chunk.layers:
             _layer(config, kinds[layer], forward, backward)
+            _weight_products(config, weights)
         if chunk.has_head:
             _head(config, forward, backward)
-        found.append(ChunkWork(chunk, forward, backward))
+        found.append(ChunkWork(chunk, forward, backward, weights))
     return found
 
 
@@ -172,7 +178,7 @@ def _layer_forward(config: RunConfig, tally: Tally) -> None:
     tally.over("add", here, 2 if t == 1 else 4)  # residuals, and biases that wait for the sum
     if model.dropout:
         tally.over("dropout", here, 2)
-    for inner, outer in ((h, 3 * h // t), (h // t, h), (h, f // t), (f // t, h)):
+    for inner, outer in _linears(config):
         tally.product(LINEAR, tokens, inner, outer)
     tally.over(f"gelu_{model.gelu}", tokens * f // t)
     _attention_forward(config, tally)
@@ -190,14 +196,16 @@ def _layer_backward(config: RunConfig, tally: Tally) -> None:
     h, f = model.hidden, model.ffn_size
     tokens, here = config.training.micro_batch * model.seq_len, _between(config) * h
     tally.layers_back += 1
+    tally.over("layer_norm", here, 2)  # done again, as GELU is: what they make is not kept
+    tally.over(f"gelu_{model.gelu}", tokens * f // t)
     tally.over("layer_norm_backward", here, 2)
     tally.over("add", here, 2)  # where the residual's two gradients meet
     if model.dropout:
         tally.over("add", here, 2)  # times the mask that was kept
-    for inner, outer in ((h, 3 * h // t), (h // t, h), (h, f // t), (f // t, h)):
+    for inner, outer in _linears(config):
         tally.product(INPUT, tokens, outer, inner)
-        tally.product(WEIGHT, outer, tokens, inner)
         tally.over("sum_of_rows", tokens * outer)
+    _weight_products(config, tally)
     tally.over(f"gelu_{model.gelu}_backward", tokens * f // t)
     _attention_backward(config, tally)
     if t > 1:
@@ -207,6 +215,18 @@ def _layer_backward(config: RunConfig, tally: Tally) -> None:
             tally.message(REDUCE_SCATTER, size, 2)
         else:
             tally.message(_sum_name(config), size, 2)
+
+
+def _linears(config: RunConfig) -> Tuple[Tuple[int, int], ...]:
+    """(inputs, outputs) of a rank's part of the matrices of a layer."""
+    h, f, t = config.model.hidden, config.model.ffn_size, config.layout.tp
+    return (h, 3 * h // t), (h // t, h), (h, f // t), (f // t, h)
+
+
+def _weight_products(config: RunConfig, tally: Tally) -> None:
+    """Gradients of a layer's weights."""
+    for inner, outer in _linears(config):
+        tally.product(WEIGHT, outer, config.training.micro_batch * config.model.seq_len, inner)
 
 
 def _products(config: RunConfig) -> "Iterator[Tuple[int, int, int]]":

@@ -81,6 +81,8 @@ def beyond_the_rows(config: RunConfig) -> List[str]:
         found.append("training.recompute selective: counted as none")
     if training.recompute == "full" and training.recompute_layers is not None:
         found.append(f"training.recompute_layers {training.recompute_layers}: counted as all")
+    if config.layout.schedule == "zero_bubble" and config.layout.pp > 1:
+        found.append("layout.schedule zero_bubble: counted as 1f1b")
     if config.model.ffn_size != 4 * config.model.hidden:
         found.append(f"model.ffn_hidden {config.model.ffn_size}: counted as 4 * hidden")
     return found

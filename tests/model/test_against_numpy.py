@@ -10,7 +10,8 @@ import torch
 
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.model import build_model, causal_attention
+from fugaku_gpt.layout import attention as blocks
+from fugaku_gpt.model import build_model
 from tests.support.numpy_gpt import NumpyGPT
 from tests.support.text import ByteSamples
 
@@ -34,7 +35,7 @@ CASES = {
 def test_loss_and_every_gradient_equal_the_judges(
     settings: List[str], queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(causal_attention._QUERIES, False, queries)
+    monkeypatch.setitem(blocks._QUERIES, False, queries)
     config = load_run_config(overrides=[*SMALL, *settings])
     model = build_model(config, Communicator.alone())
     parameters = dict(model.named_parameters())

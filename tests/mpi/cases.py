@@ -81,20 +81,20 @@ WIDE: List[str] = [
     "dp=2 tp=2 pp=2",
     "dp=2 tp=2 pp=2 order=dp,tp,pp zero sp interleaved selective length-ramp rollback",
     "dp=2 tp=2 pp=2 order=pp,tp,dp zero sp full layers=1 batch-ramp length-ramp leave-samples leave-step rollback",
-    "dp=2 tp=2 pp=2 order=pp,dp,tp zero sp gpipe split=[3,1] selective budget=0.68 batch-ramp rollback wsd",
+    "dp=2 tp=2 pp=2 order=pp,dp,tp zero sp gpipe split=[3,1] selective budget=0.47 batch-ramp rollback wsd",
     "dp=2 tp=2 pp=2 order=pp,tp,dp zero gpipe split=[3,1] selective layers=1 length-ramp leave-samples leave-step "
     "rollback linear",
     "dp=2 tp=2 pp=2 order=pp,dp,tp zero sp zero-bubble split=[3,1] selective layers=1 batch-ramp leave-samples "
     "leave-step rollback wsd",
-    "dp=4 pp=2 zero node-first zero-bubble full budget=0.45 length-ramp linear",
+    "dp=4 pp=2 zero node-first zero-bubble split=[3,1] full budget=0.45 length-ramp linear",
     "dp=4 pp=2 zero node-first full layers=1 length-ramp leave-samples rollback wsd",
-    "dp=4 pp=2 zero node-first split=[3,1] selective budget=0.68 length-ramp leave-samples leave-step constant",
+    "dp=4 pp=2 zero node-first split=[3,1] selective budget=0.47 length-ramp leave-samples leave-step constant",
     "dp=4 pp=2 node-first interleaved selective layers=1 batch-ramp length-ramp leave-samples leave-step rollback wsd",
-    "dp=4 pp=2 zero node-first gpipe split=[3,1] full budget=0.5 length-ramp leave-samples leave-step rollback",
+    "dp=4 pp=2 zero node-first gpipe split=[3,1] full budget=0.45 length-ramp leave-samples leave-step rollback",
     "dp=4 pp=2 zero node-first gpipe full layers=1 batch-ramp length-ramp leave-samples rollback constant",
     "dp=4 tp=2 zero sp node-first interleaved split=[3,1] full budget=0.15 batch-ramp length-ramp leave-samples "
     "leave-step linear",
-    "dp=4 tp=2 order=tp,dp,pp zero sp node-first interleaved split=[3,1] full budget=0.3 batch-ramp leave-samples "
+    "dp=4 tp=2 order=tp,dp,pp zero sp node-first interleaved split=[3,1] full budget=0.2 batch-ramp leave-samples "
     "leave-step rollback constant",
 ]
 # beside one rank in the same type, and in float32
@@ -120,12 +120,12 @@ NARROW: List[str] = [
     "dp=2 tp=2 pp=2 sp zero-bubble bfloat16 sums=bfloat16",
     "dp=4 pp=2 zero node-first zero-bubble selective float16 sums=bfloat16 constant",
     "dp=2 tp=2 pp=2 order=pp,tp,dp gpipe split=[3,1] selective layers=1 bfloat16 sums=bfloat16 leave-samples constant",
-    "dp=2 tp=2 pp=2 zero sp gpipe split=[3,1] full budget=0.15 bfloat16 sums=bfloat16 batch-ramp length-ramp "
+    "dp=2 tp=2 pp=2 zero sp gpipe split=[3,1] full budget=0.1 bfloat16 sums=bfloat16 batch-ramp length-ramp "
     "leave-samples",
     "dp=2 tp=2 pp=2 order=tp,dp,pp zero sp interleaved full layers=1 float16 sums=bfloat16 length-ramp leave-samples "
     "leave-step rollback wsd",
     "dp=4 tp=2 zero sp selective float16 batch-ramp leave-samples leave-step rollback linear",
-    "dp=4 pp=2 order=pp,tp,dp zero node-first full budget=0.1 float16 sums=bfloat16 batch-ramp length-ramp",
+    "dp=4 pp=2 order=pp,tp,dp zero node-first full budget=0.06 float16 sums=bfloat16 batch-ramp length-ramp",
     "dp=4 pp=2 order=dp,pp,tp zero node-first gpipe split=[3,1] selective layers=1 float16 sums=bfloat16 batch-ramp "
     "length-ramp rollback constant",
     "dp=4 pp=2 order=pp,dp,tp zero node-first split=[3,1] selective layers=1 bfloat16 sums=bfloat16 batch-ramp "

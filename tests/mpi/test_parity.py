@@ -21,7 +21,7 @@ import torch
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import LayoutConfig
-from fugaku_gpt.model import causal_attention
+from fugaku_gpt.layout import attention as blocks
 from fugaku_gpt.parallel import cross_entropy
 from fugaku_gpt.records.run import MetricsWriter, RunDirectory
 from fugaku_gpt.training.health import NOT_FINITE, SPIKE
@@ -90,7 +90,7 @@ def test_long_sequences_and_ranks_of_padding_alone_train_as_one_rank_does(
     dp, tp = layout
     if dp * tp != world.size:
         pytest.skip("another number of ranks")
-    monkeypatch.setitem(causal_attention._QUERIES, False, 7)  # several blocks, the last short
+    monkeypatch.setitem(blocks._QUERIES, False, 7)  # several blocks, the last short
     monkeypatch.setattr(
         cross_entropy.vocab_parallel_cross_entropy, "__defaults__", (5,)
     )  # several chunks, the last short

@@ -39,7 +39,9 @@ def test_lasting_categories_are_a_trainer_s_tensors(dtype: str, rollback: str) -
 @st.composite
 def layouts(draw: st.DrawFn) -> RunConfig:
     """Runs of every kind."""
-    schedule, chunks = draw(st.sampled_from([("gpipe", 1), ("1f1b", 1), ("interleaved", 1), ("interleaved", 2)]))
+    schedule, chunks = draw(
+        st.sampled_from([("gpipe", 1), ("1f1b", 1), ("interleaved", 1), ("interleaved", 2), ("zero_bubble", 1)])
+    )
     dp, tp, pp = draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 3]))
     micro = draw(st.sampled_from([1, 2]))
     words: Dict[str, Any] = {
@@ -103,7 +105,9 @@ def test_what_saves_memory_never_takes_more(config: RunConfig) -> None:
     assert shared <= whole + 16 * 64 * config.layout.dp
     kinds = [rank(changed(config, "training", recompute=kind)) for kind in ("none", "selective", "full")]
     assert kinds[0] >= kinds[1]  # and full, but for one layer that keeps no more than its own input
-    assert kinds[2] <= kinds[1] or config.model.layers <= config.layout.pp * config.layout.chunks
+    # what gradients of weights that are put off need is kept in any case
+    few = config.model.layers <= config.layout.pp * config.layout.chunks
+    assert kinds[2] <= kinds[1] or few or config.layout.schedule == "zero_bubble"
     cut = [rank(changed(config, "layout", sequence_parallel=on)) for on in (False, True)]
     if config.layout.tp == 1:
         assert cut[0] == cut[1]
