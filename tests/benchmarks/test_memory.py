@@ -21,7 +21,7 @@ def test_the_second_of_each_pair_is_to_need_less(pair: object) -> None:
         for _, more in (pair.plain, pair.saving)  # type: ignore[attr-defined]
     ]
     # attention scores are never kept: selective has one byte of each to save, the flag of its dropout
-    assert told[1] < (0.99 if pair.name == "selective" else 0.9) * told[0]  # type: ignore[attr-defined]
+    assert told[1] < (0.99 if pair.name == "selective" else 0.95) * told[0]  # type: ignore[attr-defined]
 
 
 def test_a_pair_is_measured_on_real_ranks() -> None:
