@@ -38,3 +38,30 @@ def test_a_shown_target_exists(target: str) -> None:
 )
 def test_a_shown_file_exists(path: str) -> None:
     assert (ROOT / path).exists()
+
+
+PLANS = {
+    "plan memory benchmarks/runs/fugaku-1.3b.yaml --set": "$ fugaku-gpt plan memory",
+    "plan time benchmarks/runs/fugaku-1.3b.yaml": "figure ",
+    "plan topology --model 1.3b": "rank  nodes  ppn",
+}
+
+
+@pytest.mark.parametrize(("command", "head"), PLANS.items(), ids=lambda words: words[:12])
+def test_what_plans_are_shown_to_tell_is_what_they_tell(
+    command: str, head: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (line,) = [line for line in shown_commands() if command in line]
+    (shown,) = [
+        block for block in re.findall(r"^```\n(.*?)^```", README, re.MULTILINE | re.DOTALL) if block.startswith(head)
+    ]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    told = CliRunner().invoke(cli, shlex.split(line)[1:]).output.splitlines()
+    wanted = [
+        one for one in shown.splitlines() if one != "..." and not one.startswith("$ ") and "layouts meet" not in one
+    ]
+    timing = re.compile(r"; [\d.]+ s$")  # how long it took
+    told, wanted = ([timing.sub("", one).rstrip() for one in lines] for lines in (told, wanted))
+    places = [told.index(one) for one in wanted]
+    assert places == sorted(places)
