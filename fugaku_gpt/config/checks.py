@@ -78,11 +78,13 @@ def _check_layout(config: RunConfig, broken: Report) -> None:
             layout.pp,
             f"times layout.chunks {layout.chunks} is more than model.layers {config.model.layers}",
         )
-    elif layout.split and (len(layout.split) != pieces or sum(layout.split) != config.model.layers):
+    elif layout.split and (
+        len(layout.split) != pieces or sum(layout.split) != config.model.layers or 0 in layout.split[:-1]
+    ):
         broken(
             "layout.split",
             list(layout.split),
-            f"must be {pieces} numbers that add up to model.layers {config.model.layers}",
+            f"must be {pieces} numbers, 1 or more but for the last, that add up to model.layers {config.model.layers}",
         )
     if layout.sequence_parallel and config.model.seq_len % layout.tp:
         broken(

@@ -117,7 +117,10 @@ class LayoutConfig:
     schedule: str = option("1f1b", "order of passes in the pipeline", choices=PIPELINE_SCHEDULES)
     chunks: int = option(1, "virtual stages of each pipeline stage; above 1 with the interleaved schedule", at_least=1)
     split: Tuple[int, ...] = option(
-        (), "layers of each chunk, first to last; default: balanced, embedding and logits counted", at_least=1
+        (),
+        "layers of each chunk, first to last (the last may have 0 beside the logits); "
+        "default: balanced, embedding and logits counted",
+        at_least=0,
     )
     sequence_parallel: bool = option(
         False, "cut the activations between tensor-parallel layers along the sequence; with tp 1 it changes nothing"

@@ -70,7 +70,8 @@ def work_of(model: ModelConfig, padded_vocab: int, recompute: str = "none") -> W
 def split_layers(
     layers: int, stages: int, chunks: int = 1, work: Work = Work(), split: Optional[Sequence[int]] = None
 ) -> Tuple[Chunk, ...]:
-    """The chunks of a model in the order of the forward pass; each has one layer at least.
+    """The chunks of a model in the order of the forward pass; each has one layer at least, but for the last, with the
+    logits, where ``split`` says so.
 
     Without ``split`` the work of the busiest stage is as small as it can be, then that of the next, and so on; and
     within each stage the same of its chunks. Layers are alike, so handing them out one by one, each to the stage that
@@ -171,8 +172,9 @@ def _checked(split: Sequence[int], layers: int, stages: int, chunks: int) -> Lis
             f"split {counts} has {len(counts)} numbers; valid: {stages * chunks}, one for each chunk "
             f"({stages} stages * {chunks} chunks) in the order of the forward pass"
         )
-    if min(counts) < 1 or sum(counts) != layers:
+    if min(counts[:-1], default=1) < 1 or counts[-1] < 0 or sum(counts) != layers:
         raise ValueError(
-            f"split {counts}: valid: numbers of 1 or more that add up to {layers} layers, not {sum(counts)}"
+            f"split {counts}: valid: numbers of 1 or more (the last 0 or more) that add up to {layers} layers, "
+            f"not {sum(counts)}"
         )
     return counts

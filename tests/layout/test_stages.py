@@ -102,6 +102,8 @@ def test_a_split_of_one_s_own() -> None:
     parts = split_layers(12, 2, 2, split=[3, 4, 4, 1])
     assert [list(part.layers) for part in parts] == [[0, 1, 2], [3, 4, 5, 6], [7, 8, 9, 10], [11]]
     assert [part.stage for part in parts] == [0, 1, 0, 1]
+    *_, head = split_layers(12, 2, 2, split=[3, 3, 6, 0])
+    assert head.has_head and list(head.layers) == []
 
 
 @pytest.mark.parametrize(
@@ -111,6 +113,7 @@ def test_a_split_of_one_s_own() -> None:
         ([3, 4, 4, 2], "add up to 12 layers, not 13"),
         ([6, 0, 4, 2], "1 or more"),
         ([14, -2, -1, 1], "1 or more"),
+        ([4, 4, 5, -1], "0 or more"),
     ],
 )
 def test_a_split_that_does_not_fit_is_refused(split: List[int], words: str) -> None:

@@ -59,6 +59,7 @@ WIDE: List[str] = [
     "pp=2 full",
     "pp=2 gpipe split=[3,1] full",
     "pp=2 interleaved selective",
+    "pp=2 interleaved split=[1,2,1,0] full layers=1",
     "pp=2 zero-bubble",
     "dp=4",
     "dp=4 zero node-first",

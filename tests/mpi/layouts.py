@@ -145,7 +145,7 @@ def _cuts(draw: st.DrawFn, dp: int, tp: int, pp: int) -> Dict[str, object]:
     }
     if draw(st.booleans()):
         pieces = pp * chunks
-        cuts = draw(st.lists(st.integers(1, LAYERS - 1), min_size=pieces - 1, max_size=pieces - 1, unique=True))
+        cuts = draw(st.lists(st.integers(1, LAYERS), min_size=pieces - 1, max_size=pieces - 1, unique=True))
         ends = [0, *sorted(cuts), LAYERS]
         found["layout.split"] = [end - start for start, end in zip(ends, ends[1:])]
     return found
