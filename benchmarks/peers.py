@@ -1,11 +1,12 @@
 """Tokens per second of ours on several ranks, of ours on one, and of PyTorch's DistributedDataParallel over gloo.
 
     .venv/bin/python benchmarks/peers.py                                 # two cores: ddp=2, dp=2, and ZeRO 1
-    .venv/bin/python benchmarks/peers.py dp=1 tp=2 pp=2 pp=2,schedule=interleaved,chunks=2
+    .venv/bin/python benchmarks/peers.py dp=1 tp=2 pp=2 pp=2,schedule=interleaved,chunks=2,split=3+3+6+0
     .venv/bin/python benchmarks/peers.py ddp=4 dp=4 dp=2,tp=2 --cores 8 --bf16
 
-A contestant is a layout in its own words, ``key=value`` joined by commas, or ``ddp=N``: N processes with the textbook
-model in DistributedDataParallel, which sums gradients in the last backward pass of a step only (``no_sync`` before).
+A contestant is a layout in its own words, ``key=value`` joined by commas (``split=3+3+6+0``), or ``ddp=N``: N processes
+with the textbook model in DistributedDataParallel, which sums gradients in the last backward pass of a step only
+(``no_sync`` before).
 Its ranks share ``--cores`` cores, or have as many threads each as ``threads=N`` says. Contestants take turns
 (``turns.py``), a step each: ``--micro-batches`` forward and backward passes of each replica, the norm clipped, AdamW.
 Figures are medians over the turns with the smallest and the largest; each pair is compared within the turns. ``hidden``
@@ -40,6 +41,8 @@ def config_of(name: str, options: argparse.Namespace) -> RunConfig:
     for word in name.split(","):
         key = word.split("=")[0]
         section = "node.threads_per_rank" + word[len(key) :] if key == "threads" else f"layout.{word}"
+        if key == "split":
+            section = f"layout.split=[{word[len(key) + 1 :].replace('+', ',')}]"
         settings.append(section.replace("layout.ddp=", "layout.dp="))
     seq_len, micro_batch = (int(part) for part in options.shape.split("x"))
     settings += [f"model.seq_len={seq_len}", f"training.micro_batch={micro_batch}", *options.settings]
