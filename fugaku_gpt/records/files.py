@@ -9,12 +9,14 @@ import contextlib
 import errno
 import json
 import os
+import re
 import time
 import uuid
 from pathlib import Path
 from typing import Any, List
 
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
 _LEFTOVER_SECONDS = 3600.0  # a temporary file this old has lost its writer
 
 
@@ -75,6 +77,11 @@ def append_line(path: Path, line: str) -> None:
         written = stream.write(content)
         if written != len(content):  # a full disk takes what it has room for
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a file is one of ours that was not whole when its writer was killed, or is not yet."""
+    return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def leftovers(directory: Path) -> List[Path]:

@@ -10,7 +10,7 @@ import yaml
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import ConfigError, UsageError
-from fugaku_gpt.records.files import write_text_atomically
+from fugaku_gpt.records.files import is_temporary, write_text_atomically
 from fugaku_gpt.records.job import read_history
 from fugaku_gpt.records.run import REFUSED, Result, RunDirectory
 from fugaku_gpt.records.sweep import ATTEMPTS, FILE, SweepEntry, read_sweep_entry, write_sweep_entry
@@ -52,7 +52,7 @@ def check_recorded(run: Run, directory: Path) -> None:
     Raises:
         UsageError: the directory is not of this run.
     """
-    if not directory.is_dir() or not any(directory.iterdir()):
+    if not directory.is_dir() or all(map(is_temporary, directory.iterdir())):
         return
     entry = read_sweep_entry(directory)
     if entry is None:

@@ -20,6 +20,7 @@ import pytest
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.processes import Outcome, marked
+from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.records.run import INTERRUPTED, RunDirectory
 from fugaku_gpt.records.sweep import read_sweep_entry
 from fugaku_gpt.sweep.expand import Sweep, expand_sweep
@@ -112,6 +113,26 @@ def test_foreign_files_are_not_touched(sweep: Sweep, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds files that are not a sweep's"):
         run_sweep(sweep, out, FakeLaunch(), Quiet())
     assert (out / "last-r1" / "thesis.txt").read_text() == "mine"
+
+
+def test_what_a_kill_has_left_of_a_run_that_was_about_to_begin_is_not_foreign(
+    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    (out / "last-r1").mkdir(parents=True)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:  # after the temporary file was written, and without a chance to tidy up
+        patch.setattr(os, "replace", killed)
+        patch.setattr("fugaku_gpt.records.files._remove", lambda path: None)
+        with pytest.raises(KeyboardInterrupt):
+            write_text_atomically(out / "last-r1" / "sweep.json", "{}")
+    assert len(os.listdir(out / "last-r1")) == 1
+    launch = FakeLaunch()
+    run_sweep(sweep, out, launch, Quiet())
+    assert "last-r1" in launch.started
 
 
 def test_a_row_for_more_nodes_than_this_one_is_refused(tmp_path: Path) -> None:
