@@ -55,6 +55,7 @@ _ENTERED, _WAITED, _LEFT, _STATE = _SIZE - 4, _SIZE - 3, _SIZE - 2, _SIZE - 1
 # a kind of call: where its calls are counted; its peer, communicator, operation and data type as the record has them,
 # with zeros for what differs; its shape
 _Kind = Tuple[int, int, int, int, int, int, int]
+_KINDS = 4096  # as many are kept ready: lengths of texts may go on and on
 
 
 class FlightRecorder:
@@ -271,6 +272,8 @@ class FlightRecorder:
         what = group & 0xFFFF | self._name(operation) << 16 | self._name(dtype) << 32
         first, second, third, fourth = (*shape[:4], -1, -1, -1, -1)[:4]
         kind = place, peer << 32, what, first, second, third, fourth
+        if len(self._kinds) >= _KINDS:
+            self._kinds.clear()
         self._kinds[group, operation, dtype, shape, peer] = kind
         return kind
 

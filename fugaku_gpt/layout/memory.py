@@ -76,7 +76,7 @@ def core_bytes(config: RunConfig) -> int:
     return b * model.heads // config.layout.tp * model.seq_len**2
 
 
-def _freed_before_core(config: RunConfig) -> int:
+def freed_before_core(config: RunConfig) -> int:
     """What the backward pass of a layer has freed when it comes to the attention core: all that lies behind it."""
     model, t = config.model, config.layout.tp
     b, s = config.training.micro_batch, model.seq_len
@@ -94,9 +94,18 @@ def late_bytes(config: RunConfig) -> int:
     """
     model, t = config.model, config.layout.tp
     tokens = config.training.micro_batch * model.seq_len
-    return (
-        ITEM_BYTES[config.training.dtype] * tokens * (4 * model.hidden + (4 * model.hidden + 2 * model.ffn_size) // t)
+    return _late_before_core(config) + ITEM_BYTES[config.training.dtype] * tokens * (
+        model.hidden + 3 * model.hidden // t
     )
+
+
+def _late_before_core(config: RunConfig) -> int:
+    """Of :func:`late_bytes`, what is put off when the backward pass comes to the attention core: of all cut layers but
+    the first."""
+    model, t = config.model, config.layout.tp
+    tokens = config.training.micro_batch * model.seq_len
+    inside = (model.hidden + 2 * model.ffn_size) // t
+    return ITEM_BYTES[config.training.dtype] * tokens * (3 * model.hidden + inside)
 
 
 def ends_bytes(config: RunConfig, chunk: Chunk) -> int:
@@ -175,12 +184,13 @@ def peak_bytes(
         moments: see :func:`moments_of`.
     """
     of_kind = {kind: layer_bytes(config, kind) for kind in set(kinds.values()) | {"none"}}
-    again = {
-        "none": 0,
-        "selective": core_bytes(config) - _freed_before_core(config),
-        "full": of_kind["none"] - layer_bytes(config, "full"),
-    }
-    late = late_bytes(config) if any(any(waiting) for _, waiting, _ in moments) else 0
+    late, before_core = 0, -freed_before_core(config)
+    if any(any(waiting) for _, waiting, _ in moments):
+        late, before_core = late_bytes(config), before_core + _late_before_core(config)
+    # more than is kept: at the start of the layer's backward pass, or at its attention core, whose flags are there then
+    again = {kind: of_kind["none"] - size + before_core for kind, size in of_kind.items()}
+    if "full" in again:
+        again["full"] = max(again["full"], of_kind["none"] - of_kind["full"])
     kept, above = [], []
     for chunk in chunks:
         kept.append(ends_bytes(config, chunk) + sum(of_kind[kinds[layer]] for layer in chunk.layers))
@@ -207,7 +217,7 @@ def moments_of(config: RunConfig, stage: int) -> FrozenSet[Moment]:
 
 @lru_cache(maxsize=1024)
 def _moments(kind: str, stage: int, stages: int, micro_batches: int, chunks: int) -> FrozenSet[Moment]:
-    if chunks == 1 and kind != "zero_bubble":
+    if chunks == 1 and (kind != "zero_bubble" or stage == 0):  # the first stage puts nothing off
         most = micro_batches if kind == "gpipe" else min(micro_batches, stages - stage)
         return frozenset({((most,), (0,), None), ((most,), (0,), 0)})
     counts, waiting = [0] * chunks, [0] * chunks

@@ -8,8 +8,9 @@ Four kinds. With p stages, m micro-batches and v chunks per stage, idle time ove
 * ``interleaved``: 1F1B over v chunks per stage (Narayanan et al. 2021, section 2.2); (p - 1) / (m v) for m >= p.
 * ``zero_bubble``: 1F1B whose backward passes leave out the gradients of weights, which nobody else waits for; stage s
   makes those s micro-batches later (Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.1, schedule ZB-H1).
-  Where forward pass, backward pass without them, and they themselves take alike, (p - 1) / (3 m) for m >= p; every
-  stage holds as much as the first stage of 1F1B.
+  Where forward pass, backward pass without them, and they themselves take alike, (p - 1) / (3 m) for m >= p. Every
+  stage holds as many micro-batches as the first stage of 1F1B, and of one whose gradients of weights are put off more:
+  16 tensors of b s h elements for a layer that keeps 10 before its backward pass. (Stage 0 puts nothing off.)
 
 Any number of micro-batches is valid. Interleaving takes groups of micro-batches through all chunks; a group of at least
 p has its next chunk's input waiting for it. Megatron-LM wants m to be a multiple of p; here m is cut into m // p groups

@@ -51,7 +51,7 @@ class Pipeline:
         for action in self._actions:
             if isinstance(action, Backward):
                 self._last_backward[action.chunk] = action.micro_batch
-            elif isinstance(action, Weights):
+            elif isinstance(action, Weights) and action.chunk > 0:  # behind the first chunk nobody waits
                 self._puts_off.add((action.micro_batch, action.chunk))
         self._arriving: Dict[Held, Tuple[Pending, torch.Tensor]] = {}
         self.waited_seconds = 0.0
@@ -108,7 +108,7 @@ class Pipeline:
                     assert gradient is not None
                     held[GRADIENT, micro_batch, chunk - 1] = gradient
             elif isinstance(action, Weights):
-                if learns and late is not None:
+                if learns and late is not None and (action.micro_batch, action.chunk) in self._puts_off:
                     self._pp.progress(BACKWARD, micro_batch=action.micro_batch)
                     late.make((action.micro_batch, action.chunk))
             else:

@@ -31,7 +31,14 @@ from fugaku_gpt.config.schema import SIXTEEN_BITS, RunConfig
 from fugaku_gpt.layout.attention import attention_blocks, attention_elements
 from fugaku_gpt.layout.flat import flat_elements, is_sharded
 from fugaku_gpt.layout.grid import strides_of
-from fugaku_gpt.layout.memory import ITEM_BYTES, core_bytes, moments_of, peak_bytes, recompute_of_layers
+from fugaku_gpt.layout.memory import (
+    ITEM_BYTES,
+    core_bytes,
+    freed_before_core,
+    moments_of,
+    peak_bytes,
+    recompute_of_layers,
+)
 from fugaku_gpt.layout.sequence import CHUNK_TOKENS
 from fugaku_gpt.layout.stages import Chunk, chunks_of
 from fugaku_gpt.machine.framework import Framework, framework_of
@@ -141,8 +148,9 @@ def _lasting(config: RunConfig, chunks: Sequence[Chunk]) -> Dict[str, int]:
 
 
 def _layer_workspace(config: RunConfig, threads: int) -> int:
-    """What a layer's backward pass needs beyond what it keeps, at its fullest: in the MLP the gradient of the inner
-    activations, while those before and after GELU are still there, or in attention, where the MLP's are gone."""
+    """What a layer's backward pass needs beyond what it keeps, at its fullest: where GELU is done again, its result and
+    the gradients behind and before it; where the LayerNorm before the MLP is; or in attention, where the MLP's are
+    gone."""
     model, t = config.model, config.layout.tp
     b, s = config.training.micro_batch, model.seq_len
     cut = config.layout.sequence_parallel and t > 1
@@ -150,12 +158,12 @@ def _layer_workspace(config: RunConfig, threads: int) -> int:
     item, narrow = ITEM_BYTES[config.training.dtype], config.training.dtype in SIXTEEN_BITS
     stream = b * r * model.hidden
     gathered = 2 * b * s * model.hidden if cut else 0  # of a cut layer: its input or gradient, whole, and a partial sum
-    mlp = b * s * model.ffn_size // t + 3 * stream + gathered
+    inner = b * s * model.ffn_size // t
+    mlp = max(3 * inner + stream, inner + 3 * stream) + gathered
     drops = model.attention_dropout > 0
     blocks = attention_blocks(s, b, model.heads // t, narrow, threads)
     inside = attention_elements(blocks, s, model.head_size, drops) + 4 * b * s * model.hidden // t
-    freed = 2 * b * s * model.ffn_size // t + 2 * stream
-    attention = max(0, inside + 2 * stream + gathered - freed)
+    attention = max(0, inside + 2 * stream + gathered - freed_before_core(config) // item)
     drawn = 3 * core_bytes(config)  # 16 bits of random numbers for each flag, and the comparison
     product = (
         max(4 * model.hidden, model.ffn_size) // t * model.hidden if narrow else 0

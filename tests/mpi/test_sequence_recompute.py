@@ -156,12 +156,14 @@ def test_what_is_put_off_keeps_what_the_formula_says(world: Communicator, sequen
     late, kept = trainer.buffers.late, []
 
     def add(parameter: int, product: Any) -> None:
-        kept.extend(tensor for tensor in product.args[1:])  # of the sum that they are added to nothing is kept
+        if late._open is not None:
+            kept.extend(tensor for tensor in product.args[1:])  # of the sum that they are added to nothing is kept
         original(parameter, product)
 
     original, late.add = late.add, add  # type: ignore[method-assign]
     trainer.step()
     storages = {tensor.storage().data_ptr(): tensor.storage().size() * tensor.element_size() for tensor in kept}
-    layers = sum(len(chunk.layers) for chunk in chunks_of(config) if chunk.stage == trainer.grid.place.pp)
+    # the first stage puts nothing off
+    layers = sum(len(chunk.layers) for chunk in chunks_of(config) if chunk.stage == trainer.grid.place.pp > 0)
     assert sum(storages.values()) == config.micro_batches * layers * late_bytes(config)
     assert not any(late.waits(id(parameter)) for parameter in named_parameters(list(trainer.pieces.values())).values())
