@@ -144,7 +144,8 @@ def test_an_aggregate_of_another_row(row: Row, factor: float) -> None:
     speed = read_figure(own[column("TFLOPs")]).interval.times((row.nodes or 0) / 1024.0)
     assume(not speed.meets(Interval(float(wrong) - 0.0005, float(wrong) + 0.0005)))
     own[place] = wrong
-    assert rules(table_of(row, own)) == ["aggregate"]
+    (found,) = rules(table_of(row, own))
+    assert found in {"aggregate", "swapped"}  # it may be right for a row whose nodes and another cell are swapped
 
 
 @few
