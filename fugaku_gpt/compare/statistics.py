@@ -1,0 +1,368 @@
+"""How much faster is B than A, from one number a job: ratio, interval, permutation p, verdict, and how many jobs more.
+
+A job is one start of a run and gives one number, the median of its iterations after the warm-up; two jobs of the same
+configuration differ by what no iteration of either shows (where memory lies, which nodes, what else runs). So jobs are
+the unit of everything here, and logarithms of seconds its scale: noise is a share of the time, and B over A is then
+the exact inverse of A over B.
+
+**Interval.** A bootstrap of jobs: the quantiles at 2.5 % and 97.5 % of the mean log ratio over resampled jobs, of every
+resample where these are few. As it stands such an interval covers far too seldom, 74 % of the time with 3 pairs: it
+cannot leave the range of the data, and resamples vary by 1/n where jobs vary by 1/(n - 1). Widening the level
+(Hesterberg 2015, "What teachers should know about the bootstrap", expanded percentile interval) meets the end of that
+range too. So the distances from the mean are stretched instead, until the resamples' standard deviation is the unbiased
+standard error and the normal quantile is Student's: an interval as wide as Student's that leans as the data do. For two
+groups error and degrees of freedom are Welch's, so that sides may be unequally noisy; a group of one job borrows the
+other's noise. ``benchmarks/comparison.py`` shows what it covers.
+
+**p** is exact: the share of all ways to exchange A and B within pairs (or to label the jobs of two groups) that part
+the sides at least so far. Beyond ``ENUMERATED`` ways as many are drawn, and p is (hits + 1) / (draws + 1) (Phipson and
+Smyth 2010), never 0. The verdict is by the interval: with 5 pairs or fewer p is 2/32 at least, whatever is seen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Callable, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from fugaku_gpt.compare.student import reach
+from fugaku_gpt.errors import UsageError
+
+FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "same", "undecided"
+NARROW, CLEAR, BUDGET = "narrow", "clear", "budget"
+TOLERANCE = 0.02
+CONFIDENCE = 0.95
+CLEAR_CONFIDENCE = 0.999  # of an interval that ends the looking before its time
+POWER = 0.8  # with which the pairs that are asked for decide
+ENUMERATED = 20_000  # ways to exchange sides, at most, that are all tried
+RESAMPLES = 10_000  # of jobs, where there are more pairs than
+ALL_RESAMPLES = 8  # pairs, whose n^n resamples are all taken: C(2n - 1, n) different ones, 6435
+# The least standard deviation of log seconds that is believed: medians of a coarse clock may agree to the last digit.
+LEAST_NOISE = 1e-3
+_NORMAL = reach(CONFIDENCE, 1e9)
+_EQUAL = 1e-9  # of log seconds: what rounding does
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """B against A; ratios are B over A of seconds per iteration, below 1: B is faster.
+
+    Attributes:
+        ratio: geometric mean of the pairs' ratios, or ratio of the groups' geometric means.
+        low, high: ends of the 95 % interval; 0 and infinite where one job a side leaves it unknown.
+        p: that exchanging A and B parts them as far, if they are equal; 1 where it cannot be asked.
+        a, b: jobs of each side.
+        paired: the jobs are pairs, a == b.
+        verdict: ``same`` where the interval lies within the tolerance, otherwise ``faster`` or ``slower`` where it
+            lies on one side of 1, otherwise ``undecided``.
+        more: pairs (jobs of each side, where not paired) that decide in addition in four cases of five, if ratio and
+            noise are as they look; None where the verdict is there, or where the noise is unknown.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    p: float
+    a: int
+    b: int
+    paired: bool
+    verdict: str
+    more: Optional[int]
+
+
+def compare_pairs(a: Sequence[float], b: Sequence[float], tolerance: float = TOLERANCE, seed: int = 0) -> Comparison:
+    """Jobs run in turns: ``a[i]`` and ``b[i]`` [seconds per iteration] are one pair.
+
+    Args:
+        tolerance: up to a ratio of 1 + tolerance, and down to its inverse, is the same.
+        seed: of what is drawn where not all is enumerated.
+
+    Raises:
+        UsageError: the sides are not of one length, are empty, or hold what is no time.
+    """
+    first, second = _logs(a, "A"), _logs(b, "B")
+    if len(first) != len(second):
+        raise UsageError(f"pairs need as many jobs of A as of B: {len(first)} and {len(second)}")
+    differences = np.sort(second - first)
+    n, mean = len(differences), float(np.mean(differences))
+    if n < 2:
+        return _unknown(mean, 1, 1, True)
+    error = max(float(np.std(differences, ddof=1)), math.sqrt(2) * LEAST_NOISE) / math.sqrt(n)
+    shares, weights = _resamples(n, seed)
+    low, high = _stretched(shares @ differences - mean, weights, error, n - 1)
+    verdict = verdict_of(mean + low, mean + high, tolerance)
+    more = _more(mean, lambda jobs: error * math.sqrt(n / jobs), lambda jobs: jobs - 1, n, tolerance)
+    return Comparison(
+        *_ratios(mean, low, high),
+        _p_of_flips(differences, seed),
+        n,
+        n,
+        True,
+        verdict,
+        more if verdict == UNDECIDED else None,
+    )
+
+
+def compare_groups(a: Sequence[float], b: Sequence[float], tolerance: float = TOLERANCE, seed: int = 0) -> Comparison:
+    """Jobs that were not run in turns, such as recorded ones: ``a`` and ``b`` [seconds per iteration] of any number.
+
+    Args:
+        tolerance: up to a ratio of 1 + tolerance, and down to its inverse, is the same.
+        seed: of what is drawn where not all is enumerated.
+
+    Raises:
+        UsageError: a side is empty, or holds what is no time.
+    """
+    first, second = np.sort(_logs(a, "A")), np.sort(_logs(b, "B"))
+    mean = float(np.mean(second) - np.mean(first))
+    if max(len(first), len(second)) < 2:
+        return _unknown(mean, 1, 1, False)
+    noises = _noises(first, second)
+    error, df = _welch(noises, (len(first), len(second)))
+    low, high = _stretched(_resampled_difference(first, second, seed), None, error, df)
+    verdict = verdict_of(mean + low, mean + high, tolerance)
+    n = min(len(first), len(second))
+
+    def sizes(jobs: int) -> Tuple[int, int]:
+        return len(first) + jobs - n, len(second) + jobs - n
+
+    more = _more(
+        mean, lambda jobs: _welch(noises, sizes(jobs))[0], lambda jobs: _welch(noises, sizes(jobs))[1], n, tolerance
+    )
+    return Comparison(
+        *_ratios(mean, low, high),
+        _p_of_labels(first, second, seed),
+        len(first),
+        len(second),
+        False,
+        verdict,
+        more if verdict == UNDECIDED else None,
+    )
+
+
+def holm(p: Sequence[float]) -> List[float]:
+    """p of several questions asked at once, so adjusted that the chance of any false alarm is each one's bound
+    (Holm 1979): the smallest times their number, the next times one less, and none below the one before it."""
+    adjusted = [0.0] * len(p)
+    highest = 0.0
+    for place, index in enumerate(sorted(range(len(p)), key=lambda one: p[one])):
+        highest = max(highest, min(1.0, (len(p) - place) * p[index]))
+        adjusted[index] = highest
+    return adjusted
+
+
+def enough(comparison: Comparison, tolerance: float = TOLERANCE, at_least: int = 4, at_most: Optional[int] = 10) -> str:
+    """Why no more pairs are to be run after these; empty where one more is.
+
+    Whoever looks after every pair and stops at the first verdict is misled three times as often as the interval says.
+    So looking ends by the interval's width, which does not know the ratio, or by a verdict far clearer than the last
+    one needs to be (Haybittle 1971, Peto 1976):
+
+    * ``narrow``: neither end is further from the ratio than half the tolerance; whatever the ratio, that decides;
+    * ``clear``: an interval of 99.9 % in place of 95 % still leaves out 1;
+    * ``budget``: there are ``at_most`` pairs.
+
+    Args:
+        at_least: pairs before which nothing ends but the budget.
+    """
+    pairs = min(comparison.a, comparison.b)
+    if at_least <= pairs and pairs > 1:
+        below, above = math.log(comparison.ratio / comparison.low), math.log(comparison.high / comparison.ratio)
+        if max(below, above) <= math.log1p(tolerance) / 2 + _EQUAL:
+            return NARROW
+        wider = reach(CLEAR_CONFIDENCE, pairs - 1) / reach(CONFIDENCE, pairs - 1)
+        mean = math.log(comparison.ratio)
+        if comparison.verdict != SAME and (mean - wider * below > 0 or mean + wider * above < 0):
+            return CLEAR
+    return BUDGET if at_most is not None and pairs >= at_most else ""
+
+
+def verdict_of(low: float, high: float, tolerance: float) -> str:
+    """The verdict of an interval of the log ratio."""
+    bound = math.log1p(tolerance) + _EQUAL
+    if -bound <= low and high <= bound:
+        return SAME
+    if high < 0:
+        return FASTER
+    return SLOWER if low > 0 else UNDECIDED
+
+
+def _more(
+    mean: float,
+    error: Callable[[int], float],
+    df: Callable[[int], float],
+    n: int,
+    tolerance: float,
+) -> int:
+    """Pairs beyond the present ``n`` that are expected to decide, with the power ``POWER``.
+
+    n is the least for which (t(97.5 %) + t(power)) * standard error of n pairs is at most the distance to what decides:
+    |log ratio| for faster or slower, tolerance - |log ratio| for the same, whichever is farther and so needs fewer
+    (the sample size of a paired t test, as in Chow, Shao and Wang 2008, "Sample Size Calculations in Clinical
+    Research", 3.1 and 3.2; with t in place of normal quantiles).
+
+    Args:
+        error, df: of that many pairs, if they are as noisy as these.
+    """
+    distance = max(abs(mean), math.log1p(tolerance) - abs(mean))
+
+    def decides(jobs: int) -> bool:
+        freedom = df(jobs)
+        quantiles = reach(CONFIDENCE, freedom) + reach(2 * POWER - 1, freedom)
+        return quantiles * error(jobs) <= distance
+
+    few, many = n, n + 1
+    while not decides(many):
+        few, many = many, 2 * many
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if decides(middle) else (middle, many)
+    return many - n
+
+
+def _logs(seconds: Sequence[float], side: str) -> "np.ndarray":
+    values = np.asarray(seconds, dtype=float)
+    if values.ndim != 1 or not len(values):
+        raise UsageError(f"side {side} has no jobs; one number a job is needed")
+    wrong = [value for value in values.tolist() if not (math.isfinite(value) and value > 0)]
+    if wrong:
+        raise UsageError(f"side {side}: {wrong[0]!r} is no time of an iteration; valid: seconds above 0")
+    logs: "np.ndarray" = np.log(values)
+    return logs
+
+
+def _unknown(mean: float, a: int, b: int, paired: bool) -> Comparison:
+    """One job each: what the next one would give is anybody's guess."""
+    return Comparison(math.exp(mean), 0.0, math.inf, 1.0, a, b, paired, UNDECIDED, None)
+
+
+def _ratios(mean: float, low: float, high: float) -> Tuple[float, float, float]:
+    return math.exp(mean), math.exp(mean + low), math.exp(mean + high)
+
+
+def _stretched(
+    deviations: "np.ndarray", weights: "Optional[np.ndarray]", error: float, df: float
+) -> Tuple[float, float]:
+    """How far the interval's ends are from the mean, below and above, from resamples' deviations [M] from it."""
+    outer = reach(CONFIDENCE, df) * error
+    if weights is None:
+        weights = np.full(len(deviations), 1 / len(deviations))
+    spread = math.sqrt(float(np.sum(weights * deviations**2)))
+    if spread < LEAST_NOISE * error:  # all jobs agree to the last digit
+        return -outer, outer
+    tail = (1 - CONFIDENCE) / 2
+    low, high = (_quantile(deviations, weights, share) for share in (tail, 1 - tail))
+    stretch = outer / (_NORMAL * spread)
+    return stretch * low, stretch * high
+
+
+def _quantile(values: "np.ndarray", weights: "np.ndarray", share: float) -> float:
+    """Between the middles of the steps of the weighted distribution: the same from above as from below."""
+    order = np.argsort(values, kind="stable")
+    steps = weights[order]
+    return float(np.interp(share, np.cumsum(steps) - steps / 2, values[order]))
+
+
+def _resamples(n: int, seed: int) -> "Tuple[np.ndarray, Optional[np.ndarray]]":
+    """Shares [M, n] of each of n jobs in each resample, and how probable it is; None: all alike."""
+    if n <= ALL_RESAMPLES:
+        return _all_resamples(n)
+    drawn = _drawn_resamples(n, seed, 0)
+    # with each its mirror image: the jobs are sorted, and A over B sorts them the other way round
+    return np.concatenate([drawn, drawn[:, ::-1]]), None
+
+
+@lru_cache(maxsize=16)
+def _all_resamples(n: int) -> "Tuple[np.ndarray, np.ndarray]":
+    chosen = np.array(list(itertools.combinations_with_replacement(range(n), n)))
+    counts = np.sum(chosen[:, :, None] == np.arange(n), axis=1)
+    factorials = np.array([math.factorial(k) for k in range(n + 1)], dtype=float)
+    return counts / n, factorials[n] / np.prod(factorials[counts], axis=1) / float(n) ** n
+
+
+@lru_cache(maxsize=64)
+def _drawn_resamples(n: int, seed: int, stream: int) -> "np.ndarray":
+    drawn = np.random.default_rng([seed, n, stream]).integers(0, n, size=(RESAMPLES // 2, n))
+    counts = np.zeros((len(drawn), n))
+    np.add.at(counts, (np.arange(len(drawn))[:, None], drawn), 1.0)
+    return counts / n
+
+
+def _resampled_difference(a: "np.ndarray", b: "np.ndarray", seed: int) -> "np.ndarray":
+    """Mean of B less mean of A in each resample [M], less what they are of the jobs as they stand."""
+    first, second = (one - np.mean(one) for one in (a, b))
+    # a lone job has no spread to draw from; it is drawn from its like in the other group, one at a time
+    sides = [other if len(one) == 1 else one for one, other in ((first, second), (second, first))]
+    shares = [
+        [_drawn_resamples(len(values), seed, stream) if len(own) > 1 else _one_of(len(values), seed, stream)
+         for stream in (0, 1)]
+        for values, own in zip(sides, (first, second))
+    ]  # fmt: skip
+    # both ways round, so that exchanging A and B exchanges the resamples too
+    return np.concatenate([shares[1][1] @ sides[1] - shares[0][0] @ sides[0],
+                           shares[1][0] @ sides[1] - shares[0][1] @ sides[0]])  # fmt: skip
+
+
+def _one_of(n: int, seed: int, stream: int) -> "np.ndarray":
+    return np.eye(n)[np.random.default_rng([seed, n, stream, 1]).integers(0, n, size=RESAMPLES // 2)]
+
+
+def _noises(a: "np.ndarray", b: "np.ndarray") -> Tuple[Tuple[float, int], Tuple[float, int]]:
+    """Variance of each group and the degrees of freedom that it has; 0 of them where it is the other's."""
+    found = [(float(np.var(one, ddof=1)), len(one) - 1) if len(one) > 1 else (-1.0, 0) for one in (a, b)]
+    first, second = (max(value, LEAST_NOISE**2) for value, _ in found)
+    if found[0][1] == 0:
+        return (second, 0), (second, found[1][1])
+    if found[1][1] == 0:
+        return (first, found[0][1]), (first, 0)
+    return (first, found[0][1]), (second, found[1][1])
+
+
+def _welch(noises: Sequence[Tuple[float, int]], sizes: Tuple[int, int]) -> Tuple[float, float]:
+    """Standard error of the difference of two means and its degrees of freedom (Welch 1947, Satterthwaite 1946)."""
+    parts = [variance / size for (variance, _), size in zip(noises, sizes)]
+    if any(df == 0 for _, df in noises):
+        (df,) = (size - 1 for (_, known), size in zip(noises, sizes) if known)
+        return math.sqrt(sum(parts)), df
+    below = sum(part**2 / (size - 1) for part, size in zip(parts, sizes))
+    return math.sqrt(sum(parts)), sum(parts) ** 2 / below
+
+
+def _p_of_flips(differences: "np.ndarray", seed: int) -> float:
+    sizes = np.sort(np.abs(differences))  # whose the signs are does not matter: all of them are tried
+    n = len(sizes)
+    if 2**n <= ENUMERATED:
+        signs = _all_signs(n)
+        return float(np.mean(np.abs(signs @ sizes) >= abs(float(np.sum(differences))) - n * _EQUAL))
+    signs = 2.0 * np.random.default_rng([seed, n]).integers(0, 2, size=(ENUMERATED, n)) - 1
+    hits = int(np.sum(np.abs(signs @ sizes) >= abs(float(np.sum(differences))) - n * _EQUAL))
+    return (hits + 1) / (ENUMERATED + 1)
+
+
+@lru_cache(maxsize=16)
+def _all_signs(n: int) -> "np.ndarray":
+    bits = (np.arange(2**n)[:, None] >> np.arange(n)) & 1
+    return 2.0 * bits - 1
+
+
+def _p_of_labels(a: "np.ndarray", b: "np.ndarray", seed: int) -> float:
+    pooled = np.sort(np.concatenate([a, b]))
+    pooled = pooled - np.mean(pooled)
+    few, n = min(len(a), len(b)), len(pooled)
+    # the means are as far apart as the sum over the smaller group is from 0
+    seen = abs(float(np.mean(b) - np.mean(a))) * few * (n - few) / n - n * _EQUAL
+    if math.comb(n, few) <= ENUMERATED:
+        return float(np.mean(np.abs(np.sum(pooled[_all_choices(n, few)], axis=1)) >= seen))
+    random = np.random.default_rng([seed, n, few])
+    chosen = np.argsort(random.random((ENUMERATED, n)), axis=1)[:, :few]
+    hits = int(np.sum(np.abs(np.sum(pooled[chosen], axis=1)) >= seen))
+    return (hits + 1) / (ENUMERATED + 1)
+
+
+@lru_cache(maxsize=64)
+def _all_choices(n: int, few: int) -> "np.ndarray":
+    return np.array(list(itertools.combinations(range(n), few)))
