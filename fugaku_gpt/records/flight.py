@@ -31,7 +31,6 @@ MAGIC = b"FGFLIGHT"
 VERSION = 2
 HEADER = struct.Struct("<8sIIIIIId64s24x")  # magic, version, slots, pinned, rank, ranks, process id, started, host
 PROGRESS = struct.Struct("<QdqiI32x")  # heartbeat, time of it, step, micro-batch, phase
-BEAT = struct.Struct("<Qd")
 WATCH = struct.Struct("<ddI44x")  # time of the watchdog's last look, its timeout, whether the stacks are dumped
 PROGRESS_OFFSET = HEADER.size
 WATCH_OFFSET = PROGRESS_OFFSET + PROGRESS.size
@@ -40,15 +39,8 @@ HEAD_SIZE = WATCH_OFFSET + WATCH.size
 # ordinal of this rank's calls, sequence number, step, micro-batch, peer (world rank; a broadcast's root), communicator,
 # operation, data type, call site, phase, shape of at most 4 sizes, entered, waited for since, left, state, waiting site
 RECORD = struct.Struct("<QQqiiHHHHI4x4qddd HH4x")
-WAITED = struct.Struct("<ddHH")
-WAITED_OFFSET = RECORD.size - 24
-LEFT = struct.Struct("<dH")
-LEFT_OFFSET = RECORD.size - 16
-STATE = struct.Struct("<H")
-STATE_OFFSET = RECORD.size - 8
 GROUP = struct.Struct("<QIIHH4x")  # collectives begun, size, own rank, name, members
 CHANNEL = struct.Struct("<QiHH")  # messages begun, peer (world rank), communicator, direction
-COUNT = struct.Struct("<Q")
 NAME_SIZE = 96
 NAMES = 512
 SLOTS = 512
