@@ -228,6 +228,29 @@ def test_a_peak_by_hand() -> None:
     assert last == first + whole - slim
 
 
+def test_under_zero_bubble_the_first_stage_puts_nothing_off() -> None:
+    config, chunks = pipeline("zero_bubble", 2, 2)
+    mine = [chunk for chunk in chunks if chunk.stage == 0]
+    peak = peak_bytes(config, mine, dict.fromkeys(range(6), "none"), moments_of(config, 0))
+    assert peak == 2 * (3 * layer_bytes(config, "none") + ends_bytes(config, mine[0]))
+    assert moments_of(config, 0) == moments_of(pipeline("1f1b", 2, 2)[0], 0)
+
+
+def test_under_zero_bubble_a_later_stage_is_fullest_in_attention() -> None:
+    """The second of two stages, in the attention of its first layer, when the second of two micro-batches goes back:
+    what the first one's gradients of weights need is still there; of the second two layers are freed, and what their
+    weights need is put off; of the layer itself what lies behind attention is freed, 4 + f / h tensors of b s h, and
+    4 + 2 f / h are put off."""
+    config, chunks = pipeline("zero_bubble", 2, 2)
+    mine = [chunk for chunk in chunks if chunk.stage == 1]
+    layer, stream, f = layer_bytes(config, "none"), 4 * config.model.seq_len * config.model.hidden, 4
+    put_off = (8 + 2 * f) * stream
+    before = 3 * put_off + 3 * layer + ends_bytes(config, mine[0])
+    fullest = before + 2 * (put_off - layer) - (4 + f) * stream + (4 + 2 * f) * stream
+    assert config.model.ffn_size == f * config.model.hidden and config.model.dropout > 0
+    assert peak_bytes(config, mine, dict.fromkeys(range(6), "none"), moments_of(config, 1)) == fullest
+
+
 def test_a_plan_for_sixty_four_stages_is_quick() -> None:
     config = load_run_config(
         preset="13b",

@@ -6,17 +6,23 @@ from dataclasses import replace
 from typing import Any, Dict, List
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fugaku_gpt.comm import ProcessGrid
+from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.layout.flat import flat_elements, flat_layout_of
 from fugaku_gpt.layout.grid import coordinates_of
+from fugaku_gpt.layout.memory import layer_bytes
 from fugaku_gpt.layout.stages import chunks_of
+from fugaku_gpt.layout.tensors import model_tensors
 from fugaku_gpt.machine.framework import framework_of
+from fugaku_gpt.model import build_model
+from fugaku_gpt.parallel.buffers import FlatBuffers
 from fugaku_gpt.planner.run_memory import CATEGORIES, memory_of_run
 from fugaku_gpt.training.trainer import Trainer
+from tests.support.alive import AliveBytes
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
@@ -34,6 +40,39 @@ def test_lasting_categories_are_a_trainer_s_tensors(dtype: str, rollback: str) -
     assert 0 <= told["optimiser"] - held["optimiser"] <= 0.005 * told["optimiser"]
     assert 0 <= told["copies"] - held["copy for loss spikes"] <= 0.005 * told["optimiser"]
     assert (told["copies"] > 0) == (rollback == "1")
+
+
+@pytest.mark.parametrize(
+    ("ffn", "dropout", "fullest"), [(256, 0.0, "GELU"), (256, 0.1, "GELU"), (64, 0.0, "attention")]
+)
+def test_workspace_of_a_layer_is_what_its_backward_pass_makes(ffn: int, dropout: float, fullest: str) -> None:
+    config = load_run_config(
+        overrides=[
+            "model.layers=1",
+            "model.hidden=64",
+            "model.heads=2",
+            "model.seq_len=64",
+            f"model.ffn_hidden={ffn}",
+            f"model.dropout={dropout}",
+            "model.attention_dropout=0",
+            "training.micro_batch=8",
+            "training.global_batch=8",
+        ]
+    )
+    model = build_model(config, Communicator.alone()).train()
+    FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1))
+    with AliveBytes() as alive:
+        x = torch.randn(8, 64, 64).requires_grad_()
+        y = model.blocks["0"](x, 0)
+        kept = layer_bytes(config, "none")
+        assert alive.now == pytest.approx(kept + y.numel() * 4, rel=0.02)
+        y.backward(torch.ones(8, 64, 64))
+    # the gradient that comes is the workspace's, the layer's output that of the layer behind it
+    seen = alive.most - kept - y.numel() * 4
+    stream = 4 * y.numel()
+    told = memory_of_run(config, threads=1).stages[0]["workspace"]
+    assert (told == (3 * ffn // 64 + 1) * stream) == (fullest == "GELU")
+    assert seen == pytest.approx(told, rel=0.01)
 
 
 @st.composite
@@ -123,7 +162,7 @@ def test_tensor_parallelism_and_sequence_parallelism_save(preset: str) -> None:
 
 def test_what_a_rank_takes_without_a_model_is_that_of_the_build() -> None:
     config = tiny_config()
-    for torch in ("1.7.1", "1.10.2+cpu", "2.13.0"):
-        base = framework_of(torch)
+    for build in ("1.7.1", "1.10.2+cpu", "2.13.0"):
+        base = framework_of(build)
         assert memory_of_run(config, base).stages[0]["base"] == base.own + base.shared
     assert framework_of("2.99") == framework_of("2.13") == framework_of()
