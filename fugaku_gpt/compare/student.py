@@ -1,7 +1,8 @@
 """Student's t distribution, for a login node that has NumPy and no SciPy; held equal to SciPy's in the tests.
 
 The tail is the regularised incomplete beta function, by its continued fraction (DLMF 8.17.22, evaluated as in Lentz
-1976); the quantile is found in it by bisection.
+1976); the quantile is found in it by Newton's steps on double logarithmic scale, where the
+tail is concave, so that they close in from anywhere.
 """
 
 from __future__ import annotations
@@ -24,13 +25,18 @@ def two_sided(t: float, df: float) -> float:
 @lru_cache(maxsize=1024)
 def reach(confidence: float, df: float) -> float:
     """The t within whose both signs T lies with this probability: 2.776 of 0.95 and 4 degrees of freedom."""
-    low, high = 0.0, 1.0
-    while two_sided(high, df) > 1 - confidence:
-        low, high = high, 2 * high
-    while high - low > 1e-13 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if two_sided(middle, df) > 1 - confidence else (low, middle)
-    return (low + high) / 2
+    wanted = math.log1p(-confidence)
+    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) * 2 / math.sqrt(df * math.pi)
+    u = 0.0
+    for _ in range(_ROUNDS):
+        t = math.exp(u)
+        tail = two_sided(t, df)
+        slope = -scale * t * math.exp(-(df + 1) / 2 * math.log1p(t * t / df)) / tail
+        step = max(-1.0, min(1.0, (wanted - math.log(tail)) / slope))  # further out a tail may be 0 to the computer
+        u += step
+        if abs(step) < 1e-13:
+            break
+    return math.exp(u)
 
 
 def _beta(a: float, b: float, x: float) -> float:

@@ -1,0 +1,220 @@
+"""Two sides' jobs to a ratio, interval, p and verdict: against SciPy, known answers, and what must not matter."""
+
+from __future__ import annotations
+
+import math
+from typing import List
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fugaku_gpt.compare.statistics import (
+    Comparison,
+    compare_groups,
+    compare_pairs,
+    enough,
+    holm,
+    verdict_of,
+)
+from fugaku_gpt.compare.student import reach, two_sided
+from fugaku_gpt.errors import UsageError
+
+MIRRORED = {"faster": "slower", "slower": "faster", "same": "same", "undecided": "undecided"}
+RANDOM = np.random.default_rng(5)
+SECONDS = st.floats(0.5, 2.0)
+PAIRS = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=11)
+
+
+def noisy(n: int, noise: float, seconds: float = 1.0, seed: int = 0) -> List[float]:
+    """Jobs that take so long but for the noise."""
+    found: List[float] = (seconds * np.exp(noise * np.random.default_rng([seed, n]).standard_normal(n))).tolist()
+    return found
+
+
+def close(one: Comparison, other: Comparison) -> None:
+    """Equal but for rounding."""
+    assert (one.a, one.b, one.verdict, one.more) == (other.a, other.b, other.verdict, other.more)
+    assert one.ratio == pytest.approx(other.ratio, rel=1e-9)
+    assert (one.low, one.high) == pytest.approx((other.low, other.high), rel=1e-9)
+    assert one.p == other.p
+
+
+def mirrored(one: Comparison) -> Comparison:
+    """A over B of a comparison of B over A."""
+    low, high = (1 / one.high, 1 / one.low if one.low else math.inf)
+    return Comparison(1 / one.ratio, low, high, one.p, one.b, one.a, one.paired, MIRRORED[one.verdict], one.more)
+
+
+def test_students_t_is_scipys() -> None:
+    t = pytest.importorskip("scipy.stats").t
+    for df in (0.8, 1, 2, 4.5, 9, 100, 10_000):
+        for confidence in (0.5, 0.95, 0.999, 0.999999):
+            assert reach(confidence, df) == pytest.approx(t.ppf(0.5 + confidence / 2, df), rel=1e-9)
+        for value in (0.1, 1.0, 3.0, 30.0):
+            assert two_sided(value, df) == pytest.approx(2 * t.sf(value, df), rel=1e-9)
+    assert two_sided(math.inf, 3) == 0
+
+
+def test_p_of_pairs_is_scipys_exact_one() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for n in (3, 5, 8, 10):
+        a, b = noisy(n, 0.03), noisy(n, 0.03, 1.03, seed=1)
+        found = stats.permutation_test(
+            (np.log(b) - np.log(a),), np.mean, permutation_type="samples", n_resamples=np.inf, alternative="two-sided"
+        )
+        assert compare_pairs(a, b).p == pytest.approx(found.pvalue, abs=1e-12)
+
+
+def test_p_of_groups_is_scipys_exact_one() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for sizes in ((2, 3), (4, 4), (3, 9)):
+        a, b = noisy(sizes[0], 0.03), noisy(sizes[1], 0.03, 1.05, seed=1)
+        found = stats.permutation_test(
+            (np.log(a), np.log(b)), lambda x, y: abs(np.mean(y) - np.mean(x)), n_resamples=np.inf, alternative="greater"
+        )
+        assert compare_groups(a, b).p == pytest.approx(found.pvalue, abs=1e-12)
+
+
+def test_p_of_many_jobs_is_drawn_near_the_exact_one_and_never_0() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    a, b = noisy(16, 0.03), noisy(16, 0.03, 1.02, seed=1)
+    for found, exact in (
+        (compare_pairs(a, b).p, stats.ttest_rel(np.log(a), np.log(b)).pvalue),
+        (compare_groups(a, b).p, stats.ttest_ind(np.log(a), np.log(b)).pvalue),
+    ):
+        assert found == pytest.approx(exact, abs=0.02)
+    far = compare_pairs(noisy(30, 0.001), noisy(30, 0.001, 2.0, seed=1))
+    assert 0 < far.p < 1e-4
+
+
+def test_the_interval_is_as_wide_as_students_and_leans_as_scipys_bootstrap() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for n in (6, 10):
+        a, b = noisy(n, 0.03), noisy(n, 0.03, seed=1)
+        logs = np.log(b) - np.log(a)
+        found = compare_pairs(a, b)
+        student = stats.ttest_1samp(logs, 0).confidence_interval()
+        assert math.log(found.high / found.low) == pytest.approx(student.high - student.low, rel=0.05)
+        plain = stats.bootstrap((logs,), np.mean, n_resamples=20_000, method="percentile", random_state=1)
+        interval = plain.confidence_interval
+        below, above = np.mean(logs) - interval.low, interval.high - np.mean(logs)
+        lean = math.log(found.high / found.ratio) / math.log(found.ratio / found.low)
+        assert lean == pytest.approx(above / below, rel=0.08)
+
+
+def test_the_groups_interval_is_as_wide_as_welchs() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for sizes in ((3, 3), (3, 9), (8, 5)):
+        a, b = noisy(sizes[0], 0.03), noisy(sizes[1], 0.13, seed=1)
+        found = compare_groups(a, b)
+        welch = stats.ttest_ind(np.log(b), np.log(a), equal_var=False).confidence_interval()
+        assert math.log(found.high / found.low) == pytest.approx(welch.high - welch.low, rel=0.12)
+
+
+def test_known_answers() -> None:
+    found = compare_pairs([1.0, 1.01, 0.99, 1.0, 1.02, 0.98], [1.1, 1.11, 1.09, 1.1, 1.12, 1.08])
+    assert (found.verdict, found.more, found.p) == ("slower", None, 2 / 64)
+    assert found.ratio == pytest.approx(1.1, rel=1e-3) and found.low > 1.09 and found.high < 1.11
+    assert compare_pairs(noisy(8, 0.004), noisy(8, 0.004, seed=1)).verdict == "same"
+    assert compare_groups([5.4, 10.4], [7.8, 8.1]).verdict == "undecided"
+
+
+def test_one_job_each_tells_no_interval() -> None:
+    for found in (compare_pairs([2.0], [1.0]), compare_groups([2.0], [1.0])):
+        assert (found.ratio, found.low, found.high, found.p) == (pytest.approx(0.5), 0.0, math.inf, 1.0)
+        assert (found.verdict, found.more) == ("undecided", None) and enough(found) == ""
+
+
+def test_a_lone_job_borrows_the_others_noise() -> None:
+    several = [1.0, 1.03, 0.98, 1.01]
+    found = compare_groups([1.3], several)
+    assert found.verdict == "faster" and (found.a, found.b) == (1, 4)
+    close(compare_groups(several, [1.3]), mirrored(found))
+    error = np.std(np.log(several), ddof=1) * math.sqrt(1 + 1 / 4)
+    assert math.log(found.high / found.low) == pytest.approx(2 * reach(0.95, 3) * error, rel=0.15)
+
+
+def test_jobs_that_agree_to_the_last_digit_are_believed_to_a_thousandth() -> None:
+    found = compare_pairs([1.0] * 4, [1.001] * 4)
+    assert found.verdict == "same" and found.low < 0.9995 and found.high > 1.0025
+    assert compare_groups([29.0, 29.0], [30.0, 30.0]).verdict == "slower"
+
+
+@pytest.mark.parametrize("wrong", [[], [0.0], [-1.0], [math.nan], [math.inf]])
+def test_what_is_no_time_is_refused(wrong: List[float]) -> None:
+    with pytest.raises(UsageError, match="side B"):
+        compare_pairs([1.0] * len(wrong) or [1.0], wrong)
+    with pytest.raises(UsageError, match="side A"):
+        compare_groups(wrong, [1.0])
+    with pytest.raises(UsageError, match="as many jobs"):
+        compare_pairs([1.0], [1.0, 2.0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(PAIRS, st.floats(1e-4, 1e4), st.randoms(use_true_random=False))
+def test_pairs_know_no_order_no_unit_and_no_favourite(pairs, factor, random) -> None:  # type: ignore[no-untyped-def]
+    a, b = [one for one, _ in pairs], [other for _, other in pairs]
+    found = compare_pairs(a, b)
+    assert found.low <= found.ratio <= found.high and 0 < found.p <= 1
+    close(compare_pairs(b, a), mirrored(found))
+    close(compare_pairs([factor * x for x in a], [factor * x for x in b]), found)
+    random.shuffle(pairs)
+    close(compare_pairs([one for one, _ in pairs], [other for _, other in pairs]), found)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(SECONDS, min_size=1, max_size=9), st.lists(SECONDS, min_size=1, max_size=9), st.floats(1e-4, 1e4))
+def test_groups_know_no_order_no_unit_and_no_favourite(a: List[float], b: List[float], factor: float) -> None:
+    found = compare_groups(a, b)
+    assert found.low <= found.ratio <= found.high and 0 < found.p <= 1
+    close(compare_groups(b, a), mirrored(found))
+    close(compare_groups([factor * x for x in a], [factor * x for x in b]), found)
+    close(compare_groups(a[::-1], b[::-1]), found)
+
+
+def test_verdicts_hold_the_tolerance_in_both_directions() -> None:
+    bound = math.log(1.02)
+    assert verdict_of(-bound, bound, 0.02) == "same"
+    assert verdict_of(0.001, bound, 0.02) == "same"  # slower for sure, but by no more than is the same
+    assert verdict_of(0.001, 1.1 * bound, 0.02) == "slower"
+    assert verdict_of(-1.1 * bound, -0.001, 0.02) == "faster"
+    assert verdict_of(-0.001, 1.1 * bound, 0.02) == "undecided"
+
+
+def test_so_many_more_pairs_do_decide_as_often_as_said() -> None:
+    first = compare_pairs(noisy(4, 0.03), noisy(4, 0.03, 1.04, seed=7))
+    assert first.verdict == "undecided" and first.more is not None
+    n = 4 + first.more
+    errors = math.log(first.high / first.low) / 2 / reach(0.95, 3) * 2  # of one pair: the standard error times sqrt(4)
+    random = np.random.default_rng(0)
+    decided = 0
+    for _ in range(200):
+        logs = math.log(first.ratio) + errors * random.standard_normal(n)
+        decided += compare_pairs([1.0] * n, np.exp(logs).tolist()).verdict != "undecided"
+    assert 0.7 <= decided / 200 <= 0.97
+
+
+def test_holm() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == [] and holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_looking_ends_by_the_width_or_by_a_very_clear_verdict() -> None:
+    quiet = compare_pairs(noisy(5, 0.002), noisy(5, 0.002, seed=1))
+    assert enough(quiet) == "narrow" and enough(quiet, at_least=6) == ""
+    far = compare_pairs(noisy(4, 0.03), noisy(4, 0.03, 2.0, seed=1))
+    assert enough(far) == "clear" and enough(mirrored(far)) == "clear"
+    near = compare_pairs(noisy(6, 0.03), noisy(6, 0.03, 1.08, seed=2))
+    assert near.verdict == "slower" and enough(near) == "" and enough(near, at_most=6) == "budget"
+    assert enough(near, at_most=None) == ""
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(-0.05, 0.05), st.floats(0.0005, 0.02), st.integers(4, 8))
+def test_a_narrow_interval_always_decides(mean: float, noise: float, n: int) -> None:
+    pattern = np.array([(-1.0) ** index for index in range(n)])
+    found = compare_pairs([1.0] * n, np.exp(mean + noise * pattern).tolist())
+    if enough(found) == "narrow":
+        assert found.verdict != "undecided"
