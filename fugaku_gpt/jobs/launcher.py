@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+import fugaku_gpt
 from fugaku_gpt.config import RunConfig
+from fugaku_gpt.config.schema import NodeConfig
 from fugaku_gpt.errors import EXIT_RESUME, UsageError
+from fugaku_gpt.jobs.environments.profile import Profile
 from fugaku_gpt.jobs.processes import GRACE_SECONDS, Outcome, run_command
 from fugaku_gpt.machine.local import find_tcmalloc, usable_cores
 from fugaku_gpt.records.run import Result
@@ -72,16 +75,20 @@ def rank_from_environment(environment: Optional[Mapping[str, str]] = None) -> Op
     return None
 
 
-def find_launcher(root: Optional[bool] = None) -> Launcher:
-    """The first usable ``mpirun`` or ``mpiexec``: beside this Python (a wheel in the environment), then on PATH.
+def find_launcher(root: Optional[bool] = None, profile: Optional[Profile] = None) -> Launcher:
+    """The first usable ``mpirun`` or ``mpiexec``: beside the ranks' Python (a wheel in the environment), in the
+    profile's folders, then on PATH.
 
     Args:
         root: whether the user is root, whom Open MPI refuses unless told; default: as it is.
+        profile: of the ranks' build; default: this very Python.
 
     Raises:
         UsageError: there is none, or none that is MPICH or Open MPI.
     """
-    beside = [Path(sys.executable).parent / name for name in NAMES]
+    python = Path(profile.python if profile is not None else sys.executable)
+    folders = [python.parent, *map(Path, profile.path if profile is not None else ())]
+    beside = [folder / name for folder in folders for name in NAMES]
     on_path = [Path(found) for found in map(shutil.which, NAMES) if found]
     rejected = []
     for path in [candidate for candidate in beside if os.access(candidate, os.X_OK)] + on_path:
@@ -94,7 +101,7 @@ def find_launcher(root: Optional[bool] = None) -> Launcher:
             return Launcher(path, family, version, allow if family == OPEN_MPI and is_root else {})
         rejected.append(f"{path} is neither MPICH nor Open MPI (it says: {said.strip()[:80] or 'nothing'})")
     raise UsageError(
-        "\n".join(rejected or [f"no mpirun beside {sys.executable} and none on PATH"])
+        "\n".join(rejected or [f"no mpirun beside {python} and none on PATH"])
         + "\nto start ranks, install an MPI: `make install`, or `pip install mpich`, or the system's MPICH or Open MPI"
     )
 
@@ -116,6 +123,7 @@ def train_command(
     cores: int,
     tcmalloc: Optional[Path],
     more: Sequence[str] = (),
+    profile: Optional[Profile] = None,
 ) -> Command:
     """The command that trains ``config`` on this machine; a pure function.
 
@@ -127,21 +135,72 @@ def train_command(
         tcmalloc: the library to preload where ``node.tcmalloc`` asks for it; None leaves it out, and the run records
             that it was not applied.
         more: words for ``train`` besides.
+        profile: of the build whose Python the ranks are; default: this very Python.
 
     Raises:
         UsageError: the run wants more than this one machine.
     """
     if config.job.nodes != 1:
         raise UsageError(f"job.nodes: {config.job.nodes}: ranks are started on this machine only; valid: 1")
-    ranks = config.layout.ranks
-    threads = str(threads_per_rank(config, cores))
-    words = [f"OMP_NUM_THREADS={threads}", f"MKL_NUM_THREADS={threads}"]
+    words = rank_words(config, config_file, out_dir, threads_per_rank(config, cores), tcmalloc, more, profile)
+    return Command([*launcher.start(config.layout.ranks), *words], dict(launcher.environment))
+
+
+def rank_words(
+    config: RunConfig,
+    config_file: Path,
+    out_dir: Path,
+    threads: int,
+    tcmalloc: Optional[Path],
+    more: Sequence[str] = (),
+    profile: Optional[Profile] = None,
+) -> List[str]:
+    """What each rank is: its variables, its Python and its words; a pure function. Arguments as of
+    :func:`train_command`."""
+    variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **page_variables(config.node)}
+    if profile is not None:
+        variables.update(_profile_variables(profile))
     libraries = [str(tcmalloc)] if config.node.tcmalloc and tcmalloc is not None else []
     libraries += config.node.preload
     if libraries:
-        words.append("LD_PRELOAD=" + ":".join([*libraries, *filter(None, [os.environ.get("LD_PRELOAD")])]))
-    python = [sys.executable, "-m", "fugaku_gpt", "train", str(config_file), "--out", str(out_dir), *more]
-    return Command([*launcher.start(ranks), "env", *words, *python], dict(launcher.environment))
+        variables["LD_PRELOAD"] = _before(libraries, "LD_PRELOAD")
+    python = profile.python if profile is not None else sys.executable
+    words = [f"{name}={value}" for name, value in variables.items()]
+    return ["env", *words, python, "-m", "fugaku_gpt", "train", str(config_file), "--out", str(out_dir), *more]
+
+
+def page_variables(node: NodeConfig) -> Dict[str, str]:
+    """The variables that Fujitsu's large-page library reads, where they are asked for."""
+    wanted = (
+        ("XOS_MMM_L_HPAGE_TYPE", node.large_pages),
+        ("XOS_MMM_L_PAGING_POLICY", node.paging_policy),
+        ("XOS_MMM_L_ARENA_LOCK_TYPE", node.arena_lock),
+    )
+    return {name: str(value) for name, value in wanted if value is not None}
+
+
+def _profile_variables(profile: Profile) -> Dict[str, str]:
+    variables = dict(text.split("=", 1) for text in profile.environment)
+    for name, folders in (("PATH", profile.path), ("LD_LIBRARY_PATH", profile.library_path)):
+        if folders:
+            variables[name] = _before(folders, name)
+    checkout = Path(fugaku_gpt.__file__).resolve().parent.parent
+    # the code of this checkout, under another Python. Of an installed copy, the neighbours are another Python's
+    # packages: there the environment's own copy is used, and the run says which
+    if (checkout / "setup.cfg").exists():
+        variables["PYTHONPATH"] = _before([str(checkout)], "PYTHONPATH")
+    return variables
+
+
+def _before(values: Sequence[str], name: str) -> str:
+    """Values before what a variable has now."""
+    return ":".join([*values, *filter(None, [os.environ.get(name)])])
+
+
+def tcmalloc_of(profile: Optional[Profile]) -> Optional[Path]:
+    """The library that ``node.tcmalloc`` preloads: the profile's where that is a path, or else this machine's."""
+    named = profile.tcmalloc if profile is not None else ""
+    return Path(named) if "/" in named else find_tcmalloc()
 
 
 def threads_per_rank(config: RunConfig, cores: int) -> int:
@@ -160,6 +219,8 @@ def launch(
     on_line: Optional[Callable[[str], None]] = None,
     grace: float = GRACE_SECONDS,
     mark: Optional[str] = None,
+    profile: Optional[Profile] = None,
+    start: Sequence[str] = (),
 ) -> Outcome:
     """Start the ranks of a run, wait for their end, and leave no process behind (see :func:`run_command`).
 
@@ -167,12 +228,26 @@ def launch(
     Open MPI kills them at SIGTERM): they stop after their iteration, with a checkpoint.
 
     Args:
-        more: as of :func:`train_command`.
+        more, profile: as of :func:`train_command`.
+        start: words that start ranks inside a job, in place of this machine's ``mpirun``: ``{ranks}`` in them stands
+            for the number of ranks.
 
     Raises:
         UsageError: there is no usable ``mpirun``, or the run wants more than this machine.
     """
-    command = train_command(find_launcher(), config, config_file, out_dir, len(usable_cores()), find_tcmalloc(), more)
+    tcmalloc = tcmalloc_of(profile)
+    if start:
+        if tcmalloc is None and profile is not None:
+            tcmalloc = Path(profile.tcmalloc)  # a module's, which the loader finds by its name
+        per_node = max(1, len(usable_cores()) // config.ranks_per_node)
+        threads = config.node.threads_per_rank or per_node
+        words = [word.replace("{ranks}", str(config.layout.ranks)) for word in start]
+        ranks = rank_words(config, config_file, out_dir, threads, tcmalloc, more, profile)
+        command = Command([*words, *ranks], {})
+    else:
+        launcher = find_launcher(profile=profile)
+        cores = len(usable_cores())
+        command = train_command(launcher, config, config_file, out_dir, cores, tcmalloc, more, profile)
     return run_command(
         command.argv,
         command.environment,

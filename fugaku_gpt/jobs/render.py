@@ -22,6 +22,7 @@ from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_RESUME, ConfigError
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.jobs.environments.profile import Profile, load_profile, this_python
+from fugaku_gpt.jobs.launcher import page_variables
 from fugaku_gpt.machine import fugaku
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}")
@@ -201,13 +202,7 @@ def _variables(config: RunConfig, profile: Profile, threads: Optional[int]) -> D
         variables["PLE_MPI_STD_EMPTYFILE"] = "off"
         if fugaku.power_knobs(node, config.job.nodes)["retention_state"] == 1:
             variables["OMP_WAIT_POLICY"] = "active"  # cores that wait must not fall asleep: waking takes 3 ms
-    for name, value in (
-        ("XOS_MMM_L_HPAGE_TYPE", node.large_pages),
-        ("XOS_MMM_L_PAGING_POLICY", node.paging_policy),
-        ("XOS_MMM_L_ARENA_LOCK_TYPE", node.arena_lock),
-    ):
-        if value is not None:
-            variables[name] = str(value)
+    variables.update(page_variables(node))
     for setting in (*profile.environment, *config.job.environment):
         name, _, text = setting.partition("=")
         if name == "LD_PRELOAD":

@@ -25,10 +25,10 @@ def check_plot(file: Path) -> None:
 
 
 @contextmanager
-def picture(file: Path, panels: int = 1, size: Tuple[float, float] = (8, 5)) -> Iterator[Any]:
+def picture(file: Path, panels: int = 1, size: Tuple[float, float] = (8, 5), log: bool = True) -> Iterator[Any]:
     """The axes of an empty picture (a sequence of them where there are several panels), written at the end.
 
-    Both axes of each panel are logarithmic. The form is told by the end of the file's name.
+    Both axes of each panel are logarithmic where ``log`` says so. The form is told by the end of the file's name.
 
     Raises:
         UsageError: as :func:`check_plot`, or the file cannot be written.
@@ -43,7 +43,7 @@ def picture(file: Path, panels: int = 1, size: Tuple[float, float] = (8, 5)) -> 
     figure, axes = pyplot.subplots(1, panels, figsize=size)
     try:
         yield axes
-        for panel in figure.axes:
+        for panel in figure.axes if log else ():
             panel.set(xscale="log", yscale="log")
             for axis in (panel.xaxis, panel.yaxis):
                 axis.set_major_formatter(ticker.FuncFormatter(_plainly))

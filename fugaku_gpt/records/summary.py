@@ -30,7 +30,7 @@ def summarise(
         "samples": len(iterations),
     }
     if iterations:
-        samples = [line["seconds"] for line in _of_last_size(iterations)]
+        samples = [line["seconds"] for line in of_last_size(iterations)]
         timed = samples[WARMUP_SAMPLES:] or samples
         seconds = statistics.median(timed)
         vocab, nodes = config.padded_vocab, config.job.nodes
@@ -55,7 +55,7 @@ def summarise(
     return summary
 
 
-def _of_last_size(lines: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
+def of_last_size(lines: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
     """The lines whose iteration has had as large a batch as the last one's."""
     size = [(line.get("global_batch"), line.get("actual_seq_len")) for line in lines]
     return [line for line, its in zip(lines, size) if its == size[-1]]

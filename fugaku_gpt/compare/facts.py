@@ -1,0 +1,118 @@
+"""What was really running on either side, by the runs' own records, as far as it differs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
+
+from fugaku_gpt.compare.samples import Job
+from fugaku_gpt.config import changed_settings
+
+UNKNOWN = "unknown"
+# of a run's handling, not of what is run
+_HANDLING = ("job.", "checkpoint.")
+_PLAIN = (
+    ("Python", "python"),
+    ("NumPy", "numpy"),
+    ("fugaku_gpt", "fugaku_gpt"),
+    ("commit", "git_commit"),
+    ("processor", "processor"),
+    ("system", "system"),
+    ("memory limit (bytes)", "memory_limit_bytes"),
+    ("vector extensions", "vector_extensions"),
+)
+_BUILD = (
+    ("torch", "torch"),
+    ("BLAS", "blas"),
+    ("kernels for", "instruction_set"),
+    ("fused AdamW", "fused_adamw"),
+)
+_MPI = (("MPI", "library"), ("MPI standard", "standard"), ("MPI threads", "thread_level"), ("mpi4py", "mpi4py"))
+_RANK = (
+    ("threads of a rank", "threads"),
+    ("allocator", "allocator"),
+    ("allocator keeps freed pages", "allocator_keeps_pages"),
+    ("denormals flushed", "flush_denormals"),
+    ("cores of a rank", "affinity"),
+    ("bound", "bound"),
+    ("host", "host"),
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One fact that is not the same on both sides; several values where a side's own jobs differ."""
+
+    fact: str
+    a: str
+    b: str
+
+
+def facts_of(job: Job) -> Dict[str, str]:
+    """Everything of a run that may differ, as texts, in a fixed order."""
+    environment = job.environment
+    facts: Dict[str, str] = {}
+    for name, key in _PLAIN:
+        facts[name] = _text(environment.get(key))
+    for prefix, names in (("build", _BUILD), ("mpi", _MPI)):
+        values: Mapping[str, Any] = environment.get(prefix) or {}
+        for name, key in names:
+            facts[name] = _first_line(_text(values.get(key)))
+    precision = environment.get("precision") or {}
+    facts["in float32 for want of a kernel"] = _text(precision.get("in_float32"))
+    facts["GELU from the error function"] = _text(precision.get("gelu_by_erf"))
+    ranks: Sequence[Mapping[str, Any]] = environment.get("ranks") or []
+    facts["ranks"] = str(len(ranks)) if ranks else UNKNOWN
+    for name, key in _RANK:
+        texts = list(dict.fromkeys(_text(rank.get(key)) for rank in ranks))
+        facts[name] = " / ".join(texts) if texts else UNKNOWN
+    for toggle in environment.get("toggles") or []:
+        state = "applied" if toggle["applied"] else "NOT applied"
+        facts[f"toggle {toggle['name']}={toggle['requested']}"] = f"{state} (seen: {toggle['seen']})"
+    if job.config is not None:
+        for key, value in changed_settings(job.config).items():
+            if not key.startswith(_HANDLING):
+                facts[key] = _text(value)
+    return facts
+
+
+def differences(a: Sequence[Job], b: Sequence[Job]) -> List[Difference]:
+    """The facts in which the sides differ, or in which the jobs of one side differ among themselves."""
+    sides = [_of_jobs(jobs) for jobs in (a, b)]
+    names = list(dict.fromkeys([*sides[0], *sides[1]]))
+    found = []
+    for name in names:
+        ours, theirs = (_joined(name, side) for side in sides)
+        if ours != theirs or any(len(side.get(name, ())) > 1 for side in sides):
+            found.append(Difference(name, ours, theirs))
+    return found
+
+
+def _of_jobs(jobs: Sequence[Job]) -> Dict[str, Tuple[str, ...]]:
+    facts = [facts_of(job) for job in jobs if job.environment]
+    names = list(dict.fromkeys(name for one in facts for name in one))
+    return {name: tuple(dict.fromkeys(one.get(name, _absent(name)) for one in facts)) for name in names}
+
+
+def _joined(name: str, side: Mapping[str, Tuple[str, ...]]) -> str:
+    return "; ".join(side.get(name, (_absent(name),)))
+
+
+def _absent(name: str) -> str:
+    if name.startswith("toggle "):
+        return "not asked for"
+    return "default" if "." in name else UNKNOWN
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(str, value)) or "none"
+    return str(value)
+
+
+def _first_line(text: str) -> str:
+    return text.splitlines()[0] if text else text

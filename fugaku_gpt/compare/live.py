@@ -1,0 +1,285 @@
+"""Runs both sides in turns, A B, B A, A B, ..., each job a start of its own, until the answer is narrow enough.
+
+What the machine does slowly (it warms up, another user comes) then falls on both sides alike, and on the first and the
+second of a pair equally often. Whether more pairs are needed is judged by the width of the interval alone: who stops as
+soon as a difference looks certain finds differences where there are none.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Dict, List, Optional, Protocol, Sequence, Tuple
+
+from fugaku_gpt.compare.noise import Watch, disturbances
+from fugaku_gpt.compare.pairs import (
+    A_FIRST,
+    B_FIRST,
+    Kept,
+    Pair,
+    Plan,
+    new_folder,
+    read_kept,
+    read_plan,
+    write_ending,
+    write_noise,
+    write_pair,
+    write_plan,
+)
+from fugaku_gpt.compare.statistics import Comparison, compare_pairs
+from fugaku_gpt.config import RunConfig, dump_run_config
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.ending import result_of
+from fugaku_gpt.jobs.environments.profile import Profile
+from fugaku_gpt.jobs.processes import Outcome
+from fugaku_gpt.planner.fits import refuse_too_large, this_machine
+from fugaku_gpt.records.claim import AlreadyClaimed, release, take, this_process
+from fugaku_gpt.records.files import is_temporary
+from fugaku_gpt.records.run import INTERRUPTED, REFUSED, Result, RunDirectory
+
+CLAIM = ".compare.claim"
+FEWEST = 6  # below it no order of signs is rarer than 1 in 32: nothing could be told at 5 %
+
+Launch = Callable[..., Outcome]  # as fugaku_gpt.jobs.launcher.launch
+
+# why no more pairs were run
+NARROW = "the interval is narrow enough"
+ENOUGH_PAIRS = "all pairs that were asked for are there"
+BUDGET = "the budget is spent"
+RERUNS = "too many pairs were disturbed"
+TROUBLE = "there can be no verdict"
+STOPPED = "it was stopped"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop.
+
+    Attributes:
+        pairs: that count, at most.
+        budget: seconds of this call; None for no limit.
+        precision: half of the interval's width, as a share, that is narrow enough.
+        reruns: disturbed pairs that are run again, at most, over all calls.
+    """
+
+    pairs: int = 10
+    budget: Optional[float] = None
+    precision: float = 0.01
+    reruns: int = 10
+
+
+@dataclass(frozen=True)
+class SideRun:
+    """How one side's jobs are started."""
+
+    config: RunConfig
+    profile: Optional[Profile]
+
+
+class Progress(Protocol):
+    """Who is told what goes on."""
+
+    def starts(self, pair: str, side: str, number: int, total: int) -> None:
+        """A job of the pair begins; ``number`` pairs count so far, of ``total``."""
+
+    def ended(self, pair: Pair) -> None:
+        """Both jobs of a pair have ended."""
+
+
+def run_pairs(
+    out: Path,
+    plan: Plan,
+    sides: Tuple[SideRun, SideRun],
+    limits: Limits,
+    launch: Launch,
+    progress: Progress,
+    *,
+    start: Sequence[str] = (),
+    watch: Callable[..., Watch] = Watch,
+    clock: Callable[[], float] = time.monotonic,
+) -> str:
+    """Run what is missing; returns why no more is run. What is there in ``out`` counts.
+
+    Args:
+        sides: A and B.
+        launch: starts the ranks of one job and waits for them; see :func:`fugaku_gpt.jobs.launcher.launch`.
+        start: as of that function.
+        watch: the noise guard around a job.
+
+    Raises:
+        UsageError: ``out`` holds something else, or another process is at it.
+    """
+    mark = uuid.uuid4().hex
+    _enter(out, plan, mark)
+    try:
+        write_plan(out, plan)
+        began, there = clock(), len(read_kept(out).pairs)
+        why = ""
+        while not why:
+            kept = read_kept(out)
+            # what had failed at an earlier time is tried again: its cause may be gone
+            if kept.not_applied() or (len(kept.pairs) > there and kept.failures()):
+                why = TROUBLE
+            else:
+                why = _enough(kept, limits, clock() - began)
+            if not why and not _run_pair(out, plan, sides, limits, kept, launch, progress, start, watch, clock, mark):
+                why = STOPPED
+        write_ending(out, why)
+        return why
+    except KeyboardInterrupt:  # between jobs: the pair that had begun does not count
+        write_ending(out, STOPPED)
+        return STOPPED
+    finally:
+        release(out, CLAIM, mark)
+
+
+def next_order(counted: Sequence[Pair]) -> str:
+    """Who runs first in the next pair: whoever was first in fewer of the pairs that count; A where that is equal."""
+    first = sum(pair.order == A_FIRST for pair in counted)
+    return B_FIRST if first > len(counted) - first else A_FIRST
+
+
+def comparison_of(kept: Kept) -> Optional[Comparison]:
+    """Of the pairs that count; None where there is none."""
+    a, b = kept.seconds
+    return compare_pairs(a, b, kept.plan.tolerance) if a else None
+
+
+def half_width(comparison: Comparison) -> float:
+    """Half of the interval's width, as a share of the ratio."""
+    return (comparison.high - comparison.low) / (2 * comparison.ratio)
+
+
+def _enough(kept: Kept, limits: Limits, passed: float) -> str:
+    """Why no more pairs are to be run; empty while more are."""
+    counted = kept.counted
+    if len(counted) >= limits.pairs:
+        return ENOUGH_PAIRS
+    if len(kept.disturbed) > limits.reruns:
+        return RERUNS
+    longest = max((pair.seconds for pair in kept.pairs), default=0.0)
+    if limits.budget is not None and passed + longest > limits.budget:
+        return BUDGET
+    # the order is balanced after every second pair
+    if len(counted) >= FEWEST and len(counted) % 2 == 0:
+        found = comparison_of(kept)
+        if found is not None and half_width(found) <= limits.precision:
+            return NARROW
+    return ""
+
+
+def _run_pair(
+    out: Path,
+    plan: Plan,
+    sides: Tuple[SideRun, SideRun],
+    limits: Limits,
+    kept: Kept,
+    launch: Launch,
+    progress: Progress,
+    start: Sequence[str],
+    watch: Callable[..., Watch],
+    clock: Callable[[], float],
+    mark: str,
+) -> bool:
+    """One pair; whether it was run to its end."""
+    folder, order, began = new_folder(out), next_order(kept.counted), clock()
+    disturbed: List[str] = []
+    for letter in order:
+        progress.starts(folder.name, letter, len(kept.counted), limits.pairs)
+        directory = RunDirectory(folder / letter.lower())
+        result, found = _run_job(directory, sides["AB".index(letter)], launch, start, watch, plan.load, mark)
+        if result.status == INTERRUPTED:
+            return False
+        disturbed += [f"{letter}: {line}" for line in found]
+        if result.status != "ok":  # the other side has nothing to be held against
+            break
+    write_pair(folder, order, disturbed, clock() - began)
+    progress.ended(read_kept(out).pairs[-1])
+    return True
+
+
+def _run_job(
+    directory: RunDirectory,
+    side: SideRun,
+    launch: Launch,
+    start: Sequence[str],
+    watch: Callable[..., Watch],
+    load: float,
+    mark: str,
+) -> Tuple[Result, List[str]]:
+    """One start of a side; its result, and what has disturbed it."""
+    config = side.config
+    directory.create(dump_run_config(config), mark)
+    log, started = directory.log_file, time.time()
+    disturbed: List[str] = []
+    try:
+        if not start:  # ranks inside a job are on other nodes, too, and judge that themselves
+            refuse_too_large(config, this_machine(), range(config.layout.ranks))
+        with watch(descendants=not start) as guard:
+            outcome = launch(
+                config,
+                directory.config_file,
+                directory.path,
+                log=log,
+                timeout=config.job.elapse if not start else None,
+                on_line=lambda _: guard.look(),
+                mark=mark,
+                profile=side.profile,
+                start=start,
+            )
+        if guard.noise is not None:
+            write_noise(directory.path, guard.noise)
+            disturbed = disturbances(guard.noise, load)
+        result = result_of(directory, config, outcome, log, started)
+    except UsageError as error:
+        result = Result(REFUSED, " ".join(str(error).splitlines()), started, time.time())
+    directory.write_result(result)
+    return result, disturbed
+
+
+def _enter(out: Path, plan: Plan, mark: str) -> None:
+    """Claim the folder for this comparison.
+
+    Raises:
+        UsageError: it holds another one or something else, or another process is at it.
+    """
+    before = read_plan(out)
+    if before is None and out.exists() and any(not is_temporary(path) for path in out.iterdir()):
+        raise UsageError(f"{out}: holds files that are not a comparison's; choose another --out")
+    if before is not None:
+        changed = _changed(before, plan)
+        if changed:
+            shown = "; ".join(changed[:3])
+            raise UsageError(f"{out}: holds a comparison of something else ({shown}); choose another --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        take(out, CLAIM, this_process(mark), same_process=False)
+    except AlreadyClaimed as taken:
+        raise UsageError(
+            f"{out}: a comparison is running there ({taken}); wait for its end, or, if that process is gone, remove "
+            f"{taken.file}"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{out}: cannot be written: {error.strerror}; choose another --out") from None
+
+
+def _changed(before: Plan, now: Plan) -> List[str]:
+    """``["B training.dtype: float32 then, bfloat16 now"]``."""
+    then, present = _flat(before), _flat(now)
+    names = {**then, **present}
+    return [
+        f"{name}: {then.get(name)} then, {present.get(name)} now"
+        for name in names
+        if then.get(name) != present.get(name)
+    ]
+
+
+def _flat(plan: Plan) -> Dict[str, object]:
+    values: Dict[str, object] = {"warm-up": plan.warm_up, "tolerance": plan.tolerance, "load": plan.load}
+    for letter, side in zip("AB", plan.sides):
+        values[f"{letter}'s environment"] = side.environment
+        for section, settings in side.config.items():
+            values.update({f"{letter} {section}.{key}": value for key, value in settings.items()})
+    return values

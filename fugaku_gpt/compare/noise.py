@@ -1,0 +1,260 @@
+"""The noise guard: what else the machine did while a job was measured, and whether that spoils its pair.
+
+Everything is read from counters that the kernel keeps anyway: before a job, after it, and for a moment on either side.
+What this machine does not tell stays None, and is said to be unknown.
+
+========================  =========  =================================================================================
+other processes           5 %        of all cores' time. Ranks that use every core lose at most this share to others,
+                                     and the pair's ratio shows it in full, since the other side ran without it. It is
+                                     as much as the differences that are looked for; daemons of an idle machine take
+                                     less than 1 %
+just before and after     15 %       of all cores' time in half a second, whose clock ticks tell no finer: something
+                                     was going on that the job's own time may have hidden
+stolen                    2 %        of all cores' time: the virtual machine was ready to run and was not let. Nothing
+                                     on this side can mend it, and it comes in bursts, so it falls on one side
+throttled                 any        events of the processor's own counters: the clock was lowered for heat or power
+swapped in                1 MiB      pages read back from swap: iterations have waited for a disk
+========================  =========  =================================================================================
+
+Page faults, first touch among them, and context switches are told and have no threshold: they belong to what is
+measured as often as to what disturbs it. Those that other processes cause show as their time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Callable, List, Optional, Type
+
+import psutil
+
+OTHERS = 0.05
+AROUND = 0.15
+STOLEN = 0.02
+SWAPPED_BYTES = 2**20
+AROUND_SECONDS = 0.5
+_COUNTERS = "devices/system/cpu/cpu*/thermal_throttle/*_throttle_count"
+_CLOCKS = "devices/system/cpu/cpu*/cpufreq/scaling_cur_freq"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Counters at one moment; seconds are of all cores together.
+
+    Attributes:
+        busy: seconds in which some process of this machine ran.
+        idle: seconds in which none did.
+        stolen: seconds in which this virtual machine was not let run; None where the kernel does not count them.
+        ours: seconds of this process and of all its descendants that have ended.
+        minor_faults, major_faults: of these: pages touched for the first time or mapped, and pages read from a disk.
+        yields, switches: of these: times that one waited, and times that it was made to wait for another process.
+        throttled: events; None where the processor does not tell.
+        swapped_in: bytes; None where the kernel does not tell.
+    """
+
+    busy: float
+    idle: float
+    stolen: Optional[float]
+    ours: float
+    minor_faults: int
+    major_faults: int
+    yields: int
+    switches: int
+    throttled: Optional[int]
+    swapped_in: Optional[int]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What else went on during one job. Shares are of the time of all cores; None: unknown.
+
+    Attributes:
+        others: share of processes that are not the job's.
+        others_before, others_after: share of all processes in the moments before and after it.
+        stolen: share that this virtual machine was not let run.
+        throttled: events.
+        swapped_in: bytes.
+        mhz: the cores' clock in the midst of the job.
+        minor_faults, major_faults, yields, switches: of the job's processes, per second of the job.
+    """
+
+    seconds: float
+    others: Optional[float]
+    others_before: Optional[float]
+    others_after: Optional[float]
+    stolen: Optional[float]
+    throttled: Optional[int]
+    swapped_in: Optional[int]
+    mhz: Optional[float]
+    minor_faults: Optional[float]
+    major_faults: Optional[float]
+    yields: Optional[float]
+    switches: Optional[float]
+
+
+def disturbances(noise: Noise, others: float = OTHERS) -> List[str]:
+    """Why a job's time should not be trusted; empty where nothing that was read speaks against it.
+
+    Args:
+        others: share of other processes that is borne.
+    """
+    found = []
+    if noise.others is not None and noise.others > others:
+        found.append(f"other processes took {noise.others:.1%} of the machine")
+    # somebody who bears a loaded machine bears it before and after, too
+    around = max(AROUND, others)
+    for when, share in (("before", noise.others_before), ("after", noise.others_after)):
+        if share is not None and share > around:
+            found.append(f"just {when} it, other processes took {share:.0%}")
+    if noise.stolen is not None and noise.stolen > STOLEN:
+        found.append(f"{noise.stolen:.1%} of the machine's time was stolen by its host")
+    if noise.throttled:
+        found.append(f"the clock was throttled {noise.throttled} times")
+    if noise.swapped_in is not None and noise.swapped_in > SWAPPED_BYTES:
+        found.append(f"{noise.swapped_in / 2**20:.0f} MiB were swapped in")
+    return found
+
+
+def unknown_of(noise: Noise) -> List[str]:
+    """What this machine does not tell."""
+    names = (
+        ("others", "load of other processes during a job"),
+        ("others_before", "load before and after"),
+        ("stolen", "stolen time"),
+        ("throttled", "throttling"),
+        ("swapped_in", "swapping"),
+        ("mhz", "clock"),
+        ("minor_faults", "page faults and context switches"),
+    )
+    return [words for name, words in names if getattr(noise, name) is None]
+
+
+def read_counters(system: Path = Path("/sys"), processes: Path = Path("/proc")) -> Reading:
+    """The counters now."""
+    times = psutil.cpu_times()
+    stolen = getattr(times, "steal", None)
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    busy = times.user + getattr(times, "nice", 0.0) + times.system
+    busy += getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0)
+    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return Reading(
+        busy=busy,
+        idle=idle,
+        stolen=stolen,
+        ours=sum(one.ru_utime + one.ru_stime for one in own),
+        minor_faults=sum(one.ru_minflt for one in own),
+        major_faults=sum(one.ru_majflt for one in own),
+        yields=sum(one.ru_nvcsw for one in own),
+        switches=sum(one.ru_nivcsw for one in own),
+        throttled=_sum_of(system, _COUNTERS),
+        swapped_in=_swapped_in(processes / "vmstat"),
+    )
+
+
+def load_between(first: Reading, last: Reading) -> Optional[float]:
+    """Share of all cores' time in which processes ran that are not ours; None where no time has passed."""
+    passed = _passed(first, last)
+    if passed <= 0:
+        return None
+    others = last.busy - first.busy - (last.ours - first.ours)
+    return min(1.0, max(0.0, others / passed))
+
+
+class Watch:
+    """Around one job: ``with Watch() as watch: ...``, then ``watch.noise``.
+
+    Args:
+        descendants: the job's processes are this one's descendants, so that their time can be told from others'. Ranks
+            that another program of the machine starts are not.
+    """
+
+    def __init__(
+        self,
+        descendants: bool = True,
+        read: Callable[[], Reading] = read_counters,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._descendants, self._read, self._sleep, self._clock = descendants, read, sleep, clock
+        self._mhz: List[float] = []
+        self.noise: Optional[Noise] = None
+
+    def __enter__(self) -> "Watch":
+        before = self._read()
+        self._sleep(AROUND_SECONDS)
+        self._first, self._started = self._read(), self._clock()
+        self._before = load_between(before, self._first)
+        return self
+
+    def look(self) -> None:
+        """To be called now and then while the job runs: it reads the cores' clock, for microseconds."""
+        mhz = clock_mhz()
+        if mhz is not None:
+            self._mhz.append(mhz)
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        last, seconds = self._read(), max(self._clock() - self._started, 1e-9)
+        if kind is not None:
+            return
+        self._sleep(AROUND_SECONDS)
+        after = load_between(last, self._read())
+        first, known = self._first, self._descendants
+        passed = _passed(first, last)
+        stolen = None
+        if first.stolen is not None and last.stolen is not None and passed > 0:
+            stolen = (last.stolen - first.stolen) / passed
+        self.noise = Noise(
+            seconds=seconds,
+            others=load_between(first, last) if known else None,
+            others_before=self._before,
+            others_after=after,
+            stolen=stolen,
+            throttled=_difference(first.throttled, last.throttled),
+            swapped_in=_difference(first.swapped_in, last.swapped_in),
+            mhz=sum(self._mhz) / len(self._mhz) if self._mhz else None,
+            minor_faults=(last.minor_faults - first.minor_faults) / seconds if known else None,
+            major_faults=(last.major_faults - first.major_faults) / seconds if known else None,
+            yields=(last.yields - first.yields) / seconds if known else None,
+            switches=(last.switches - first.switches) / seconds if known else None,
+        )
+
+
+def clock_mhz(system: Path = Path("/sys")) -> Optional[float]:
+    """Mean clock of the cores now; None where the kernel does not tell. What /proc/cpuinfo says in a virtual machine is
+    the clock that its host had when it was made."""
+    clocks = [int(text) for text in map(_text, system.glob(_CLOCKS)) if text.isdigit()]
+    return sum(clocks) / len(clocks) / 1000 if clocks else None
+
+
+def _passed(first: Reading, last: Reading) -> float:
+    stolen = (last.stolen or 0.0) - (first.stolen or 0.0)
+    return last.busy - first.busy + last.idle - first.idle + stolen
+
+
+def _difference(first: Optional[int], last: Optional[int]) -> Optional[int]:
+    return last - first if first is not None and last is not None else None
+
+
+def _sum_of(system: Path, pattern: str) -> Optional[int]:
+    counts = [int(text) for text in map(_text, system.glob(pattern)) if text.isdigit()]
+    return sum(counts) if counts else None
+
+
+def _swapped_in(file: Path) -> Optional[int]:
+    for line in _text(file).splitlines():
+        name, _, count = line.partition(" ")
+        if name == "pswpin" and count.isdigit():
+            return int(count) * resource.getpagesize()
+    return None
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError, UnicodeDecodeError):  # absent here, or not ours to read: unknown
+        return path.read_text(encoding="utf-8").strip()
+    return ""

@@ -1,0 +1,275 @@
+"""What a live comparison leaves on disk, and reading it again.
+
+``OUT/comparison.json`` says what is compared. Each pair is a folder ``OUT/pair-NNN`` with two run directories, ``a``
+and ``b``, each with ``noise.json`` beside its own files, and ``pair.json``, which is written last: a pair without it
+was stopped on its way and counts for nothing. All figures are taken from these files each time, so a report can be made
+again at any time.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+from fugaku_gpt.compare.noise import Noise
+from fugaku_gpt.compare.samples import NOT_RUN, Job, not_applied, read_job
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.records.files import write_json_atomically
+from fugaku_gpt.records.run import OK
+
+VERSION = 1
+FILE = "comparison.json"
+PAIR_FILE = "pair.json"
+NOISE_FILE = "noise.json"
+ENDING_FILE = "ending.json"
+A_FIRST, B_FIRST = "AB", "BA"
+
+
+@dataclass(frozen=True)
+class SidePlan:
+    """One side of a live comparison.
+
+    Attributes:
+        text: as it was written.
+        environment: name or file of the build; empty: the Python that ran the comparison.
+        settings: ``key=value`` over the run.
+        config: the whole run, section → key → value.
+    """
+
+    text: str
+    environment: str
+    settings: Tuple[str, ...]
+    config: Dict[str, Dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is compared, and how one job is timed.
+
+    Attributes:
+        warm_up: iterations at each job's beginning that do not count.
+        tolerance: within which the sides are the same, as a share.
+        load: share of other processes above which a job counts as disturbed.
+    """
+
+    a: SidePlan
+    b: SidePlan
+    warm_up: int
+    tolerance: float
+    load: float
+    version: int = VERSION
+
+    @property
+    def sides(self) -> Tuple[SidePlan, SidePlan]:
+        """A and B."""
+        return self.a, self.b
+
+    @property
+    def asked(self) -> List[str]:
+        """Keys in which the sides differ: what the comparison is about."""
+        a, b = ({text.partition("=")[0]: text for text in side.settings} for side in self.sides)
+        return sorted(key for key in {**a, **b} if a.get(key) != b.get(key))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One pair of jobs.
+
+    Attributes:
+        name: of its folder.
+        order: ``AB`` or ``BA``: who ran first.
+        a, b: the jobs.
+        noise_a, noise_b: what went on meanwhile.
+        disturbed: why it does not count; empty where it does.
+        seconds: that the pair took, for the next one's time.
+    """
+
+    name: str
+    order: str
+    a: Job
+    b: Job
+    noise_a: Optional[Noise]
+    noise_b: Optional[Noise]
+    disturbed: Tuple[str, ...]
+    seconds: float
+
+    @property
+    def ended_well(self) -> bool:
+        """Both jobs gave a number."""
+        return self.a.usable and self.b.usable
+
+    @property
+    def counts(self) -> bool:
+        """Both gave a number, and nothing has disturbed them."""
+        return self.ended_well and not self.disturbed
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A live comparison as it stands on disk.
+
+    Attributes:
+        pairs: those that were run to their end, in their order.
+        broken_off: names of those that were not.
+        why_stopped: why no more pairs were run; empty while it runs, or where it was killed.
+    """
+
+    plan: Plan
+    pairs: Tuple[Pair, ...]
+    broken_off: Tuple[str, ...]
+    why_stopped: str = ""
+
+    @property
+    def counted(self) -> List[Pair]:
+        """The pairs that statistics are made of."""
+        return [pair for pair in self.pairs if pair.counts]
+
+    @property
+    def seconds(self) -> Tuple[List[float], List[float]]:
+        """Of A's jobs and of B's, pair by pair, of the pairs that count."""
+        found = [(pair.a.seconds, pair.b.seconds) for pair in self.counted]
+        known = [(a, b) for a, b in found if a is not None and b is not None]
+        return [a for a, _ in known], [b for _, b in known]
+
+    @property
+    def disturbed(self) -> List[Pair]:
+        """The pairs that are left out because of what went on meanwhile."""
+        return [pair for pair in self.pairs if pair.ended_well and pair.disturbed]
+
+    def troubles(self) -> List[str]:
+        """Why there can be no verdict, whatever the times say: a side has failed, or has not run as it was to."""
+        return self.failures() + self.not_applied()
+
+    def failures(self) -> List[str]:
+        """Why the last pair has no two numbers."""
+        found: List[str] = []
+        for last in self.pairs[-1:]:
+            for name, job in (("A", last.a), ("B", last.b)):
+                if job.status not in (OK, NOT_RUN):
+                    found.append(f"{name} did not run ({last.name}): {job.status}: {job.reason}")
+                elif job.status == OK and job.seconds is None:
+                    found.append(f"{name} has no iteration after the warm-up ({last.name})")
+        return found
+
+    def not_applied(self) -> List[str]:
+        """What the comparison is about and was not applied, and what was applied on one side alone."""
+        sides = [
+            {key: said for job in jobs for key, said in not_applied(job).items()}
+            for jobs in ([pair.a for pair in self.pairs], [pair.b for pair in self.pairs])
+        ]
+        return [
+            f"{name}: {key}{said}: a verdict would be about something else"
+            for name, mine, others in (("A", sides[0], sides[1]), ("B", sides[1], sides[0]))
+            for key, said in mine.items()
+            if key in self.plan.asked or key not in others
+        ]
+
+
+def write_plan(out: Path, plan: Plan) -> None:
+    """Keep what is compared."""
+    write_json_atomically(out / FILE, asdict(plan))
+
+
+def write_ending(out: Path, why: str) -> None:
+    """Say why no more pairs were run."""
+    write_json_atomically(out / ENDING_FILE, {"version": VERSION, "why": why})
+
+
+def read_plan(out: Path) -> Optional[Plan]:
+    """What a folder compares; None where it holds no comparison.
+
+    Raises:
+        UsageError: the file is not of this format.
+    """
+    values = _read_json(out / FILE)
+    if values is None:
+        return None
+    try:
+        if values["version"] != VERSION:
+            raise UsageError(
+                f"{out / FILE}: version {values['version']} of this format; this program reads version {VERSION}"
+            )
+        sides = [
+            SidePlan(side["text"], side["environment"], tuple(side["settings"]), side["config"])
+            for side in (values["a"], values["b"])
+        ]
+        return Plan(*sides, int(values["warm_up"]), float(values["tolerance"]), float(values["load"]))
+    except (KeyError, TypeError, ValueError):
+        raise UsageError(f"{out / FILE}: not a comparison's plan; choose another --out") from None
+
+
+def write_noise(directory: Path, noise: Noise) -> None:
+    """Keep what went on during a job in its run directory."""
+    write_json_atomically(directory / NOISE_FILE, {"version": VERSION, **asdict(noise)})
+
+
+def write_pair(folder: Path, order: str, disturbed: List[str], seconds: float) -> None:
+    """Say that a pair has been run to its end."""
+    write_json_atomically(
+        folder / PAIR_FILE, {"version": VERSION, "order": order, "disturbed": disturbed, "seconds": seconds}
+    )
+
+
+def read_kept(out: Path) -> Kept:
+    """A live comparison as it stands.
+
+    Raises:
+        UsageError: the folder holds none, or a file in it is damaged.
+    """
+    plan = read_plan(out)
+    if plan is None:
+        raise UsageError(f"{out}: holds no comparison ({FILE} is not there); give two sides to make one")
+    pairs, broken_off = [], []
+    for folder in folders_of(out):
+        values = _read_json(folder / PAIR_FILE)
+        if values is None:
+            broken_off.append(folder.name)
+            continue
+        jobs = [read_job(folder / side, plan.warm_up) for side in ("a", "b")]
+        noises = [_read_noise(folder / side / NOISE_FILE) for side in ("a", "b")]
+        try:
+            order, disturbed = str(values["order"]), tuple(map(str, values["disturbed"]))
+            pairs.append(Pair(folder.name, order, *jobs, *noises, disturbed, float(values["seconds"])))
+        except (KeyError, TypeError, ValueError):
+            raise UsageError(
+                f"{folder / PAIR_FILE}: not a pair's record; remove {folder} to have it left out"
+            ) from None
+    ending = _read_json(out / ENDING_FILE) or {}
+    return Kept(plan, tuple(pairs), tuple(broken_off), str(ending.get("why", "")))
+
+
+def folders_of(out: Path) -> List[Path]:
+    """The folders of the pairs, in their order."""
+    numbered = [(path.name[len("pair-") :], path) for path in out.glob("pair-*") if path.is_dir()]
+    return [path for _, path in sorted((int(text), path) for text, path in numbered if text.isdigit())]
+
+
+def new_folder(out: Path) -> Path:
+    """The folder of the next pair."""
+    last = folders_of(out)
+    number = int(last[-1].name[len("pair-") :]) + 1 if last else 1
+    return out / f"pair-{number:03d}"
+
+
+def _read_noise(path: Path) -> Optional[Noise]:
+    values = _read_json(path)
+    if values is None:
+        return None
+    try:
+        return Noise(**{spec.name: values[spec.name] for spec in fields(Noise)})
+    except (KeyError, TypeError):
+        raise UsageError(f"{path}: not a record of this format; remove it to have it counted as unknown") from None
+
+
+def _read_json(path: Path) -> Optional[Dict[str, Any]]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        raise UsageError(f"{path}: cannot be read as JSON; remove its folder to have it made anew") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{path}: expected a JSON object")
+    return values

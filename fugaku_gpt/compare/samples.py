@@ -1,0 +1,153 @@
+"""One start of a run gives one number: the median of its timed iterations. What else a comparison reads of a run.
+
+Iterations of one start are not independent of each other: where its memory lies, and what else the machine did, is
+common to all. So they are never pooled over starts, and the spread between starts is what an interval is made from.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.records.run import FAILED, OK, RunDirectory
+from fugaku_gpt.records.summary import of_last_size
+
+NOT_RUN = "not run"
+SETTLED = 1.05  # the first half of the timed iterations over the second: above it, the warm-up was too short
+
+
+@dataclass(frozen=True)
+class Job:
+    """One start of a run.
+
+    Attributes:
+        name: of its directory, for messages.
+        status: as of its result; ``failed`` where it has none, ``not run`` where there is no such run.
+        reason: of that, in one line.
+        seconds: per iteration: the median after the warm-up; None where nothing was timed.
+        timed: iterations that this is the median of, or lines of the log where it does not tell each iteration.
+        settling: median of the first half of these over that of the second; None below four of them.
+        rss_max_bytes: of the largest rank, at most.
+        node_used_bytes: of the fullest node, at most.
+        losses: iteration → loss, warm-up included; those that were not finite are left out.
+        environment: what was really running.
+        config: None where it makes no valid run any more.
+    """
+
+    name: str
+    status: str
+    reason: str
+    seconds: Optional[float] = None
+    timed: int = 0
+    settling: Optional[float] = None
+    rss_max_bytes: Optional[int] = None
+    node_used_bytes: Optional[int] = None
+    losses: Mapping[int, float] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    config: Optional[RunConfig] = None
+
+    @property
+    def usable(self) -> bool:
+        """It has ended well, and something was timed."""
+        return self.status == OK and self.seconds is not None
+
+
+def read_job(directory: Path, warm_up: int) -> Job:
+    """What a comparison wants to know of a run directory.
+
+    Args:
+        warm_up: iterations at the beginning of which no time counts.
+
+    Raises:
+        UsageError: a file in it is damaged.
+    """
+    if not directory.exists():
+        return Job(directory.name, NOT_RUN, "it was not started")
+    run = RunDirectory(directory)
+    result = run.result()
+    lines = run.metrics("iteration")
+    times = timed_seconds(lines, warm_up)
+    config: Optional[RunConfig] = None
+    if run.config_file.exists():
+        try:
+            config = load_run_config(run.config_file)
+        except ConfigError:  # a refused row of a sweep
+            config = None
+    return Job(
+        name=directory.name,
+        status=result.status if result is not None else FAILED,
+        reason=result.reason if result is not None else "it has left no result: it still runs, or was killed",
+        seconds=statistics.median(times) if times else None,
+        timed=len(times),
+        settling=_settling(times),
+        rss_max_bytes=_largest(lines, "rss_max_bytes"),
+        node_used_bytes=_largest(lines, "node_used_bytes"),
+        losses={int(line["iteration"]): float(line["loss"]) for line in lines if line.get("loss") is not None},
+        environment=run.environment() or {},
+        config=config,
+    )
+
+
+def timed_seconds(lines: Sequence[Dict[str, Any]], warm_up: int) -> List[float]:
+    """Seconds per iteration of the lines of a log after the warm-up. Where batch or samples grow, of the last size."""
+    warm = [line for line in lines if int(line["iteration"]) > warm_up]
+    # a line tells the mean since the line before, which may have begun within the warm-up
+    before = [int(line["iteration"]) for line in lines if int(line["iteration"]) <= warm_up]
+    if warm and warm_up and (not before or before[-1] < warm_up):
+        warm = warm[1:]
+    return [float(line["seconds"]) for line in of_last_size(warm)]
+
+
+def not_applied(job: Job) -> Dict[str, str]:
+    """The settings that a run has not really run with, by its own record: key → what was asked for and what was
+    seen."""
+    said = {}
+    for toggle in job.environment.get("toggles", []):
+        if not toggle["applied"]:
+            said[f"node.{toggle['name']}"] = f"={toggle['requested']} was not applied (seen: {toggle['seen']})"
+    threads = job.config.node.threads_per_rank if job.config is not None else None
+    seen = {rank["threads"] for rank in job.environment.get("ranks", [])}
+    if threads is not None and seen and seen != {threads}:
+        counts = ", ".join(map(str, sorted(seen)))
+        said["node.threads_per_rank"] = f"={threads} was not applied (seen: {counts})"
+    return said
+
+
+def builds_of(jobs: Sequence[Job]) -> List[str]:
+    """The different builds that a side's jobs have run with; more than one makes it no side at all."""
+    found = (job.environment.get("build", {}) for job in jobs if job.environment)
+    return list(dict.fromkeys(f"torch {build.get('torch')}, BLAS {build.get('blas')}" for build in found))
+
+
+def expect_runs(path: Path) -> List[Path]:
+    """The run directories of a side: the folder itself, or those directly in it and in the folders of its pairs.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if _is_run(path):
+        return [path]
+    found = sorted(child for child in path.iterdir() if child.is_dir() and _is_run(child))
+    if not found:
+        raise UsageError(f"{path}: holds no run directory (a folder with config.yaml and metrics.jsonl)")
+    return found
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.yaml").exists() and ((path / "metrics.jsonl").exists() or (path / "result.json").exists())
+
+
+def _settling(times: Sequence[float]) -> Optional[float]:
+    half = len(times) // 2
+    if half < 2:
+        return None
+    return statistics.median(times[:half]) / statistics.median(times[-half:])
+
+
+def _largest(lines: Sequence[Mapping[str, Any]], key: str) -> Optional[int]:
+    values: Tuple[int, ...] = tuple(int(line[key]) for line in lines if line.get(key) is not None)
+    return max(values) if values else None

@@ -1,0 +1,236 @@
+"""The two sides of a comparison, as they are written on the command line.
+
+A side is one of
+
+* an environment: a name of ``env/``, or a file of that form: ``torch-1.7``;
+* toggles, ``key=value`` with any key of a run file or its last part, several joined by commas:
+  ``node.tcmalloc=true``, ``threads=1,dtype=bfloat16``, ``ranks=4``;
+* both: ``torch-2.13,tcmalloc=true``;
+* nothing of it, the run as it is: ``base`` or ``-``;
+* recorded runs: a run directory, or a folder of them, or a CSV with the columns of
+  ``benchmarks/reference/measurements.csv``; of the last two, rows are selected by conditions after a colon:
+  ``runs/sweep:node.tcmalloc=true``, ``notes.csv:torch=1.7,nodes<=64``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Callable, List, Optional, Sequence, Tuple, Union
+
+from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.config.load import valid_keys
+from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.planner.rows import Row, torch_build
+
+BASE = ("base", "-")
+RANKS = "ranks"  # ranks of the whole run: more or fewer replicas
+_SHORT = {
+    "threads": "node.threads_per_rank",
+    "freq": "node.freq_mhz",
+    "retention": "node.retention_state",
+}
+_COLUMNS = {  # → field of a row
+    "pytorch": "torch",
+    "zero_stage": "zero",
+    "retention_state": "retention",
+    "freq": "freq_ghz",
+}
+_NOTHING = ("none", "null", "default")
+_CONDITION = re.compile(r"\s*([\w.-]+)\s*(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
+_NEXT = re.compile(r",(?=\s*[A-Za-z_][\w.]*\s*(?:<=|>=|!=|=|<|>))")
+
+
+@dataclass(frozen=True)
+class LiveSide:
+    """A side that is run.
+
+    Attributes:
+        text: as it was written.
+        environment: name or file of the PyTorch build; empty: the Python that runs this program.
+        settings: ``key=value`` over the run, keys in full, and ``ranks=N``.
+    """
+
+    text: str
+    environment: str = ""
+    settings: Tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition on recorded rows, such as ``nodes<=64``."""
+
+    key: str
+    relation: str
+    value: str
+
+    def holds(self, found: object) -> bool:
+        """Whether a row's value meets it: numbers by their size, everything else by its text."""
+        texts = [str(one).strip().lower() for one in (found, self.value)]
+        here, there = ("" if text in _NOTHING else text for text in texts)
+        if self.relation in ("=", "!="):
+            first, second = _number(here), _number(there)
+            # a build is 1.10 and not 1.1, although the numbers are equal
+            equal = here == there if self.key == "torch" or None in (first, second) else first == second
+            return equal == (self.relation == "=")
+        first, second = _number(here), _number(there)
+        if first is None or second is None:
+            return False
+        below, above = first < second, first > second
+        return {"<": below, ">": above, "<=": not above, ">=": not below}[self.relation]
+
+
+@dataclass(frozen=True)
+class RecordedSide:
+    """A side that was run before."""
+
+    text: str
+    path: Path
+    conditions: Tuple[Condition, ...] = ()
+
+    @property
+    def is_table(self) -> bool:
+        """Rows of a CSV, not run directories."""
+        return self.path.suffix == ".csv"
+
+
+Side = Union[LiveSide, RecordedSide]
+
+
+def parse_side(text: str, is_environment: Callable[[str], bool]) -> Side:
+    """One side.
+
+    Args:
+        is_environment: whether a word names an environment.
+
+    Raises:
+        UsageError: it is none of what a side can be.
+    """
+    text = text.strip()
+    if text in BASE:
+        return LiveSide(text)
+    head, colon, rest = text.partition(":")
+    if not is_environment(head) and (head.endswith(".csv") or Path(head).is_dir()):
+        return _recorded(text, Path(head), rest if colon else "")
+    environment, settings = "", []
+    for number, word in enumerate(_NEXT.split(text)):
+        found = _CONDITION.fullmatch(word)
+        if found and found[2] == "=":
+            settings.append(f"{full_key(found[1], text)}={found[3].strip()}")
+        elif number == 0 and is_environment(word.strip()):
+            environment = word.strip()
+        else:
+            raise UsageError(
+                f"{text}: {word.strip() or 'an empty word'!r} is no environment, no key=value and no folder of runs; "
+                "valid: a name of `fugaku-gpt env list` or a file like those of env/, toggles such as "
+                "node.tcmalloc=true,threads=1, both joined by a comma, base, a run directory, a folder of runs, or "
+                "FILE.csv:column=value"
+            )
+    return LiveSide(text, environment, tuple(settings))
+
+
+def full_key(name: str, at: str) -> str:
+    """The dotted key that a toggle's name means: itself, a short form, or the only key with that last part.
+
+    Raises:
+        UsageError: there is no such key, or there are several.
+    """
+    keys = valid_keys()
+    if name in keys or name == RANKS:
+        return name
+    if name in _SHORT:
+        return _SHORT[name]
+    found = [key for key in keys if key.partition(".")[2] == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(f"{at}: {name}: of which section? valid: {', '.join(found)}")
+    near = difflib.get_close_matches(name, [*keys, *_SHORT, *(key.partition(".")[2] for key in keys)], n=1)
+    hint = f"did you mean {near[0]}?" if near else "valid: the keys of a run file, such as node.tcmalloc"
+    raise UsageError(f"{at}: {name}: no such setting; {hint}")
+
+
+def config_of(
+    side: LiveSide, file: Optional[Path], preset: Optional[str], overrides: Sequence[str], ranks: Optional[int] = None
+) -> RunConfig:
+    """The run of a side: the base with the side's settings over it.
+
+    Args:
+        ranks: of the whole run where the side does not say; default: as the layout says.
+
+    Raises:
+        ConfigError: it is no valid run.
+    """
+    settings = [text for text in side.settings if not text.startswith(f"{RANKS}=")]
+    wanted = next((text.partition("=")[2] for text in side.settings if text.startswith(f"{RANKS}=")), None)
+    words = [*overrides, *settings]
+    if wanted is not None:
+        if not wanted.isdigit() or int(wanted) < 1:
+            raise ConfigError(f"{side.text}: ranks={wanted}: must be a whole number, at least 1")
+        ranks = int(wanted)
+    if ranks is not None:
+        layout = load_run_config(file, preset, words, check=False).layout
+        share = layout.tp * layout.pp
+        if ranks % share:
+            raise ConfigError(
+                f"{side.text}: {ranks} ranks cannot be divided by layout.tp {layout.tp} * layout.pp {layout.pp}"
+            )
+        words.append(f"layout.dp={ranks // share}")
+    return load_run_config(file, preset, words)
+
+
+def refuse_unlike(a: RunConfig, b: RunConfig) -> None:
+    """Refuse sides whose iterations are not the same work.
+
+    Raises:
+        UsageError: model, batch or sequence length differ.
+    """
+    unlike = [
+        f"model.{spec.name}: {getattr(a.model, spec.name)} and {getattr(b.model, spec.name)}"
+        for spec in fields(a.model)
+        if spec.name in ("layers", "hidden", "heads", "ffn_hidden", "seq_len", "vocab_size")
+        and getattr(a.model, spec.name) != getattr(b.model, spec.name)
+    ]
+    if a.training.global_batch != b.training.global_batch:
+        unlike.append(f"training.global_batch: {a.training.global_batch} and {b.training.global_batch}")
+    if unlike:
+        raise UsageError(
+            f"A and B do not do the same work in an iteration ({'; '.join(unlike)}): seconds per iteration would not "
+            "be comparable; give both the same model and global batch"
+        )
+
+
+def _recorded(text: str, path: Path, conditions: str) -> RecordedSide:
+    table = path.suffix == ".csv"
+    if table and not path.is_file():
+        raise UsageError(f"{path}: no such file")
+    found: List[Condition] = []
+    for word in _NEXT.split(conditions) if conditions.strip() else []:
+        parts = _CONDITION.fullmatch(word)
+        if parts is None:
+            raise UsageError(f"{text}: {word.strip()!r}: expected a condition such as torch=1.7 or nodes<=64")
+        key = _column(parts[1], text) if table else full_key(parts[1], text)
+        value = parts[3].strip()
+        found.append(Condition(key, parts[2], torch_build(value) if key == "torch" else value))
+    return RecordedSide(text, path, tuple(found))
+
+
+def _column(name: str, at: str) -> str:
+    known = [spec.name for spec in fields(Row)]
+    column = _COLUMNS.get(name, name)
+    if column not in known:
+        near = difflib.get_close_matches(name, [*known, *_COLUMNS], n=1)
+        hint = f"did you mean {near[0]}?" if near else f"valid: {', '.join(known)}"
+        raise UsageError(f"{at}: {name}: no such column; {hint}")
+    return column
+
+
+def _number(text: str) -> Optional[float]:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
