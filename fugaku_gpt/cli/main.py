@@ -14,6 +14,7 @@ from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, FugakuGptErr
 
 COMMANDS: Dict[str, str] = {
     "ckpt": "fugaku_gpt.cli.ckpt:ckpt",
+    "compare": "fugaku_gpt.cli.compare:compare",
     "data": "fugaku_gpt.cli.data:data",
     "doctor": "fugaku_gpt.cli.doctor:doctor",
     "job": "fugaku_gpt.cli.job:job",

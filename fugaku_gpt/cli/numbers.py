@@ -7,6 +7,8 @@ from typing import Any, Optional
 
 import click
 
+from fugaku_gpt.config.values import BadValue, parse_duration
+
 
 class FiniteRange(click.FloatRange):
     """As click's, which takes nan for a number in any range."""
@@ -17,6 +19,19 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(found):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return found
+
+
+def seconds_of_option(_ctx: click.Context, _param: click.Parameter, value: Optional[str]) -> Optional[float]:
+    """The seconds of a duration on the command line; for an option's ``callback``."""
+    if value is None:
+        return None
+    try:
+        seconds = parse_duration(value)
+    except BadValue as error:
+        raise click.BadParameter(f"{value!r}: {error}") from None
+    if seconds <= 0:
+        raise click.BadParameter(f"{value!r}: must be above 0")
+    return seconds
 
 
 def short(number: float, digits: int = 4) -> float:

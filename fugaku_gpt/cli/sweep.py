@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Un
 
 import click
 
+from fugaku_gpt.cli.numbers import seconds_of_option
 from fugaku_gpt.cli.output import format_option, render_rows
 from fugaku_gpt.config.schema import SCHEDULERS
-from fugaku_gpt.config.values import BadValue, format_duration, parse_duration
+from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.records.run import INTERRUPTED, OK, REFUSED
 from fugaku_gpt.sweep.expand import Run, Sweep, expand_sweep
@@ -45,19 +46,6 @@ _dry_option = click.option(
 _yes_option = click.option("--yes", is_flag=True, help="Do not ask before handing in.")
 
 
-def _seconds(_ctx: click.Context, _param: click.Parameter, value: Optional[str]) -> Optional[float]:
-    """The seconds of a duration on the command line."""
-    if value is None:
-        return None
-    try:
-        seconds = parse_duration(value)
-    except BadValue as error:
-        raise click.BadParameter(f"{value!r}: {error}") from None
-    if seconds <= 0:
-        raise click.BadParameter(f"{value!r}: must be above 0")
-    return seconds
-
-
 @click.group()
 def sweep() -> None:
     """Expand a sweep file to its runs; run them here, or hand them in as jobs and follow them."""
@@ -85,7 +73,9 @@ def expand(file: Path, overrides: Tuple[str, ...], scheduler: Optional[str], for
     help="Who runs: this machine, and this command waits; `sweep submit` hands in.",
 )
 @_set_option
-@click.option("--timeout", metavar="H:MM:SS", callback=_seconds, help="End a run after this time, as a timeout.")
+@click.option(
+    "--timeout", metavar="H:MM:SS", callback=seconds_of_option, help="End a run after this time, as a timeout."
+)
 @click.option("--retry-failed", is_flag=True, help="Run again what failed, timed out or ran out of memory.")
 def run(
     file: Path,

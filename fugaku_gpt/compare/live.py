@@ -1,8 +1,9 @@
 """Runs both sides in turns, A B, B A, A B, ..., each job a start of its own, until the answer is narrow enough.
 
 What the machine does slowly (it warms up, another user comes) then falls on both sides alike, and on the first and the
-second of a pair equally often. Whether more pairs are needed is judged by the width of the interval alone: who stops as
-soon as a difference looks certain finds differences where there are none.
+second of a pair equally often. Whether more pairs are needed is judged by the width of the interval
+(:func:`fugaku_gpt.compare.statistics.enough`): who stops as soon as a difference looks certain finds differences where
+there are none.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Protocol, Sequence, Tuple
 
+from fugaku_gpt.compare import statistics
 from fugaku_gpt.compare.noise import Watch, disturbances
 from fugaku_gpt.compare.pairs import (
     A_FIRST,
@@ -40,12 +42,13 @@ from fugaku_gpt.records.files import is_temporary
 from fugaku_gpt.records.run import INTERRUPTED, REFUSED, Result, RunDirectory
 
 CLAIM = ".compare.claim"
-FEWEST = 6  # below it no order of signs is rarer than 1 in 32: nothing could be told at 5 %
+FEWEST = 6  # pairs: with fewer, p is above 5 % whatever is seen
 
 Launch = Callable[..., Outcome]  # as fugaku_gpt.jobs.launcher.launch
 
 # why no more pairs were run
 NARROW = "the interval is narrow enough"
+CLEAR = "the difference is far beyond the noise"
 ENOUGH_PAIRS = "all pairs that were asked for are there"
 BUDGET = "the budget is spent"
 RERUNS = "too many pairs were disturbed"
@@ -60,13 +63,13 @@ class Limits:
     Attributes:
         pairs: that count, at most.
         budget: seconds of this call; None for no limit.
-        precision: half of the interval's width, as a share, that is narrow enough.
+        at_least: pairs that count, before the interval is looked at.
         reruns: disturbed pairs that are run again, at most, over all calls.
     """
 
     pairs: int = 10
     budget: Optional[float] = None
-    precision: float = 0.01
+    at_least: int = FEWEST
     reruns: int = 10
 
 
@@ -147,11 +150,6 @@ def comparison_of(kept: Kept) -> Optional[Comparison]:
     return compare_pairs(a, b, kept.plan.tolerance) if a else None
 
 
-def half_width(comparison: Comparison) -> float:
-    """Half of the interval's width, as a share of the ratio."""
-    return (comparison.high - comparison.low) / (2 * comparison.ratio)
-
-
 def _enough(kept: Kept, limits: Limits, passed: float) -> str:
     """Why no more pairs are to be run; empty while more are."""
     counted = kept.counted
@@ -162,12 +160,12 @@ def _enough(kept: Kept, limits: Limits, passed: float) -> str:
     longest = max((pair.seconds for pair in kept.pairs), default=0.0)
     if limits.budget is not None and passed + longest > limits.budget:
         return BUDGET
-    # the order is balanced after every second pair
-    if len(counted) >= FEWEST and len(counted) % 2 == 0:
-        found = comparison_of(kept)
-        if found is not None and half_width(found) <= limits.precision:
-            return NARROW
-    return ""
+    found = comparison_of(kept)
+    if found is None or len(counted) % 2:  # the order is balanced after every second pair
+        return ""
+    return {"": "", statistics.NARROW: NARROW, statistics.CLEAR: CLEAR}[
+        statistics.enough(found, kept.plan.tolerance, limits.at_least, None)
+    ]
 
 
 def _run_pair(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.compare.curves import Curves, compare_curves, farthest_of
 from fugaku_gpt.compare.facts import differences
-from fugaku_gpt.compare.live import comparison_of
+from fugaku_gpt.compare.live import STOPPED, comparison_of
 from fugaku_gpt.compare.noise import Noise, unknown_of
 from fugaku_gpt.compare.pairs import A_FIRST, Kept
 from fugaku_gpt.compare.recorded import Block, Recorded
@@ -49,6 +49,7 @@ class Report:
         headline: the verdict in a line.
         why: lines about the verdict.
         values: everything as JSON can hold it.
+        stopped: somebody has stopped it: it can go on.
     """
 
     a: str
@@ -60,6 +61,7 @@ class Report:
     comparison: Optional[Comparison]
     points: Tuple[Point, ...]
     values: Mapping[str, Any]
+    stopped: bool = False
 
 
 def report_live(kept: Kept) -> Report:
@@ -121,7 +123,8 @@ def report_live(kept: Kept) -> Report:
         "warm_up": plan.warm_up,
         "tolerance": plan.tolerance,
     }
-    return _report(plan.a.text, plan.b.text, verdict, headline, why, sections, found, points, values)
+    report = _report(plan.a.text, plan.b.text, verdict, headline, why, sections, found, points, values)
+    return replace(report, stopped=kept.why_stopped == STOPPED)
 
 
 def report_recorded(a: str, b: str, recorded: Recorded, tolerance: float) -> Report:
@@ -167,7 +170,7 @@ def report_recorded(a: str, b: str, recorded: Recorded, tolerance: float) -> Rep
                 "b": {run.name: run.seconds for run in block.b},
                 "ratio": block.ratio,
                 "memory_ratio": block.memory_ratio,
-                "comparison": asdict(block.comparison) if block.comparison else None,
+                "comparison": _finite(block.comparison),
             }
             for block in blocks
         ],
@@ -195,7 +198,7 @@ def _report(
         "verdict": verdict,
         "headline": headline,
         "why": list(why),
-        "comparison": asdict(found) if found is not None else None,
+        "comparison": _finite(found),
         **more,
         "tables": {one.title: {"lines": list(one.lines), "rows": [dict(row) for row in one.rows]} for one in sections},
     }
@@ -218,6 +221,16 @@ def _headline(found: Optional[Comparison], tolerance: float, troubles: Sequence[
     if found.more is None:
         return UNDECIDED, f"undecided: B takes {found.ratio:.3f} of A's seconds, and one run each cannot tell why"
     return UNDECIDED, f"undecided ({found.more} more {noun if found.paired else 'runs of each'} needed): {said}"
+
+
+def _finite(found: Optional[Comparison]) -> Optional[Dict[str, Any]]:
+    """As JSON can hold it: an end of the interval that is not known is null."""
+    if found is None:
+        return None
+    values = asdict(found)
+    if not math.isfinite(found.high):
+        values.update(low=None, high=None)
+    return values
 
 
 def _of_block(block: Block) -> str:

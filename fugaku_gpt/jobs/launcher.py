@@ -158,6 +158,8 @@ def rank_words(
     """What each rank is: its variables, its Python and its words; a pure function. Arguments as of
     :func:`train_command`."""
     variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **page_variables(config.node)}
+    if "PARALLEL" in os.environ:  # Fujitsu's OpenMP takes the smaller of the two
+        variables["PARALLEL"] = str(threads)
     if profile is not None:
         variables.update(_profile_variables(profile))
     libraries = [str(tcmalloc)] if config.node.tcmalloc and tcmalloc is not None else []

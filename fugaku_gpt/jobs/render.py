@@ -13,7 +13,7 @@ import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from fugaku_gpt.config import RunConfig, changed_settings
 from fugaku_gpt.config.load import Settings, build_run_config
@@ -45,12 +45,20 @@ class JobScript:
     notes: Tuple[str, ...]
 
 
-def render_job(config: RunConfig, profile: Profile, template: Optional[str] = None) -> JobScript:
+def render_job(
+    config: RunConfig,
+    profile: Profile,
+    template: Optional[str] = None,
+    name: str = "",
+    more: Mapping[str, Any] = {},  # noqa: B006  # never written to
+) -> JobScript:
     """The job script of a run, for the scheduler that ``config.job.scheduler`` names.
 
     Args:
         template: text of a template of the user's; it may extend ``pjm.sh.j2``, ``slurm.sh.j2`` or ``local.sh.j2`` and
             override blocks. Default: the scheduler's own.
+        name: of another template of ``jobscripts/`` than the scheduler's.
+        more: values for it, over those of the run.
 
     Raises:
         ConfigError: the run cannot be said to the scheduler (name), or the template is not valid.
@@ -74,10 +82,10 @@ def render_job(config: RunConfig, profile: Profile, template: Optional[str] = No
     context, notes = _context(config, profile)
     try:
         if template is None:
-            parsed = environment.get_template(f"{scheduler}.sh.j2")
+            parsed = environment.get_template(name or f"{scheduler}.sh.j2")
         else:
             parsed = environment.from_string(template)
-        text = parsed.render(**context, notes=notes)
+        text = parsed.render(**{**context, **more}, notes=notes)
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"{config.job.template or error.name}:{error.lineno}: {error.message}") from None
     except jinja2.TemplateError as error:  # the sandbox's SecurityError is one

@@ -1,0 +1,155 @@
+"""``fugaku-gpt compare A B``: sides that are run now, or by a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, List, Optional, Tuple
+
+import click
+
+from fugaku_gpt.config import RunConfig, config_values
+from fugaku_gpt.config.load import valid_keys
+from fugaku_gpt.config.values import format_duration
+from fugaku_gpt.errors import EXIT_OK, UsageError
+
+if TYPE_CHECKING:
+    from fugaku_gpt.compare.pairs import Pair
+    from fugaku_gpt.compare.report import Report
+    from fugaku_gpt.compare.sides import LiveSide
+
+_PROFILED = 3  # iterations after the timed ones, for the table of operators
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for; see its options."""
+
+    sides: Tuple["LiveSide", "LiveSide"]
+    run_file: Optional[Path]
+    preset: Optional[str]
+    overrides: Tuple[str, ...]
+    ranks: Optional[int]
+    iterations: int
+    warm_up: int
+    pairs: int
+    budget: Optional[float]
+    at_least: int
+    tolerance: float
+    load: float
+    reruns: int
+    out: Optional[Path]
+    unpacked: Optional[Path]
+
+    def configs(self) -> Tuple[RunConfig, RunConfig]:
+        """The runs of both sides.
+
+        Raises:
+            UsageError: no run is named, or the sides do not do the same work.
+        """
+        from fugaku_gpt.compare.sides import config_of, refuse_unlike
+
+        words = self._overrides()
+        a, b = (config_of(side, self.run_file, self.preset, words, self.ranks) for side in self.sides)
+        refuse_unlike(a, b)
+        return a, b
+
+    def base(self) -> RunConfig:
+        """The run without what either side changes.
+
+        Raises:
+            UsageError: no run is named, or it is not valid.
+        """
+        from fugaku_gpt.compare.sides import LiveSide, config_of
+
+        return config_of(LiveSide("base"), self.run_file, self.preset, self._overrides(), self.ranks)
+
+    def words(self) -> List[str]:
+        """The options of the same comparison inside a job."""
+        words = [f"--iterations={self.iterations}", f"--warm-up={self.warm_up}", f"--pairs={self.pairs}"]
+        words += [f"--at-least={self.at_least}", f"--tolerance={self.tolerance:g}", f"--load={self.load:g}"]
+        words += [f"--reruns={self.reruns}"]
+        return words + ([f"--budget={format_duration(self.budget)}"] if self.budget is not None else [])
+
+    def _overrides(self) -> List[str]:
+        if self.run_file is None and self.preset is None:
+            raise UsageError("which run is to be timed? give --preset, such as tiny, or --run RUN.yaml")
+        timed = [f"training.iterations={self.warm_up + self.iterations}"]
+        if "training.profile_operators" in valid_keys():
+            timed.append(f"training.profile_operators={_PROFILED}")
+        return [*timed, *self.overrides]
+
+
+class _Progress:
+    """A line for each job and each pair, on standard error."""
+
+    def starts(self, pair: str, side: str, number: int, total: int) -> None:
+        click.echo(f"{pair}: {side} runs ({number} of {total} pairs count so far)", err=True)
+
+    def ended(self, pair: "Pair") -> None:
+        if pair.a.seconds is None or pair.b.seconds is None or not pair.ended_well:
+            click.echo(f"{pair.name}: a job has failed", err=True)
+            return
+        said = f"{pair.name}: A {pair.a.seconds:.4g} s, B {pair.b.seconds:.4g} s, B/A "
+        said += f"{pair.b.seconds / pair.a.seconds:.3f}"
+        click.echo(said + (f"; disturbed, left out: {'; '.join(pair.disturbed)}" if pair.disturbed else ""), err=True)
+
+
+def run_live(asked: Asked, start: Tuple[str, ...]) -> "Report":
+    """Run both sides in turns in ``asked.out``, and report.
+
+    Raises:
+        UsageError: it cannot be run as asked.
+    """
+    from fugaku_gpt.compare.environments import environment_of
+    from fugaku_gpt.compare.live import Limits, SideRun, run_pairs
+    from fugaku_gpt.compare.pairs import Plan, SidePlan, read_kept
+    from fugaku_gpt.compare.report import report_live
+    from fugaku_gpt.jobs.launcher import find_launcher, launch
+
+    if asked.out is None:
+        raise UsageError("where are the jobs to be kept? give --out, a folder; the same command goes on there")
+    configs = asked.configs()
+    profiles = [environment_of(side.environment, asked.unpacked) for side in asked.sides]
+    if not start:
+        for profile in profiles:
+            find_launcher(profile=profile)  # says how to get one, before anything is written
+    plans = [
+        SidePlan(side.text, side.environment, side.settings, config_values(config))
+        for side, config in zip(asked.sides, configs)
+    ]
+    plan = Plan(plans[0], plans[1], asked.warm_up, asked.tolerance, asked.load)
+    first, second = (SideRun(config, profile) for config, profile in zip(configs, profiles))
+    limits = Limits(asked.pairs, asked.budget, asked.at_least, asked.reruns)
+    run_pairs(asked.out, plan, (first, second), limits, launch, _Progress(), start=start)
+    return report_live(read_kept(asked.out))
+
+
+def render_job(asked: Asked, scheduler: str) -> int:
+    """Write a job's folder: its script, which runs both sides inside one allocation, and the run that they share.
+
+    Raises:
+        UsageError: one allocation cannot hold both.
+    """
+    from fugaku_gpt.compare.job import FOLDER, comparison_script
+    from fugaku_gpt.config import dump_run_config
+    from fugaku_gpt.jobs.submission import SCRIPT, refuse_a_run
+    from fugaku_gpt.records.files import write_text_atomically
+
+    asked = replace(asked, overrides=(*asked.overrides, f"job.scheduler={scheduler}"))
+    base, script = comparison_script(asked.sides, asked.base(), asked.configs(), asked.words())
+    for note in script.notes:
+        click.echo(f"note: {note}", err=True)
+    if asked.out is None:
+        click.echo(script.text, nl=False)
+        return EXIT_OK
+    refuse_a_run(asked.out)
+    try:
+        asked.out.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(asked.out / "config.yaml", dump_run_config(base))
+        write_text_atomically(asked.out / SCRIPT, script.text)
+    except OSError as error:
+        raise UsageError(f"--out {asked.out}: cannot be written: {error.strerror}") from None
+    click.echo(f"{asked.out / SCRIPT}: hand it in with `fugaku-gpt job submit {asked.out}`", err=True)
+    click.echo(f"the report, then: fugaku-gpt compare {asked.out / FOLDER}", err=True)
+    return EXIT_OK

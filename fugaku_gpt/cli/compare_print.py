@@ -1,0 +1,51 @@
+"""A comparison's report as a plain table, Markdown or JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, List
+
+from fugaku_gpt.cli.output import render_rows
+
+if TYPE_CHECKING:
+    from fugaku_gpt.compare.report import Report
+
+FORMATS = ("table", "md", "json")
+
+
+def report_text(report: "Report", form: str) -> str:
+    """The report in one of ``FORMATS``; ends in a newline."""
+    if form == "json":
+        return json.dumps(report.values, indent=2, allow_nan=False) + "\n"
+    return _markdown(report) if form == "md" else _plain(report)
+
+
+def _plain(report: "Report") -> str:
+    lines: List[str] = [f"A: {report.a}", f"B: {report.b}", report.headline]
+    lines += [f"  {line}" for line in report.why]
+    for section in report.sections:
+        lines += ["", section.title]
+        lines += [f"  {line}" for line in section.lines]
+        if section.columns:
+            lines += [f"  {line}" for line in render_rows(section.columns, section.rows, "table").splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown(report: "Report") -> str:
+    lines: List[str] = [f"# {_code(report.a)} (A) and {_code(report.b)} (B)", "", f"**{_cell(report.headline)}**"]
+    lines += ["", *(f"* {_cell(line)}" for line in report.why)]
+    for section in report.sections:
+        lines += ["", f"## {section.title}"]
+        if section.lines:
+            lines += ["", *(f"* {_cell(line)}" for line in section.lines)]
+        if section.columns:
+            lines += ["", render_rows(section.columns, section.rows, "md").rstrip("\n")]
+    return "\n".join(lines) + "\n"
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("*", "\\*").replace("_", "\\_")

@@ -1,0 +1,97 @@
+"""One job whose script runs both sides in turns inside its allocation, so that both have the same nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import List, Sequence, Tuple
+
+from fugaku_gpt.compare.environments import profile_of
+from fugaku_gpt.compare.sides import LiveSide
+from fugaku_gpt.config import RunConfig
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.environments.profile import Profile, this_python
+from fugaku_gpt.jobs.render import JobScript, render_job
+from fugaku_gpt.jobs.submission import with_absolute_paths
+
+FOLDER = "pairs"  # in the job's folder: what the comparison leaves
+TEMPLATE = "compare.sh.j2"
+# what a scheduler sets for the whole allocation
+_OF_ALLOCATION = (
+    "node.freq_mhz", "node.eco_state", "node.retention_state", "node.throttling_state", "node.issue_state",
+    "node.ex_pipe_state", "node.open_files",
+)  # fmt: skip
+_COMMON = ("launcher", "launcher_options", "srun_mpi", "modules")
+_RANKS = "{ranks}"
+
+
+def comparison_script(
+    sides: Tuple[LiveSide, LiveSide],
+    base: RunConfig,
+    configs: Tuple[RunConfig, RunConfig],
+    words: Sequence[str],
+) -> Tuple[RunConfig, JobScript]:
+    """(the run that both sides change, with absolute paths; the script).
+
+    Args:
+        base: the run without either side's settings; its ``job`` is the job.
+        configs: of A and B.
+        words: for ``fugaku-gpt compare`` in the job, besides sides, run and folder.
+
+    Raises:
+        UsageError: the sides differ in what one allocation has once.
+    """
+    _refuse_apart(sides, configs)
+    profiles = [profile_of(side.environment) or this_python() for side in sides]
+    named = [profile for profile, side in zip(profiles, sides) if side.environment]
+    for key in _COMMON:
+        values = [getattr(profile, key) for profile in named]
+        if len(values) == 2 and values[0] != values[1]:
+            raise UsageError(
+                f"{sides[0].environment} and {sides[1].environment}: {key} differs ({values[0]!r} and {values[1]!r}): "
+                "one job cannot have both; run each in a job of its own, and compare the recorded runs"
+            )
+    # of the program that takes turns; each side's own variables are set for its ranks alone
+    profile = replace((named or profiles)[0], environment=())
+    base = with_absolute_paths(base)
+    ranks = [config.layout.ranks for config in configs]
+    most = configs[ranks.index(max(ranks))]
+    launcher = profile.launcher or {"pjm": "mpiexec", "slurm": "srun"}[base.job.scheduler]
+    more = {
+        "ranks": most.layout.ranks,
+        "ranks_per_node": most.ranks_per_node,
+        "start": _start(base, profile, launcher),
+        "words": [*(_shipped(side) for side in sides), "--run", "config.yaml", "--out", FOLDER, *words],
+    }
+    return base, render_job(base, profile, name=TEMPLATE, more=more)
+
+
+def _start(config: RunConfig, profile: Profile, launcher: str) -> List[str]:
+    if launcher == "srun":
+        mpi = [f"--mpi={profile.srun_mpi}"] if profile.srun_mpi else []
+        words = ["--export=ALL", "--kill-on-bad-exit=1", f"--ntasks={_RANKS}", *mpi]
+    else:
+        words = ["-n", _RANKS]
+    return [launcher, *words, *profile.launcher_options]
+
+
+def _shipped(side: LiveSide) -> str:
+    """A side's words where the job starts in another folder: the file of an environment with its whole path."""
+    if side.environment.endswith((".yaml", ".yml")):
+        environment = str(Path(side.environment).resolve())
+    else:
+        environment = side.environment
+    return ",".join([*filter(None, [environment]), *side.settings]) or "base"
+
+
+def _refuse_apart(sides: Tuple[LiveSide, LiveSide], configs: Tuple[RunConfig, RunConfig]) -> None:
+    texts = [{text.partition("=")[0]: text for text in side.settings} for side in sides]
+    asked = [key for key in {**texts[0], **texts[1]} if texts[0].get(key) != texts[1].get(key)]
+    fixed = [key for key in asked if key in _OF_ALLOCATION or key.startswith("job.")]
+    if configs[0].job.nodes > 1 and configs[0].ranks_per_node != configs[1].ranks_per_node:
+        fixed.append("ranks per node")
+    if fixed:
+        raise UsageError(
+            f"{', '.join(fixed)}: set for a whole job, so one job cannot have both; run each side in jobs of its own "
+            "(`fugaku-gpt compare --factorial`, or a sweep), and compare the recorded runs"
+        )
