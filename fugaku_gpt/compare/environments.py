@@ -32,12 +32,8 @@ def environment_of(text: str, unpacked: Optional[Path] = None) -> Optional[Profi
     profile = profile_of(text)
     if profile is None:
         return None
-    file = _file_of(text)
-    python: Optional[str] = profile.python
-    if "/" in profile.python:  # links are left as they are: an environment's Python is one
-        python = os.path.abspath((unpacked if unpacked is not None else file.parent) / profile.python)
-    else:
-        python = shutil.which(profile.python)
+    folder = unpacked if unpacked is not None else _file_of(text).parent
+    python = os.path.abspath(folder / profile.python) if "/" in profile.python else shutil.which(profile.python)
     if python is None or not os.access(python, os.X_OK):
         raise UsageError(
             f"{text}: its Python, {python or profile.python}, is not there; `fugaku-gpt env create {text}`"
@@ -49,9 +45,18 @@ def environment_of(text: str, unpacked: Optional[Path] = None) -> Optional[Profi
     return replace(profile, python=python)
 
 
-def profile_of(text: str) -> Optional[Profile]:
-    """The profile of a side's environment as it is written; None for the present Python."""
-    return load_profile(_file_of(text)) if text else None
+def profile_of(text: str, absolute: bool = False) -> Optional[Profile]:
+    """The profile of a side's environment; None for the present Python.
+
+    Args:
+        absolute: its Python, where that is a path from the file's folder, as a whole path.
+    """
+    if not text:
+        return None
+    profile = load_profile(_file_of(text))
+    if absolute and "/" in profile.python:  # links are left as they are: an environment's Python is one
+        return replace(profile, python=os.path.abspath(_file_of(text).parent / profile.python))
+    return profile
 
 
 def _file_of(text: str) -> Path:

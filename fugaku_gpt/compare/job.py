@@ -42,8 +42,8 @@ def comparison_script(
         UsageError: the sides differ in what one allocation has once.
     """
     _refuse_apart(sides, configs)
-    profiles = [profile_of(side.environment) or this_python() for side in sides]
-    named = [profile for profile, side in zip(profiles, sides) if side.environment]
+    found = [profile_of(side.environment, not base.job.tarball) for side in sides]
+    named = [profile for profile in found if profile is not None]
     for key in _COMMON:
         values = [getattr(profile, key) for profile in named]
         if len(values) == 2 and values[0] != values[1]:
@@ -52,7 +52,7 @@ def comparison_script(
                 "one job cannot have both; run each in a job of its own, and compare the recorded runs"
             )
     # of the program that takes turns; each side's own variables are set for its ranks alone
-    profile = replace((named or profiles)[0], environment=())
+    profile = replace((named or [this_python()])[0], environment=())
     base = with_absolute_paths(base)
     ranks = [config.layout.ranks for config in configs]
     most = configs[ranks.index(max(ranks))]

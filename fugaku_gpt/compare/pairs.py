@@ -191,11 +191,11 @@ def read_plan(out: Path) -> Optional[Plan]:
             raise UsageError(
                 f"{out / FILE}: version {values['version']} of this format; this program reads version {VERSION}"
             )
-        sides = [
+        a, b = (
             SidePlan(side["text"], side["environment"], tuple(side["settings"]), side["config"])
             for side in (values["a"], values["b"])
-        ]
-        return Plan(*sides, int(values["warm_up"]), float(values["tolerance"]), float(values["load"]))
+        )
+        return Plan(a, b, int(values["warm_up"]), float(values["tolerance"]), float(values["load"]))
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"{out / FILE}: not a comparison's plan; choose another --out") from None
 
@@ -227,11 +227,11 @@ def read_kept(out: Path) -> Kept:
         if values is None:
             broken_off.append(folder.name)
             continue
-        jobs = [read_job(folder / side, plan.warm_up) for side in ("a", "b")]
-        noises = [_read_noise(folder / side / NOISE_FILE) for side in ("a", "b")]
+        a, b = (read_job(folder / side, plan.warm_up) for side in ("a", "b"))
+        noise_a, noise_b = (_read_noise(folder / side / NOISE_FILE) for side in ("a", "b"))
         try:
             order, disturbed = str(values["order"]), tuple(map(str, values["disturbed"]))
-            pairs.append(Pair(folder.name, order, *jobs, *noises, disturbed, float(values["seconds"])))
+            pairs.append(Pair(folder.name, order, a, b, noise_a, noise_b, disturbed, float(values["seconds"])))
         except (KeyError, TypeError, ValueError):
             raise UsageError(
                 f"{folder / PAIR_FILE}: not a pair's record; remove {folder} to have it left out"

@@ -48,10 +48,10 @@ def _ratios(panel: Any, report: Report) -> None:
 
 
 def _operators(panel: Any, report: Report) -> None:
-    names = [row.name for row in report.operators]
+    names = [row["class"] for row in report.operators]
     places = range(len(names))
-    _bars(panel, [place - 0.2 for place in places], [row.seconds_a for row in report.operators], _A, "A")
-    _bars(panel, [place + 0.2 for place in places], [row.seconds_b for row in report.operators], _B, "B")
+    _bars(panel, [place - 0.2 for place in places], [row["seconds a"] for row in report.operators], _A, "A")
+    _bars(panel, [place + 0.2 for place in places], [row["seconds b"] for row in report.operators], _B, "B")
     panel.set_yticks(list(places))
     panel.set_yticklabels(names)
     panel.invert_yaxis()

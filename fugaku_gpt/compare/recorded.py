@@ -18,7 +18,7 @@ from fugaku_gpt.compare.statistics import Comparison, compare_groups, compare_pa
 from fugaku_gpt.config import RunConfig, changed_settings
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.parameters import size_name
-from fugaku_gpt.planner.rows import Refused, Row, parse_measured, parse_row, read_table
+from fugaku_gpt.planner.rows import Refused, Row, parse_measured, parse_row, read_table, torch_build
 
 # of a row, what is no configuration: one table rounds the vocabulary that another gives in full
 _NO_CONFIGURATION = ("id", "vocab", "mem_unit", "dtype")
@@ -115,6 +115,8 @@ def compare_recorded(a: RecordedSide, b: RecordedSide, warm_up: int, tolerance: 
         raise UsageError(f"{a.text} and {b.text}: are the same runs; add what tells them apart, such as :torch=1.7")
     first, second = (_rows_of(side) if side.is_table else _runs_of(side, warm_up) for side in (a, b))
     asked = {one.key for one in set(a.conditions) ^ set(b.conditions)}
+    if asked & {"nodes", "ranks_per_node", "ranks"}:  # with these the number of replicas changes
+        asked |= {"processes", "dp", "layout.dp"}
     pairs = _matched(first.runs, second.runs, asked)
     if not pairs and not a.is_table and all(len(_groups(one.runs, asked)) == 1 for one in (first, second)):
         # two folders, one configuration each: they differ in what was meant to differ
@@ -181,10 +183,10 @@ def _rows_of(side: RecordedSide) -> _Found:
     seen = set()
     for cells in read_table(side.path):
         row = parse_row(cells)
+        if not all(one.holds(_cell(row, cells, one.key)) for one in side.conditions):
+            continue
         if isinstance(row, Refused):
             ends["which are no configuration"] += 1
-            continue
-        if not all(one.holds(_cell(row, one.key)) for one in side.conditions):
             continue
         measured = parse_measured(cells)
         if measured.status.lower() != "ok" or measured.seconds is None:
@@ -239,8 +241,11 @@ def _counted(ends: Mapping[str, int], noun: str) -> Tuple[str, ...]:
     return tuple(f"{count} {noun}{'' if count == 1 else 's'} {what}" for what, count in sorted(ends.items()))
 
 
-def _cell(row: Row, key: str) -> object:
-    return getattr(row, key)
+def _cell(row: "Row | Refused", cells: Mapping[str, str], key: str) -> object:
+    """A value that a condition is about; of a row that is no configuration, as it stands."""
+    if isinstance(row, Row):
+        return getattr(row, key)
+    return torch_build(cells.get(key, "")) if key == "torch" else cells.get(key, "")
 
 
 def _setting(config: RunConfig, key: str) -> object:

@@ -18,6 +18,7 @@ from fugaku_gpt.compare.statistics import Comparison
 
 NO_VERDICT = "none"
 UNDECIDED = "undecided"
+_MANY = 100  # pairs that nobody will run
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Report:
         headline: the verdict in a line.
         why: lines about the verdict.
         values: everything as JSON can hold it.
+        operators: seconds of an iteration by class of operators; empty where it was not profiled.
         stopped: somebody has stopped it: it can go on.
     """
 
@@ -61,6 +63,7 @@ class Report:
     comparison: Optional[Comparison]
     points: Tuple[Point, ...]
     values: Mapping[str, Any]
+    operators: Tuple[Mapping[str, Any], ...] = ()
     stopped: bool = False
 
 
@@ -218,9 +221,10 @@ def _headline(found: Optional[Comparison], tolerance: float, troubles: Sequence[
         return found.verdict, f"same within {tolerance:.0%}: {said}"
     if found.verdict != UNDECIDED:
         return found.verdict, f"B is {found.verdict}: {said}"
+    more = f"{found.more}" if found.more is not None and found.more <= _MANY else f"more than {_MANY}"
     if found.more is None:
         return UNDECIDED, f"undecided: B takes {found.ratio:.3f} of A's seconds, and one run each cannot tell why"
-    return UNDECIDED, f"undecided ({found.more} more {noun if found.paired else 'runs of each'} needed): {said}"
+    return UNDECIDED, f"undecided ({more} more {noun if found.paired else 'runs of each'} needed): {said}"
 
 
 def _finite(found: Optional[Comparison]) -> Optional[Dict[str, Any]]:

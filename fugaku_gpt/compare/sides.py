@@ -113,7 +113,7 @@ def parse_side(text: str, is_environment: Callable[[str], bool]) -> Side:
     if text in BASE:
         return LiveSide(text)
     head, colon, rest = text.partition(":")
-    if not is_environment(head) and (head.endswith(".csv") or Path(head).is_dir()):
+    if not is_environment(head) and head and (head.endswith(".csv") or Path(head).is_dir()):
         return _recorded(text, Path(head), rest if colon else "")
     environment, settings = "", []
     for number, word in enumerate(_NEXT.split(text)):

@@ -1,0 +1,97 @@
+"""Run directories as runs leave them, with times that a test chooses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional, Sequence
+
+from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config
+from fugaku_gpt.jobs.processes import Outcome
+from fugaku_gpt.records.run import OK, MetricsWriter, Result, RunDirectory
+
+ENVIRONMENT: Dict[str, Any] = {
+    "fugaku_gpt": "0.1.0",
+    "git_commit": "abc",
+    "python": "3.8.18",
+    "numpy": "1.24.4",
+    "build": {"torch": "1.7.1", "blas": "MKL", "instruction_set": "AVX2", "fused_adamw": False},
+    "precision": {"dtype": "float32", "in_float32": [], "gelu_by_erf": True},
+    "mpi": {"library": "MPICH 5", "standard": "5.0", "thread_level": "funneled", "mpi4py": "4"},
+    "processor": "a processor",
+    "vector_extensions": ["avx2"],
+    "system": "Linux",
+    "memory_limit_bytes": 2**30,
+    "toggles": [],
+    "ranks": [{"rank": 0, "host": "h", "threads": 1, "allocator": "libc", "affinity": [0, 1], "flush_denormals": True}],
+}
+
+
+def tiny(*overrides: str) -> RunConfig:
+    return load_run_config(preset="tiny", overrides=["training.iterations=6", *overrides])
+
+
+def leave_run(
+    path: Path,
+    seconds: Sequence[float],
+    config: Optional[RunConfig] = None,
+    *,
+    status: str = OK,
+    reason: str = "",
+    environment: Optional[Mapping[str, Any]] = None,
+    losses: Sequence[float] = (),
+    memory: int = 2**20,
+) -> Path:
+    """A run that took so long for each iteration."""
+    directory = RunDirectory(path)
+    directory.path.mkdir(parents=True, exist_ok=True)
+    directory.config_file.write_text(dump_run_config(config or tiny()))
+    directory.write_environment(dict(environment if environment is not None else ENVIRONMENT))
+    fill_run(directory, seconds, status, reason, losses, memory)
+    return path
+
+
+def fill_run(
+    directory: RunDirectory,
+    seconds: Sequence[float],
+    status: str = OK,
+    reason: str = "",
+    losses: Sequence[float] = (),
+    memory: int = 2**20,
+) -> None:
+    metrics = MetricsWriter(directory.metrics_file)
+    for number, value in enumerate(seconds, start=1):
+        loss = losses[number - 1] if losses else 8.0 - 0.1 * number
+        line = {"iteration": number, "seconds": value, "loss": loss, "global_batch": 16}
+        metrics.write("iteration", {**line, "rss_max_bytes": memory, "node_used_bytes": 4 * memory})
+    metrics.close()
+    directory.write_result(Result(status, reason, 0.0, 1.0, len(seconds)))
+
+
+class FakeLaunch:
+    """In place of :func:`fugaku_gpt.jobs.launcher.launch`: leaves a run directory as ranks would.
+
+    Args:
+        seconds: side → seconds per iteration of its first job, of its second one, and so on; the last one stays.
+    """
+
+    def __init__(self, seconds: Mapping[str, Sequence[float]]) -> None:
+        self.seconds = seconds
+        self.started: "list[str]" = []
+        self.toggles: Dict[str, Any] = {}
+        self.ends: Dict[int, Outcome] = {}  # number of a start → another end than a good one
+
+    def __call__(self, config: RunConfig, config_file: Path, out_dir: Path, **options: Any) -> Outcome:
+        side = out_dir.name
+        times = self.seconds[side]
+        seconds = times[min(self.started.count(side), len(times) - 1)]
+        self.started.append(side)
+        options["log"].write_text("fugaku-gpt: what a rank said\n")
+        end = self.ends.get(len(self.started))
+        if end is not None:
+            return end
+        directory = RunDirectory(out_dir)
+        toggles = [self.toggles[side]] if side in self.toggles else []
+        directory.write_environment({**ENVIRONMENT, "toggles": toggles})
+        # the first iterations are slow, as they are
+        fill_run(directory, [3 * seconds, 2 * seconds, seconds, seconds, 1.01 * seconds, 0.99 * seconds])
+        return Outcome(0, None, False, 1.0, 0)

@@ -1,0 +1,128 @@
+"""Runs that were made before: matched by all of their configuration but what is asked about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fugaku_gpt.compare.recorded import compare_recorded
+from fugaku_gpt.compare.report import report_recorded
+from fugaku_gpt.compare.sides import RecordedSide, parse_side
+from fugaku_gpt.errors import UsageError
+from tests.compare.runs import leave_run, tiny
+
+NOTES = Path(__file__).parents[2] / "benchmarks" / "reference" / "measurements.csv"
+HEADER = (
+    "id,hardware,layers,hidden,heads,vocab,seq_len,nodes,ranks_per_node,dp,tp,pp,micro_batch,global_batch,"
+    "torch,tcmalloc,mem_value,mem_unit,sec_per_it,status"
+)
+
+
+def side(text: str) -> RecordedSide:
+    found = parse_side(text, lambda _: False)
+    assert isinstance(found, RecordedSide)
+    return found
+
+
+def rows(*cells: str) -> str:
+    return "\n".join([HEADER, *cells]) + "\n"
+
+
+def row(name: str, torch: str, seconds: float, nodes: int = 1, status: str = "ok") -> str:
+    return f"{name},A64FX,12,768,12,50304,1024,{nodes},1,{nodes},1,1,1,64,{torch},False,100,MiB,{seconds},{status}"
+
+
+def test_the_notes_cannot_tell_1_10_from_1_7() -> None:
+    recorded = compare_recorded(side(f"{NOTES}:torch=1.7"), side(f"{NOTES}:pytorch=1.10"), 2, 0.02)
+    report = report_recorded("A", "B", recorded, 0.02)
+    assert report.verdict == "undecided"
+    ratios = {block.words.split(", ")[2]: block.ratio for block in recorded.blocks}
+    assert len(recorded.blocks) == 4
+    assert ratios["64 x 1"] == pytest.approx(31.2 / 36.1) and ratios["256 x 1"] == pytest.approx(21.1 / 9.9)
+    assert any("4 of 4 configurations have one run alone" in line for line in report.why)
+
+
+def test_repeats_make_a_verdict_and_what_has_no_partner_is_told(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text(
+        rows(
+            *(row(f"a.{n}", "1.7", seconds) for n, seconds in enumerate((10.0, 10.1, 9.9))),
+            *(row(f"b.{n}", "1.10", seconds) for n, seconds in enumerate((8.0, 8.1, 7.9))),
+            row("b.other", "1.10", 3.0, nodes=4),
+            row("a.oom", "1.7", 3.0, status="oom"),
+            row("again.0", "1.7", 10.0),  # the same measurement in another table
+        )
+    )
+    recorded = compare_recorded(side(f"{table}:torch=1.7"), side(f"{table}:torch=1.10"), 2, 0.02)
+    (block,) = recorded.blocks
+    assert [run.name for run in block.a] == ["a.0", "a.1", "a.2"]
+    assert block.comparison is not None and block.comparison.verdict == "faster"
+    assert recorded.comparison == block.comparison
+    assert "A: 1 row that another table shows too: counted once" in recorded.left_out
+    assert "A: 1 row with status oom" in recorded.left_out
+    assert "B: 1 run of configurations that the other side lacks: b.other" in recorded.left_out
+
+
+def test_one_run_each_is_undecided(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text(rows(row("a", "1.7", 10.0), row("b", "1.10", 5.0)))
+    recorded = compare_recorded(side(f"{table}:torch=1.7"), side(f"{table}:torch=1.10"), 2, 0.02)
+    report = report_recorded("A", "B", recorded, 0.02)
+    assert report.verdict == "undecided"
+    assert report.values["comparison"]["low"] is None
+    assert report.sections[0].rows[0]["verdict"] == "undecided: one run each"
+
+
+def test_nodes_and_ranks_per_node_change_the_replicas_too() -> None:
+    recorded = compare_recorded(
+        side(f"{NOTES}:torch=1.7,nodes=1,ranks_per_node=1"),
+        side(f"{NOTES}:torch=1.7,nodes=1,ranks_per_node=4"),
+        2,
+        0.02,
+    )
+    ratios = [block.ratio for block in recorded.blocks]
+    # one rank in each core-memory group: 2.06 times as fast
+    assert ratios == [pytest.approx(721.7 / 1489.7)]
+
+
+def test_run_directories_of_a_sweep(tmp_path: Path) -> None:
+    for repeat, (plain, preloaded) in enumerate(((1.0, 0.8), (1.01, 0.81), (0.99, 0.79))):
+        leave_run(tmp_path / f"plain-r{repeat}", [plain] * 6)
+        leave_run(tmp_path / f"tcmalloc-r{repeat}", [preloaded] * 6, tiny("node.tcmalloc=true"))
+    leave_run(tmp_path / "broken", [1.0] * 6, status="oom", reason="memory")
+    recorded = compare_recorded(side(f"{tmp_path}:tcmalloc=false"), side(f"{tmp_path}:tcmalloc=true"), 2, 0.02)
+    (block,) = recorded.blocks
+    assert recorded.comparison is not None and recorded.comparison.verdict == "faster"
+    assert recorded.comparison.ratio == pytest.approx(0.8, abs=0.001)
+    assert recorded.left_out == ("A: 1 run with status oom",)
+    assert [job.name for job in recorded.jobs_b] == ["tcmalloc-r0", "tcmalloc-r1", "tcmalloc-r2"]
+    titles = [section.title for section in report_recorded("A", "B", recorded, 0.02).sections]
+    assert titles == [
+        "Configurations that both sides have",
+        "Left out",
+        "Memory",
+        "Loss curves",
+        "What differs at start-up",
+    ]
+
+
+def test_two_folders_of_one_configuration_each_need_no_condition(tmp_path: Path) -> None:
+    for repeat in range(3):
+        leave_run(tmp_path / "one" / f"r{repeat}", [1.0 + repeat / 100] * 6)
+        leave_run(tmp_path / "two" / f"r{repeat}", [1.2 + repeat / 100] * 6, tiny("training.dtype=bfloat16"))
+    recorded = compare_recorded(side(str(tmp_path / "one")), side(str(tmp_path / "two")), 2, 0.02)
+    assert recorded.comparison is not None and recorded.comparison.verdict == "slower"
+    assert (recorded.comparison.a, recorded.comparison.b) == (3, 3)
+
+
+def test_what_cannot_be_matched_is_refused(tmp_path: Path) -> None:
+    one = leave_run(tmp_path / "runs" / "one", [1.0] * 6).parent
+    with pytest.raises(UsageError, match="are the same runs"):
+        compare_recorded(side(str(one)), side(str(one)), 2, 0.02)
+    with pytest.raises(UsageError, match="no columns in common"):
+        compare_recorded(side(str(one)), side(f"{NOTES}:torch=1.7"), 2, 0.02)
+    with pytest.raises(UsageError, match="no row with status ok"):
+        compare_recorded(side(f"{NOTES}:torch=1.7"), side(f"{NOTES}:torch=9.9"), 2, 0.02)
+    with pytest.raises(UsageError, match="holds no run directory"):
+        compare_recorded(side(str(tmp_path)), side(str(one)), 2, 0.02)
