@@ -1,0 +1,185 @@
+"""Pairs in turns: their order, what is left out and run again, when it stops, and what a second call goes on from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+import pytest
+
+from fugaku_gpt.cli.compare_print import report_text
+from fugaku_gpt.compare import live
+from fugaku_gpt.compare.live import Limits, SideRun, run_pairs
+from fugaku_gpt.compare.noise import Noise
+from fugaku_gpt.compare.pairs import Kept, Plan, SidePlan, read_kept
+from fugaku_gpt.compare.report import NO_VERDICT, report_live
+from fugaku_gpt.config import config_values
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.processes import Outcome
+from tests.compare.runs import FakeLaunch, tiny
+
+QUIET = Noise(1.0, 0.01, 0.0, 0.0, 0.0, None, 0, None, 100.0, 0.0, 10.0, 1.0)
+LOUD = replace(QUIET, others=0.3)
+SLOW = [1.05, 1.04, 1.06, 1.05, 1.05, 1.04, 1.06, 1.05, 1.05, 1.04]
+USUAL = [1.00, 1.01, 0.99, 1.00, 1.01, 0.99, 1.00, 1.01, 0.99, 1.00]
+
+
+class Quiet:
+    """In place of the noise guard: tells what it is given, job by job, and nothing happened at the end of that."""
+
+    def __init__(self, noises: Sequence[Noise] = ()) -> None:
+        self.left = list(noises)
+
+    def __call__(self, descendants: bool = True) -> "Quiet":
+        self.noise: Optional[Noise] = self.left.pop(0) if self.left else QUIET
+        return self
+
+    def __enter__(self) -> "Quiet":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def look(self) -> None:
+        pass
+
+
+class Silent:
+    def __init__(self) -> None:
+        self.pairs: List[str] = []
+
+    def starts(self, pair: str, side: str, number: int, total: int) -> None:
+        self.pairs.append(f"{pair} {side}")
+
+    def ended(self, pair: Any) -> None:
+        pass
+
+
+def plan_of(*settings: str, **more: Any) -> Plan:
+    a, b = tiny(), tiny(*settings)
+    values: Dict[str, Any] = {"warm_up": 2, "tolerance": 0.02, "load": 0.05, **more}
+    sides = SidePlan("base", "", (), config_values(a)), SidePlan(",".join(settings), "", settings, config_values(b))
+    return Plan(*sides, **values)
+
+
+def run(out: Path, launch: FakeLaunch, plan: Optional[Plan] = None, **more: Any) -> str:
+    plan = plan if plan is not None else plan_of("training.dtype=bfloat16")
+    sides = SideRun(tiny(), None), SideRun(tiny(*plan.b.settings), None)
+    limits = more.pop("limits", Limits(pairs=4))
+    more.setdefault("watch", Quiet())
+    return run_pairs(out, plan, sides, limits, launch, more.pop("progress", Silent()), **more)
+
+
+def kept(out: Path) -> Kept:
+    return read_kept(out)
+
+
+def test_sides_take_turns_and_each_job_gives_one_number(tmp_path: Path) -> None:
+    launch = FakeLaunch({"a": USUAL, "b": SLOW})
+    assert run(tmp_path / "out", launch) == live.ENOUGH_PAIRS
+    assert "".join(launch.started) == "abbaabba"
+    found = kept(tmp_path / "out")
+    assert [pair.order for pair in found.counted] == ["AB", "BA", "AB", "BA"]
+    # the median of the four iterations after the warm-up
+    assert found.seconds == (pytest.approx(USUAL[:4]), pytest.approx(SLOW[:4]))
+
+
+def test_a_planted_slowdown_of_5_percent_is_found_within_ten_pairs(tmp_path: Path) -> None:
+    launch = FakeLaunch({"a": USUAL, "b": SLOW})
+    assert run(tmp_path / "out", launch, limits=Limits(pairs=10)) in (live.NARROW, live.CLEAR)
+    report = report_live(kept(tmp_path / "out"))
+    assert report.verdict == "slower" and report.comparison is not None
+    assert report.comparison.a <= 10 and report.comparison.low < 1.05 < report.comparison.high
+
+
+def test_a_side_against_itself_is_the_same(tmp_path: Path) -> None:
+    launch = FakeLaunch({"a": USUAL, "b": USUAL[3:] + USUAL[:3]})
+    run(tmp_path / "out", launch, limits=Limits(pairs=10))
+    assert report_live(kept(tmp_path / "out")).verdict == "same"
+
+
+def test_a_disturbed_pair_is_kept_left_out_and_run_again(tmp_path: Path) -> None:
+    launch = FakeLaunch({"a": [1.0], "b": [1.0, 9.0, 1.0]})
+    noises = [QUIET, QUIET, LOUD, QUIET]  # of pair 2, whose order is B A: B
+    assert run(tmp_path / "out", launch, watch=Quiet(noises)) == live.ENOUGH_PAIRS
+    found = kept(tmp_path / "out")
+    assert len(found.pairs) == 5 and len(found.counted) == 4
+    (left_out,) = found.disturbed
+    assert left_out.name == "pair-002" and left_out.disturbed == ("B: other processes took 30.0% of the machine",)
+    assert [pair.order for pair in found.counted] == ["AB", "BA", "AB", "BA"]  # balanced among those that count
+    text = report_text(report_live(found), "table")
+    assert "4 pairs count, 1 were disturbed and are left out" in text
+    assert "no: B: other processes took 30.0% of the machine" in text
+
+
+def test_a_machine_that_is_never_quiet_ends_it(tmp_path: Path) -> None:
+    launch = FakeLaunch({"a": [1.0], "b": [1.0]})
+    limits = Limits(pairs=4, reruns=2)
+    assert run(tmp_path / "out", launch, limits=limits, watch=Quiet([LOUD] * 99)) == live.RERUNS
+    assert report_live(kept(tmp_path / "out")).verdict == NO_VERDICT
+    # who bears more load says so before
+    again = tmp_path / "bearing"
+    assert run(again, launch, plan_of(load=0.5), watch=Quiet([LOUD] * 99)) == live.ENOUGH_PAIRS
+
+
+def test_the_budget_ends_it_before_a_pair_that_would_not_fit(tmp_path: Path) -> None:
+    times = iter(range(0, 10_000, 10))
+    launch = FakeLaunch({"a": [1.0], "b": [1.0]})
+    limits = Limits(pairs=10, budget=100.0)
+    assert run(tmp_path / "out", launch, limits=limits, clock=lambda: float(next(times))) == live.BUDGET
+    assert 2 <= len(kept(tmp_path / "out").pairs) < 10
+
+
+def test_a_side_that_cannot_run_is_said_and_tried_again_by_the_next_call(tmp_path: Path) -> None:
+    launch = FakeLaunch({"a": [1.0], "b": [1.0]})
+    launch.ends = {2: Outcome(137, None, False, 1.0, oom_kills=1)}
+    assert run(tmp_path / "out", launch) == live.TROUBLE
+    report = report_live(kept(tmp_path / "out"))
+    assert report.verdict == NO_VERDICT
+    assert report.why[0] == "B did not run (pair-001): oom: 1 processes killed by the kernel"
+    assert run(tmp_path / "out", launch) == live.ENOUGH_PAIRS
+    assert len(kept(tmp_path / "out").counted) == 4
+
+
+def test_a_toggle_that_was_not_applied_gets_no_verdict(tmp_path: Path) -> None:
+    launch = FakeLaunch({"a": [1.0], "b": [0.8]})
+    launch.toggles = {"b": {"name": "tcmalloc", "requested": True, "applied": False, "seen": "libc"}}
+    assert run(tmp_path / "out", launch, plan_of("node.tcmalloc=true")) == live.TROUBLE
+    assert "".join(launch.started) == "ab"  # no time is lost on more of them
+    report = report_live(kept(tmp_path / "out"))
+    assert report.verdict == NO_VERDICT and report.headline == "no verdict"
+    assert "B: node.tcmalloc=True was not applied (seen: libc)" in report.why[0]
+
+
+def test_stopped_in_a_pair_whole_pairs_stay_and_the_next_call_goes_on(tmp_path: Path) -> None:
+    launch = FakeLaunch({"a": [1.0], "b": [1.1]})
+    launch.ends = {6: Outcome(130, None, False, 1.0, 0, stopped_by=2)}
+    assert run(tmp_path / "out", launch) == live.STOPPED
+    found = kept(tmp_path / "out")
+    assert len(found.counted) == 2 and found.broken_off == ("pair-003",)
+    report = report_live(found)
+    assert report.stopped and report.comparison is not None
+    assert run(tmp_path / "out", launch) == live.ENOUGH_PAIRS
+    found = kept(tmp_path / "out")
+    assert [pair.name for pair in found.counted] == ["pair-001", "pair-002", "pair-004", "pair-005"]
+    assert "1 were stopped on their way" in report_text(report_live(found), "md")
+
+
+def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
+    launch = FakeLaunch({"a": [1.0], "b": [1.0]})
+    run(tmp_path / "out", launch, limits=Limits(pairs=1))
+    with pytest.raises(UsageError, match=r"B training.dtype: bfloat16 then, float16 now"):
+        run(tmp_path / "out", launch, plan_of("training.dtype=float16"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("x")
+    with pytest.raises(UsageError, match="holds files that are not a comparison's"):
+        run(tmp_path / "other", launch)
+
+
+def test_the_same_records_make_the_same_report(tmp_path: Path) -> None:
+    run(tmp_path / "out", FakeLaunch({"a": USUAL, "b": SLOW}))
+    for form in ("table", "md", "json"):
+        first, second = (report_text(report_live(kept(tmp_path / "out")), form) for _ in range(2))
+        assert first == second
+        assert str(tmp_path) not in first
