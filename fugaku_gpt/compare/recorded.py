@@ -93,7 +93,9 @@ class Recorded:
 
 
 @dataclass(frozen=True)
-class _Found:
+class Found:
+    """The runs of a side, and lines about what was not used."""
+
     runs: Tuple[Measured, ...]
     left_out: Tuple[str, ...]
     jobs: Tuple[Job, ...] = ()
@@ -113,7 +115,7 @@ def compare_recorded(a: RecordedSide, b: RecordedSide, warm_up: int, tolerance: 
         raise UsageError(f"{a.text} and {b.text}: rows of a table and run directories have no columns in common")
     if (a.path.resolve(), a.conditions) == (b.path.resolve(), b.conditions):
         raise UsageError(f"{a.text} and {b.text}: are the same runs; add what tells them apart, such as :torch=1.7")
-    first, second = (_rows_of(side) if side.is_table else _runs_of(side, warm_up) for side in (a, b))
+    first, second = (rows_of(side) if side.is_table else runs_of(side, warm_up) for side in (a, b))
     asked = {one.key for one in set(a.conditions) ^ set(b.conditions)}
     if asked & {"nodes", "ranks_per_node", "ranks"}:  # with these the number of replicas changes
         asked |= {"processes", "dp", "layout.dp"}
@@ -177,7 +179,12 @@ def _without_partner(runs: Sequence[Measured], used: "set[str]") -> List[str]:
     return [f"{len(left)} {'run' if len(left) == 1 else 'runs'} of configurations that the other side lacks: {shown}"]
 
 
-def _rows_of(side: RecordedSide) -> _Found:
+def rows_of(side: RecordedSide) -> Found:
+    """The rows of a CSV that meet a side's conditions and have ended well.
+
+    Raises:
+        UsageError: there is none.
+    """
     found: List[Measured] = []
     ends: Counter[str] = Counter()
     seen = set()
@@ -205,10 +212,15 @@ def _rows_of(side: RecordedSide) -> _Found:
         )
     if not found:
         raise UsageError(f"{side.text}: no row with status ok and seconds meets this; see its columns and conditions")
-    return _Found(tuple(found), _counted(ends, "row"))
+    return Found(tuple(found), _counted(ends, "row"))
 
 
-def _runs_of(side: RecordedSide, warm_up: int) -> _Found:
+def runs_of(side: RecordedSide, warm_up: int) -> Found:
+    """The run directories that meet a side's conditions and have ended well.
+
+    Raises:
+        UsageError: there is none.
+    """
     found: List[Measured] = []
     jobs: List[Job] = []
     ends: Counter[str] = Counter()
@@ -234,7 +246,7 @@ def _runs_of(side: RecordedSide, warm_up: int) -> _Found:
     if not found:
         left = "; ".join(_counted(ends, "run"))
         raise UsageError(f"{side.text}: no run that has ended well and meets this" + (f" ({left})" if left else ""))
-    return _Found(tuple(found), _counted(ends, "run"), tuple(jobs))
+    return Found(tuple(found), _counted(ends, "run"), tuple(jobs))
 
 
 def _counted(ends: Mapping[str, int], noun: str) -> Tuple[str, ...]:
