@@ -61,7 +61,8 @@ def comparison_script(
         "ranks": most.layout.ranks,
         "ranks_per_node": most.ranks_per_node,
         "start": _start(base, profile, launcher),
-        "words": [*(_shipped(side) for side in sides), "--run", "config.yaml", "--out", FOLDER, *words],
+        "sides": [_shipped(side) for side in sides],
+        "words": ["--out", FOLDER, *words],
     }
     return base, render_job(base, profile, name=TEMPLATE, more=more)
 

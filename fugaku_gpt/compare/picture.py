@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Sequence
 
@@ -31,7 +32,7 @@ def _ratios(panel: Any, report: Report) -> None:
     names = [_short(point.name) for point in report.points]
     places = range(len(names))
     found = report.comparison
-    if found is not None:
+    if found is not None and math.isfinite(found.high):
         panel.axvspan(found.low, found.high, color=_COUNTS, alpha=0.15, linewidth=0, label="95 % interval")
         panel.axvline(found.ratio, color=_COUNTS, linewidth=1)
     panel.axvline(1.0, color="black", linewidth=0.8)

@@ -91,7 +91,8 @@ def test_a_job_that_runs_both_is_clean(scheduler: str, tmp_path: Path, capsys: p
     assert compare("base", "tcmalloc=true,ranks=2", *words, "--job", scheduler, "--out", tmp_path / "job") == EXIT_OK
     script = tmp_path / "job" / "job.sh"
     text = script.read_text()
-    assert "-m fugaku_gpt compare base node.tcmalloc=true,ranks=2 --run config.yaml --out pairs" in text
+    assert "\na=base\nb=node.tcmalloc=true,ranks=2\n" in text
+    assert '-m fugaku_gpt compare "$a" "$b" --run config.yaml --out pairs' in text
     assert "--pairs=8" in text and '"${start[@]/#/--start=}"' in text
     start = {"pjm": "mpiexec -n '{ranks}'", "slurm": "'--ntasks={ranks}'"}[scheduler]
     assert start in text
@@ -100,9 +101,7 @@ def test_a_job_that_runs_both_is_clean(scheduler: str, tmp_path: Path, capsys: p
     if checker is not None:
         subprocess.run([checker, str(script)], check=True)
     if scheduler == "pjm":
-        capsys.readouterr()
         assert run(["job", "lint", str(script)]) == EXIT_OK
-        assert "no findings" in capsys.readouterr().out or True
 
 
 def test_what_one_allocation_cannot_hold_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
