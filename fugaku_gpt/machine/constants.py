@@ -56,6 +56,7 @@ class Fitted:
         spread: by how much (logarithm) one row is expected to miss, for the robust fit.
         covariance: of the logarithms of the constants that are fitted, in their order; empty before a fit.
         interval_spread: what, besides the constants' widths, makes 80 % intervals hold 80 % of the left-out rows.
+        beyond_spread: what is added to that for each factor of e by which a row lies outside of those fitted to.
         rows: names of the rows fitted to.
         seen: of each input the values that these rows have: (least, most) of numbers, all of words.
     """
@@ -64,6 +65,7 @@ class Fitted:
     spread: float
     covariance: Tuple[Tuple[float, ...], ...] = ()
     interval_spread: float = 0.1
+    beyond_spread: float = 0.1
     rows: Tuple[str, ...] = ()
     seen: Mapping[str, Tuple[Any, ...]] = field(default_factory=dict)
 
@@ -178,6 +180,7 @@ def _fitted(data: Mapping[str, Any]) -> Fitted:
         spread=float(data["spread"]),
         covariance=tuple(tuple(float(number) for number in line) for line in data.get("covariance", ())),
         interval_spread=float(data.get("interval_spread", 0.1)),
+        beyond_spread=float(data.get("beyond_spread", 0.1)),
         rows=tuple(str(row) for row in data.get("rows", ())),
         seen={str(key): tuple(values) for key, values in data.get("seen", {}).items()},
     )
@@ -245,6 +248,7 @@ def _fitted_data(fitted: Fitted) -> Dict[str, Any]:
     return {
         "spread": _short(fitted.spread),
         "interval_spread": _short(fitted.interval_spread),
+        "beyond_spread": _short(fitted.beyond_spread),
         "constants": constants,
         "seen": {key: _Lines(values) for key, values in fitted.seen.items()},
         "rows": _Lines(fitted.rows),

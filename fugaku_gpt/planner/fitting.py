@@ -14,7 +14,8 @@ import numpy as np
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine.constants import UNIT_BYTES, Fitted, Machine
 from fugaku_gpt.planner.footprint import MEMORY_CONSTANTS, footprint, unit_of
-from fugaku_gpt.planner.intervals import NORMAL_80
+from fugaku_gpt.planner.hull import distance, outside, seen_inputs
+from fugaku_gpt.planner.intervals import NORMAL_80, total_width
 from fugaku_gpt.planner.robust import Fit, fit
 from fugaku_gpt.planner.rows import Measured, Row, table_of
 from fugaku_gpt.planner.seconds import TIME_CONSTANTS, seconds
@@ -27,9 +28,7 @@ GROUPS: Dict[str, Callable[[Row], object]] = {
 _ESTIMATED = 0.25  # weight of rows that their tables call estimated, or that died after their first iteration
 _LEFT_OUT_ROUNDS = 6  # from the fit to all rows it is a short way
 _LEFT_OUT_ENOUGH = 1e-4
-_NUMBERS = ("layers", "hidden", "heads", "vocab", "seq_len", "nodes", "dp", "tp", "pp", "micro_batch", "global_batch")
-_SLACK = {"vocab": 1.05}  # one vocabulary is padded to several sizes
-_WORDS = ("ranks_per_node", "zero", "recompute", "torch", "dtype", "tcmalloc", "freq_ghz")
+_LEAST_BEYOND = 0.01  # of intervals outside of the rows' hull, for each factor of e
 
 Measurement = Tuple[Row, Measured]
 
@@ -42,6 +41,7 @@ class LeftOut:
         predicted: in the row's unit; of memory what the reading shows.
         peak: memory of the fullest stage; of seconds the same as ``predicted``.
         width: standard deviation of the prediction's logarithm that the constants' own widths make.
+        beyond: how far the row lies outside of the hull of those that the model saw.
         repeated: an earlier table shows this very measurement.
     """
 
@@ -50,6 +50,7 @@ class LeftOut:
     predicted: float
     peak: float
     width: float
+    beyond: float = 0.0
     repeated: bool = False
 
 
@@ -153,36 +154,6 @@ def log_slopes(outcome: "Callable[[np.ndarray], np.ndarray]", values: "np.ndarra
         moved[index] += step
         slopes[:, index] = (np.log(outcome(moved)) - here) / step
     return slopes
-
-
-def seen_inputs(rows: Sequence[Row]) -> Dict[str, Tuple[Any, ...]]:
-    """Of each input the values of these rows: (least, most) of numbers, all of words and flags."""
-    seen: Dict[str, Tuple[Any, ...]] = {}
-    for name in _NUMBERS:
-        values = [getattr(row, name) for row in rows]
-        seen[name] = (min(values), max(values))
-    for name in _WORDS:
-        seen[name] = tuple(sorted({getattr(row, name) for row in rows}))
-    return seen
-
-
-def unseen_inputs(row: Row, seen: Mapping[str, Tuple[Any, ...]]) -> List[str]:
-    """The inputs of a row that no fitted row is like, each with what was measured."""
-    found = []
-    for name in _NUMBERS:
-        value = getattr(row, name)
-        slack = _SLACK.get(name, 1.0)
-        if name in seen and not seen[name][0] / slack <= value <= seen[name][1] * slack:
-            found.append(f"{name} {value}: measured {seen[name][0]} to {seen[name][1]}")
-    for name in _WORDS:
-        value = getattr(row, name)
-        if name in seen and value not in seen[name]:
-            found.append(f"{name} {_said(name, value)}: measured {', '.join(_said(name, one) for one in seen[name])}")
-    return found
-
-
-def _said(name: str, value: object) -> str:
-    return "not given" if value == "" or (name == "freq_ghz" and value == 0) else str(value)
 
 
 def check_complete(machine: Machine) -> None:
@@ -292,30 +263,48 @@ def left_out(problem: _Problem, by: str, start: "np.ndarray") -> List[LeftOut]:
         mine = np.array([other == key for other in keys])
         known = {row.run for (row, _), one in zip(problem.measurements, mine) if one}
 
-        def outside(part: _Problem, key: object = key, known: "Set[Tuple[object, ...]]" = known) -> "np.ndarray":
+        def others(part: _Problem, key: object = key, known: "Set[Tuple[object, ...]]" = known) -> "np.ndarray":
             return np.array([GROUPS[by](row) != key and row.run not in known for row, _ in part.measurements])
 
-        fitted = problem.take(outside(problem)).fit(start)
+        rest = problem.take(others(problem))
+        fitted = rest.fit(start)
+        seen = seen_inputs([row for row, _ in rest.measurements])
         part = problem.take(mine)
         memory = problem.memory
         if memory is not None:
-            part = part.filled(memory.take(outside(memory)).fit(memory.file_values).values)
+            part = part.filled(memory.take(others(memory)).fit(memory.file_values).values)
         predicted, peak = part.outcome(fitted.values)
         widths = part.widths(fitted)
         for index, place in enumerate(np.flatnonzero(mine)):
             row, measured = part.measurements[index]
-            numbers = (float(predicted[index]), float(peak[index]), float(widths[index]))
+            numbers = (float(predicted[index]), float(peak[index]), float(widths[index]), distance(outside(row, seen)))
             found[int(place)] = LeftOut(row, measured, *numbers, repeated=bool(part.repeated[index]))
     return [found[place] for place in range(len(keys))]
 
 
-def interval_spread(rows: Sequence[LeftOut], share: float = 0.8) -> float:
-    """The spread which, with each prediction's own width, makes 80 % intervals hold ``share`` of the rows."""
-    off = [abs(np.log(one.predicted / (one.measured.seconds or np.nan))) for one in rows]
+def interval_spread(rows: Sequence[LeftOut]) -> float:
+    """The spread which, with each prediction's own width, makes 80 % intervals hold 80 % of the rows."""
+    return _least_that_holds(rows, lambda spread: [np.hypot(one.width, spread) for one in rows])
+
+
+def beyond_spread(rows: Sequence[LeftOut], spread: float) -> float:
+    """What intervals have to grow by for each factor of e outside of the rows' hull to hold 80 % of the rows there.
+
+    Args:
+        rows: all outside of the hull of those that they were predicted from.
+        spread: of :func:`interval_spread`.
+    """
+    found = _least_that_holds(rows, lambda more: [total_width(one.width, spread, more, one.beyond) for one in rows])
+    return max(_LEAST_BEYOND, found)
+
+
+def _least_that_holds(rows: Sequence[LeftOut], widths: Callable[[float], Sequence[float]], share: float = 0.8) -> float:
+    """The least number with whose widths (of logarithms, a row each) 80 % intervals hold ``share`` of the rows."""
+    off = np.array([abs(np.log(one.predicted / (one.measured.seconds or np.nan))) for one in rows])
     low, high = 0.0, 3.0
     for _ in range(40):
         middle = (low + high) / 2
-        held = np.mean([miss <= NORMAL_80 * np.hypot(one.width, middle) for miss, one in zip(off, rows)])
+        held = np.mean(off <= NORMAL_80 * np.array(widths(middle)))
         low, high = (low, middle) if held >= share else (middle, high)
     return high
 
@@ -332,7 +321,8 @@ class Refit:
 def refit(machine: Machine, measurements: Sequence[Measurement], groups: Sequence[str] = tuple(GROUPS)) -> Refit:
     """Both models of a machine fitted to rows, each with its error on left-out groups.
 
-    Intervals are set by the rows left out by configuration, where that is among the groups.
+    Intervals are set by the rows left out by configuration, and how they grow outside of the rows' hull by those left
+    out by table that lie there, where these are among the groups.
 
     Raises:
         UsageError: as :func:`check_complete`.
@@ -346,7 +336,13 @@ def refit(machine: Machine, measurements: Sequence[Measurement], groups: Sequenc
     seconds_out = {by: left_out(time, by, time_fit.values) for by in groups}
     memory_out = {by: left_out(memory, by, memory_fit.values) for by in groups}
     time_fitted = time.fitted_by(time_fit)
-    if "configuration" in seconds_out:
-        judged = [one for one in seconds_out["configuration"] if one.measured.status == "ok" and not one.repeated]
-        time_fitted = replace(time_fitted, interval_spread=interval_spread(judged))
+    judged = {
+        by: [one for one in rows if one.measured.status == "ok" and not one.repeated]
+        for by, rows in seconds_out.items()
+    }
+    if "configuration" in judged:
+        time_fitted = replace(time_fitted, interval_spread=interval_spread(judged["configuration"]))
+    beyond = [one for one in judged.get("table", []) if one.beyond > 0]
+    if beyond:
+        time_fitted = replace(time_fitted, beyond_spread=beyond_spread(beyond, time_fitted.interval_spread))
     return Refit(replace(machine, time=time_fitted), seconds_out, memory_out)

@@ -1,9 +1,10 @@
-"""80 % intervals of predicted figures: what a model's constants leave open, and what left-out rows have missed by."""
+"""80 % intervals of predicted figures: what a model's constants leave open, what left-out rows have missed by, and how far
+outside of the fitted rows a configuration is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Mapping
+from typing import Any, Callable, Dict, List, Mapping
 
 import numpy as np
 
@@ -30,13 +31,26 @@ class Guess:
         return cls(value, value / reach, value * reach)
 
 
+def total_width(constants: Any, spread: float, beyond_spread: float, distance: Any) -> Any:
+    """Standard deviation of a prediction's logarithm: sqrt(constants² + spread² + (beyond_spread * distance)²).
+
+    Args:
+        constants: what the widths of the model's constants leave open; a number or an array.
+        spread: of rows left out of the fit, besides that.
+        beyond_spread: of rows outside of the hull of the fitted ones, besides that, for each factor of e.
+        distance: outside of that hull, in logarithms; see :mod:`fugaku_gpt.planner.hull`.
+    """
+    return np.sqrt(constants**2 + spread**2 + (beyond_spread * distance) ** 2)
+
+
 def widths(
-    parts_of: "Callable[[Mapping[str, float]], Mapping[str, np.ndarray]]", fitted: Fitted
+    parts_of: "Callable[[Mapping[str, float]], Mapping[str, np.ndarray]]", fitted: Fitted, distance: Any = 0.0
 ) -> "Dict[str, np.ndarray]":
     """Standard deviations [N] of the logarithm of each part, and of their sum as :data:`WHOLE`.
 
     Args:
         parts_of: seconds [N] of each part with these values of the model's constants.
+        distance: outside of the hull of the fitted rows; a number or [N].
     """
 
     def with_whole(values: Mapping[str, float]) -> "Dict[str, np.ndarray]":
@@ -57,5 +71,5 @@ def widths(
         deviation = np.sqrt(np.maximum(0.0, np.sum(slope * np.tensordot(covariance, slope, axes=1), axis=0)))
         something = here[name] > _NOTHING
         share = np.where(something, deviation / np.where(something, here[name], 1.0), 0.0)
-        found[name] = np.hypot(share, fitted.interval_spread)
+        found[name] = total_width(share, fitted.interval_spread, fitted.beyond_spread, distance)
     return found

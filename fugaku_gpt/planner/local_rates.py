@@ -15,6 +15,7 @@ import numpy as np
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.operations import SEND
 from fugaku_gpt.machine.probed import OF_STEPS, Probed
+from fugaku_gpt.planner.hull import Outside, distance
 
 _NEAREST = 6
 _BEYOND_CACHES = 2**20  # elements or bytes from which on time grows as the size does
@@ -26,12 +27,11 @@ class Rates:
 
     Attributes:
         ranks: that the operations were measured on at once: as many as have cores of their own.
-        spreads: of the logarithms of all that was looked up, seconds times spread, by table.
     """
 
     def __init__(self, probed: Probed, ranks: int, threads: int) -> None:
         self._probed = probed
-        self._beyond: Dict[Tuple[str, str], List[str]] = {}  # by what it is of, and what was measured
+        self._beyond: Dict[Tuple[str, str], List[Outside]] = {}  # by what it is of, and what was measured
         self.threads = threads
         with_cores = sorted({product.ranks for product in probed.products})
         if not with_cores:
@@ -41,7 +41,7 @@ class Rates:
         self.ranks = min(alike, key=lambda count: (abs(math.log(count / at_once)), -count))
         if probed.threads[self.ranks] != threads:
             known = ", ".join(str(one) for one in sorted({probed.threads[count] for count in with_cores}))
-            self._note("node.threads_per_rank", str(threads), known)
+            self._note("node.threads_per_rank", str(threads), known, abs(math.log(threads / probed.threads[self.ranks])))
         self._world = ranks
         self._products: Dict[Tuple[str, str], Tuple["np.ndarray", "np.ndarray"]] = {}
         self._lines: Dict[Tuple[str, ...], Tuple["np.ndarray", "np.ndarray"]] = {}
@@ -52,10 +52,15 @@ class Rates:
         """What was looked up beyond what was measured, in words: one line for each kind."""
         lines = []
         for (of, known), asked in self._beyond.items():
-            once = list(dict.fromkeys(asked))
+            once = list(dict.fromkeys(one.text for one in asked))
             more = f" and {len(once) - 1} more" if len(once) > 1 else ""
             lines.append(f"{of} {once[0]}{more}: measured {known}")
         return tuple(dict.fromkeys(lines))
+
+    @property
+    def distance(self) -> float:
+        """How far beyond what was measured: of each kind what is farthest; see :mod:`fugaku_gpt.planner.hull`."""
+        return distance([max(asked, key=lambda one: one.distance) for asked in self._beyond.values()])
 
     def product(self, dtype: str, kind: str, batch: int, rows: int, inner: int, columns: int) -> float:
         """Seconds of a product, or of a batch of them."""
@@ -67,10 +72,11 @@ class Rates:
             reach = math.log2(_BEYOND)
             if np.any(here < least - reach) or np.any(here > most + reach):
                 low, high = (" x ".join(str(round(2**one)) for one in ends) for ends in (least, most))
-                self._note(f"{kind} products in {dtype}", f"{rows} x {inner} x {columns}", f"{low} to {high}")
-            distance = np.sum((places - np.clip(here, least, most)) ** 2, axis=1)
-            near = np.argsort(distance, kind="stable")[:_NEAREST]
-            weight = 1.0 / (distance[near] + 0.02) ** 1.5
+                far = math.log(2) * float(np.linalg.norm(here - np.clip(here, least, most)))
+                self._note(f"{kind} products in {dtype}", f"{rows} x {inner} x {columns}", f"{low} to {high}", far)
+            apart = np.sum((places - np.clip(here, least, most)) ** 2, axis=1)
+            near = np.argsort(apart, kind="stable")[:_NEAREST]
+            weight = 1.0 / (apart[near] + 0.02) ** 1.5
             rate = math.exp(float(np.sum(weight * rates[near]) / np.sum(weight)))
             self._known[key] = 2.0 * batch * rows * inner * columns / rate
         return self._known[key]
@@ -106,7 +112,7 @@ class Rates:
         )
         if world != self._world:
             known = ", ".join(str(count) for count in sorted(self._probed.threads))
-            self._note("ranks", str(self._world), known)
+            self._note("ranks", str(self._world), known, abs(math.log(self._world / world)))
         key = ("message", operation, str(world), str(measured))
         if key not in self._lines:
             rows = [one for one in found if (one.ranks, one.group) == (world, measured)]
@@ -114,7 +120,7 @@ class Rates:
         seconds = self._on(key, size, f"bytes of {operation}")
         if operation == SEND or measured == group:
             return seconds
-        self._note("ranks of a group", str(group), str(measured))
+        self._note("ranks of a group", str(group), str(measured), abs(math.log(group / measured)))
         return seconds * math.log2(2 * group) / math.log2(2 * measured)  # as trees grow
 
     def overhead(self, dtype: str, backward: bool) -> float:
@@ -146,12 +152,12 @@ class Rates:
         here = math.log(size)
         if here > sizes[-1]:
             if here > sizes[-1] + math.log(_BEYOND) and sizes[-1] < math.log(_BEYOND_CACHES):
-                self._note(what, str(size), str(round(math.exp(sizes[-1]))) + " at most")
+                self._note(what, str(size), str(round(math.exp(sizes[-1]))) + " at most", float(here - sizes[-1]))
             return math.exp(seconds[-1] + here - sizes[-1])
         return math.exp(float(np.interp(here, sizes, seconds)))
 
-    def _note(self, of: str, what: str, known: str) -> None:
-        self._beyond.setdefault((of, known), []).append(what)
+    def _note(self, of: str, what: str, known: str, far: float) -> None:
+        self._beyond.setdefault((of, known), []).append(Outside(what, far))
 
 
 def _too_short(what: str) -> str:

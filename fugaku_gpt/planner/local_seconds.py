@@ -93,7 +93,7 @@ class RunCost:
     """A run's work in seconds by kind; cheap to ask again with other constants.
 
     Attributes:
-        extrapolated: see :class:`LocalPrediction`.
+        extrapolated: see :class:`LocalPrediction`; ``distance`` is how far that is.
     """
 
     def __init__(self, config: RunConfig, probed: Probed) -> None:
@@ -125,7 +125,7 @@ class RunCost:
         self._whole = max(one[2] for one in ends)
         self._optimiser = max(one[3] for one in ends)
         self._world = rates.message(ALL_REDUCE, layout.ranks, _WORLD_BYTES)
-        self.extrapolated = rates.extrapolated
+        self.extrapolated, self.distance = rates.extrapolated, rates.distance
 
     def parts(self, c: Mapping[str, float]) -> Dict[str, float]:
         """Seconds of an iteration by part, with these constants."""
@@ -207,7 +207,11 @@ def predict_run(config: RunConfig, machine: Machine) -> LocalPrediction:
     cost = RunCost(config, machine.probed)
     fitted = machine.time
     parts = cost.parts(fitted.values)
-    reach = widths(lambda constants: {name: np.array(part) for name, part in cost.parts(constants).items()}, fitted)
+
+    def parts_of(constants: Mapping[str, float]) -> "Dict[str, np.ndarray]":
+        return {name: np.array(part) for name, part in cost.parts(constants).items()}
+
+    reach = widths(parts_of, fitted, cost.distance)
     return LocalPrediction(
         seconds=Guess.around(sum(parts.values()), float(reach[WHOLE])),
         parts={name: Guess.around(value, float(reach[name])) for name, value in parts.items()},

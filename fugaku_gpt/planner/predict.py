@@ -8,10 +8,11 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from fugaku_gpt.machine.constants import UNIT_BYTES, Machine, load_machine, machine_names
-from fugaku_gpt.planner.fitting import check_complete, unseen_inputs
+from fugaku_gpt.planner.fitting import check_complete
 from fugaku_gpt.planner.footprint import footprint, unit_of
+from fugaku_gpt.planner.hull import distance, in_no_table, outside
 from fugaku_gpt.planner.intervals import WHOLE, Guess, widths
-from fugaku_gpt.planner.rows import Refused, Row, in_no_table, parse_row
+from fugaku_gpt.planner.rows import Refused, Row, parse_row
 from fugaku_gpt.planner.seconds import PARTS, seconds_by_part
 from fugaku_gpt.planner.work import work_of
 
@@ -83,12 +84,14 @@ def predict_rows(machine: Machine, rows: Sequence[Row]) -> List[Prediction]:
     def parts_of(constants: Mapping[str, float]) -> "Dict[str, np.ndarray]":
         return seconds_by_part(work, constants, machine.facts)
 
-    parts, reach = parts_of(machine.time.values), widths(parts_of, machine.time)
+    unlike = [outside(row, machine.time.seen) for row in rows]
+    ruled = [in_no_table(row, "pipeline_distance" in machine.time.values) for row in rows]
+    distances = np.array([distance([*one, *other]) for one, other in zip(unlike, ruled)])
+    parts, reach = parts_of(machine.time.values), widths(parts_of, machine.time, distances)
     total = np.sum([parts[name] for name in PARTS], axis=0)
     found = []
     for place, row in enumerate(rows):
-        unseen = dict.fromkeys([*unseen_inputs(row, machine.time.seen), *unseen_inputs(row, machine.memory.seen)])
-        unseen.update(dict.fromkeys(in_no_table(row, "pipeline_distance" in machine.time.values)))
+        inputs = (*unlike[place], *outside(row, machine.memory.seen), *ruled[place])
         whole = float(total[place])
         unit = unit_of(row.mem_unit, machine.memory_unit) or machine.memory_unit
         scale = UNIT_BYTES[machine.memory_unit] / UNIT_BYTES[unit]
@@ -101,7 +104,7 @@ def predict_rows(machine: Machine, rows: Sequence[Row]) -> List[Prediction]:
                 peak=float(peak[place]) * scale,
                 memory_unit=unit,
                 fits=bool(peak[place] <= machine.capacity(row.hardware)),
-                extrapolated=tuple(unseen),
+                extrapolated=tuple(dict.fromkeys(one.text for one in inputs)),
             )
         )
     return found

@@ -224,18 +224,6 @@ def why_invalid(row: Row) -> Optional[str]:
     return None
 
 
-def in_no_table(row: Row, ordered: bool) -> List[str]:
-    """What of a configuration the model counts by rules alone, as no measured row of any machine has it.
-
-    Args:
-        ordered: the machine's model counts how far stages are apart.
-    """
-    found = [f"chunks {row.chunks}: measured 1"] if row.chunks > 1 else []
-    if ordered and row.order != MEASURED_ORDER and row.pp > 1 and row.dp > 1:
-        found.append(f"order {row.order}: measured {MEASURED_ORDER}")
-    return found + (["sequence_parallel: measured without"] if row.sequence_parallel else [])
-
-
 def parse_measured(cells: Mapping[str, str]) -> Measured:
     """What was measured; for fitting and scoring alone."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -9,7 +10,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from fugaku_gpt.planner.fitting import GROUPS, LeftOut, Refit
-from fugaku_gpt.planner.intervals import NORMAL_80
+from fugaku_gpt.planner.intervals import NORMAL_80, total_width
 from fugaku_gpt.planner.rows import Row, table_of
 
 FIGURES = (
@@ -23,6 +24,8 @@ FIGURES = (
     "pairs_in_order",
     "best_costs",
     "held_by_80",
+    "held_outside",
+    "repeats",
     "memory_rows",
     "memory_median",
     "memory_p90",
@@ -42,6 +45,11 @@ class Timed:
     low: float
     high: float
     repeated: bool = False
+
+    @property
+    def held(self) -> bool:
+        """Whether its interval holds what was measured."""
+        return self.low <= self.measured <= self.high
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ def score_times(rows: Sequence[Timed]) -> TimeScore:
         tau=float(np.mean(taus)) if taus else None,
         pairs_in_order=good / all_pairs if all_pairs else None,
         best_costs=costs,
-        held=float(np.mean([row.low <= row.measured <= row.high for row in distinct])),
+        held=float(np.mean([row.held for row in distinct])),
     )
 
 
@@ -122,10 +130,13 @@ def pairs_in_order(rows: Sequence[Timed]) -> Tuple[int, int]:
 
 def figures(refit: Refit, by: str) -> Dict[str, Any]:
     """The columns :data:`FIGURES` for rows left out by ``by``. Errors are shares; rows that did not end well, and those
-    that their tables call estimated, are not counted among the errors of time."""
+    that their tables call estimated, are not counted among the errors of time. ``held_outside`` is of rows outside of
+    the hull of those that they were predicted from, ``repeats`` what :func:`repeats` says."""
     machine = refit.machine
     timed = [one for one in refit.seconds[by] if one.measured.status == "ok"]
     score = score_times([_timed(one, refit) for one in timed])
+    beyond = [_timed(one, refit) for one in timed if one.beyond > 0 and not one.repeated]
+    noise = repeats(timed)
     distinct = [one for one in refit.memory[by] if not one.repeated]
     memory = [one for one in distinct if one.measured.memory and not one.measured.out_of_memory]
     off = np.array([abs(one.predicted / (one.measured.memory or np.nan) - 1) for one in memory])
@@ -144,6 +155,8 @@ def figures(refit: Refit, by: str) -> Dict[str, Any]:
         "pairs_in_order": None if score.pairs_in_order is None else round(score.pairs_in_order, 3),
         "best_costs": round(score.best_costs, 4),
         "held_by_80": round(score.held, 3),
+        "held_outside": f"{sum(row.held for row in beyond)} of {len(beyond)}",
+        "repeats": None if noise is None else round(noise, 4),
         "memory_rows": len(memory),
         "memory_median": round(float(np.median(off)), 4) if memory else None,
         "memory_p90": round(float(np.quantile(off, 0.9)), 4) if memory else None,
@@ -152,9 +165,22 @@ def figures(refit: Refit, by: str) -> Dict[str, Any]:
     }
 
 
+def repeats(rows: Sequence[LeftOut]) -> Optional[float]:
+    """Standard deviation of the logarithm of seconds among measurements of one configuration, over all that were
+    measured more than once; None where none was. No model that knows configurations alone can do better."""
+    same: Dict[object, List[float]] = {}
+    for one in rows:
+        if not one.repeated and one.measured.seconds:
+            same.setdefault(one.row.run, []).append(math.log(one.measured.seconds))
+    again = [np.array(logs) for logs in same.values() if len(logs) > 1]
+    free = sum(len(logs) - 1 for logs in again)
+    return math.sqrt(sum(float(np.sum((logs - logs.mean()) ** 2)) for logs in again) / free) if free else None
+
+
 def reach_of(one: LeftOut, refit: Refit) -> float:
     """The factor by which the 80 % interval of predicted seconds goes up and down."""
-    return float(np.exp(NORMAL_80 * np.hypot(one.width, refit.machine.time.interval_spread)))
+    time = refit.machine.time
+    return float(np.exp(NORMAL_80 * total_width(one.width, time.interval_spread, time.beyond_spread, one.beyond)))
 
 
 def _timed(one: LeftOut, refit: Refit) -> Timed:
