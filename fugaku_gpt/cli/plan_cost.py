@@ -15,6 +15,7 @@ from fugaku_gpt.errors import EXIT_OK, UsageError
 _FIGURES = ("figure", "value", "low", "high", "unit")
 _PHASES = ("nodes", "batch", "micro_batch", "dp", "micro_batches", "samples", "iterations")
 _positive = click.IntRange(min=1)
+_WATTS = FiniteRange(min=0, min_open=True, max=1e9)
 if TYPE_CHECKING:
     _DurationType = click.ParamType[float]
 else:
@@ -57,6 +58,11 @@ class Duration(_DurationType):
 @click.option(
     "--torch", "build", default="", metavar="1.10", help="PyTorch build, where the machine's rows tell builds."
 )
+@click.option(
+    "--watts",
+    type=_WATTS,
+    help="Of one node, for J/token; default: watts_per_node of the file.",
+)
 @format_option
 def iteration_time(
     run_file: Optional[Path],
@@ -65,13 +71,14 @@ def iteration_time(
     name: str,
     hardware: Optional[str],
     build: str,
+    watts: Optional[float],
     form: str,
 ) -> int:
     """Predict the seconds of an iteration by part, tokens/s, FLOP/s and utilisation, each with an 80 % interval.
 
     The figures are those of the machine's fitted rows, which other trainers ran, or, of a file of `plan probe`, of our
     own trainer by what was measured. Inputs that no such row is like, and shapes beyond what was measured, are named as
-    extrapolated on standard error.
+    extrapolated on standard error, and make the intervals wider.
     """
     from fugaku_gpt.config import load_run_config
     from fugaku_gpt.machine.constants import load_machine
@@ -82,9 +89,9 @@ def iteration_time(
     if machine.probed is not None:
         if hardware or build:
             raise UsageError(f"--machine {name}: a probed machine is as it is; leave out --hardware and --torch")
-        extrapolated, figures = figures_of_local_run(config, machine)
+        extrapolated, figures = figures_of_local_run(config, machine, watts)
     else:
-        found, figures = figures_of_run(config, machine, row_of_run(config, machine, hardware, build))
+        found, figures = figures_of_run(config, machine, row_of_run(config, machine, hardware, build), watts)
         extrapolated = [*found.extrapolated, *beyond_the_rows(config)]
     lines = [
         {
@@ -104,17 +111,17 @@ def iteration_time(
 
 @click.command()
 @click.option("--iterations", type=_positive, help="How many, or:")
-@click.option("--tokens", type=FiniteRange(min=0, min_open=True), help="... how many tokens, or:")
-@click.option("--flops", type=FiniteRange(min=0, min_open=True), help="... a budget of FLOPs at --pflops.")
-@click.option("--pflops", type=FiniteRange(min=0, min_open=True), help="Rate of all nodes [PFLOP/s], for --flops.")
+@click.option("--tokens", type=FiniteRange(min=1, max=1e30), help="... how many tokens, or:")
+@click.option("--flops", type=FiniteRange(min=1, max=1e40), help="... a budget of FLOPs at --pflops.")
+@click.option("--pflops", type=FiniteRange(min=1e-9, max=1e9), help="Rate of all nodes [PFLOP/s], for --flops.")
 @click.option("--tokens-per-iteration", type=_positive, help="Global batch * sequence length, for --tokens.")
-@click.option("--sec-per-it", type=FiniteRange(min=0, min_open=True), required=True, help="Of one iteration.")
-@click.option("--nodes", type=_positive, required=True)
+@click.option("--sec-per-it", type=FiniteRange(min=1e-6, max=1e9), required=True, help="Of one iteration.")
+@click.option("--nodes", type=click.IntRange(1, 10**6), required=True)
 @click.option("--elapse", type=Duration(), help="Limit of one job [s or H:MM:SS]; default: none.")
 @click.option("--startup", type=Duration(), default=0.0, help="From a job's begin to its first iteration.")
 @click.option("--checkpoint", type=Duration(), default=0.0, help="To write a checkpoint.")
 @click.option("--node-mtbf", type=Duration(), help="Mean time between failures of one node; default: none fails.")
-@click.option("--watts", type=FiniteRange(min=0, min_open=True), help="Of one node, for the energy.")
+@click.option("--watts", type=_WATTS, help="Of one node, for the energy.")
 @format_option
 def days(
     iterations: Optional[int],

@@ -48,7 +48,7 @@ def memory(
     """
     from fugaku_gpt.config import load_run_config
     from fugaku_gpt.layout.memory import recompute_of_layers
-    from fugaku_gpt.layout.stages import chunks_of
+    from fugaku_gpt.layout.stages import by_stage, chunks_of
     from fugaku_gpt.planner.fits import set_words
     from fugaku_gpt.planner.run_memory import CATEGORIES, MIB
     from fugaku_gpt.planner.smaller import smallest_change
@@ -59,8 +59,7 @@ def memory(
     chunks = chunks_of(config)
     kinds = recompute_of_layers(config, chunks)
     rows: List[Dict[str, Any]] = []
-    for stage, parts in enumerate(found.stages):
-        mine = [chunk for chunk in chunks if chunk.stage == stage]
+    for stage, (parts, mine) in enumerate(zip(found.stages, by_stage(chunks, config.layout.pp))):
         said_of = {"part": f"stage {stage}", "layers": _layers(mine), "recompute": _kinds(mine, kinds)}
         rows.append({**said_of, **_mib(parts)})
     rows.append({"part": f"node of {config.ranks_per_node}", **_mib(found.node)})

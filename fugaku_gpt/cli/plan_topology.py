@@ -5,22 +5,20 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import click
 
 from fugaku_gpt.cli.numbers import short
 from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.cli.plan_constraints import batches_of, parsed, rules_of
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, UsageError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from fugaku_gpt.config.schema import RunConfig
     from fugaku_gpt.machine.constants import Machine
-    from fugaku_gpt.planner.topology import Columns, Wanted
+    from fugaku_gpt.planner.topology import Wanted
     from fugaku_gpt.planner.topology_best import Best
-    from fugaku_gpt.sweep.expression import Expression, Value
 
 _COLUMNS = (
     "rank", "nodes", "ranks_per_node", "dp", "tp", "pp", "chunks", "micro_batch", "global_batch", "recompute", "zero",
@@ -35,14 +33,6 @@ _SHORT = {
     "global_batch": "gbs",
     "sequence_parallel": "sp",
 }  # table headings
-_NAMES = {
-    **{name: name for name in (
-        "nodes", "ranks_per_node", "dp", "tp", "pp", "chunks", "micro_batch", "global_batch", "recompute", "zero",
-        "sequence_parallel", "ranks", "micro_batches",
-    )},
-    "NODES": "nodes", "DP": "dp", "TP": "tp", "PP": "pp", "MBS": "micro_batch", "GBS": "global_batch",
-}  # fmt: skip
-_MOST_BATCHES, _LARGEST_BATCH = 4096, 10**9
 _TOLD_AFTER = 2.0  # s
 _positive = click.IntRange(min=1, max=10**6)
 
@@ -121,7 +111,7 @@ def topology(
     """
     from fugaku_gpt.machine.constants import load_machine
     from fugaku_gpt.planner.pictures import check_plot
-    from fugaku_gpt.planner.topology import search
+    from fugaku_gpt.planner.topology import like_measured, search
     from fugaku_gpt.planner.topology_best import best_of
     from fugaku_gpt.planner.topology_plot import draw_search
     from fugaku_gpt.planner.topology_write import write_best
@@ -132,18 +122,29 @@ def topology(
     if plot is not None:
         check_plot(plot)
     span = (nodes, nodes) if nodes is not None else (1, max_nodes or 1)
-    machine, expressions = load_machine(name), _parsed(constraints)
+    machine, expressions = load_machine(name), parsed(constraints)
     if machine.probed is not None:
         raise UsageError(f"--machine {name}: layouts are searched with models of measured rows; see plan time for this")
     notes: List[str] = []
     base = _base(run_file, preset, settings, machine, notes)
-    wanted = _wanted(base, machine, hardware, build, span, ranks_per_node, _batches(batches, base, expressions))
-    found = search(wanted, _meets(expressions, machine, measured), fit == "ours", _told(started))
-    counts = (found.enumerated, len(found.seconds), int(found.fits.sum()))
-    said = "{} layouts, {} meet the constraints, {} fit by mem_rows".format(*counts)
+    wanted = _wanted(
+        base,
+        machine,
+        hardware,
+        build,
+        span,
+        ranks_per_node,
+        batches_of(batches, base.training.global_batch, expressions),
+    )
+    rules = [*rules_of(expressions), *(like_measured(machine.time) if measured else ())]
+    found = search(wanted, rules, fit == "ours", _told(started))
+    said = f"{len(found.seconds)} layouts{' meet the constraints' if rules else ''}, {found.fits.sum()} fit by mem_rows"
     notes.append(f"{said}; {time.monotonic() - started:.1f} s")
     if not len(found.order):
-        click.echo("\n".join([*notes, "no layout fits: other nodes or global batch, or fewer constraints"]), err=True)
+        what = "fits" if len(found.seconds) else "is valid"
+        click.echo(
+            "\n".join([*notes, f"no layout {what}: other nodes or global batch, or fewer constraints"]), err=True
+        )
         return EXIT_RUN_FAILED
     best, dropped = best_of(wanted, found, top, variants, _our_memory(wanted) if fit != "rows" else None)
     if dropped:
@@ -185,34 +186,6 @@ def _base(
     return config
 
 
-def _parsed(constraints: Sequence[str]) -> "List[Expression]":
-    from fugaku_gpt.sweep.expression import parse_expression
-
-    return [parse_expression(text, "--constraint", list(_NAMES)) for text in constraints]
-
-
-def _batches(texts: Sequence[str], base: "RunConfig", expressions: "Sequence[Expression]") -> Tuple[int, ...]:
-    """The global batches to choose from, without those that a constraint on them alone rules out."""
-    found: List[int] = [] if texts else [base.training.global_batch]
-    for text in texts:
-        first, _, last = text.partition("-")
-        try:
-            low, high = int(first), int(last or first)
-        except ValueError:
-            raise UsageError(f"--global-batch {text}: must be a number, or two as in 1920-2048") from None
-        if not 1 <= low <= high or high - low >= _MOST_BATCHES:
-            raise UsageError(f"--global-batch {text}: must go up from 1 or more, over at most {_MOST_BATCHES}")
-        found += range(low, high + 1)
-    if max(found) > _LARGEST_BATCH:
-        raise UsageError(f"global batch {max(found)}: must be at most {_LARGEST_BATCH}")
-    alone = [one for one in expressions if {_NAMES[name] for name in one.names} == {"global_batch"}]
-    kept = [one for one in dict.fromkeys(found) if all(_holds(rule, {"global_batch": one}) for rule in alone)]
-    if not kept:
-        rules = " and ".join(rule.text for rule in alone)
-        raise UsageError(f"--constraint {rules}: no global batch of {found[0]} to {found[-1]} meets it")
-    return tuple(kept)
-
-
 def _wanted(
     base: "RunConfig",
     machine: "Machine",
@@ -234,41 +207,6 @@ def _wanted(
         what = "devices" if devices > 1 else "cores"
         raise UsageError(f"--ranks-per-node {max(ranks_per_node)}: a node of {machine.name} has {most} {what}")
     return Wanted(base, machine, hardware, build, span, tuple(ranks_per_node) or usual, batches)
-
-
-def _meets(
-    expressions: "Sequence[Expression]", machine: "Machine", measured: bool
-) -> "Callable[[Columns], np.ndarray]":
-    """Which layouts the constraints allow; each is looked at once for every combination of the values it names."""
-    import numpy as np
-
-    from fugaku_gpt.planner.topology import FLAGS, like_measured
-
-    def meets(columns: "Columns") -> "np.ndarray":
-        every = {
-            **columns,
-            "ranks": columns["dp"] * columns["tp"] * columns["pp"],
-            "micro_batches": columns["global_batch"] // (columns["dp"] * columns["micro_batch"]),
-        }
-        good: "np.ndarray" = np.ones(len(columns["dp"]), dtype=bool)
-        if measured:
-            good &= like_measured(columns, machine.time)
-        for rule in expressions:
-            names = list(dict.fromkeys(_NAMES[name] for name in rule.names)) or ["dp"]
-            values = np.stack([every[name] for name in names], axis=1)
-            combinations, of = np.unique(values, axis=0, return_inverse=True)
-            held = [
-                _holds(rule, {key: bool(one) if key in FLAGS else one for key, one in zip(names, combination)})
-                for combination in combinations.tolist()
-            ]
-            good &= np.array(held)[of.reshape(-1)]
-        return good
-
-    return meets
-
-
-def _holds(rule: "Expression", known: "Mapping[str, Value]") -> bool:
-    return rule.holds(lambda name: known[_NAMES[name]])
 
 
 def _our_memory(wanted: "Wanted") -> "Optional[Callable[[RunConfig], Tuple[int, bool]]]":

@@ -13,12 +13,25 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import AbstractSet, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import (
+    AbstractSet,
+    Dict,
+    FrozenSet,
+    Hashable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
 
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.schedules import Forward, Weights, stage_order
-from fugaku_gpt.layout.stages import Chunk
+from fugaku_gpt.layout.stages import Chunk, by_stage
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 TOKEN_ID_BYTES = 8
@@ -26,6 +39,7 @@ _MIB = 2.0**20
 
 # of each chunk micro-batches in flight, and those whose gradients of weights are put off; the chunk that goes backward
 Moment = Tuple[Tuple[int, ...], Tuple[int, ...], Optional[int]]
+Kinds = Union[Sequence[str], Mapping[int, str]]  # layer → ``none``, ``selective`` or ``full``
 
 
 def layer_bytes(config: RunConfig, kind: str) -> int:
@@ -151,11 +165,11 @@ def recompute_of_layers(config: RunConfig, chunks: Sequence[Chunk]) -> Tuple[str
         return tuple(kinds)
     budget = training.recompute_budget_mib * _MIB
     smallest: Dict[int, float] = {}
-    for stage in range(config.layout.pp):
+    peaks = Peaks(config)
+    for stage, mine in enumerate(by_stage(chunks, config.layout.pp)):
         moments = moments_of(config, stage)
-        mine = [chunk for chunk in chunks if chunk.stage == stage]
         for plan in _plans(config, mine):
-            peak = peak_bytes(config, mine, plan, moments)
+            peak = peaks(mine, plan, moments)
             smallest[stage] = min(peak, smallest.get(stage, math.inf))
             if peak <= budget:
                 for layer, kind in plan.items():
@@ -173,9 +187,7 @@ def recompute_of_layers(config: RunConfig, chunks: Sequence[Chunk]) -> Tuple[str
     return tuple(kinds)
 
 
-def peak_bytes(
-    config: RunConfig, chunks: Sequence[Chunk], kinds: Mapping[int, str], moments: AbstractSet[Moment]
-) -> int:
+def peak_bytes(config: RunConfig, chunks: Sequence[Chunk], kinds: Kinds, moments: AbstractSet[Moment]) -> int:
     """The most that a stage keeps at any moment of a step, what a layer needs while it is recomputed included.
 
     Args:
@@ -183,28 +195,68 @@ def peak_bytes(
         kinds: of each of its layers.
         moments: see :func:`moments_of`.
     """
-    of_kind = {kind: layer_bytes(config, kind) for kind in set(kinds.values()) | {"none"}}
+    return Peaks(config)(chunks, kinds, moments)
+
+
+class Peaks:
+    """:func:`peak_bytes` for a run of many stages: chunks that are alike are counted once."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._known: Dict[object, Tuple[Tuple[int, ...], Tuple[int, ...], Tuple[int, ...]]] = {}
+
+    def __call__(self, chunks: Sequence[Chunk], kinds: Kinds, moments: AbstractSet[Moment]) -> int:
+        """As :func:`peak_bytes`."""
+        apart = any(any(waiting) for _, waiting, _ in moments)
+        key = (apart, shape_of(chunks, kinds))
+        if key not in self._known:
+            kept, put_off, above = zip(*_chunk_sizes(self._config, chunks, kinds, apart))
+            self._known[key] = kept, put_off, above
+        kept, put_off, above = self._known[key]
+        return max(
+            sum(count * size for count, size in zip((*counts, *waiting), (*kept, *put_off)))
+            + (above[backward] if backward is not None else 0)
+            for counts, waiting, backward in moments
+        )
+
+
+def shape_of(chunks: Sequence[Chunk], kinds: Kinds) -> Hashable:
+    """Equal for stages whose chunks keep the same.
+
+    Args:
+        kinds: of each of their layers.
+    """
+    return tuple((chunk.has_embedding, chunk.has_head, *(kinds[layer] for layer in chunk.layers)) for chunk in chunks)
+
+
+def _chunk_sizes(
+    config: RunConfig, chunks: Sequence[Chunk], kinds: Kinds, putting_off: bool
+) -> List[Tuple[int, int, int]]:
+    """Of each chunk the bytes that it keeps of a micro-batch which has gone forward, those for gradients of its weights
+    that are put off, and what its backward pass needs above that.
+
+    Args:
+        kinds: of each of its layers.
+        putting_off: whether the stage puts gradients of weights off.
+    """
+    all_kinds = {kinds[layer] for chunk in chunks for layer in chunk.layers} | {"none"}
+    of_kind = {kind: layer_bytes(config, kind) for kind in all_kinds}
     late, before_core = 0, -freed_before_core(config)
-    if any(any(waiting) for _, waiting, _ in moments):
+    if putting_off:
         late, before_core = late_bytes(config), before_core + _late_before_core(config)
     # more than is kept: at the start of the layer's backward pass, or at its attention core, whose flags are there then
     again = {kind: of_kind["none"] - size + before_core for kind, size in of_kind.items()}
     if "full" in again:
         again["full"] = max(again["full"], of_kind["none"] - of_kind["full"])
-    kept, above = [], []
+    found = []
     for chunk in chunks:
-        kept.append(ends_bytes(config, chunk) + sum(of_kind[kinds[layer]] for layer in chunk.layers))
+        kept = ends_bytes(config, chunk) + sum(of_kind[kinds[layer]] for layer in chunk.layers)
         freed, highest = 0, 0  # the backward pass frees later layers before it recomputes an earlier one
         for layer in reversed(chunk.layers):
             highest = max(highest, again[kinds[layer]] - freed)
             freed += of_kind[kinds[layer]] - late
-        above.append(highest)
-    put_off = [late * len(chunk.layers) for chunk in chunks]
-    return max(
-        sum(count * size for count, size in zip((*counts, *waiting), (*kept, *put_off)))
-        + (above[backward] if backward is not None else 0)
-        for counts, waiting, backward in moments
-    )
+        found.append((kept, late * len(chunk.layers), highest))
+    return found
 
 
 def moments_of(config: RunConfig, stage: int) -> FrozenSet[Moment]:

@@ -7,7 +7,9 @@ Model Training on GPU Clusters Using Megatron-LM", section 2.2). A chunk is alwa
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config.schema import ModelConfig, RunConfig
@@ -96,7 +98,7 @@ def split_layers(
             f"valid: stages * chunks up to {layers}"
         )
     counts = _balanced(layers, stages, chunks, work) if split is None else _checked(split, layers, stages, chunks)
-    starts = [sum(counts[:index]) for index in range(total)]
+    starts = [0, *accumulate(counts)]
     return tuple(
         Chunk(
             index=index,
@@ -119,6 +121,14 @@ def chunks_of(config: RunConfig) -> Tuple[Chunk, ...]:
     everywhere = training.recompute_layers is None and training.recompute_budget_mib is None
     work = work_of(config.model, config.padded_vocab, training.recompute if everywhere else "none")
     return split_layers(config.model.layers, layout.pp, layout.chunks, work, layout.split or None)
+
+
+def by_stage(chunks: Sequence[Chunk], stages: int) -> List[List[Chunk]]:
+    """Of each stage its chunks, in their order."""
+    found: List[List[Chunk]] = [[] for _ in range(stages)]
+    for chunk in chunks:
+        found[chunk.stage].append(chunk)
+    return found
 
 
 def chunk_tensors(model: ModelConfig, tp: int, chunk: Chunk) -> List[TensorSpec]:
@@ -160,8 +170,12 @@ def _balanced(layers: int, stages: int, chunks: int, work: Work) -> List[int]:
 def _hand_out(layers: int, before: Sequence[float], at_least: int) -> List[int]:
     """``layers`` over places that have the work ``before`` already, the busiest place as idle as can be."""
     counts = [at_least] * len(before)
+    waiting = [(at_least + more, -place) for place, more in enumerate(before)]
+    heapq.heapify(waiting)
     for _ in range(layers - at_least * len(before)):
-        counts[min(range(len(before)), key=lambda place: (counts[place] + before[place], -place))] += 1
+        place = -waiting[0][1]
+        counts[place] += 1
+        heapq.heapreplace(waiting, (counts[place] + before[place], -place))
     return counts
 
 

@@ -89,7 +89,7 @@ class Machine:
         facts: numbers from the vendor: peak_flops (of a device at base_clock_ghz, in the type trained in),
             base_clock_ghz, devices_per_node, item_bytes, tile_units (multiprocessors that share a product's tiles, 0
             where products are not cut into waves), memory_groups (parts of a device's memory that are near to some of
-            its cores only; 1 where it is missing).
+            its cores only; 1 where it is missing), watts_per_node (where it is known).
         memory_unit: ``MiB`` or ``GB``; rows' memory is that of a ``memory_of``: ``node`` or ``rank``.
         probed: what was measured of the machine itself, for the time of our own trainer; None of others.
     """

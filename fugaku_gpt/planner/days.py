@@ -10,6 +10,7 @@ from fugaku_gpt.errors import UsageError
 
 DAY = 86400.0
 HOUR = 3600.0
+MOST_ITERATIONS = 10**12
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,14 @@ def schedule(training: Training) -> Schedule:
     """The whole training on the calendar.
 
     Raises:
-        UsageError: a job's limit leaves no time for an iteration, or failures come faster than work gets done.
+        UsageError: a job's limit leaves no time for an iteration, failures come faster than work gets done, or there is
+            no end to it.
     """
     t = training
+    if t.iterations > MOST_ITERATIONS:
+        raise UsageError(f"{float(t.iterations):.3g} iterations: valid: {MOST_ITERATIONS:.0e} at most")
+    if t.node_mtbf == 0:
+        raise UsageError("--node-mtbf 0: no node lasts so short; valid: more than 0, or leave it out")
     computing = t.iterations * t.seconds_per_iteration
     every: Optional[float] = None
     between: Optional[int] = None

@@ -72,7 +72,7 @@ def in_no_table(row: Row, ordered: bool) -> List[Outside]:
     """
     found = []
     if row.chunks > 1:
-        found.append(Outside(f"chunks {row.chunks}: measured 1", math.log(row.chunks)))
+        found.append(Outside(f"chunks {row.chunks}: measured 1", _SETTING))
     if ordered and row.order != MEASURED_ORDER and row.pp > 1 and row.dp > 1:
         found.append(Outside(f"order {row.order}: measured {MEASURED_ORDER}", _SETTING))
     if row.sequence_parallel:

@@ -1,5 +1,5 @@
-"""80 % intervals of predicted figures: what a model's constants leave open, what left-out rows have missed by, and how far
-outside of the fitted rows a configuration is."""
+"""80 % intervals of predicted figures: what a model's constants leave open, what left-out rows have missed by, and how
+far outside of the fitted rows a configuration is."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fugaku_gpt.machine.constants import Fitted
 NORMAL_80 = 1.2816  # half of an 80 % interval of a normal distribution, in standard deviations
 WHOLE = "whole"
 _STEP = 1e-4  # of the logarithm of a constant, for the derivative
+_UNTOLD = 0.1  # for each factor of e, where no row can tell
 _NOTHING = 1e-9  # seconds: what is left of differences
 
 
@@ -44,13 +45,17 @@ def total_width(constants: Any, spread: float, beyond_spread: float, distance: A
 
 
 def widths(
-    parts_of: "Callable[[Mapping[str, float]], Mapping[str, np.ndarray]]", fitted: Fitted, distance: Any = 0.0
+    parts_of: "Callable[[Mapping[str, float]], Mapping[str, np.ndarray]]",
+    fitted: Fitted,
+    distance: Any = 0.0,
+    by_rule: Any = 0.0,
 ) -> "Dict[str, np.ndarray]":
     """Standard deviations [N] of the logarithm of each part, and of their sum as :data:`WHOLE`.
 
     Args:
         parts_of: seconds [N] of each part with these values of the model's constants.
         distance: outside of the hull of the fitted rows; a number or [N].
+        by_rule: the same of inputs that no row of any machine has, so that none has told what they add.
     """
 
     def with_whole(values: Mapping[str, float]) -> "Dict[str, np.ndarray]":
@@ -71,5 +76,6 @@ def widths(
         deviation = np.sqrt(np.maximum(0.0, np.sum(slope * np.tensordot(covariance, slope, axes=1), axis=0)))
         something = here[name] > _NOTHING
         share = np.where(something, deviation / np.where(something, here[name], 1.0), 0.0)
-        found[name] = total_width(share, fitted.interval_spread, fitted.beyond_spread, distance)
+        known = total_width(share, fitted.interval_spread, fitted.beyond_spread, distance)
+        found[name] = np.hypot(known, _UNTOLD * by_rule)
     return found

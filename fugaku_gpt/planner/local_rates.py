@@ -41,7 +41,8 @@ class Rates:
         self.ranks = min(alike, key=lambda count: (abs(math.log(count / at_once)), -count))
         if probed.threads[self.ranks] != threads:
             known = ", ".join(str(one) for one in sorted({probed.threads[count] for count in with_cores}))
-            self._note("node.threads_per_rank", str(threads), known, abs(math.log(threads / probed.threads[self.ranks])))
+            far = abs(math.log(threads / probed.threads[self.ranks]))
+            self._note("node.threads_per_rank", str(threads), known, far)
         self._world = ranks
         self._products: Dict[Tuple[str, str], Tuple["np.ndarray", "np.ndarray"]] = {}
         self._lines: Dict[Tuple[str, ...], Tuple["np.ndarray", "np.ndarray"]] = {}

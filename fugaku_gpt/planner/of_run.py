@@ -88,7 +88,9 @@ def beyond_the_rows(config: RunConfig) -> List[str]:
     return found
 
 
-def figures_of_local_run(config: RunConfig, machine: Machine) -> Tuple[List[str], List[Figure]]:
+def figures_of_local_run(
+    config: RunConfig, machine: Machine, watts: Optional[float] = None
+) -> Tuple[List[str], List[Figure]]:
     """As :func:`figures_of_run`, of our own trainer on a probed machine; what is extrapolated, and the figures.
 
     Utilisation is of the best rate that the probe has seen.
@@ -101,11 +103,18 @@ def figures_of_local_run(config: RunConfig, machine: Machine) -> Tuple[List[str]
         Figure("iteration", found.seconds, "s"),
         *(Figure(name, guess, "s") for name, guess in found.parts.items()),
         *_speeds(config, found.seconds, noted, exact, machine.facts["peak_flops"]),
+        *_energy(config, machine, found.seconds, watts),
     ]
 
 
-def figures_of_run(config: RunConfig, machine: Machine, row: Row) -> Tuple[Prediction, List[Figure]]:
-    """Seconds per iteration and of each part, and what follows from them."""
+def figures_of_run(
+    config: RunConfig, machine: Machine, row: Row, watts: Optional[float] = None
+) -> Tuple[Prediction, List[Figure]]:
+    """Seconds per iteration and of each part, and what follows from them.
+
+    Args:
+        watts: of a node; default: the machine's fact ``watts_per_node``, without which there is no figure of energy.
+    """
     (found,) = predict_rows(machine, [row])
     whole = found.seconds
     noted = notes_flops(config.model, row.global_batch, row.vocab, row.recompute)
@@ -113,10 +122,7 @@ def figures_of_run(config: RunConfig, machine: Machine, row: Row) -> Tuple[Predi
     lines = [Figure("iteration", whole, "s")]
     lines += [Figure(name, guess, "s") for name, guess in found.parts.items()]
     lines += _speeds(config, whole, noted, exact, peak_flops_of_node(machine, row))
-    tokens = row.global_batch * row.seq_len
-    if "watts_per_node" in machine.facts:
-        lines.append(Figure("energy", _scaled(whole, machine.facts["watts_per_node"] * row.nodes / tokens), "J/token"))
-    return found, lines
+    return found, lines + _energy(config, machine, whole, watts)
 
 
 def _speeds(config: RunConfig, whole: Guess, noted: float, exact: float, peak: float) -> List[Figure]:
@@ -134,6 +140,15 @@ def _speeds(config: RunConfig, whole: Guess, noted: float, exact: float, peak: f
     ]
 
 
+def _energy(config: RunConfig, machine: Machine, whole: Guess, watts: Optional[float]) -> List[Figure]:
+    """Of a token, where power is known."""
+    power = machine.facts.get("watts_per_node") if watts is None else watts
+    if power is None:
+        return []
+    joules = power * config.job.nodes / (config.training.global_batch * config.model.seq_len)
+    return [Figure("energy", Guess(joules * whole.value, joules * whole.low, joules * whole.high), "J/token")]
+
+
 def peak_flops_of_node(machine: Machine, row: Row) -> float:
     """FLOP/s of a node at the row's clock."""
     facts: Dict[str, float] = dict(machine.facts)
@@ -143,7 +158,3 @@ def peak_flops_of_node(machine: Machine, row: Row) -> float:
 
 def _inverse(seconds: Guess, count: float) -> Guess:
     return Guess(count / seconds.value, count / seconds.high, count / seconds.low)
-
-
-def _scaled(seconds: Guess, factor: float) -> Guess:
-    return Guess(factor * seconds.value, factor * seconds.low, factor * seconds.high)

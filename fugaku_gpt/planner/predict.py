@@ -86,8 +86,8 @@ def predict_rows(machine: Machine, rows: Sequence[Row]) -> List[Prediction]:
 
     unlike = [outside(row, machine.time.seen) for row in rows]
     ruled = [in_no_table(row, "pipeline_distance" in machine.time.values) for row in rows]
-    distances = np.array([distance([*one, *other]) for one, other in zip(unlike, ruled)])
-    parts, reach = parts_of(machine.time.values), widths(parts_of, machine.time, distances)
+    far, by_rule = (np.array(list(map(distance, inputs))) for inputs in (unlike, ruled))
+    parts, reach = parts_of(machine.time.values), widths(parts_of, machine.time, far, by_rule)
     total = np.sum([parts[name] for name in PARTS], axis=0)
     found = []
     for place, row in enumerate(rows):

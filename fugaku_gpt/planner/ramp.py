@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import List
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.formulas.divisors import divisors_of
+
+_MOST_PHASES = 10_000
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,23 @@ def phases(
     if most < 1:
         raise UsageError(f"tp {tp} * pp {pp} = {width} ranks need more than {nodes} nodes of {ranks_per_node} ranks")
     steps = (full - start) // increment
+    if steps >= _MOST_PHASES:
+        raise UsageError(
+            f"batch from {start} in steps of {increment} comes to {full} in {steps} steps; "
+            f"valid: fewer than {_MOST_PHASES}"
+        )
     found: List[Phase] = []
     consumed = done = 0
     for step in range(steps + 1):
         batch = start + step * increment
-        dp = max(d for d in range(1, min(most, batch) + 1) if batch % d == 0 and d * width % ranks_per_node == 0)
+        dp = max((d for d in divisors_of(batch) if d <= most and d * width % ranks_per_node == 0), default=0)
+        if not dp:
+            raise UsageError(
+                f"batch {batch}: no number of replicas that divides it fills whole nodes of {ranks_per_node} ranks "
+                f"with tp {tp} * pp {pp} = {width} each; valid: other --start and --increment, or --ranks-per-node 1"
+            )
         share = batch // dp
-        fitting = [b for b in range(1, min(micro_batch, share) + 1) if share % b == 0]
+        fitting = [b for b in divisors_of(share) if b <= micro_batch]
         chosen = max([b for b in fitting if share // b >= pp] or [min(fitting)])
         last = step == steps
         end = -(-samples * (step + 1) // steps) if not last else consumed

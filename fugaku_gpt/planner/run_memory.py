@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Hashable, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config.schema import SIXTEEN_BITS, RunConfig
 from fugaku_gpt.layout.attention import attention_blocks, attention_elements
@@ -33,14 +33,15 @@ from fugaku_gpt.layout.flat import flat_elements, is_sharded
 from fugaku_gpt.layout.grid import strides_of
 from fugaku_gpt.layout.memory import (
     ITEM_BYTES,
+    Peaks,
     core_bytes,
     freed_before_core,
     moments_of,
-    peak_bytes,
     recompute_of_layers,
+    shape_of,
 )
 from fugaku_gpt.layout.sequence import CHUNK_TOKENS
-from fugaku_gpt.layout.stages import Chunk, chunks_of
+from fugaku_gpt.layout.stages import Chunk, by_stage, chunks_of
 from fugaku_gpt.machine.framework import Framework, framework_of
 
 CATEGORIES = (
@@ -104,19 +105,29 @@ def memory_of_run(
     base = framework if framework is not None else framework_of()
     threads = threads or config.node.threads_per_rank or max(1, cores // config.ranks_per_node)
     chunks = chunks_of(config)
-    kinds = dict(enumerate(recompute_of_layers(config, chunks)))
+    kinds = recompute_of_layers(config, chunks)
+    peaks = Peaks(config)
+    fixed: Dict[Hashable, Dict[str, int]] = {}  # a run may have a hundred thousand stages, but few kinds of them
     stages = []
-    for stage in range(config.layout.pp):
-        mine = [chunk for chunk in chunks if chunk.stage == stage]
-        held = _lasting(config, mine)
-        held["activations"] = peak_bytes(config, mine, kinds, moments_of(config, stage))
-        held["workspace"] = _layer_workspace(config, threads)
-        held["logits"] = _logits(config, threads) if any(chunk.has_head for chunk in mine) else 0
-        held["communication"] = _communication(config, mine)
+    for stage, mine in enumerate(by_stage(chunks, config.layout.pp)):
+        shape = shape_of(mine, kinds)
+        if shape not in fixed:
+            fixed[shape] = _but_activations(config, mine, base, threads)
+        held = fixed[shape].copy()
+        held["activations"] = peaks(mine, kinds, moments_of(config, stage))
         held["allocator"] = _kept_by_allocator(held["activations"] + held["workspace"])
-        held["base"] = base.own + base.shared + (base.narrow if config.training.dtype in SIXTEEN_BITS else 0)
         stages.append({name: held[name] for name in CATEGORIES})
     return RunMemory(tuple(stages), _fullest_node(config, stages, base.shared), base.shared)
+
+
+def _but_activations(config: RunConfig, chunks: Sequence[Chunk], base: Framework, threads: int) -> Dict[str, int]:
+    """What a rank of a stage with these chunks needs, without activations and what the allocator keeps of them."""
+    held = _lasting(config, chunks)
+    held["workspace"] = _layer_workspace(config, threads)
+    held["logits"] = _logits(config, threads) if any(chunk.has_head for chunk in chunks) else 0
+    held["communication"] = _communication(config, chunks)
+    held["base"] = base.own + base.shared + (base.narrow if config.training.dtype in SIXTEEN_BITS else 0)
+    return held
 
 
 def _kept_by_allocator(moving: int) -> int:

@@ -8,15 +8,17 @@ machine has a million of them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, FrozenSet, List, Sequence, Tuple
 
 import numpy as np
 
 from fugaku_gpt.config.checks import problems_of
 from fugaku_gpt.config.schema import ModelConfig, RunConfig, TrainingConfig
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.formulas.divisors import divisors_of
 from fugaku_gpt.machine.constants import Fitted, Machine
 from fugaku_gpt.planner.footprint import footprint
+from fugaku_gpt.planner.hull import KINDS, RANGES
 from fugaku_gpt.planner.of_run import row_of_run
 from fugaku_gpt.planner.rows import Row
 from fugaku_gpt.planner.seconds import seconds
@@ -57,14 +59,26 @@ class Wanted:
 
 
 @dataclass(frozen=True)
+class Rule:
+    """What layouts have to meet.
+
+    Args:
+        names: columns that it asks for, ``ranks`` and ``micro_batches`` among them.
+        holds: of these columns [N], which layouts [N] meet it; asked for 1 layout or more.
+    """
+
+    names: FrozenSet[str]
+    holds: "Callable[[Columns], np.ndarray]"
+
+
+@dataclass(frozen=True)
 class Found:
-    """All layouts that meet the constraints, and what the model says of them.
+    """All layouts that meet the rules, and what the model says of them.
 
     Args:
         seconds: [N] per iteration; ``memory`` [N] of the fullest stage, in the machine's unit.
         fits: [N] whether that is what the hardware has.
         order: [M] places of those that are ranked, the fastest for a sequence first.
-        enumerated: layouts there were before the constraints.
     """
 
     columns: Columns
@@ -72,7 +86,6 @@ class Found:
     memory: "np.ndarray"
     fits: "np.ndarray"
     order: "np.ndarray"
-    enumerated: int
 
     def frontier(self) -> "np.ndarray":
         """Places of the layouts than which none is both faster and smaller, the fastest first."""
@@ -86,57 +99,58 @@ class Found:
         return chosen
 
 
-def candidates(wanted: Wanted) -> Columns:
-    """Every layout that the rules between a run's settings allow; stages and chunks hold equally many layers.
+def candidates(wanted: Wanted, rules: Sequence[Rule] = ()) -> Columns:
+    """Every layout that the settings of a run allow together; stages and chunks hold equally many layers.
 
     ``recompute`` is none or full: what ``selective`` does is not in the cost model.
+
+    Args:
+        rules: that they have to meet besides. Each thins out what there is as soon as its columns are there, in the
+            order in which they stand here.
 
     Raises:
         UsageError: they are too many to hold.
     """
     model, training = wanted.config.model, wanted.config.training
     low, high = wanted.nodes
-    columns: Columns = {"global_batch": np.array(wanted.batches, dtype=np.int64)}
+    thin = _Thinning(rules)
+    columns = thin({"global_batch": np.array(wanted.batches, dtype=np.int64)})
     columns = _with_divisors(columns, "dp", columns["global_batch"])
-    columns = _kept(columns, columns["dp"] <= high * max(wanted.ranks_per_node))
-    columns = _crossed(columns, "tp", _tensor_ranks(model))
-    columns = _crossed(columns, "pp", divisors_of(model.layers))
-    columns = _crossed(columns, "ranks_per_node", wanted.ranks_per_node)
+    columns = thin(_kept(columns, columns["dp"] <= high * max(wanted.ranks_per_node)))
+    columns = thin(_crossed(columns, "tp", _tensor_ranks(model)))
+    columns = thin(_crossed(columns, "pp", divisors_of(model.layers)))
+    columns = thin(_crossed(columns, "ranks_per_node", wanted.ranks_per_node))
     ranks = columns["dp"] * columns["tp"] * columns["pp"]
     nodes = columns["nodes"] = ranks // columns["ranks_per_node"]
-    columns = _kept(columns, (ranks % columns["ranks_per_node"] == 0) & (nodes >= low) & (nodes <= high))
+    columns = thin(_kept(columns, (ranks % columns["ranks_per_node"] == 0) & (nodes >= low) & (nodes <= high)))
     columns = _with_divisors(columns, "micro_batch", columns["global_batch"] // columns["dp"])
-    columns = _kept(columns, _ramps(training, columns["dp"] * columns["micro_batch"]))
-    columns = _with_divisors(columns, "chunks", np.where(columns["pp"] > 1, model.layers // columns["pp"], 1))
-    columns = _crossed(columns, "recompute", (0, 1))
+    columns = thin(_kept(columns, _ramps(training, columns["dp"] * columns["micro_batch"])))
+    columns = thin(_with_divisors(columns, "chunks", np.where(columns["pp"] > 1, model.layers // columns["pp"], 1)))
+    columns = thin(_crossed(columns, "recompute", (0, 1)))
     columns = _crossed(columns, "zero", (0, 1))
-    columns = _kept(columns, (columns["zero"] == 0) | (columns["dp"] > 1))
+    columns = thin(_kept(columns, (columns["zero"] == 0) | (columns["dp"] > 1)))
     columns = _crossed(columns, "sequence_parallel", (0, 1))
     cut = (columns["tp"] > 1) & (model.seq_len % columns["tp"] == 0)
     for length in (training.seq_ramp_start, training.seq_ramp_increment):
         if length is not None:
             cut &= length % columns["tp"] == 0
-    columns = _kept(columns, (columns["sequence_parallel"] == 0) | cut)
+    columns = thin(_kept(columns, (columns["sequence_parallel"] == 0) | cut))
     return {name: columns[name] for name in COLUMNS}
 
 
 def search(
     wanted: Wanted,
-    meets: "Optional[Callable[[Columns], np.ndarray]]" = None,
+    rules: Sequence[Rule] = (),
     rank_all: bool = False,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> Found:
-    """The layouts that meet the constraints, costed.
+    """The layouts that meet the rules, costed.
 
     Args:
-        meets: of columns, which layouts [N] are wanted.
         rank_all: those too that do not fit by the rows' footprint.
         told: called with how many of them are done.
     """
-    columns = candidates(wanted)
-    enumerated = len(columns["dp"])
-    if meets is not None and enumerated:
-        columns = _kept(columns, meets(columns))
+    columns = candidates(wanted, rules)
     count = len(columns["dp"])
     machine = wanted.machine
     capacity = machine.capacity(wanted.hardware)
@@ -153,21 +167,24 @@ def search(
     places = np.arange(count) if rank_all else np.flatnonzero(fits)
     # of equals the plainest: columns are crossed so that what adds machinery comes later
     order = places[np.argsort((taken / columns["global_batch"])[places], kind="stable")]
-    return Found(columns, taken, memory, fits, order, enumerated)
+    return Found(columns, taken, memory, fits, order)
 
 
-def like_measured(columns: Columns, fitted: Fitted) -> "np.ndarray":
-    """Which layouts [N] have no input outside of what a model's fitted rows have."""
-    good: "np.ndarray" = (columns["chunks"] == 1) & (columns["sequence_parallel"] == 0)
+def like_measured(fitted: Fitted) -> List[Rule]:
+    """Rules that leave the layouts which have no input outside of what a model's fitted rows have."""
+
+    def between(name: str, least: int, most: int) -> Rule:
+        return Rule(frozenset((name,)), lambda columns: (columns[name] >= least) & (columns[name] <= most))
+
+    def among(name: str, values: Sequence[int]) -> Rule:
+        return Rule(frozenset((name,)), lambda columns: np.isin(columns[name], values))
+
+    found = [between("chunks", 1, 1), between("sequence_parallel", 0, 0)]
     if "pipeline_distance" in fitted.values:  # tables have stages far apart
-        good &= (columns["pp"] == 1) | (columns["dp"] == 1)
-    for name in ("nodes", "dp", "tp", "pp", "micro_batch", "global_batch"):
-        if name in fitted.seen:
-            good &= (columns[name] >= fitted.seen[name][0]) & (columns[name] <= fitted.seen[name][1])
-    for name in ("ranks_per_node", "zero", "recompute"):
-        if name in fitted.seen:
-            good &= np.isin(columns[name], [int(one) for one in fitted.seen[name]])
-    return good
+        found.append(Rule(frozenset(("pp", "dp")), lambda columns: (columns["pp"] == 1) | (columns["dp"] == 1)))
+    seen = fitted.seen
+    found += [between(name, *seen[name]) for name in RANGES if name in COLUMNS and name in seen]
+    return found + [among(name, list(map(int, seen[name]))) for name in KINDS if name in COLUMNS and name in seen]
 
 
 def config_of(wanted: Wanted, columns: Columns, place: int) -> RunConfig:
@@ -215,10 +232,31 @@ def rows_of(wanted: Wanted, configs: Sequence[RunConfig]) -> List[Row]:
     return [row_of_run(config, wanted.machine, wanted.hardware, wanted.torch) for config in configs]
 
 
-def divisors_of(number: int) -> List[int]:
-    """All divisors, ascending."""
-    low = [one for one in range(1, int(number**0.5) + 1) if number % one == 0]
-    return low + [number // one for one in reversed(low) if one * one != number]
+class _Thinning:
+    """Drops layouts by those rules whose columns are there, each rule once."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._waiting = list(rules)
+
+    def __call__(self, columns: Columns) -> Columns:
+        for rule in list(self._waiting):
+            known = _derived(columns)
+            if not rule.names <= known.keys():
+                continue
+            self._waiting.remove(rule)
+            if len(columns["global_batch"]):
+                columns = _kept(columns, rule.holds(known))
+        return columns
+
+
+def _derived(columns: Columns) -> Columns:
+    """With what follows from columns."""
+    found = dict(columns)
+    if {"dp", "tp", "pp"} <= found.keys():
+        found["ranks"] = found["dp"] * found["tp"] * found["pp"]
+    if {"dp", "micro_batch"} <= found.keys():
+        found["micro_batches"] = found["global_batch"] // (found["dp"] * found["micro_batch"])
+    return found
 
 
 def _plain(schedule: str) -> str:
@@ -263,8 +301,7 @@ def _with_divisors(columns: Columns, name: str, of: "np.ndarray") -> Columns:
 def _repeated(columns: Columns, counts: "np.ndarray") -> Columns:
     if counts.sum() > _MOST:
         raise UsageError(
-            f"more than {_MOST} layouts: give fewer global batches (a constraint on these alone counts here), nodes or "
-            "ranks per node"
+            f"more than {_MOST} layouts: give constraints, or fewer global batches, nodes or ranks per node"
         )
     return {key: np.repeat(column, counts) for key, column in columns.items()}
 

@@ -81,6 +81,16 @@ class Expression:
         """The names that it asks for, in the order in which they first stand."""
         return list(dict.fromkeys(_names(self._tree)))
 
+    @property
+    def conjuncts(self) -> "List[Expression]":
+        """The parts of it that are joined by ``and``, from left to right; it holds where all of them do."""
+        return [Expression(self.text, self.place, tree) for tree in _joined_by_and(self._tree)]
+
+    @property
+    def may_divide_by_zero(self) -> bool:
+        """Whether there are values of its names with which it cannot be told for a division by 0."""
+        return _divides(self._tree)
+
     def holds(self, lookup: Lookup, subject: str = "") -> bool:
         """Whether it is true.
 
@@ -360,6 +370,17 @@ class _Walker:
 def _names(node: _Node) -> List[str]:
     own = [str(node.value)] if node.kind == "name" else []
     return own + [name for part in node.parts for name in _names(part)]
+
+
+def _joined_by_and(node: _Node) -> List[_Node]:
+    return [one for part in node.parts for one in _joined_by_and(part)] if node.kind == "and" else [node]
+
+
+def _divides(node: _Node) -> bool:
+    """Whether it divides by what is not a number other than 0."""
+    if node.kind in ("/", "%") and not (node.parts[1].kind == "value" and node.parts[1].value):
+        return True
+    return any(_divides(part) for part in node.parts)
 
 
 def _is_number(value: Value) -> bool:

@@ -59,3 +59,14 @@ def test_a_ramp_is_a_table_of_phases(capsys: pytest.CaptureFixture[str]) -> None
     batches = ["--start", "32", "--increment", "32", "--samples", "1000", "--global-batch", "128"]
     lines = _lines(["plan", "ramp", *batches, "--iterations", "100", "--nodes", "32"], capsys)
     assert [(one["nodes"], one["batch"]) for one in lines] == [(32, 32), (32, 64), (32, 96), (32, 128)]
+
+
+def test_power_gives_joules_of_a_token(capsys: pytest.CaptureFixture[str]) -> None:
+    def energy(*words: str) -> List[Any]:
+        lines = _lines(["plan", "time", "--preset", "1.3b", *words], capsys)
+        seconds = next(one["value"] for one in lines if one["figure"] == "iteration")
+        return [seconds, *(one["value"] for one in lines if one["unit"] == "J/token")]
+
+    assert len(energy()) == 1
+    seconds, joules = energy("--watts", "150", "--set", "training.global_batch=64")
+    assert joules == pytest.approx(150 * seconds / (64 * 1024), rel=1e-3)

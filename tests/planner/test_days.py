@@ -57,6 +57,10 @@ def test_what_cannot_be_done_says_how_to_mend_it() -> None:
         schedule(Training(10, 10, 1, elapse=400, startup=300, checkpoint=100))
     with pytest.raises(UsageError, match="use fewer nodes"):
         schedule(Training(10, 10, 100_000, checkpoint=600, node_mtbf=1e6, startup=600))
+    with pytest.raises(UsageError, match="--node-mtbf 0: no node lasts so short"):
+        schedule(Training(10, 10, 1, checkpoint=600, node_mtbf=0.0))
+    with pytest.raises(UsageError, match="1e[+]39 iterations: valid: 1e[+]12 at most"):
+        schedule(Training(10**39, 10, 1))
 
 
 def test_each_phase_uses_nodes_that_share_its_batch_evenly() -> None:
@@ -75,3 +79,9 @@ def test_a_ramp_that_does_not_end_at_the_full_batch_is_refused() -> None:
         phases(**{**RAMP, "full": 250})
     with pytest.raises(UsageError, match="need more than 12 nodes"):
         phases(**{**RAMP, "tp": 64})
+    with pytest.raises(UsageError, match="in 99999999 steps; valid: fewer than 10000"):
+        phases(**{**RAMP, "start": 1, "increment": 1, "full": 10**8})
+    with pytest.raises(
+        UsageError, match="batch 31: no number of replicas that divides it fills whole nodes of 4 ranks"
+    ):
+        phases(**{**RAMP, "start": 31, "increment": 1, "full": 32, "tp": 1, "pp": 1})

@@ -35,7 +35,7 @@ def test_distance_is_the_root_of_the_squares_of_logarithms() -> None:
     assert _far(ranks_per_node=12) == pytest.approx(math.log(3))
     assert _far(freq_ghz=1.0) == pytest.approx(math.log(2))
     assert _far(freq_ghz=0.0) == _far(torch="2.13") == _far(sequence_parallel=True) == pytest.approx(math.log(2))
-    assert _far(chunks=4) == pytest.approx(math.log(4))
+    assert _far(chunks=4, sequence_parallel=True) == pytest.approx(math.sqrt(2) * math.log(2))
 
 
 def test_every_input_of_a_row_that_is_its_own_hull_is_inside() -> None:
@@ -81,6 +81,12 @@ def test_intervals_hold_rows_of_tables_that_no_fit_has_seen(name: str) -> None:
     beyond = np.array([one.beyond > 0 for one in rows])
     assert beyond.sum() >= 10
     assert 0.7 <= held.mean() <= 0.9 and 0.7 <= held[beyond].mean() <= 0.9
+
+
+def test_what_no_row_of_any_machine_has_widens_the_interval_too() -> None:
+    (plain, cut) = predict_rows(MACHINE, [replace(INSIDE, sequence_parallel=on) for on in (False, True)])
+    assert plain.seconds.value == cut.seconds.value  # there is one tensor-parallel rank
+    assert not plain.extrapolated and cut.seconds.high > 1.005 * plain.seconds.high
 
 
 def test_a_row_keeps_its_words() -> None:

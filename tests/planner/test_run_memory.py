@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.layout import memory
 from fugaku_gpt.layout.flat import flat_elements, flat_layout_of
 from fugaku_gpt.layout.grid import coordinates_of
-from fugaku_gpt.layout.memory import layer_bytes
+from fugaku_gpt.layout.memory import layer_bytes, moments_of, peak_bytes, recompute_of_layers
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.layout.tensors import model_tensors
 from fugaku_gpt.machine.framework import framework_of
@@ -119,6 +120,32 @@ def test_categories_add_up_and_nodes_are_their_ranks(config: RunConfig) -> None:
     if config.job.rank_map.startswith("bynode"):
         nodes = [ranks[first :: config.job.nodes] for first in range(config.job.nodes)]
     assert found.bytes_of_node == max(found.bytes_of_ranks(node) for node in nodes)
+
+
+@settings(max_examples=100, deadline=None)
+@given(layouts())
+def test_stages_that_are_counted_together_are_alike(config: RunConfig) -> None:
+    chunks = chunks_of(config)
+    kinds = recompute_of_layers(config, chunks)
+    for stage, told in enumerate(memory_of_run(config).stages):
+        mine = [chunk for chunk in chunks if chunk.stage == stage]
+        assert told["activations"] == peak_bytes(config, mine, kinds, moments_of(config, stage))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_of_many_stages_few_are_counted(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: List[int] = []
+
+    def count(config: RunConfig, *chunks: Any) -> Any:
+        counted.append(1)
+        return sizes(config, *chunks)
+
+    sizes = memory._chunk_sizes
+    monkeypatch.setattr(memory, "_chunk_sizes", count)
+    words = [f"layout.schedule={schedule}", "layout.pp=500", "model.layers=500", "training.global_batch=8"]
+    found = memory_of_run(load_run_config(preset="tiny", overrides=words))
+    assert len(found.stages) == 500 and len(counted) <= 4
+    assert len({one["weights"] for one in found.stages}) == 3  # the first, the last, and all others
 
 
 @settings(max_examples=150, deadline=None)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Any, Dict, Set, Tuple
+from typing import Any, Dict, List, Set, Tuple
 
 import numpy as np
 import pytest
 
+from fugaku_gpt.cli.plan_constraints import NAMES, rules_of
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.config.checks import problems_of
 from fugaku_gpt.config.schema import LayoutConfig, RunConfig
@@ -16,8 +17,20 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine.constants import load_machine
 from fugaku_gpt.planner import topology
 from fugaku_gpt.planner.predict import predict_rows
-from fugaku_gpt.planner.topology import COLUMNS, Found, Wanted, candidates, config_of, like_measured, rows_of, search
+from fugaku_gpt.planner.topology import (
+    COLUMNS,
+    FLAGS,
+    Columns,
+    Found,
+    Wanted,
+    candidates,
+    config_of,
+    like_measured,
+    rows_of,
+    search,
+)
 from fugaku_gpt.planner.topology_best import best_of, compared, why_first
+from fugaku_gpt.sweep.expression import parse_expression
 
 MACHINE = load_machine("a64fx")
 
@@ -71,7 +84,7 @@ def test_a_growing_batch_leaves_only_replicas_that_divide_it() -> None:
 
 def test_more_layouts_than_can_be_held_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topology, "_MOST", 100)
-    with pytest.raises(UsageError, match="more than 100 layouts: give fewer global batches"):
+    with pytest.raises(UsageError, match="more than 100 layouts: give constraints"):
         candidates(wanted((1, 4)))
 
 
@@ -125,17 +138,50 @@ def test_several_batches_are_ranked_by_the_time_of_a_sequence() -> None:
     assert (np.diff(per[found.order]) >= 0).all()
 
 
-def test_constraints_leave_out_layouts_and_are_counted() -> None:
-    of = wanted()
-    found = search(of, lambda columns: columns["tp"] == 2)
-    assert set(found.columns["tp"].tolist()) == {2} and found.enumerated == len(candidates(of)["tp"])
+def _tuples(columns: Columns) -> List[Tuple[int, ...]]:
+    return list(zip(*(columns[name].tolist() for name in COLUMNS)))
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["TP == 2"],
+        ["GBS % 16 == 0 and TP <= 2 and not (recompute or zero == 1)"],
+        ["micro_batches % 2 == 0 and ranks > 4", "MBS > 1 or pp > 1"],
+        ["tp > 1 and 8 / (tp - 1) > 2 and chunks == 1"],
+        ["chunks > 1 and 6 % (pp - 1) == 0", "true"],
+        ["sequence_parallel", "nodes == 3", "dp > 100"],
+    ],
+)
+def test_rules_thin_out_while_layouts_are_made_and_leave_what_meets_them_all(texts: List[str]) -> None:
+    of, whole = wanted((1, 4), (8, 16)), [parse_expression(text, "here", list(NAMES)) for text in texts]
+    expected = []
+    for layout in _tuples(candidates(of)):
+        values: Dict[str, Any] = dict(zip(COLUMNS, layout))
+        values["ranks"] = values["dp"] * values["tp"] * values["pp"]
+        values["micro_batches"] = values["global_batch"] // (values["dp"] * values["micro_batch"])
+        values.update({name: bool(values[name]) for name in FLAGS})
+        if all(rule.holds(lambda name, known=values: known[NAMES[name]]) for rule in whole):  # type: ignore[misc]
+            expected.append(layout)
+    assert _tuples(search(of, rules_of(whole)).columns) == expected
+
+
+def test_parts_of_a_constraint_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be held whole can with a constraint, whose parts count as soon as they can be looked at."""
+    of = wanted((1, 4), tuple(range(1, 200)))
+    kept = candidates(of, rules_of([parse_expression("recompute and GBS % 64 == 0 and TP == 2", "here", list(NAMES))]))
+    monkeypatch.setattr(topology, "_MOST", 4 * len(kept["dp"]))
+    with pytest.raises(UsageError, match="give constraints, or fewer global batches"):
+        candidates(of)
+    again = candidates(of, rules_of([parse_expression("recompute and GBS % 64 == 0 and TP == 2", "here", list(NAMES))]))
+    assert _tuples(again) == _tuples(kept) != []
 
 
 def test_layouts_like_measured_ones_have_nothing_extrapolated_of_their_own() -> None:
     of, found = _at_512()
-    like = np.flatnonzero(like_measured(found.columns, MACHINE.time))
-    rows = rows_of(of, [config_of(of, found.columns, int(place)) for place in like[::9]])
-    assert len(rows) > 5 and all(not one.extrapolated for one in predict_rows(MACHINE, rows))
+    like = search(of, like_measured(MACHINE.time)).columns
+    rows = rows_of(of, [config_of(of, like, place) for place in range(0, len(like["dp"]), 9)])
+    assert 5 < len(rows) < len(found.seconds) and all(not one.extrapolated for one in predict_rows(MACHINE, rows))
 
 
 def test_what_does_not_fit_this_trainer_makes_room_for_the_next() -> None:
