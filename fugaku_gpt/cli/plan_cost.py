@@ -82,7 +82,7 @@ def iteration_time(
     """
     from fugaku_gpt.config import load_run_config
     from fugaku_gpt.machine.constants import load_machine
-    from fugaku_gpt.planner.of_run import beyond_the_rows, figures_of_local_run, figures_of_run, row_of_run
+    from fugaku_gpt.planner.of_run import figures_of_local_run, figures_of_run, row_of_run
 
     config = load_run_config(run_file, preset, list(settings), check=False)
     machine = load_machine(name)
@@ -92,7 +92,7 @@ def iteration_time(
         extrapolated, figures = figures_of_local_run(config, machine, watts)
     else:
         found, figures = figures_of_run(config, machine, row_of_run(config, machine, hardware, build), watts)
-        extrapolated = [*found.extrapolated, *beyond_the_rows(config)]
+        extrapolated = list(found.extrapolated)
     lines = [
         {
             "figure": one.name,

@@ -18,7 +18,7 @@ RANGES = ("layers", "hidden", "heads", "vocab", "seq_len", "nodes", "dp", "tp", 
 KINDS = ("ranks_per_node", "zero", "recompute", "torch", "dtype", "tcmalloc", "freq_ghz")
 _SLACK = {"vocab": 1.05}  # one vocabulary is padded to several sizes
 _FACTORS = ("ranks_per_node", "freq_ghz")  # KINDS between whose values there is a factor
-_SETTING = math.log(2)
+SETTING = math.log(2)  # the distance of a setting that no row has
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def outside(row: Row, seen: Seen) -> List[Outside]:
         if name not in seen or value in seen[name]:
             continue
         near = [one for one in seen[name] if one] if name in _FACTORS and value else []
-        beyond = min((abs(math.log(value / one)) for one in near), default=_SETTING)
+        beyond = min((abs(math.log(value / one)) for one in near), default=SETTING)
         measured = ", ".join(_said(name, one) for one in seen[name])
         found.append(Outside(f"{name} {_said(name, value)}: measured {measured}", beyond))
     return found
@@ -72,11 +72,11 @@ def in_no_table(row: Row, ordered: bool) -> List[Outside]:
     """
     found = []
     if row.chunks > 1:
-        found.append(Outside(f"chunks {row.chunks}: measured 1", _SETTING))
+        found.append(Outside(f"chunks {row.chunks}: measured 1", SETTING))
     if ordered and row.order != MEASURED_ORDER and row.pp > 1 and row.dp > 1:
-        found.append(Outside(f"order {row.order}: measured {MEASURED_ORDER}", _SETTING))
+        found.append(Outside(f"order {row.order}: measured {MEASURED_ORDER}", SETTING))
     if row.sequence_parallel:
-        found.append(Outside("sequence_parallel: measured without", _SETTING))
+        found.append(Outside("sequence_parallel: measured without", SETTING))
     return found
 
 

@@ -9,6 +9,7 @@ from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.machine.constants import Machine
+from fugaku_gpt.planner.hull import SETTING, Outside
 from fugaku_gpt.planner.intervals import Guess
 from fugaku_gpt.planner.local_seconds import predict_run
 from fugaku_gpt.planner.predict import Prediction, predict_rows
@@ -74,9 +75,10 @@ def row_of_run(config: RunConfig, machine: Machine, hardware: Optional[str] = No
     return row
 
 
-def beyond_the_rows(config: RunConfig) -> List[str]:
+def beyond_the_rows(config: RunConfig) -> List[Outside]:
     """What of a run no measured row of any machine has, and the model does not count."""
-    found, training = [], config.training
+    found: List[str] = []
+    training = config.training
     if training.recompute == "selective":
         found.append("training.recompute selective: counted as none")
     if training.recompute == "full" and training.recompute_layers is not None:
@@ -85,7 +87,7 @@ def beyond_the_rows(config: RunConfig) -> List[str]:
         found.append("layout.schedule zero_bubble: counted as 1f1b")
     if config.model.ffn_size != 4 * config.model.hidden:
         found.append(f"model.ffn_hidden {config.model.ffn_size}: counted as 4 * hidden")
-    return found
+    return [Outside(text, SETTING) for text in found]
 
 
 def figures_of_local_run(
@@ -115,7 +117,7 @@ def figures_of_run(
     Args:
         watts: of a node; default: the machine's fact ``watts_per_node``, without which there is no figure of energy.
     """
-    (found,) = predict_rows(machine, [row])
+    (found,) = predict_rows(machine, [row], [beyond_the_rows(config)])
     whole = found.seconds
     noted = notes_flops(config.model, row.global_batch, row.vocab, row.recompute)
     exact = exact_flops(config.model, row.global_batch, row.vocab)

@@ -10,7 +10,7 @@ import numpy as np
 from fugaku_gpt.machine.constants import UNIT_BYTES, Machine, load_machine, machine_names
 from fugaku_gpt.planner.fitting import check_complete
 from fugaku_gpt.planner.footprint import footprint, unit_of
-from fugaku_gpt.planner.hull import distance, in_no_table, outside
+from fugaku_gpt.planner.hull import Outside, distance, in_no_table, outside
 from fugaku_gpt.planner.intervals import WHOLE, Guess, widths
 from fugaku_gpt.planner.rows import Refused, Row, parse_row
 from fugaku_gpt.planner.seconds import PARTS, seconds_by_part
@@ -66,8 +66,11 @@ def predict_table(table: Sequence[Mapping[str, str]]) -> "List[Prediction | Refu
     return [one for one in found if one is not None]
 
 
-def predict_rows(machine: Machine, rows: Sequence[Row]) -> List[Prediction]:
+def predict_rows(machine: Machine, rows: Sequence[Row], further: Sequence[Sequence[Outside]] = ()) -> List[Prediction]:
     """A prediction for each row, all of this machine.
+
+    Args:
+        further: of each row what no row of any machine has and its columns do not tell.
 
     Raises:
         UsageError: as :func:`fugaku_gpt.planner.fitting.check_complete`.
@@ -86,6 +89,8 @@ def predict_rows(machine: Machine, rows: Sequence[Row]) -> List[Prediction]:
 
     unlike = [outside(row, machine.time.seen) for row in rows]
     ruled = [in_no_table(row, "pipeline_distance" in machine.time.values) for row in rows]
+    if further:
+        ruled = [[*one, *more] for one, more in zip(ruled, further)]
     far, by_rule = (np.array(list(map(distance, inputs))) for inputs in (unlike, ruled))
     parts, reach = parts_of(machine.time.values), widths(parts_of, machine.time, far, by_rule)
     total = np.sum([parts[name] for name in PARTS], axis=0)

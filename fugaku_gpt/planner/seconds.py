@@ -76,7 +76,10 @@ def seconds_by_part(work: Work, constants: Mapping[str, float], facts: Mapping[s
     walk = np.where(one, slowest, first + last + (work.stages - 2) * middle)
     m = work.micro_batches
     v = work.chunks  # interleaving: a v-th of the bubble for v times the sends
-    staged = (m - 1) * (slowest + v * send) + slowest + (walk - slowest) / v + (v * work.stages - 1) * send
+    # the slowest stage is busy but for a v-th of the walk to and from it; or, with fewer micro-batches than stages, it
+    # waits in each round for the first to come round, which walks through all chunks one after the other
+    staged = np.maximum(m * slowest + (walk - slowest) / v, walk + (m - 1) * slowest / v)
+    staged = staged + ((m - 1) * v + v * work.stages - 1) * send
 
     has_head = one | (last >= first)
     compute = m * (layers * layer_compute + np.where(has_head, head_compute, 0.0))

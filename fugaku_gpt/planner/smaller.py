@@ -12,7 +12,7 @@ counts, and what is far apart here is far apart on every machine that rows are f
 * ``training.recompute=full``: 33, one more forward pass beside the three that an iteration is; with a budget, by which
   each stage recomputes as little as fits, times the largest share of a stage's layers that are recomputed then.
 * ``layout.tp``: 15 each time it is doubled, for sums in the middle of each layer.
-* ``layout.pp``: 5 each time it is doubled, and what the bubble (p - 1) / (m v) grows.
+* ``layout.pp``: 5 each time it is doubled, and what the bubble of equal stages grows.
 * ``job.nodes``: 1000 each time they are doubled: that is another job.
 
 Each changed setting counts 0.1 more, so that of equals the shorter list wins. The number of ranks stays the same as
@@ -30,6 +30,7 @@ from fugaku_gpt.config.checks import problems_of
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.memory import recompute_of_layers
+from fugaku_gpt.layout.schedule_times import ideal_bubble
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.planner.run_memory import MIB, RunMemory
 
@@ -174,7 +175,8 @@ def _choices(config: RunConfig, grids: List[_Grid]) -> Iterator[_Choice]:
 
 
 def _bubble(config: RunConfig, pp: int, dp: int, micro_batch: int) -> float:
-    return (pp - 1) / (max(1, config.training.global_batch // (micro_batch * dp)) * config.layout.chunks)
+    micro_batches = max(1, config.training.global_batch // (micro_batch * dp))
+    return ideal_bubble(config.layout.schedule, pp, micro_batches, config.layout.chunks)
 
 
 def _recomputes(config: RunConfig) -> List[Tuple[str, float]]:

@@ -7,6 +7,7 @@ from typing import Callable, Dict, List, Optional, Set, Tuple
 
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.formulas.flops import notes_flops, tflops_per_node
+from fugaku_gpt.planner.of_run import beyond_the_rows
 from fugaku_gpt.planner.predict import Prediction, predict_rows
 from fugaku_gpt.planner.seconds import PARTS
 from fugaku_gpt.planner.topology import SHAPE, Found, Wanted, config_of, rows_of
@@ -69,7 +70,8 @@ def best_of(
             dropped += 1
         if len(chosen) == top or dropped == _MOST_JUDGED:
             break
-    predictions = predict_rows(wanted.machine, rows_of(wanted, [config for config, _ in chosen]))
+    configs = [config for config, _ in chosen]
+    predictions = predict_rows(wanted.machine, rows_of(wanted, configs), list(map(beyond_the_rows, configs)))
     best = [_looked_at(wanted, config, one, ours) for (config, ours), one in zip(chosen, predictions)]
     return best, dropped
 

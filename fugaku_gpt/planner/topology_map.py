@@ -17,6 +17,7 @@ from typing import Iterator, List, Optional, Sequence, Tuple
 import numpy as np
 
 from fugaku_gpt.config.schema import LayoutConfig
+from fugaku_gpt.formulas.divisors import divisors_of
 from fugaku_gpt.machine.fugaku import LONGEST_SIDES, SHELF, TOFU_UNIT, TORUS_ABOVE
 
 Box = Tuple[int, int, int]
@@ -151,12 +152,8 @@ def _to_and_fro(counts: Sequence[int], axes: Sequence[int]) -> "np.ndarray":
 
 def _boxes(nodes: int, inside: Sequence[int] = ()) -> Iterator[Box]:
     """Boxes of so many nodes that the machine has; with ``inside``, those whose sides divide that box's."""
-    for x in range(1, nodes + 1):
-        if nodes % x:
-            continue
-        for y in range(1, nodes // x + 1):
-            if (nodes // x) % y:
-                continue
+    for x in divisors_of(nodes):
+        for y in divisors_of(nodes // x):
             box = (x, y, nodes // x // y)
             if inside:
                 if not any(side % one for side, one in zip(inside, box)):

@@ -7,6 +7,7 @@ import math
 from typing import List, Optional
 
 from fugaku_gpt.config.schema import RunConfig
+from fugaku_gpt.layout.schedule_times import ideal_bubble
 from fugaku_gpt.machine.constants import Machine
 from fugaku_gpt.machine.fugaku import CORES, SHELF, TOFU_UNIT, TORUS_ABOVE, VECTOR_BYTES
 from fugaku_gpt.planner.rows import Row
@@ -31,10 +32,11 @@ def waste_of(
     padded, true = config.padded_vocab, config.model.vocab_size
     if padded / true - 1 > _LITTLE:
         found.append(f"vocabulary {true} is padded to {padded}: {padded / true - 1:.1%} more logits")
-    waiting = (config.layout.pp - 1) / (config.layout.chunks * config.micro_batches)
+    layout = config.layout
+    waiting = ideal_bubble(layout.schedule, layout.pp, config.micro_batches, layout.chunks)
     if waiting > _LITTLE:
         found.append(
-            f"bubble: {config.layout.pp} stages, {config.layout.chunks} chunks, {config.micro_batches} micro-batches: "
+            f"bubble: {layout.pp} stages, {layout.chunks} chunks, {config.micro_batches} micro-batches: "
             f"{waiting:.0%} on top of the work"
         )
     return found + (_of_torus(config, torus, ranks) if torus is not None else [])

@@ -8,6 +8,7 @@ from typing import Dict
 import numpy as np
 import pytest
 
+from fugaku_gpt.layout.schedule_times import ideal_bubble
 from fugaku_gpt.machine.constants import Fitted, Machine, load_machine
 from fugaku_gpt.planner.footprint import footprint
 from fugaku_gpt.planner.predict import predict_rows
@@ -195,3 +196,17 @@ def test_intervals_hold_the_prediction_and_inputs_beyond_the_rows_are_named() ->
     assert far.extrapolated[0] == "layers 96: measured 24 to 24" and any("dp 64" in one for one in far.extrapolated)
     wide = np.log(far.seconds.high / far.seconds.low)
     assert wide > np.log(known.seconds.high / known.seconds.low)
+
+
+@pytest.mark.parametrize(
+    "stages, chunks, micro_batches", [(4, 1, 2), (4, 3, 1), (4, 3, 2), (4, 3, 4), (4, 6, 16), (8, 3, 3)]
+)
+def test_the_pipeline_waits_as_its_schedule_does(stages: int, chunks: int, micro_batches: int) -> None:
+    """Also with fewer micro-batches than stages, where interleaving gains little."""
+    machine = load_machine("v100")
+    free = replace(machine, time=_with(machine.time, pipeline_bandwidth=1e30, fixed=1e-30))
+    one = row(layers=48, vocab=64, pp=stages, dp=1, nodes=stages // 4, micro_batch=1, global_batch=micro_batches)
+    found = _parts(free, replace(one, chunks=chunks))
+    busy = found["compute"] + found["memory_bound"] + found["tensor_parallel"]
+    expected = ideal_bubble("interleaved" if chunks > 1 else "1f1b", stages, micro_batches, chunks)
+    assert found["pipeline"] / busy == pytest.approx(expected, rel=0.02)
