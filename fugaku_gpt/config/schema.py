@@ -222,6 +222,12 @@ class TrainingConfig:
         None, "iterations between validations, one more at the end; default: never", unit="iterations", at_least=1
     )
     eval_batches: int = option(4, "global batches per validation", at_least=1)
+    profile_operators: Optional[int] = option(
+        None,
+        "iterations done once more after all is written, to see which operators take the time; default: none",
+        unit="iterations",
+        at_least=1,
+    )
     bucket_mib: float = option(32.0, "size of one gradient all-reduce", unit="MiB", above=0)
 
     recompute: str = option(

@@ -17,6 +17,7 @@ from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, 
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.model import recompute_of
 from fugaku_gpt.records.claim import HOLDER_VARIABLE
+from fugaku_gpt.records.operators import write_operators
 from fugaku_gpt.records.run import INTERRUPTED, NONE, OK, STOPPED, MetricsWriter, RunDirectory
 from fugaku_gpt.training.binding import bind
 from fugaku_gpt.training.checkpoint import Checkpoints
@@ -24,6 +25,7 @@ from fugaku_gpt.training.failure import end_badly, result_of
 from fugaku_gpt.training.log import TrainingLog
 from fugaku_gpt.training.memory_guard import MemoryGuard, processes_of_node
 from fugaku_gpt.training.meter import Meter
+from fugaku_gpt.training.operators import profile_operators
 from fugaku_gpt.training.resume import Found, build_of, go_on, look, other_build, share
 from fugaku_gpt.training.startup import (
     agree_on_kernels,
@@ -123,6 +125,8 @@ def train(
         except RunFailed:  # of every rank alike
             checkpoints.finish()  # what is being written may be what is gone on from
             raise
+        if config.training.profile_operators is not None and not stopped:
+            _profile(trainer, config.training.profile_operators, directory, log)
         trainer.finish()
         if stopped:
             reason = stop.agreed_reason(world)
@@ -189,6 +193,27 @@ def _resume(trainer: Trainer, found: Found, log: Optional[TrainingLog], build: M
             f"loaded in {time.perf_counter() - before:.3f} s"
         )
     return manifest.state
+
+
+def _profile(trainer: Trainer, iterations: int, directory: RunDirectory, log: Optional[TrainingLog]) -> None:
+    """Leave in the run directory where an iteration's time goes. The run itself is done and well: where this does not
+    succeed, that is said, and changes nothing."""
+    try:
+        found = profile_operators(trainer, iterations)
+        why = "the run is to stop, or a rank's PyTorch has no profiler that sees its operators"
+    except RunFailed as error:  # of every rank alike
+        found, why = None, str(error)
+    if log is None:
+        return
+    if found is None:
+        log.say(f"operators were not profiled: {why}")
+        return
+    write_operators(directory.path, found)
+    shares = sorted(((seconds / found.seconds_per_iteration, name) for name, seconds in found.classes.items()))
+    log.say(
+        f"operators of {iterations} more iterations, {found.slowdown:.2f} times as long by being profiled: "
+        + ", ".join(f"{name} {share:.1%}" for share, name in reversed(shares) if share >= 0.0005)
+    )
 
 
 def run_loop(

@@ -1,0 +1,129 @@
+"""``operators.json`` of a run directory: where an iteration's time goes, by class of operators.
+
+Written by runs with ``training.profile_operators``. The classes are disjoint and sum to the iteration:
+
+* ``matrix product``: products of two matrices, of layers and of the logits alike;
+* ``batched product``: products of attention, batched over heads;
+* ``softmax``: of attention, with the scaling, masking and dropout of what it works on;
+* ``LayerNorm``, ``GELU``: forward and backward, and forward again where the backward pass does them again;
+* ``cross-entropy``: what the loss takes beside the products that make logits and their gradients;
+* ``optimiser``: clearing the gradients, their norm, AdamW;
+* ``cast``: copies from one number type to another;
+* ``communication``: time in MPI calls, waiting for other ranks included, and so idling in a pipeline too;
+* ``other operators``: all else that PyTorch computes (embedding, residual sums, sums of biases, copies, views), and
+  masks of dropout;
+* ``Python overhead``: time that none of these covers: Python, autograd's engine, reading samples, and most of what the
+  profiler costs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.records.files import write_json_atomically
+
+VERSION = 1
+OPERATORS_FILE = "operators.json"
+
+PRODUCT, BATCHED_PRODUCT, SOFTMAX, LAYER_NORM, GELU = (
+    "matrix product",
+    "batched product",
+    "softmax",
+    "LayerNorm",
+    "GELU",
+)
+CROSS_ENTROPY, OPTIMISER, CAST, COMMUNICATION = "cross-entropy", "optimiser", "cast", "communication"
+OTHER, PYTHON = "other operators", "Python overhead"
+CLASSES = (
+    PRODUCT,
+    BATCHED_PRODUCT,
+    SOFTMAX,
+    LAYER_NORM,
+    GELU,
+    CROSS_ENTROPY,
+    OPTIMISER,
+    CAST,
+    COMMUNICATION,
+    OTHER,
+    PYTHON,
+)
+
+
+@dataclass(frozen=True)
+class Operators:
+    """Where the time of an iteration goes: means over iterations and ranks, in seconds.
+
+    Attributes:
+        iterations: that were profiled.
+        seconds_per_iteration: of these, from their first begin to their last end.
+        ranks: of the run.
+        classes: of each of ``CLASSES``, in their order; their sum is ``seconds_per_iteration``.
+        unprofiled_seconds: per iteration, of as many iterations right before these, without the profiler.
+    """
+
+    iterations: int
+    seconds_per_iteration: float
+    ranks: int
+    classes: Mapping[str, float]
+    unprofiled_seconds: float
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long an iteration takes because it is profiled."""
+        return self.seconds_per_iteration / self.unprofiled_seconds
+
+
+def write_operators(directory: Path, operators: Operators) -> None:
+    """Into a run directory, in place of what an earlier start may have left there."""
+    write_json_atomically(directory / OPERATORS_FILE, {"version": VERSION, **asdict(operators)})
+
+
+def read_operators(directory: Path) -> Optional[Operators]:
+    """Of a run directory; None where the run was not profiled, or has not come so far.
+
+    Raises:
+        UsageError: the file cannot be read, or is not what :func:`write_operators` writes.
+    """
+    path = Path(directory) / OPERATORS_FILE
+    try:
+        values: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError:
+        values = None
+    if not _is_whole(values):
+        raise UsageError(f"{path}: not operators of version {VERSION} of this format; remove it")
+    return Operators(
+        int(values["iterations"]),
+        float(values["seconds_per_iteration"]),
+        int(values["ranks"]),
+        {name: float(values["classes"][name]) for name in CLASSES},
+        float(values["unprofiled_seconds"]),
+    )
+
+
+def _is_whole(values: Any) -> bool:
+    """Whether these are the values of a file of this version."""
+    if not isinstance(values, dict) or values.get("version") != VERSION:
+        return False
+    classes = values.get("classes")
+    if not isinstance(classes, dict) or set(classes) != set(CLASSES):
+        return False
+    times: Dict[str, Any] = {**classes, **{key: values.get(key) for key in ("iterations", "ranks", *_POSITIVE)}}
+    if not all(_is_number(value) for value in times.values()) or not all(times[key] > 0 for key in _POSITIVE):
+        return False
+    return math.isclose(sum(classes.values()), values["seconds_per_iteration"], rel_tol=1e-6)
+
+
+_POSITIVE = ("seconds_per_iteration", "unprofiled_seconds")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
