@@ -199,6 +199,8 @@ def _classify(name: str, place: _Place) -> Tuple[_Place, str]:
         if not known and name in _CASTS and not place.operator:
             known = CAST
         its_class = known or place.else_
+        if place.after_gelu and name == "aten::add":  # of two gradients, between functions
+            its_class = GELU
         if its_class == SOFTMAX and not known and name not in _OF_SCORES:
             its_class = OTHER
         return place._replace(known=known, operator=True), its_class

@@ -1,0 +1,211 @@
+"""Where the time of an iteration goes: what is counted as what, and that the run knows nothing of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+import torch
+
+from fugaku_gpt import compat
+from fugaku_gpt.comm import ProcessGrid
+from fugaku_gpt.compat import Call
+from fugaku_gpt.errors import RunFailed
+from fugaku_gpt.records.operators import (
+    BATCHED_PRODUCT,
+    CAST,
+    CLASSES,
+    COMMUNICATION,
+    CROSS_ENTROPY,
+    GELU,
+    OPTIMISER,
+    OTHER,
+    PRODUCT,
+    PYTHON,
+    SOFTMAX,
+    Operators,
+    read_operators,
+)
+from fugaku_gpt.training.operators import profile_operators, seconds_of_classes
+from fugaku_gpt.training.optimizer import BlockedAdamW
+from fugaku_gpt.training.trainer import Trainer
+from tests.support.corpus import write_byte_corpus
+from tests.support.text import ByteSamples
+from tests.support.tiny import SETTINGS, tiny_config
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def trainer(*overrides: str) -> Trainer:
+    config = tiny_config(*overrides)
+    samples = ByteSamples(config.model.seq_len)
+    return Trainer(config, ProcessGrid.alone(), samples, samples)
+
+
+def profile(*overrides: str) -> Operators:
+    run = trainer(*overrides)
+    run.step()
+    found = profile_operators(run, 1)
+    assert found is not None and run.iteration == 3
+    return found
+
+
+def call(name: str, start: float, end: float, thread: int = 1) -> Call:
+    return Call(name, thread, start, end)
+
+
+def seconds(*calls: Call) -> Dict[str, float]:
+    """Of the classes that have any, in an iteration of 100 seconds."""
+    found = seconds_of_classes([call("iteration", 0.0, 100.0), *calls])
+    assert list(found) == list(CLASSES) and sum(found.values()) == pytest.approx(100.0)
+    return {name: its for name, its in found.items() if its}
+
+
+def test_a_call_s_own_time_is_without_the_calls_inside_it() -> None:
+    found = seconds(
+        call("aten::linear", 10.0, 30.0), call("aten::t", 11.0, 12.0), call("aten::addmm", 12.0, 29.0),
+        call("aten::add", 30.0, 35.0), call("aten::to", 31.0, 32.0),  # an operator's own copy of a number is no cast
+        call("aten::to", 40.0, 45.0), call("aten::copy_", 41.0, 44.0),
+        call("aten::contiguous", 50.0, 52.0), call("aten::copy_", 50.5, 51.5),
+        call("aten::matmul", 60.0, 70.0), call("aten::bmm", 61.0, 69.0),
+        call("aten::mm", 80.0, 90.0, thread=2), call("aten::mm", 100.0, 101.0), call("aten::mm", -2.0, -1.0),
+    )  # fmt: skip
+    assert found == {PRODUCT: 20.0, OTHER: 5.0 + 2.0 + 2.0, CAST: 5.0, BATCHED_PRODUCT: 8.0, PYTHON: 58.0}
+
+
+def test_operators_without_a_class_of_their_own_have_that_of_the_function_they_are_in() -> None:
+    found = seconds(
+        call("_CrossEntropy", 0.0, 20.0), call("aten::mm", 1.0, 6.0), call("aten::exp_", 6.0, 9.0),
+        call("aten::to", 9.0, 10.0), call("communication", 10.0, 14.0), call("aten::view", 11.0, 12.0),
+        call("_CausalAttentionBackward", 20.0, 30.0), call("aten::bmm", 20.0, 23.0), call("aten::mul_", 23.0, 24.0),
+        call("aten::copy_", 24.0, 26.0), call("cast", 26.0, 29.0), call("aten::copy_", 26.5, 28.5),
+        call("optimiser", 30.0, 40.0), call("aten::mul_", 31.0, 35.0), call("aten::to", 35.0, 36.0),
+        call("masks of dropout", 40.0, 42.0),
+    )  # fmt: skip
+    assert found == {
+        PRODUCT: 5.0, CROSS_ENTROPY: 3.0, CAST: 1.0 + 2.0, COMMUNICATION: 4.0, BATCHED_PRODUCT: 3.0, SOFTMAX: 1.0,
+        OTHER: 2.0 + 2.0, OPTIMISER: 5.0, PYTHON: 100.0 - 28.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("prefix", ["", "autograd::engine::evaluate_function: "])
+def test_what_autograd_does_after_a_row_parallel_layer_is_gelu(prefix: str) -> None:
+    found = seconds(
+        call("_RecomputedBackward", 0.0, 50.0),
+        call("_RowParallelBackward", 1.0, 20.0), call("aten::mm", 2.0, 5.0), call("aten::sum", 5.0, 6.0),
+        call(f"{prefix}MulBackward0", 10.0, 14.0), call("aten::mul", 11.0, 13.0), call("aten::add", 14.0, 15.0),
+        call(f"{prefix}AddBackward0", 20.0, 24.0), call("aten::mul", 21.0, 23.0),
+    )  # fmt: skip
+    assert found == {PRODUCT: 3.0, OTHER: 1.0 + 2.0, GELU: 3.0, PYTHON: 91.0}
+
+
+CONFIGS: Dict[str, List[str]] = {
+    "float32": [],
+    "recomputed": ["training.recompute=full", "model.gelu=tanh", "model.dropout=0", "model.attention_dropout=0"],
+    "bfloat16": ["training.dtype=bfloat16"],
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_class_but_communication_has_its_part_of_a_real_iteration(name: str) -> None:
+    if name == "bfloat16" and not compat.can_train(torch.bfloat16):
+        pytest.skip("this PyTorch does not train in bfloat16")
+    found = profile(*CONFIGS[name])
+    assert tuple(found.classes) == CLASSES and found.ranks == found.iterations == 1
+    assert sum(found.classes.values()) == pytest.approx(found.seconds_per_iteration, rel=1e-9)
+    assert [kind for kind, its in found.classes.items() if its == 0.0] == [COMMUNICATION]
+    assert found.slowdown > 0.0
+
+
+def test_profiled_iterations_are_those_that_would_have_come() -> None:
+    run, judge = trainer(), trainer()
+    run.step()
+    assert profile_operators(run, 2) is not None
+    for _ in range(5):
+        judge.step()
+    assert run.step() == judge.step()
+    for ours, theirs in zip(run.storages(), judge.storages()):
+        assert torch.equal(ours.values, theirs.values)
+    assert run.state() == judge.state()
+
+
+def test_nothing_is_left_of_the_named_parts_even_after_a_failure() -> None:
+    before, inside = BlockedAdamW.step, []
+    run = trainer()
+
+    def fail() -> bool:
+        inside.append((BlockedAdamW.step is before, "copy_" in vars(torch.Tensor)))
+        if len(inside) == 2:
+            raise RunFailed("as if it were not finite")
+        return False
+
+    run.stop_wanted = fail
+    with pytest.raises(RunFailed, match="as if"):
+        profile_operators(run, 1)
+    assert inside == [(True, False), (False, True)]
+    assert BlockedAdamW.step is before and "copy_" not in vars(torch.Tensor)
+
+
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_a_run_that_is_to_stop_is_not_profiled_on(steps_before: int) -> None:
+    run = trainer()
+    run.stop_wanted = lambda: run.iteration >= steps_before
+    assert profile_operators(run, 1) is None and run.iteration == steps_before + 1
+
+
+def train(out: Path, corpus: Path, *settings: str) -> None:
+    words = ["--ranks", "2"] + [word for setting in (*SETTINGS, *settings) for word in ("--set", setting)]
+    command = [sys.executable, "-m", "fugaku_gpt", "train", "--data", str(corpus), "--out", str(out), *words]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    output = done.stdout.decode("utf-8", "replace")
+    assert done.returncode == 0 and ("operators of 2 more iterations" in output) == ("profiled" in out.name), output
+
+
+def test_a_run_leaves_the_same_with_and_without_it(tmp_path: Path) -> None:
+    corpus = write_byte_corpus(tmp_path / "bytes")
+    settings = (
+        "training.iterations=3",
+        "training.eval_interval=3",
+        "checkpoint.at_end=true",
+        "layout.dp=2",
+        "layout.zero=1",
+    )
+    train(tmp_path / "plain", corpus, *settings)
+    train(tmp_path / "profiled", corpus, *settings, "training.profile_operators=2")
+    plain, profiled = ({path.name for path in (tmp_path / name).iterdir()} for name in ("plain", "profiled"))
+    assert {name for name in profiled - plain if not name.startswith(".claim")} == {"operators.json"}
+    assert tensors(tmp_path / "plain") == tensors(tmp_path / "profiled") != {}
+    for file in ("metrics.jsonl", "result.json"):
+        plain_lines, profiled_lines = (untimed(tmp_path / name / file) for name in ("plain", "profiled"))
+        assert plain_lines == profiled_lines and plain_lines
+    found = read_operators(tmp_path / "profiled")
+    assert found is not None and (found.iterations, found.ranks) == (2, 2) and found.classes[COMMUNICATION] > 0.0
+
+
+def tensors(run: Path) -> Dict[str, bytes]:
+    """The files of a run's checkpoints that hold tensors."""
+    folder = run / "checkpoints"
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".json"
+    }
+
+
+TIMED = ("seconds", "per_second", "tflops", "bytes", "hidden", "compute_", "started", "ended", "node")
+
+
+def untimed(file: Path) -> Any:
+    """The JSON of a file without what a clock or the machine's memory says."""
+
+    def without(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: without(its) for key, its in value.items() if not any(word in key for word in TIMED)}
+        return value
+
+    texts = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
+    return [without(json.loads(text)) for text in texts]
