@@ -7,6 +7,7 @@ before and after; each is tried once, forward and backward.
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import time
 from typing import Any, Callable, ContextManager, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
@@ -401,10 +402,10 @@ def profiled(run: Callable[[], None]) -> List[Call]:
     is compared between builds is measured alike, in nanoseconds. (What took its place counts microseconds in 1.10.)
     """
     try:
-        from torch.autograd.profiler_legacy import profile
+        profiler: Any = importlib.import_module("torch.autograd.profiler_legacy")
     except ImportError:
-        profile = torch.autograd.profiler.profile
-    with profile() as seen:
+        profiler = torch.autograd.profiler
+    with profiler.profile() as seen:
         run()
     calls = []
     for event in seen.function_events or []:

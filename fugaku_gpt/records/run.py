@@ -26,7 +26,7 @@ and readers leave both out.
 
 ``result.json`` is written once, when the run has ended, whatever its end; a run directory without it is a run that is
 still going or was killed. When a run goes on, that of its last end becomes ``result.<number>.json``.
-``operators.json`` says where an iteration's time goes (:mod:`fugaku_gpt.records.operators`), of runs that were asked to.
+``operators.json`` says where an iteration's time goes, where that was asked for (:mod:`fugaku_gpt.records.operators`).
 ``.claim.<number>`` says who writes here (see :mod:`fugaku_gpt.records.claim`).
 """
 
