@@ -10,15 +10,13 @@ PIP_ARGS ?=
 VENV := .venv
 # MPI=system: the MPI on PATH instead of one from a wheel; an environment made so stays so until MPI=wheel
 MPI ?= $(if $(wildcard $(VENV)/.installed-system),system,wheel)
-OTHER_MPI := $(if $(filter system,$(MPI)),wheel,system)
 $(if $(filter wheel system,$(MPI)),,$(error MPI=$(MPI): valid are MPI=wheel and MPI=system))
 
 BIN  := $(VENV)/bin
-PIP  := -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 INSTALLED := $(VENV)/.installed-$(MPI)
 DEV       := $(VENV)/.dev
-FAILED     = { echo "make: the install stopped (pip says why above); what is there is used again next time. Another \
-	Python: PYTHON=..., another build: PINS=env/torch-*.txt, another package index: PIP_ARGS='--index-url ...'" >&2; exit 2; }
+# Here and in `fugaku-gpt env create`: the one way to make an environment.
+MAKE_ENVIRONMENT = MPI=$(MPI) env/make_environment.sh
 
 help: ## these lines
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -27,36 +25,11 @@ install: $(INSTALLED) ## .venv with the pinned PyTorch, an MPI and the command f
 
 $(INSTALLED): setup.cfg pyproject.toml $(PINS)
 	@echo "installing into $(VENV) with $(PYTHON): $$(grep -m1 ^torch $(PINS)), MPI: $(MPI)"
-ifeq ($(MPI),system)
-	@command -v mpirun >/dev/null || \
-	  { echo "make: MPI=system needs mpirun on PATH (Debian: apt-get install openmpi-bin)" >&2; exit 2; }
-endif
-	@env/make_venv.sh $(PYTHON) $(VENV)
-	@test ! -e $(VENV)/.installed-$(OTHER_MPI) || $(BIN)/python -m pip uninstall -qq --yes mpich mpi4py
-	@rm -f $(VENV)/.installed-*
-ifeq ($(MPI),system)
-	@grep -v '^mpich==' $(PINS) > $(VENV)/pins.txt
-else
-	@cp $(PINS) $(VENV)/pins.txt
-endif
-	@$(BIN)/python $(PIP) -r $(VENV)/pins.txt || $(FAILED)
-	@$(BIN)/python $(PIP) --no-deps --editable . || $(FAILED)
-ifeq ($(MPI),system)
-	@$(BIN)/python env/two_ranks.py >/dev/null 2>&1 || $(BUILD_MPI4PY)
-endif
-	@touch $@
-
-# The wheel of mpi4py knows the usual MPI libraries in their usual places; for others it is compiled.
-define BUILD_MPI4PY
-{ echo "compiling mpi4py for the MPI on PATH"; command -v mpicc >/dev/null || \
-  { echo "make: MPI=system needs mpicc for the mpirun on PATH, a C compiler and Python's headers" >&2; exit 2; }; \
-  $(BIN)/python $(PIP) --force-reinstall --no-deps --no-binary mpi4py $$(grep '^mpi4py==' $(PINS)) || $(FAILED); \
-  $(BIN)/python env/two_ranks.py || { echo "make: two ranks of the mpirun on PATH do not meet" >&2; exit 2; }; }
-endef
+	@$(MAKE_ENVIRONMENT) $(PYTHON) $(VENV) $(PINS) $(MPI) --quiet $(PIP_ARGS)
 
 dev: $(DEV)
 $(DEV): $(INSTALLED) env/dev.txt
-	@$(BIN)/python $(PIP) -r $(VENV)/pins.txt -r env/dev.txt || $(FAILED)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r $(VENV)/pins.txt -r env/dev.txt
 	@touch $@
 
 demo: install ## train four layouts of a small GPT on the standard library's sources and print the table
@@ -102,12 +75,10 @@ old:
 	$(MAKE) --no-print-directory PYTHON=$$python $(OLD)/.installed-$(BUILD) && \
 	echo "=== tests on PyTorch $(BUILD) ===" && $(OLD)/bin/python -m pytest -q $(OLD_TESTS)
 
+$(OLD)/.installed-$(BUILD): MPI := wheel
 $(OLD)/.installed-$(BUILD): setup.cfg pyproject.toml env/torch-$(BUILD).txt
 	@echo "installing PyTorch $(BUILD) into $(OLD) with $(PYTHON)"
-	@env/make_venv.sh $(PYTHON) $(OLD)
-	@$(OLD)/bin/python $(PIP) -r env/torch-$(BUILD).txt || $(FAILED)
-	@$(OLD)/bin/python $(PIP) --no-deps --editable . || $(FAILED)
-	@touch $@
+	@$(MAKE_ENVIRONMENT) $(PYTHON) $(OLD) env/torch-$(BUILD).txt $(BUILD) --quiet $(PIP_ARGS)
 
 clean: ## remove environments and demo output
-	rm -rf $(VENV) .venv-torch17 .venv-torch110 runs/demo runs/demo-data *.egg-info
+	rm -rf $(VENV) .venv-torch17 .venv-torch110 .venv-torch113 runs/demo runs/demo-data *.egg-info

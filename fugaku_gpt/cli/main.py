@@ -17,6 +17,7 @@ COMMANDS: Dict[str, str] = {
     "compare": "fugaku_gpt.cli.compare:compare",
     "data": "fugaku_gpt.cli.data:data",
     "doctor": "fugaku_gpt.cli.doctor:doctor",
+    "env": "fugaku_gpt.cli.env:env",
     "job": "fugaku_gpt.cli.job:job",
     "plan": "fugaku_gpt.cli.plan:plan",
     "report": "fugaku_gpt.cli.report:report",

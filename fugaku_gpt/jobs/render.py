@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
@@ -21,7 +20,7 @@ from fugaku_gpt.config.tree import flatten, parse_yaml
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_RESUME, ConfigError
 from fugaku_gpt.formulas.parameters import size_name
-from fugaku_gpt.jobs.environments.profile import Profile, load_profile, this_python
+from fugaku_gpt.jobs.environments.profile import Profile, load_profile, this_python, with_absolute_paths
 from fugaku_gpt.jobs.launcher import page_variables
 from fugaku_gpt.machine import fugaku
 
@@ -103,8 +102,8 @@ def render_from_files(config: RunConfig) -> JobScript:
     if config.job.profile:
         file = Path(config.job.profile)
         profile = load_profile(file)
-        if "/" in profile.python and not config.job.tarball:  # from the file's folder; links are left as they are
-            profile = replace(profile, python=os.path.abspath(file.parent / profile.python))
+        if not config.job.tarball:
+            profile = with_absolute_paths(profile, file.parent)
     template = None
     if config.job.template:
         try:
@@ -151,6 +150,10 @@ def settings_of(text: str) -> Optional[RunConfig]:
 def _context(config: RunConfig, profile: Profile) -> Tuple[Dict[str, Any], List[str]]:
     job, node = config.job, config.node
     notes: List[str] = []
+
+    def inside(path: str) -> bool:
+        return bool(job.tarball) and "/" in path and not path.startswith("/")
+
     threads = node.threads_per_rank
     if threads is None and (job.scheduler == "pjm" or profile.cores is not None):
         threads = max(1, (profile.cores or fugaku.CORES) // config.ranks_per_node)
@@ -170,11 +173,12 @@ def _context(config: RunConfig, profile: Profile) -> Tuple[Dict[str, Any], List[
         "launcher": profile.launcher or _LAUNCHER[job.scheduler],
         "launcher_options": profile.launcher_options,
         "modules": profile.modules,
-        "path": profile.path,
-        "library_path": profile.library_path,
+        "path": [folder for folder in profile.path if not inside(folder)],
+        "path_in_tarball": [folder for folder in profile.path if inside(folder)],
+        "library_path": [folder for folder in profile.library_path if not inside(folder)],
+        "library_path_in_tarball": [folder for folder in profile.library_path if inside(folder)],
         "python": profile.python,
-        "python_in_tarball": bool(job.tarball) and "/" in profile.python and not profile.python.startswith("/"),
-        "preload": ([profile.tcmalloc] if node.tcmalloc else []) + list(node.preload),
+        "python_in_tarball": inside(profile.python),
         "variables": _variables(config, profile, threads),
     }
     if job.scheduler == "pjm":
@@ -182,7 +186,11 @@ def _context(config: RunConfig, profile: Profile) -> Tuple[Dict[str, Any], List[
     elif job.scheduler == "slurm":
         context.update(_for_slurm(config, profile, notes))
     else:
-        context.update(_for_this_machine(config, notes))
+        context.update(_for_this_machine(config, profile, notes))
+    libraries = [*([profile.tcmalloc] if node.tcmalloc else []), *profile.preload]
+    context["preload"] = [
+        f"{context['unpacked']}/{shlex.quote(path)}" if inside(path) else shlex.quote(path) for path in libraries
+    ] + [shlex.quote(path) for path in node.preload]
     if job.chain > 1 and job.elapse is None and job.scheduler != "pjm":  # PJM tells its own default
         notes.append(
             "job.chain: no job.elapse: a link cannot see its end coming, and stops for the next one only where it is "
@@ -276,7 +284,7 @@ def _for_slurm(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[st
     }
 
 
-def _for_this_machine(config: RunConfig, notes: List[str]) -> Dict[str, Any]:
+def _for_this_machine(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[str, Any]:
     job, node = config.job, config.node
     if job.nodes != 1:
         raise ConfigError(f"job.nodes: {job.nodes}: the local scheduler has this one machine; valid: 1")
@@ -286,6 +294,9 @@ def _for_this_machine(config: RunConfig, notes: List[str]) -> Dict[str, Any]:
             if value not in (None, "", ()):
                 said = "" if isinstance(value, tuple) else f"={value}"
                 notes.append(f"{section}.{key}{said}: not applied on this machine")
+    if profile.preload:
+        libraries = ", ".join(profile.preload)
+        notes.append(f"{profile.name}: preload: {libraries}: not applied on this machine; use node.preload")
     _note_large_pages(config, notes)
     return {"unpacked": '"$local_tmp"', "sub_number": '"${FUGAKU_GPT_SUB_NUMBER:-0}"'}
 

@@ -393,3 +393,22 @@ def test_a_python_beside_the_profile_is_found_from_anywhere(tmp_path: Path) -> N
     config = load_run_config(overrides=["job.scheduler=slurm", f"job.profile={tmp_path / 'env' / 'b.yaml'}"])
     text = render_from_files(config).text
     assert f"python={tmp_path}/.venv/bin/python\n" in text and " --mpi=pmi2" in text
+
+
+def test_what_a_build_needs_is_looked_for_where_its_tar_file_is_unpacked() -> None:
+    build = Profile(
+        "b",
+        "t/bin/python3",
+        path=("t/bin", "/site/bin"),
+        library_path=("t/lib", "/site/lib"),
+        preload=("/site/libpmix.so", "t/lib/a.so"),
+        tcmalloc="t/lib/libtcmalloc.so",
+    )
+    tarball = ["job.group=hp000000", "job.tarball=/vol0004/t.tar", "job.local_tmp=9Gi"]
+    text = render_job(load_run_config(overrides=[*tarball, "node.tcmalloc=true"]), build).text
+    assert 'export LD_LIBRARY_PATH=/site/lib"${LD_LIBRARY_PATH:+' in text
+    assert 'export LD_LIBRARY_PATH="$PJM_LOCALTMP"/t/lib:"${LD_LIBRARY_PATH:-}"' in text
+    assert 'export PATH=/site/bin:"$PATH"' in text and 'export PATH="$PJM_LOCALTMP"/t/bin:"$PATH"' in text
+    words = '"$PJM_LOCALTMP"/t/lib/libtcmalloc.so:/site/libpmix.so:"$PJM_LOCALTMP"/t/lib/a.so"${LD_PRELOAD'
+    assert f"preload=(env LD_PRELOAD={words}" in text
+    assert "tcmalloc" not in render_job(load_run_config(overrides=tarball), build).text.partition("preload=(")[2]

@@ -1,0 +1,51 @@
+#!/bin/sh
+# Make an environment, or go on with one that was not finished: env/make_environment.sh PYTHON FOLDER PINS MARK [PIP'S WORDS]
+# FOLDER/.installed-MARK is there once all of it is. With MPI=system in the environment, mpi4py is made to fit the MPI on
+# PATH, and the MPI of the pins is left out. Used by the Makefile and by `fugaku-gpt env create`.
+set -u
+python=$1 folder=$2 pins=$3 mark=$4
+shift 4
+here=$(cd "$(dirname "$0")" && pwd) checkout=$(cd "$(dirname "$0")/.." && pwd)
+
+fail() {
+    echo "$1" >&2
+    exit 2
+}
+stopped() {
+    fail "the install stopped (pip says why above); what is there is used again next time. Another Python, another \
+package index and more: with make, PYTHON=... and PIP_ARGS='--index-url ...'; with fugaku-gpt env create, --python and \
+--pip-args"
+}
+
+if [ "${MPI:-wheel}" = system ]; then
+    command -v mpirun > /dev/null || fail "MPI=system needs mpirun on PATH (Debian: apt-get install openmpi-bin)"
+fi
+"$here/make_venv.sh" "$python" "$folder" || exit
+inside=$folder/bin/python
+rm -f "$folder"/.installed-* # until it is whole again
+# without the MPI that was there before, if it was another
+if [ -e "$folder/pins.txt" ] && [ "$(cat "$folder/.mpi" 2> /dev/null)" != "${MPI:-wheel}" ]; then
+    "$inside" -m pip uninstall -qq --yes mpich mpi4py
+fi
+echo "${MPI:-wheel}" > "$folder/.mpi"
+if [ "${MPI:-wheel}" = system ]; then
+    grep -v '^mpich==' "$pins" > "$folder/pins.txt"
+else
+    cat "$pins" > "$folder/pins.txt"
+fi
+
+echo "installing $(grep -c == "$folder/pins.txt") packages"
+"$inside" -m pip install --disable-pip-version-check "$@" -r "$folder/pins.txt" || stopped
+echo "installing fugaku_gpt itself, as it is in $checkout"
+"$inside" -m pip install --disable-pip-version-check "$@" --no-deps --editable "$checkout" || stopped
+
+# The wheel of mpi4py knows the usual MPI libraries in their usual places; for others it is compiled.
+if [ "${MPI:-wheel}" = system ] && ! "$inside" "$here/two_ranks.py" > /dev/null 2>&1; then
+    echo "compiling mpi4py for the MPI on PATH"
+    command -v mpicc > /dev/null ||
+        fail "MPI=system needs mpicc for the mpirun on PATH, a C compiler and Python's headers"
+    "$inside" -m pip install --disable-pip-version-check "$@" --force-reinstall --no-deps --no-binary mpi4py \
+        "$(grep '^mpi4py==' "$pins")" || stopped
+    "$inside" "$here/two_ranks.py" || fail "two ranks of the mpirun on PATH do not meet"
+fi
+touch "$folder/.installed-$mark"

@@ -1,0 +1,182 @@
+"""``fugaku-gpt env``: the environments of the builds of PyTorch: list, create, check, and how they are compiled."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, Optional, Tuple, TypeVar
+
+import click
+
+from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
+
+if TYPE_CHECKING:
+    from fugaku_gpt.jobs.environments.profile import Profile
+
+F = TypeVar("F", bound=Callable[..., object])
+
+_at: Callable[[F], F] = click.option(
+    "--at",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="The environment's folder, if not its profile's; of a build in a tar file, where that is unpacked.",
+)
+_settings: Callable[[F], F] = click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Of the build's job, such as job.group=hp000000."
+)
+
+
+@click.group()
+def env() -> None:
+    """Environments, one for each build of PyTorch: list, create and check them.
+
+    NAME is a profile of env/, or the path of a profile of your own.
+    """
+
+
+@env.command("list")
+@format_option
+def list_(form: str) -> None:
+    """List the profiles, where their environments are, and whether they are made."""
+    from fugaku_gpt.jobs.environments.registry import place_of, profile_files, resolve
+
+    rows = []
+    for file in profile_files().values():
+        profile = resolve(str(file))
+        place = place_of(profile)
+        where = "in a tar file" if place.made == "by a job" else _short(place.folder)
+        rows.append(
+            {
+                "name": profile.name,
+                "pytorch": profile.expected.torch or None,
+                "python": profile.python_version or None,
+                "where": where,
+                "made": place.made,
+                "note": profile.note or None,
+            }
+        )
+    click.echo(render_rows(("name", "pytorch", "python", "where", "made", "note"), rows, form), nl=False)
+
+
+@env.command()
+@click.argument("name")
+@_at
+@click.option("--python", metavar="FILE", help="The Python to make it with; default: one of the profile's version.")
+@click.option("--pip-args", default="", metavar="WORDS", help="More words for pip, such as '--index-url ...'.")
+@_settings
+def create(name: str, at: Optional[Path], python: Optional[str], pip_args: str, settings: Tuple[str, ...]) -> None:
+    """Make the environment NAME, or finish it; for a build in a tar file, write its job and its activation.
+
+    An environment that was not finished is not used by anything; the same command goes on with it. For a build that is
+    compiled, FOLDER (default: build-NAME) gets build.sh, a job for pjsub, and activate.sh, to be sourced on nodes.
+    """
+    from fugaku_gpt.jobs.environments.create import create as make
+    from fugaku_gpt.jobs.environments.registry import find_profile, place_of, resolve
+
+    profile = resolve(name)
+    if profile.in_tarball:
+        if python is not None or pip_args:
+            raise UsageError(f"{profile.name}: is compiled by a job: --python and --pip-args are not for it")
+        _write_recipe(profile, find_profile(name), at if at is not None else Path(f"build-{profile.name}"), settings)
+        return
+    if settings:
+        raise UsageError(f"{profile.name}: is installed by pip, not by a job: --set is not for it")
+    place = place_of(resolve(name, at.absolute() if at is not None else None))
+    if place.made == "yes":
+        click.echo(
+            f"{profile.name}: is made already, in {_short(place.folder)}; to make it anew, remove that folder first"
+        )
+        return
+    try:
+        words = shlex.split(pip_args)
+    except ValueError as error:
+        raise UsageError(f"--pip-args {pip_args}: {error}") from None
+    seconds = make(profile, place.folder, python, words, lambda line: click.echo(line, err=True))
+    click.echo(f"{profile.name}: made in {seconds:.0f} s, in {_short(place.folder)}; activate it with")
+    click.echo(f"    . {shlex.quote(str(place.folder / 'bin' / 'activate'))}")
+    for limit in profile.limits:
+        click.echo(f"known limit: {limit}")
+
+
+@env.command()
+@click.argument("name")
+@_at
+@format_option
+def check(name: str, at: Optional[Path], form: str) -> int:
+    """Compare what is inside the environment NAME with its profile.
+
+    Its own Python tells, started as ranks are: versions, BLAS, the instruction set that is really used, threads, fused
+    kernels, denormals, MPI. Exit code 3 where something differs or is missing.
+    """
+    from fugaku_gpt.jobs.environments.check import check_environment
+    from fugaku_gpt.jobs.environments.registry import require_made, resolve
+
+    profile = resolve(name, at.absolute() if at is not None else None)
+    require_made(profile)
+    if form == "table":
+        click.echo(f"{profile.name}: {_short(Path(profile.python))}", err=True)
+    findings = check_environment(profile)
+    rows = [{**asdict(finding), "mend": finding.mend or None} for finding in findings]
+    click.echo(render_rows(("what", "expected", "found", "status", "mend"), rows, form), nl=False)
+    if form == "table":
+        for limit in profile.limits:
+            click.echo(f"known limit: {limit}", err=True)
+    return EXIT_FINDINGS if any(finding.wrong for finding in findings) else EXIT_OK
+
+
+@env.command()
+@click.argument("name")
+@_settings
+@click.option("--out", type=click.Path(path_type=Path), help="Write the job to this file instead of printing it.")
+def recipe(name: str, settings: Tuple[str, ...], out: Optional[Path]) -> None:
+    """Print the PJM job that compiles the build NAME from source into a tar file; hand in nothing."""
+    from fugaku_gpt.jobs.environments.recipe import recipe as render
+    from fugaku_gpt.jobs.environments.registry import find_profile, resolve
+
+    script = render(resolve(name), find_profile(name), settings)
+    for note in script.notes:
+        click.echo(f"note: {note}", err=True)
+    if out is None:
+        click.echo(script.text, nl=False)
+    else:
+        _write(out, script.text)
+
+
+def _write_recipe(profile: "Profile", profile_file: Path, folder: Path, settings: Tuple[str, ...]) -> None:
+    from fugaku_gpt.jobs.environments.recipe import activation, tarball_name
+    from fugaku_gpt.jobs.environments.recipe import recipe as render
+
+    script = render(profile, profile_file, settings)
+    tarball = folder.absolute() / tarball_name(profile)
+    lines = activation(profile, tarball)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be made: {error.strerror}") from None
+    _write(folder / "build.sh", script.text)
+    _write(folder / "activate.sh", lines)
+    for note in script.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(f"{folder / 'build.sh'}: compiles it: cd {shlex.quote(str(folder))} && pjsub build.sh")
+    click.echo(f"{folder / 'activate.sh'}: unpacks and activates {tarball.name} on a node")
+    click.echo(f"runs use it with job.profile={profile_file} and job.tarball={tarball}")
+    for limit in profile.limits:
+        click.echo(f"known limit: {limit}")
+
+
+def _write(file: Path, text: str) -> None:
+    from fugaku_gpt.records.files import write_text_atomically
+
+    try:
+        write_text_atomically(file, text)
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be written: {error.strerror}") from None
+
+
+def _short(path: Path) -> str:
+    """A path from the present folder, where it is inside of it."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

@@ -1,0 +1,146 @@
+"""The profiles that are known by name, and where their environments are."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Dict, List, Optional
+
+import fugaku_gpt
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.environments.profile import Profile, load_profile, with_absolute_paths
+
+MARKS = ".installed-*"  # left in an environment's folder by env/make_environment.sh once all of it is there
+_SHIPPED = Path("share", "fugaku_gpt", "env")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an environment is, or would be.
+
+    Attributes:
+        folder: the virtual environment; for a build in a tar file, where that is unpacked.
+        made: ``yes``, ``no``, ``half`` (to be finished by `env create`), or ``by a job``.
+    """
+
+    folder: Path
+    made: str
+
+
+def checkout() -> Optional[Path]:
+    """The checkout that this package runs from, or None where it was installed without one."""
+    root = Path(fugaku_gpt.__file__).resolve().parents[1]
+    return root if (root / "setup.cfg").is_file() and (root / "env" / "make_environment.sh").is_file() else None
+
+
+def profile_files(folder: Optional[Path] = None) -> Dict[str, Path]:
+    """Profile name → its file: of the checkout's ``env/``, or of what an installation has brought.
+
+    Args:
+        folder: look there instead.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    root = checkout()
+    place = folder or (root / "env" if root is not None else Path(sys.prefix) / _SHIPPED)
+    if not place.is_dir():
+        raise UsageError(
+            f"{place}: there is no folder of profiles: this fugaku_gpt was installed without them; name a profile by "
+            "its path, such as ./env/torch-1.7.yaml, or run from a checkout"
+        )
+    return {file.stem: file for file in sorted(place.glob("*.yaml"), key=_by_version)}
+
+
+def find_profile(name_or_path: str) -> Path:
+    """The file of a profile that is named, or given by its path.
+
+    Raises:
+        UsageError: there is none; the message lists the names.
+    """
+    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
+        file = Path(name_or_path)
+        if not file.is_file():
+            raise UsageError(f"{file}: there is no such profile")
+        return file
+    files = profile_files()
+    if name_or_path in files:
+        return files[name_or_path]
+    near = difflib.get_close_matches(name_or_path, files, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise UsageError(
+        f"{name_or_path}: no profile has this name; {hint}valid: {', '.join(files)}, or the path of a file"
+    )
+
+
+def resolve(name_or_path: str, at: Optional[Path] = None) -> Profile:
+    """A profile by its name or path, with its paths made absolute.
+
+    Args:
+        at: the environment's folder where it is not the profile's own: the virtual environment, or, of a build in a tar
+            file, where that was unpacked.
+
+    Raises:
+        UsageError: there is no such profile.
+        ConfigError: it is not valid.
+    """
+    file = find_profile(name_or_path)
+    profile = load_profile(file)
+    pins = str((file.parent / profile.pins).resolve()) if profile.pins else ""
+    if profile.in_tarball:
+        profile = with_absolute_paths(profile, at) if at is not None else profile
+    elif at is not None:
+        inside = Path("bin", Path(profile.python).name)
+        profile = with_absolute_paths(replace(profile, python=str(at / inside)), file.parent)
+    else:
+        profile = with_absolute_paths(profile, file.parent)
+    return replace(profile, name=profile.name or file.stem, pins=pins)
+
+
+def place_of(profile: Profile) -> Place:
+    """Where a resolved profile's environment is, and whether it is whole."""
+    if profile.in_tarball and not Path(profile.python).is_absolute():
+        return Place(Path(profile.python), "by a job")
+    python = Path(profile.python)
+    folder = python.parent.parent
+    if not folder.is_dir():
+        return Place(folder, "no")
+    if profile.pins and not any(folder.glob(MARKS)):
+        return Place(folder, "half")
+    return Place(folder, "yes" if python.exists() else "half")
+
+
+def require_made(profile: Profile) -> None:
+    """Refuse an environment that is not whole on this machine.
+
+    Raises:
+        UsageError: it is not made, half made, or in a tar file that was not unpacked here.
+    """
+    place = place_of(profile)
+    if place.made == "by a job":
+        raise UsageError(
+            f"{profile.name}: it is built by a job into a tar file (`fugaku-gpt env create {profile.name}`); on a node "
+            "that has unpacked it, say where: --at FOLDER"
+        )
+    if place.made != "yes":
+        words = "is not made" if place.made == "no" else "was not finished"
+        raise UsageError(f"{place.folder}: the environment {words}: fugaku-gpt env create {profile.name}")
+
+
+def rank_environment(profile: Profile) -> Dict[str, str]:
+    """The variables that a resolved profile sets for its ranks, on this machine."""
+    variables = dict(setting.split("=", 1) for setting in profile.environment)
+    before = {"PATH": profile.path, "LD_LIBRARY_PATH": profile.library_path, "LD_PRELOAD": profile.preload}
+    for name, words in before.items():
+        if words:
+            variables[name] = os.pathsep.join([*words, *filter(None, [os.environ.get(name, "")])])
+    return variables
+
+
+def _by_version(file: Path) -> List[object]:
+    """torch-1.7 before torch-1.10."""
+    family, _, version = file.stem.rpartition("-")
+    return [family != "torch", family, [int(part) if part.isdigit() else 0 for part in version.split(".")], file.stem]
