@@ -270,7 +270,8 @@ def _line(number: int, best: "Best", form: str) -> Dict[str, Any]:
         return line
     if form == "table":  # in a terminal the names have to do
         line.update({key: "yes" if line[key] else "-" for key in ("recompute", "sequence_parallel")})
-        line["extrapolated"] = ", ".join(text.partition(" ")[0].rstrip(":") for text in found.extrapolated) or None
+        names = dict.fromkeys(text.partition(" ")[0].rstrip(":") for text in found.extrapolated)
+        line["extrapolated"] = ", ".join(names) or None
     else:
         line["extrapolated"] = "; ".join(found.extrapolated) or None
     return line

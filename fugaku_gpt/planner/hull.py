@@ -13,11 +13,13 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from fugaku_gpt.planner.rows import MEASURED_ORDER, Row
 
-Seen = Mapping[str, Tuple[Any, ...]]  # of each input: (least, most) of RANGES, all values of KINDS
+# of each input: (least, most) of RANGES, all values of KINDS; [ranks per node, fewest nodes, most] of RANKS_ON_NODES
+Seen = Mapping[str, Tuple[Any, ...]]
 RANGES = ("layers", "hidden", "heads", "vocab", "seq_len", "nodes", "dp", "tp", "pp", "micro_batch", "global_batch")
 KINDS = ("ranks_per_node", "zero", "recompute", "torch", "dtype", "tcmalloc", "freq_ghz")
 _SLACK = {"vocab": 1.05}  # one vocabulary is padded to several sizes
 _FACTORS = ("ranks_per_node", "freq_ghz")  # KINDS between whose values there is a factor
+RANKS_ON_NODES = "ranks_on_nodes"
 SETTING = math.log(2)  # the distance of a setting that no row has
 
 
@@ -39,6 +41,8 @@ def seen_inputs(rows: Sequence[Row]) -> Dict[str, Tuple[Any, ...]]:
         seen[name] = (min(values), max(values))
     for name in KINDS:
         seen[name] = tuple(sorted({getattr(row, name) for row in rows}))
+    counts = [(ranks, [row.nodes for row in rows if row.ranks_per_node == ranks]) for ranks in seen["ranks_per_node"]]
+    seen[RANKS_ON_NODES] = tuple([ranks, min(nodes), max(nodes)] for ranks, nodes in counts)
     return seen
 
 
@@ -64,13 +68,20 @@ def outside(row: Row, seen: Seen) -> List[Outside]:
     return found
 
 
-def in_no_table(row: Row, ordered: bool) -> List[Outside]:
-    """What of a configuration the model counts by rules alone, as no measured row of any machine has it.
+def in_no_table(row: Row, ordered: bool, seen: Seen) -> List[Outside]:
+    """What of a configuration the model counts by rules alone: what no measured row of any machine has, and several
+    ranks on each of many nodes where rows have them on a few.
 
     Args:
         ordered: the machine's model counts how far stages are apart.
     """
     found = []
+    ranks = row.ranks_per_node
+    alike = sorted(seen.get(RANKS_ON_NODES, ()), key=lambda one: (abs(math.log(ranks / one[0])), -one[0]))
+    for _, least, most in alike[:1]:
+        if not least <= row.nodes <= most and (least, most) != seen["nodes"]:
+            measured = str(least) if least == most else f"{least} to {most}"
+            found.append(Outside(f"ranks_per_node {ranks} on {row.nodes} nodes: measured on {measured}", SETTING))
     if row.chunks > 1:
         found.append(Outside(f"chunks {row.chunks}: measured 1", SETTING))
     if ordered and row.order != MEASURED_ORDER and row.pp > 1 and row.dp > 1:

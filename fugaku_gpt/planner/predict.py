@@ -87,8 +87,8 @@ def predict_rows(machine: Machine, rows: Sequence[Row], further: Sequence[Sequen
     def parts_of(constants: Mapping[str, float]) -> "Dict[str, np.ndarray]":
         return seconds_by_part(work, constants, machine.facts)
 
-    unlike = [outside(row, machine.time.seen) for row in rows]
-    ruled = [in_no_table(row, "pipeline_distance" in machine.time.values) for row in rows]
+    ordered, seen = "pipeline_distance" in machine.time.values, machine.time.seen
+    unlike, ruled = [outside(row, seen) for row in rows], [in_no_table(row, ordered, seen) for row in rows]
     if further:
         ruled = [[*one, *more] for one, more in zip(ruled, further)]
     far, by_rule = (np.array(list(map(distance, inputs))) for inputs in (unlike, ruled))

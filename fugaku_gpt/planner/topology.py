@@ -18,7 +18,7 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.divisors import divisors_of
 from fugaku_gpt.machine.constants import Fitted, Machine
 from fugaku_gpt.planner.footprint import footprint
-from fugaku_gpt.planner.hull import KINDS, RANGES
+from fugaku_gpt.planner.hull import KINDS, RANGES, RANKS_ON_NODES
 from fugaku_gpt.planner.of_run import row_of_run
 from fugaku_gpt.planner.rows import Row
 from fugaku_gpt.planner.seconds import seconds
@@ -183,6 +183,16 @@ def like_measured(fitted: Fitted) -> List[Rule]:
     if "pipeline_distance" in fitted.values:  # tables have stages far apart
         found.append(Rule(frozenset(("pp", "dp")), lambda columns: (columns["pp"] == 1) | (columns["dp"] == 1)))
     seen = fitted.seen
+
+    def on_nodes(ranks: int, least: int, most: int) -> Rule:
+        def holds(columns: Columns) -> "np.ndarray":
+            inside = (columns["nodes"] >= least) & (columns["nodes"] <= most)
+            kept: "np.ndarray" = (columns["ranks_per_node"] != ranks) | inside
+            return kept
+
+        return Rule(frozenset(("nodes", "ranks_per_node")), holds)
+
+    found += [on_nodes(*one) for one in seen.get(RANKS_ON_NODES, ())]
     found += [between(name, *seen[name]) for name in RANGES if name in COLUMNS and name in seen]
     return found + [among(name, list(map(int, seen[name]))) for name in KINDS if name in COLUMNS and name in seen]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, List
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ INSIDE = of_hardware("A64FX")[0][0]
 
 def _far(**changed: Any) -> float:
     row = replace(INSIDE, **changed)
-    return distance([*outside(row, MACHINE.time.seen), *in_no_table(row, ordered=True)])
+    return distance([*outside(row, MACHINE.time.seen), *in_no_table(row, True, MACHINE.time.seen)])
 
 
 def test_distance_is_the_root_of_the_squares_of_logarithms() -> None:
@@ -81,6 +81,18 @@ def test_intervals_hold_rows_of_tables_that_no_fit_has_seen(name: str) -> None:
     beyond = np.array([one.beyond > 0 for one in rows])
     assert beyond.sum() >= 10
     assert 0.7 <= held.mean() <= 0.9 and 0.7 <= held[beyond].mean() <= 0.9
+
+
+def test_ranks_on_more_nodes_than_any_row_has_with_so_many_of_them_are_named() -> None:
+    def said(**changed: int) -> List[str]:
+        row = replace(INSIDE, **changed)
+        assert not outside(row, MACHINE.time.seen)
+        return [one.text for one in in_no_table(row, True, MACHINE.time.seen)]
+
+    assert INSIDE.ranks_per_node == 4 and said() == [] == said(nodes=512, ranks_per_node=1)
+    assert said(nodes=512) == ["ranks_per_node 4 on 512 nodes: measured on 1"]
+    two = replace(INSIDE, nodes=512, ranks_per_node=2)
+    assert len(outside(two, MACHINE.time.seen)) == len(in_no_table(two, True, MACHINE.time.seen)) == 1
 
 
 def test_what_no_row_of_any_machine_has_widens_the_interval_too() -> None:
