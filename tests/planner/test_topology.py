@@ -180,7 +180,7 @@ def test_parts_of_a_constraint_make_room_for_others(monkeypatch: pytest.MonkeyPa
 def test_layouts_like_measured_ones_have_nothing_extrapolated_of_their_own() -> None:
     of, found = _at_512()
     like = search(of, like_measured(MACHINE.time)).columns
-    rows = rows_of(of, [config_of(of, like, place) for place in range(0, len(like["dp"]), 9)])
+    rows = rows_of(of, [config_of(of, like, place) for place in range(0, len(like["dp"]), 3)])
     assert 5 < len(rows) < len(found.seconds) and all(not one.extrapolated for one in predict_rows(MACHINE, rows))
 
 
