@@ -257,16 +257,19 @@ def _stretched(
     if spread < LEAST_NOISE * error:  # all jobs agree to the last digit
         return -outer, outer
     tail = (1 - CONFIDENCE) / 2
-    low, high = (_quantile(deviations, weights, share) for share in (tail, 1 - tail))
+    low, high = (_quantile(deviations, weights, share, _EQUAL * spread) for share in (tail, 1 - tail))
     stretch = outer / (_NORMAL * spread)
     return stretch * low, stretch * high
 
 
-def _quantile(values: "np.ndarray", weights: "np.ndarray", share: float) -> float:
-    """Between the middles of the steps of the weighted distribution: the same from above as from below."""
+def _quantile(values: "np.ndarray", weights: "np.ndarray", share: float, apart: float) -> float:
+    """Between the middles of the steps of the weighted distribution: the same from above as from below. What is nearer
+    to its neighbour than ``apart`` is one step: in which order rounding puts such values must not matter."""
     order = np.argsort(values, kind="stable")
-    steps = weights[order]
-    return float(np.interp(share, np.cumsum(steps) - steps / 2, values[order]))
+    ordered = values[order]
+    first = np.flatnonzero(np.diff(ordered, prepend=-math.inf) > apart)
+    steps = np.add.reduceat(weights[order], first)
+    return float(np.interp(share, np.cumsum(steps) - steps / 2, ordered[first]))
 
 
 def _resamples(n: int, seed: int) -> "Tuple[np.ndarray, Optional[np.ndarray]]":
