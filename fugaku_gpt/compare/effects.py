@@ -256,7 +256,7 @@ def _sum_name(first: Term, row: Combination, names: Sequence[str], levels: Seque
 
 
 def _given(observations: Sequence[Observation], full: _Fit, names: Sequence[str]) -> List[_Asked]:
-    """Main effects that are identified only if the interactions that they are aliased with are none."""
+    """Main effects that are identified only if the interactions that they hang together with are none."""
     found = []
     for term in full.terms:
         if len(term) > 1 or term in _singles(full):
@@ -266,7 +266,8 @@ def _given(observations: Sequence[Observation], full: _Fit, names: Sequence[str]
         if term not in _singles(fit):
             continue
         contrast = np.array([_scale(one) if one == term else 0.0 for one in fit.terms])
-        said = "no " + ", ".join(term_name(one, names) for one in doubtful)
+        every = len(doubtful) == sum(len(one) > 1 for one in full.terms)
+        said = "no interactions" if every else "no " + ", ".join(term_name(one, names) for one in doubtful)
         found.append(_Asked(term_name(term, names), *_estimate(fit, contrast), fit.df, said))
     return found
 
@@ -276,14 +277,23 @@ def _singles(fit: _Fit) -> List[Term]:
 
 
 def _linked(fit: _Fit, term: Term) -> List[Term]:
-    """The effects that a vector of the null space moves together with this one, in the order of the terms."""
+    """The effects that vectors of the null space join with this one, directly or by others, in the terms' order."""
     seen = {term}
     grown = True
     while grown:
-        more = {other for row in fit.space if seen & set(row) for other in row} - seen
+        more = {other for one in seen for other in _aliases(fit, one)} - seen
         seen |= more
         grown = bool(more)
     return [other for other in fit.terms if other in seen and other != term]
+
+
+def _aliases(fit: _Fit, term: Term) -> List[Term]:
+    """What moves with this effect in the null space's basis that belongs to the echelon form: of an effect that leads
+    a row, the others of the row; of another one, all that lead a row which it is in."""
+    rows = [row for row in fit.space if term in row]
+    leads = [min(row, key=fit.terms.index) for row in rows]
+    found = {other for row in rows for other in row} if term in leads else set(leads)
+    return [other for other in fit.terms if other in found and other != term]
 
 
 def _why_not(full: _Fit, alone: _Fit, given: Sequence[str], names: Sequence[str]) -> List[Tuple[Term, str]]:
@@ -296,10 +306,10 @@ def _why_not(full: _Fit, alone: _Fit, given: Sequence[str], names: Sequence[str]
             single = "its toggle does not vary" if len(term) == 1 else "its four combinations do not vary"
             found.append((term, f"{single} within any block"))
             continue
-        others = ", ".join(term_name(other, names) for other in _linked(full, term))
+        others = ", ".join(term_name(other, names) for other in _aliases(full, term))
         why = f"aliased with {others}"
         if term_name(term, names) in given:
-            why += "; identified if those interactions are none"
+            why += "; identified if interactions are none"
         elif len(term) == 1:
             together = [term_name(other, names) for other in _linked(alone, term)]
             why += f"; even without interactions: varies only together with {', '.join(together)}"

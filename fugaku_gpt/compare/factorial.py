@@ -126,10 +126,7 @@ def parse(text: str, base: RunConfig) -> Tuple[Factor, ...]:
     Raises:
         UsageError: a name means no setting, has no two levels, or sets what another one sets too.
     """
-    factors: List[Factor] = []
-    for word in text.split(","):
-        name, equals, levels = word.strip().partition("=")
-        factors.append(_factor(name.strip(), levels.strip() if equals else None, base, text))
+    factors = [_factor(name, levels, base, text) for name, levels in split_names(text)]
     if not 1 <= len(factors) <= MOST_FACTORS:
         raise UsageError(f"--factorial {text}: {len(factors)} toggles; valid: 1 to {MOST_FACTORS}")
     owners: Dict[str, str] = {}
@@ -144,14 +141,29 @@ def parse(text: str, base: RunConfig) -> Tuple[Factor, ...]:
     return tuple(factors)
 
 
-def _factor(name: str, levels: Optional[str], base: RunConfig, text: str) -> Factor:
+def split_names(text: str) -> List[Tuple[str, Optional[List[str]]]]:
+    """The names of ``freq,ranks=1|4``, each with what is written of its levels; None: nothing.
+
+    Raises:
+        UsageError: a name is empty.
+    """
+    found: List[Tuple[str, Optional[List[str]]]] = []
+    for word in text.split(","):
+        name, equals, levels = word.strip().partition("=")
+        if not name.strip():
+            raise UsageError(
+                f"--factorial {text}: an empty name; expected toggles joined by commas, such as freq,tcmalloc,ranks=1|4"
+            )
+        found.append((name.strip(), [one.strip() for one in levels.split("|")] if equals else None))
+    return found
+
+
+def _factor(name: str, levels: Optional[Sequence[str]], base: RunConfig, text: str) -> Factor:
     at = f"--factorial {text}"
-    if not name:
-        raise UsageError(f"{at}: an empty name; expected toggles joined by commas, such as freq,tcmalloc,ranks=1|4")
     key = _NAMES.get(name) or full_key(name, at)
-    found = [one.strip() for one in levels.split("|")] if levels is not None else list(_usual_levels(key, base))
+    found = list(_usual_levels(key, base) if levels is None else levels)
     if len(found) != 2 or not all(found) or found[0] == found[1]:
-        said = f"{name}={levels}" if levels is not None else name
+        said = name if levels is None else f"{name}={'|'.join(levels)}"
         raise UsageError(f"{at}: {said}: two levels are needed, such as {name}=LOW|HIGH")
     more = _WITH.get(key, ())
     low, high = (Level(one, _ranks(one, base, at) if key == RANKS else ((key, one), *more)) for one in found)

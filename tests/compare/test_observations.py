@@ -1,0 +1,159 @@
+"""Recorded runs as observations: levels, blocks, and what is left out; from designs, folders and the notes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+
+from fugaku_gpt.compare.effects import Effect, attribute
+from fugaku_gpt.compare.factorial import HIGH, parse, plan_design, sweep_text
+from fugaku_gpt.compare.observations import Observed, of_runs, of_table
+from fugaku_gpt.config import RunConfig
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.sweep.expand import expand_text
+from tests.compare.runs import ENVIRONMENT, leave_run, tiny
+
+NOTES = Path(__file__).parents[2] / "benchmarks" / "reference" / "measurements.csv"
+HEADER = (
+    "id,hardware,layers,hidden,heads,vocab,seq_len,nodes,ranks_per_node,dp,tp,pp,micro_batch,global_batch,"
+    "torch,tcmalloc,freq_ghz,mem_value,mem_unit,sec_per_it,status"
+)
+
+
+def times(seconds: float) -> List[float]:
+    """Of six iterations, the first two of which are the warm-up."""
+    return [3 * seconds, 2 * seconds, seconds, seconds, 1.01 * seconds, 0.99 * seconds]
+
+
+def effects_of(found: Observed) -> Dict[str, Effect]:
+    answer = attribute(found.observations, found.names, found.levels, notes=found.notes)
+    return {one.name: one for one in answer.effects}
+
+
+def test_a_designs_sweep_is_read_back_by_its_levels_and_blocks(tmp_path: Path) -> None:
+    base = tiny("node.threads_per_rank=2")
+    design = plan_design(parse("tcmalloc,ranks=1|2,recompute", base), repeats=2)
+    sweep = expand_text(sweep_text(design, base, "toggles"), "a file", "toggles")
+    for number, run in enumerate(sweep.runs):
+        assert isinstance(run.config, RunConfig)
+        seconds = 1.0 if run.config.node.tcmalloc else 1.25
+        seconds *= 0.6 if run.config.layout.dp == 2 else 1.0
+        seconds *= 1.2 if run.name.startswith("b2") else 1.0  # the machine was slower in the second block
+        leave_run(tmp_path / run.name, times(seconds * (1 + 0.002 * (number % 3))), run.config)
+    found = of_runs(tmp_path, design, warm_up=2)
+    labels = design.labels()
+    assert len(found.observations) == 16
+    for one in found.observations:
+        assert one.levels == labels[one.name[:-3]][1]
+        assert one.block.startswith(f"block {labels[one.name[:-3]][0]}, ")
+    assert len({one.block for one in found.observations}) == 2
+    effects = effects_of(found)
+    assert effects["tcmalloc"].ratio == pytest.approx(0.8, abs=0.005) and effects["tcmalloc"].verdict == "faster"
+    assert effects["ranks"].ratio == pytest.approx(0.6, abs=0.005)
+    assert {effects[name].verdict for name in ("recompute", "tcmalloc×ranks")} == {"same"}
+
+
+def test_any_folder_of_runs_tells_what_varies_in_it(tmp_path: Path) -> None:
+    for number in range(3):
+        for settings, seconds in (
+            ((), 1.0),
+            (("node.tcmalloc=true",), 0.8),
+            (("layout.tp=2",), 0.7),
+            (("layout.tp=2", "node.tcmalloc=true"), 0.56),
+        ):
+            name = f"run-{number}-{len(list(tmp_path.iterdir()))}"
+            leave_run(tmp_path / name, times(seconds * (1 + 0.003 * number)), tiny(*settings))
+    leave_run(tmp_path / "broken", times(9.0), tiny(), status="oom")
+    found = of_runs(tmp_path, "tcmalloc", warm_up=2)
+    assert len({one.block for one in found.observations}) == 2  # each tensor-parallel layout is a block
+    assert found.names == ("tcmalloc",) and found.levels == (("false", "true"),)
+    assert effects_of(found)["tcmalloc"].ratio == pytest.approx(0.8, abs=0.002)
+    assert any("1 run with status oom" in note for note in found.notes)
+    with pytest.raises(UsageError, match="none of recompute varies"):
+        effects_of(of_runs(tmp_path, "recompute", warm_up=2))
+
+
+def test_a_run_at_neither_level_is_left_out_and_told(tmp_path: Path) -> None:
+    for threads, seconds in ((1, 2.0), (2, 1.2), (4, 1.0), (1, 2.01), (2, 1.21)):
+        name = f"{threads}-{len(list(tmp_path.iterdir()))}"
+        leave_run(tmp_path / name, times(seconds), tiny(f"node.threads_per_rank={threads}"))
+    found = of_runs(tmp_path, "threads=1|2", warm_up=2)
+    assert sorted(one.levels for one in found.observations) == [(-1,), (-1,), (HIGH,), (HIGH,)]
+    assert found.notes[0] == "left out: 1 run at neither level of threads (1 | 2)"
+
+
+def test_what_both_levels_have_in_common_stays_with_the_block(tmp_path: Path) -> None:
+    for eco, freq, seconds in ((0, 2000, 1.0), (2, 2000, 0.9), (2, 2200, 0.85)):
+        settings = (f"node.eco_state={eco}", f"node.freq_mhz={freq}")
+        leave_run(tmp_path / f"{eco}-{freq}", times(seconds), tiny(*settings))
+    found = of_runs(tmp_path, "freq", warm_up=2)
+    answer = attribute(found.observations, found.names, found.levels)
+    # the run with both pipes is no like of the one at 2.2 GHz: its pipes are no effect of the clock
+    assert answer.effects[0].ratio == pytest.approx(0.85 / 0.9) and answer.jobs == 2
+
+
+def test_a_toggle_that_was_not_applied_is_told(tmp_path: Path) -> None:
+    toggle = {"name": "tcmalloc", "requested": True, "applied": False, "seen": "libc"}
+    leave_run(tmp_path / "a", times(1.0))
+    leave_run(tmp_path / "b", times(1.0), tiny("node.tcmalloc=true"), environment={**ENVIRONMENT, "toggles": [toggle]})
+    found = of_runs(tmp_path, "tcmalloc", warm_up=2)
+    assert found.notes == ("tcmalloc: in 1 of 2 runs node.tcmalloc=True was not applied (seen: libc)",)
+
+
+def rows(path: Path, *cells: str) -> Path:
+    path.write_text("\n".join([HEADER, *cells]) + "\n")
+    return path
+
+
+def row(name: str, seconds: float, tcmalloc: bool = False, freq: float = 2.0, ranks: int = 1) -> str:
+    return f"{name},A64FX,12,768,12,50304,1024,1,{ranks},{ranks},1,1,1,64,1.10,{tcmalloc},{freq},1,MiB,{seconds},ok"
+
+
+def test_rows_of_a_table(tmp_path: Path) -> None:
+    table = rows(
+        tmp_path / "t.csv",
+        row("a.1", 10.0), row("a.2", 7.0, True), row("a.3", 9.9), row("a.4", 7.1, True), row("a.5", 4.0, ranks=4),
+        row("b.1", 20.0), row("b.2", 20.0),
+    )  # fmt: skip
+    found = of_table(table, "tcmalloc,ranks")
+    assert found.notes == ("left out: 1 row that another table shows too: counted once",)
+    assert {one.name: one.levels for one in found.observations}["a.5"] == (-1, 1)
+    assert {one.block.partition(",")[0] for one in found.observations} == {"a", "b"}
+    assert len({one.block for one in found.observations}) == 2  # four ranks are four replicas, not another layout
+    assert attribute(found.observations, found.names, found.levels).jobs == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("tcmaloc", "two levels"), ("torch", "two levels"), ("nonsense=1|2", "no such column"),
+                       ("torch=1.7|", "two levels"), ("", "empty name")]
+)  # fmt: skip
+def test_what_is_no_toggle_of_a_table_is_refused(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        of_table(NOTES, text)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such folder"):
+        of_runs(tmp_path / "none", "tcmalloc", 2)
+
+
+def test_the_notes_tell_what_a_higher_clock_is_worth() -> None:
+    found = of_table(NOTES, "freq")
+    clock = effects_of(found)["freq"]
+    # 3.2/3.7, 1261.2/1489.7, 10532.4/11727.9 and 1804.3/2157.3: their geometric mean
+    assert clock.ratio == pytest.approx(0.861, abs=0.001) and clock.verdict == "faster"
+    assert 0.8 < clock.low < clock.high < 0.92
+
+
+def test_the_notes_do_not_tell_retention_from_what_varied_with_it() -> None:
+    found = of_table(NOTES, "freq,tcmalloc,retention,ranks")
+    answer = attribute(found.observations, found.names, found.levels)
+    assert set(answer.not_identified) >= {"freq", "tcmalloc", "retention", "ranks"}
+    effects = {(one.name, one.given): one for one in answer.effects}
+    assert effects["retention", "no interactions"].verdict == "undecided"
+    assert effects["tcmalloc", "no interactions"].verdict == "faster"
+    assert effects["ranks where freq=2.0, tcmalloc=false, retention=default", ""].verdict == "faster"
+    only = of_table(NOTES, "torch=1.7|1.10,tcmalloc")
+    assert attribute(only.observations, only.names, only.levels).jobs > 0
