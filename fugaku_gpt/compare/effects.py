@@ -329,8 +329,8 @@ def _judged(asked: Sequence[_Asked], tolerance: float) -> List[Effect]:
         verdict = verdict_of(low, high, tolerance)
         if verdict in (FASTER, SLOWER) and corrected > 1 - CONFIDENCE:
             verdict = UNDECIDED
-        ends = (math.exp(value) for value in (one.estimate, low, high))
-        found.append(Effect(one.name, *ends, p, corrected, verdict, one.given))
+        ratio, below, above = (math.exp(value) for value in (one.estimate, low, high))
+        found.append(Effect(one.name, ratio, below, above, p, corrected, verdict, one.given))
     return found
 
 

@@ -315,7 +315,7 @@ def read_design(text: str, at: str) -> Design:
     """
     line = next((line for line in text.splitlines() if line.startswith(_DESIGN)), None)
     try:
-        tree = json.loads(line[len(_DESIGN) :]) if line is not None else None
+        tree = json.loads(line[len(_DESIGN) :] if line is not None else "")
         factors = [Factor(one["name"], _level(one["low"]), _level(one["high"])) for one in tree["factors"]]
         return plan_design(factors, int(tree["fraction"]), int(tree["repeats"]), int(tree["seed"]))
     except (ValueError, KeyError, TypeError):
