@@ -125,9 +125,9 @@ def compare(
         raise UsageError(f"{len(sides)} sides: valid: two sides, or the folder of an earlier comparison")
     if len(sides) == 1:
         return _again(Path(sides[0]), form, plot, fail_on)
-    from fugaku_gpt.compare.environments import is_environment
+    from fugaku_gpt.jobs.environments.registry import is_profile
 
-    a, b = (parse_side(text, is_environment) for text in sides)
+    a, b = (parse_side(text, is_profile) for text in sides)
     if isinstance(a, RecordedSide) and isinstance(b, RecordedSide):
         before = warm_up if warm_up is not None else _RECORDED_WARM_UP
         report = report_recorded(a.text, b.text, compare_recorded(a, b, before, tolerance), tolerance)

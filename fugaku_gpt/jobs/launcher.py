@@ -161,11 +161,11 @@ def rank_words(
     if "PARALLEL" in os.environ:  # Fujitsu's OpenMP takes the smaller of the two
         variables["PARALLEL"] = str(threads)
     if profile is not None:
-        variables.update(_profile_variables(profile))
+        variables.update(profile_variables(profile))
     libraries = [str(tcmalloc)] if config.node.tcmalloc and tcmalloc is not None else []
-    libraries += config.node.preload
+    libraries += [*(profile.preload if profile is not None else ()), *config.node.preload]
     if libraries:
-        variables["LD_PRELOAD"] = _before(libraries, "LD_PRELOAD")
+        variables["LD_PRELOAD"] = before(libraries, "LD_PRELOAD")
     python = profile.python if profile is not None else sys.executable
     words = [f"{name}={value}" for name, value in variables.items()]
     return ["env", *words, python, "-m", "fugaku_gpt", "train", str(config_file), "--out", str(out_dir), *more]
@@ -181,20 +181,21 @@ def page_variables(node: NodeConfig) -> Dict[str, str]:
     return {name: str(value) for name, value in wanted if value is not None}
 
 
-def _profile_variables(profile: Profile) -> Dict[str, str]:
+def profile_variables(profile: Profile) -> Dict[str, str]:
+    """What a build's ranks are started with, over the present variables; preloaded libraries come besides."""
     variables = dict(text.split("=", 1) for text in profile.environment)
     for name, folders in (("PATH", profile.path), ("LD_LIBRARY_PATH", profile.library_path)):
         if folders:
-            variables[name] = _before(folders, name)
+            variables[name] = before(folders, name)
     checkout = Path(fugaku_gpt.__file__).resolve().parent.parent
     # the code of this checkout, under another Python. Of an installed copy, the neighbours are another Python's
     # packages: there the environment's own copy is used, and the run says which
     if (checkout / "setup.cfg").exists():
-        variables["PYTHONPATH"] = _before([str(checkout)], "PYTHONPATH")
+        variables["PYTHONPATH"] = before([str(checkout)], "PYTHONPATH")
     return variables
 
 
-def _before(values: Sequence[str], name: str) -> str:
+def before(values: Sequence[str], name: str) -> str:
     """Values before what a variable has now."""
     return ":".join([*values, *filter(None, [os.environ.get(name)])])
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import fugaku_gpt
 from fugaku_gpt.jobs.environments.profile import Expected, Profile
-from fugaku_gpt.jobs.environments.registry import rank_environment
+from fugaku_gpt.jobs.launcher import before, profile_variables
 from fugaku_gpt.jobs.processes import run_command
 from fugaku_gpt.machine import local
 
@@ -249,11 +250,10 @@ def _before_the_start(profile: Profile) -> List[Finding]:
 def _probe(profile: Profile, threads: int, names: Sequence[str]) -> Tuple[Optional[Dict[str, Any]], str]:
     """(what the environment tells, ""), or (None, why it tells nothing)."""
     lines: List[str] = []
-    variables = rank_environment(profile)
-    variables["OMP_NUM_THREADS"] = str(threads)
-    ours = str(Path(fugaku_gpt.__file__).resolve().parents[1])
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH", "")]))
-    if not os.access(profile.python, os.X_OK):
+    variables = {**profile_variables(profile), "OMP_NUM_THREADS": str(threads)}
+    if profile.preload:
+        variables["LD_PRELOAD"] = before(profile.preload, "LD_PRELOAD")
+    if shutil.which(profile.python) is None:
         return None, f"{profile.python}: is not there"
     outcome = run_command(
         [profile.python, "-c", _PROBE, *names], variables, timeout=PROBE_SECONDS, on_line=lines.append

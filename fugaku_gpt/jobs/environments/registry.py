@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import os
+import shutil
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,14 +45,22 @@ def profile_files(folder: Optional[Path] = None) -> Dict[str, Path]:
     Raises:
         UsageError: there is no such folder.
     """
-    root = checkout()
-    place = folder or (root / "env" if root is not None else Path(sys.prefix) / _SHIPPED)
+    place = folder or _folder()
     if not place.is_dir():
         raise UsageError(
             f"{place}: there is no folder of profiles: this fugaku_gpt was installed without them; name a profile by "
             "its path, such as ./env/torch-1.7.yaml, or run from a checkout"
         )
-    return {file.stem: file for file in sorted(place.glob("*.yaml"), key=_by_version)}
+    return _names(place)
+
+
+def _folder() -> Path:
+    root = checkout()
+    return root / "env" if root is not None else Path(sys.prefix) / _SHIPPED
+
+
+def _names(folder: Path) -> Dict[str, Path]:
+    return {file.stem: file for file in sorted(folder.glob("*.yaml"), key=_by_version)}
 
 
 def find_profile(name_or_path: str) -> Path:
@@ -76,12 +84,21 @@ def find_profile(name_or_path: str) -> Path:
     )
 
 
-def resolve(name_or_path: str, at: Optional[Path] = None) -> Profile:
+def is_profile(name_or_path: str) -> bool:
+    """Whether a word is a profile's name, or the path of a file of one."""
+    if name_or_path.endswith((".yaml", ".yml")):
+        return Path(name_or_path).is_file()
+    folder = _folder()
+    return folder.is_dir() and name_or_path in _names(folder)
+
+
+def resolve(name_or_path: str, at: Optional[Path] = None, unpacked: Optional[Path] = None) -> Profile:
     """A profile by its name or path, with its paths made absolute.
 
     Args:
         at: the environment's folder where it is not the profile's own: the virtual environment, or, of a build in a tar
             file, where that was unpacked.
+        unpacked: in a job with a tar file, where that was unpacked: relative paths are meant from there.
 
     Raises:
         UsageError: there is no such profile.
@@ -90,8 +107,9 @@ def resolve(name_or_path: str, at: Optional[Path] = None) -> Profile:
     file = find_profile(name_or_path)
     profile = load_profile(file)
     pins = str((file.parent / profile.pins).resolve()) if profile.pins else ""
-    if profile.in_tarball:
-        profile = with_absolute_paths(profile, at) if at is not None else profile
+    if unpacked is not None or profile.in_tarball:
+        folder = unpacked if unpacked is not None else at
+        profile = with_absolute_paths(profile, folder) if folder is not None else profile
     elif at is not None:
         inside = Path("bin", Path(profile.python).name)
         profile = with_absolute_paths(replace(profile, python=str(at / inside)), file.parent)
@@ -104,6 +122,9 @@ def place_of(profile: Profile) -> Place:
     """Where a resolved profile's environment is, and whether it is whole."""
     if profile.in_tarball and not Path(profile.python).is_absolute():
         return Place(Path(profile.python), "by a job")
+    if "/" not in profile.python:
+        found = shutil.which(profile.python)
+        return Place(Path(found or profile.python), "yes" if found else "no")
     python = Path(profile.python)
     folder = python.parent.parent
     if not folder.is_dir():
@@ -128,16 +149,6 @@ def require_made(profile: Profile) -> None:
     if place.made != "yes":
         words = "is not made" if place.made == "no" else "was not finished"
         raise UsageError(f"{place.folder}: the environment {words}: fugaku-gpt env create {profile.name}")
-
-
-def rank_environment(profile: Profile) -> Dict[str, str]:
-    """The variables that a resolved profile sets for its ranks, on this machine."""
-    variables = dict(setting.split("=", 1) for setting in profile.environment)
-    before = {"PATH": profile.path, "LD_LIBRARY_PATH": profile.library_path, "LD_PRELOAD": profile.preload}
-    for name, words in before.items():
-        if words:
-            variables[name] = os.pathsep.join([*words, *filter(None, [os.environ.get(name, "")])])
-    return variables
 
 
 def _by_version(file: Path) -> List[object]:

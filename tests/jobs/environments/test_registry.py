@@ -12,9 +12,9 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.environments import registry
 from fugaku_gpt.jobs.environments.registry import (
     checkout,
+    is_profile,
     place_of,
     profile_files,
-    rank_environment,
     require_made,
     resolve,
 )
@@ -38,6 +38,9 @@ def test_a_name_is_found_in_env_and_a_path_anywhere(tmp_path: Path, monkeypatch:
     assert (found.name, found.python) == ("mine", str(tmp_path / "venv/bin/python"))
     assert found.pins == str(tmp_path / "env" / "pins.txt")
     assert resolve("env/mine.yaml", at=tmp_path / "other").python == str(tmp_path / "other/bin/python")
+    assert resolve("env/mine.yaml", unpacked=tmp_path / "disk" / "x").python == str(tmp_path / "disk/venv/bin/python")
+    known = ["torch-1.7", "env/mine.yaml", "torch-1.8", "env/no.yaml", "env"]
+    assert [is_profile(word) for word in known] == [True, True, False, False, False]
 
 
 def test_a_name_that_is_none_lists_those_that_are() -> None:
@@ -72,13 +75,6 @@ def test_a_build_in_a_tar_file_is_made_where_that_is_unpacked(tmp_path: Path) ->
     (tmp_path / "torch-1.10" / "bin").mkdir(parents=True)
     (tmp_path / "torch-1.10" / "bin" / "python3").symlink_to(sys.executable)
     require_made(resolve("a64fx-torch-1.10", at=tmp_path))
-
-
-def test_ranks_get_what_the_profile_sets_before_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = _profile(tmp_path, "library_path: [/a, /b]\npreload: [x.so]\nenvironment: [K=v=w]\n")
-    monkeypatch.setenv("LD_LIBRARY_PATH", "/c")
-    monkeypatch.delenv("LD_PRELOAD", raising=False)
-    assert rank_environment(resolve(str(file))) == {"LD_LIBRARY_PATH": "/a:/b:/c", "LD_PRELOAD": "x.so", "K": "v=w"}
 
 
 def test_an_installation_without_a_checkout_has_the_profiles_it_brought(
