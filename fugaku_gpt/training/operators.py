@@ -7,6 +7,9 @@ between number types) is put in named parts for that time only, from outside.
 
 Every call's own time, without the calls inside it, goes to one class: by what computes it, or else by where it is
 called. The classes are told in ``records/operators.py``.
+
+Until all profiled iterations are over each call takes some 3 KiB of memory, and a micro-batch of 1024 tokens of a model
+of two layers makes 15,000 to 20,000: large global batches on few replicas are not for this.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Set
 
 import pytest
 import torch
@@ -30,6 +30,7 @@ from fugaku_gpt.records.operators import (
     Operators,
     read_operators,
 )
+from fugaku_gpt.training import operators
 from fugaku_gpt.training.operators import profile_operators, seconds_of_classes
 from fugaku_gpt.training.optimizer import BlockedAdamW
 from fugaku_gpt.training.trainer import Trainer
@@ -101,6 +102,14 @@ def test_what_autograd_does_after_a_row_parallel_layer_is_gelu(prefix: str) -> N
         call(f"{prefix}AddBackward0", 20.0, 24.0), call("aten::mul", 21.0, 23.0),
     )  # fmt: skip
     assert found == {PRODUCT: 3.0, OTHER: 1.0 + 2.0, GELU: 3.0, PYTHON: 91.0}
+
+
+def test_functions_of_autograd_are_known_by_names_that_they_have() -> None:
+    def below(one: type) -> Set[str]:
+        return {one.__name__}.union(*(below(other) for other in one.__subclasses__()))
+
+    known = {*operators._FUNCTIONS, *(name[: -len("Backward")] for name in operators._AFTER_GELU)}
+    assert known <= below(torch.autograd.Function)
 
 
 CONFIGS: Dict[str, List[str]] = {
