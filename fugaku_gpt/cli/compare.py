@@ -165,11 +165,14 @@ def overrides_of(data: Optional[str], settings: Tuple[str, ...]) -> Tuple[str, .
 
 
 def _again(out: Path, form: str, plot: Optional[Path], fail_on: Tuple[str, ...]) -> int:
-    from fugaku_gpt.compare.pairs import read_kept
+    from fugaku_gpt.compare.job import FOLDER
+    from fugaku_gpt.compare.pairs import FILE, read_kept
     from fugaku_gpt.compare.report import report_live
 
     if not out.is_dir():
         raise UsageError(f"{out}: no such folder; valid: two sides to compare, or the --out of an earlier comparison")
+    if not (out / FILE).exists() and (out / FOLDER / FILE).exists():  # the folder of a job
+        out = out / FOLDER
     return _tell(report_live(read_kept(out)), form, plot, fail_on)
 
 

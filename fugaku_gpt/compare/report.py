@@ -138,10 +138,8 @@ def report_recorded(a: str, b: str, recorded: Recorded, tolerance: float) -> Rep
         why.append("no configuration was run on both sides: nothing can be told")
     single = sum(block.comparison is None for block in blocks)
     if single:
-        why.append(
-            f"{single} of {len(blocks)} configurations have one run alone on a side: what a repeat would have changed "
-            "there is not known"
-        )
+        which = f"{single} of {len(blocks)} configurations have" if len(blocks) > 1 else "the configuration has"
+        why.append(f"{which} one run alone on a side: what a repeat would have changed there is not known")
     if len(blocks) > 1:
         why.append("over all: one ratio of each configuration, whatever the number of its runs (a blocked comparison)")
     why.append("these runs were not made in turns: what else has changed between them is in the ratio, too")

@@ -1,0 +1,94 @@
+"""Which conclusions of the notes hold, by their own rows: each is a comparison of recorded runs.
+
+    python benchmarks/notes.py [--format table|md|csv|json]
+
+`B/A` is over all configurations that both sides have, one ratio of each. A conclusion holds where the verdict says so;
+it is undecided where the rows cannot tell it from what differs between two runs anyway.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [path for path in [str(ROOT)] if path not in sys.path]
+TABLE = ROOT / "benchmarks" / "reference" / "measurements.csv"
+FUGAKU = "hardware=A64FX Fugaku"
+
+
+class Conclusion(NamedTuple):
+    """What the notes say, as conditions on their rows; ``holds`` where the verdict is this."""
+
+    said: str
+    a: str
+    b: str
+    holds: str = "faster"
+
+
+CONCLUSIONS = (
+    Conclusion("PyTorch 1.10 is faster than 1.7", "torch=1.7", "torch=1.10"),
+    Conclusion("PyTorch 1.13 is faster than 1.10", "torch=1.10", "torch=1.13"),
+    Conclusion("four ranks on a node are faster than one", f"{FUGAKU},ranks_per_node=1", f"{FUGAKU},ranks_per_node=4"),
+    Conclusion("2.2 GHz is faster than 2.0 GHz", f"{FUGAKU},freq=2.0", f"{FUGAKU},freq=2.2"),
+    Conclusion("retention off is faster", f"{FUGAKU},retention=default", f"{FUGAKU},retention=0"),
+    Conclusion("tcmalloc is faster (PyTorch 1.7)", "torch=1.7,tcmalloc=false", "torch=1.7,tcmalloc=true"),
+    Conclusion("tcmalloc is faster (PyTorch 1.10)", "torch=1.10,tcmalloc=false", "torch=1.10,tcmalloc=true"),
+    Conclusion(
+        "tcmalloc is faster (PyTorch 1.10, up to 64 nodes)",
+        "torch=1.10,tcmalloc=false,nodes<=64",
+        "torch=1.10,tcmalloc=true,nodes<=64",
+    ),
+    Conclusion(
+        "2.2 GHz, tcmalloc and retention off together are faster (one node, four ranks)",
+        "torch=1.7,nodes=1,ranks_per_node=4,freq=2.0,tcmalloc=false,retention=default",
+        "torch=1.7,nodes=1,ranks_per_node=4,freq=2.2,tcmalloc=true,retention=0",
+    ),
+)
+COLUMNS = ("conclusion", "configurations", "runs", "B/A", "95 % interval", "smallest and largest", "verdict", "holds")
+
+
+def main() -> int:
+    """Print the table."""
+    from fugaku_gpt.cli.output import FORMATS, render_rows
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--format", choices=FORMATS, default="table")
+    form = parser.parse_args().format
+    print(render_rows(COLUMNS, [row_of(one) for one in CONCLUSIONS], form), end="")
+    return 0
+
+
+def row_of(one: Conclusion) -> Dict[str, Any]:
+    """What the rows say to one conclusion."""
+    from fugaku_gpt.compare.recorded import compare_recorded
+    from fugaku_gpt.compare.sides import RecordedSide, parse_side
+
+    sides: List[RecordedSide] = []
+    for conditions in (one.a, one.b):
+        side = parse_side(f"{TABLE}:{conditions}", lambda _: False)
+        assert isinstance(side, RecordedSide)
+        sides.append(side)
+    found = compare_recorded(sides[0], sides[1], 0, 0.02)
+    blocks, whole = found.blocks, found.comparison
+    if whole is None:
+        return {"conclusion": one.said, "configurations": 0, "verdict": "none in common", "holds": "cannot be told"}
+    ratios = [block.ratio for block in blocks]
+    against = {"faster": "slower", "slower": "faster"}.get(one.holds)
+    holds = {one.holds: "yes", against: "no", "same": "no"}.get(whole.verdict, "cannot be told")
+    return {
+        "conclusion": one.said,
+        "configurations": len(blocks),
+        "runs": f"{sum(len(block.a) for block in blocks)} and {sum(len(block.b) for block in blocks)}",
+        "B/A": f"{whole.ratio:.3f}",
+        "95 % interval": f"{whole.low:.3f} to {whole.high:.3f}" if whole.low else None,
+        "smallest and largest": f"{min(ratios):.3f} to {max(ratios):.3f}",
+        "verdict": whole.verdict,
+        "holds": holds,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
