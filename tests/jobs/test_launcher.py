@@ -11,14 +11,18 @@ import pytest
 
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.environments.profile import Profile
 from fugaku_gpt.jobs.launcher import (
     MPICH,
     OPEN_MPI,
     Launcher,
     exit_code_of,
     find_launcher,
+    launch,
     rank_from_environment,
+    rank_words,
     recognise,
+    tcmalloc_of,
     threads_per_rank,
     train_command,
 )
@@ -81,6 +85,46 @@ def test_tcmalloc_is_preloaded_into_the_ranks_only(monkeypatch: pytest.MonkeyPat
     plain = load_run_config(preset="tiny")
     words = train_command(launcher, plain, Path("c"), Path("o"), 1, Path("/lib/libtcmalloc.so.4")).argv
     assert not any("PRELOAD" in word for word in words)
+
+
+def test_another_build_starts_with_its_own_python_and_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LD_PRELOAD", "PYTHONPATH", "PARALLEL", "LD_LIBRARY_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    profile = Profile(
+        python="/e/bin/python", path=("/e/mpi",), library_path=("/e/lib",), environment=("A=b=c",), tcmalloc="/e/tc.so"
+    )
+    config = load_run_config(preset="tiny", overrides=["node.tcmalloc=true", "node.large_pages=hugetlbfs"])
+    words = rank_words(config, Path("c"), Path("o"), 2, tcmalloc_of(profile), [], profile)
+    checkout = Path(__file__).resolve().parents[2]
+    assert words == [
+        *(
+            "env",
+            "OMP_NUM_THREADS=2",
+            "MKL_NUM_THREADS=2",
+            "XOS_MMM_L_HPAGE_TYPE=hugetlbfs",
+            "A=b=c",
+            "PATH=/e/mpi:/usr/bin",
+        ),
+        *("LD_LIBRARY_PATH=/e/lib", f"PYTHONPATH={checkout}", "LD_PRELOAD=/e/tc.so"),
+        *("/e/bin/python", "-m", "fugaku_gpt", "train", "c", "--out", "o"),
+    ]
+
+
+def test_a_build_without_an_mpirun_beside_its_python_has_one_in_its_folders(tmp_path: Path) -> None:
+    own = find_launcher()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "mpi").mkdir()
+    (tmp_path / "mpi" / "mpirun").symlink_to(own.path.resolve())
+    profile = Profile(python=str(tmp_path / "bin" / "python"), path=(str(tmp_path / "mpi"),))
+    assert find_launcher(profile=profile).path == tmp_path / "mpi" / "mpirun"
+
+
+def test_inside_a_job_the_ranks_start_with_the_words_that_are_given(tmp_path: Path) -> None:
+    config = load_run_config(preset="tiny", overrides=["layout.dp=4", "node.threads_per_rank=1"])
+    log = tmp_path / "log"
+    outcome = launch(config, Path("c"), Path("o"), log=log, start=["echo", "start", "{ranks}"])
+    assert outcome.ok and log.read_text().startswith("start 4 env OMP_NUM_THREADS=1 ")
 
 
 def test_threads_are_an_equal_share_unless_given() -> None:
