@@ -9,6 +9,7 @@ from typing import List, Sequence, Tuple
 from fugaku_gpt.compare.environments import profile_of
 from fugaku_gpt.compare.sides import LiveSide
 from fugaku_gpt.config import RunConfig
+from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.environments.profile import Profile, this_python
 from fugaku_gpt.jobs.render import JobScript, render_job
@@ -23,6 +24,7 @@ _OF_ALLOCATION = (
 )  # fmt: skip
 _COMMON = ("launcher", "launcher_options", "srun_mpi", "modules")
 _RANKS = "{ranks}"
+_SHARE = 0.9  # of the time limit; the rest is for the start and what comes after the pairs
 
 
 def comparison_script(
@@ -62,7 +64,7 @@ def comparison_script(
         "ranks_per_node": most.ranks_per_node,
         "start": _start(base, profile, launcher),
         "sides": [_shipped(side) for side in sides],
-        "words": ["--out", FOLDER, *words],
+        "words": ["--out", FOLDER, *words, *_budget(base, words)],
     }
     return base, render_job(base, profile, name=TEMPLATE, more=more)
 
@@ -74,6 +76,13 @@ def _start(config: RunConfig, profile: Profile, launcher: str) -> List[str]:
     else:
         words = ["-n", _RANKS]
     return [launcher, *words, *profile.launcher_options]
+
+
+def _budget(config: RunConfig, words: Sequence[str]) -> List[str]:
+    """The time limit's share for pairs, where none is asked for: a pair that would be cut off is not begun."""
+    if config.job.elapse is None or any(word.startswith("--budget") for word in words):
+        return []
+    return [f"--budget={format_duration(_SHARE * config.job.elapse)}"]
 
 
 def _shipped(side: LiveSide) -> str:

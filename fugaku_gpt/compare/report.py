@@ -11,12 +11,14 @@ from fugaku_gpt.compare.curves import Curves, compare_curves, farthest_of
 from fugaku_gpt.compare.facts import differences
 from fugaku_gpt.compare.live import STOPPED, comparison_of
 from fugaku_gpt.compare.noise import Noise, unknown_of
+from fugaku_gpt.compare.operators import COLUMNS, WHOLE, explanation, operator_rows, slowdown
 from fugaku_gpt.compare.pairs import A_FIRST, Kept
 from fugaku_gpt.compare.recorded import Block, Recorded
 from fugaku_gpt.compare.samples import SETTLED, Job, builds_of
 from fugaku_gpt.compare.statistics import Comparison
 
 NO_VERDICT = "none"
+OPERATORS = "Where the time of an iteration goes"
 UNDECIDED = "undecided"
 _MANY = 100  # pairs that nobody will run
 
@@ -203,7 +205,8 @@ def _report(
         **more,
         "tables": {one.title: {"lines": list(one.lines), "rows": [dict(row) for row in one.rows]} for one in sections},
     }
-    return Report(a, b, verdict, headline, tuple(why), tuple(sections), found, tuple(points), values)
+    operators = [row for one in sections if one.title == OPERATORS for row in one.rows if row["class"] != WHOLE]
+    return Report(a, b, verdict, headline, tuple(why), tuple(sections), found, tuple(points), values, tuple(operators))
 
 
 def _headline(found: Optional[Comparison], tolerance: float, troubles: Sequence[str], noun: str) -> Tuple[str, str]:
@@ -269,7 +272,20 @@ def _about_jobs(a: Sequence[Job], b: Sequence[Job]) -> List[Section]:
     """Memory, losses and start-up facts; nothing where there are no run directories."""
     if not a or not b:
         return []
-    return [_memory_section(a, b), _curve_section(a, b), _fact_section(a, b)]
+    return [*_operator_section(a, b), _memory_section(a, b), _curve_section(a, b), _fact_section(a, b)]
+
+
+def _operator_section(a: Sequence[Job], b: Sequence[Job]) -> List[Section]:
+    """Where an iteration's time goes; nothing where one of the sides was not profiled."""
+    ours, theirs = ([job.operators for job in jobs if job.operators is not None] for jobs in (a, b))
+    if not ours or not theirs:
+        return []
+    lines = (
+        explanation(ours, theirs),
+        f"of a few iterations after the timed ones, which the profiler makes {slowdown(ours):.2f} (A) and "
+        f"{slowdown(theirs):.2f} (B) times as long",
+    )
+    return [Section(OPERATORS, lines, COLUMNS, tuple(operator_rows(ours, theirs)))]
 
 
 def _memory_section(a: Sequence[Job], b: Sequence[Job]) -> Section:
@@ -341,10 +357,14 @@ def _noise_section(a: Sequence[Noise], b: Sequence[Noise]) -> Section:
 
 
 def _told(kept: Kept) -> str:
-    failed = sum(not pair.ended_well for pair in kept.pairs)
-    words = [f"{len(kept.counted)} pairs count", f"{len(kept.disturbed)} were disturbed and are left out"]
+    counted, disturbed = len(kept.counted), len(kept.disturbed)
+    failed, broken_off = sum(not pair.ended_well for pair in kept.pairs), len(kept.broken_off)
+    words = [
+        f"{counted} {'pair counts' if counted == 1 else 'pairs count'}",
+        f"{disturbed} {'was' if disturbed == 1 else 'were'} disturbed and left out",
+    ]
     words += [f"{failed} failed"] if failed else []
-    words += [f"{len(kept.broken_off)} were stopped on their way"] if kept.broken_off else []
+    words += [f"{broken_off} {'was' if broken_off == 1 else 'were'} stopped on the way"] if broken_off else []
     return ", ".join(words)
 
 

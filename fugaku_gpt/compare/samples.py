@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.records.operators import Operators, read_operators
 from fugaku_gpt.records.run import FAILED, OK, RunDirectory
 from fugaku_gpt.records.summary import of_last_size
 
@@ -36,6 +37,7 @@ class Job:
         losses: iteration → loss, warm-up included; those that were not finite are left out.
         environment: what was really running.
         config: None where it makes no valid run any more.
+        operators: what an iteration's time goes to; None where that was not profiled.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Job:
     losses: Mapping[int, float] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     config: Optional[RunConfig] = None
+    operators: Optional[Operators] = None
 
     @property
     def usable(self) -> bool:
@@ -89,6 +92,7 @@ def read_job(directory: Path, warm_up: int) -> Job:
         losses={int(line["iteration"]): float(line["loss"]) for line in lines if line.get("loss") is not None},
         environment=run.environment() or {},
         config=config,
+        operators=read_operators(directory),
     )
 
 

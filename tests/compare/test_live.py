@@ -109,7 +109,7 @@ def test_a_disturbed_pair_is_kept_left_out_and_run_again(tmp_path: Path) -> None
     assert left_out.name == "pair-002" and left_out.disturbed == ("B: other processes took 30.0% of the machine",)
     assert [pair.order for pair in found.counted] == ["AB", "BA", "AB", "BA"]  # balanced among those that count
     text = report_text(report_live(found), "table")
-    assert "4 pairs count, 1 were disturbed and are left out" in text
+    assert "4 pairs count, 1 was disturbed and left out" in text
     assert "no: B: other processes took 30.0% of the machine" in text
 
 
@@ -163,7 +163,7 @@ def test_stopped_in_a_pair_whole_pairs_stay_and_the_next_call_goes_on(tmp_path: 
     assert run(tmp_path / "out", launch) == live.ENOUGH_PAIRS
     found = kept(tmp_path / "out")
     assert [pair.name for pair in found.counted] == ["pair-001", "pair-002", "pair-004", "pair-005"]
-    assert "1 were stopped on their way" in report_text(report_live(found), "md")
+    assert "1 was stopped on the way" in report_text(report_live(found), "md")
 
 
 def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
