@@ -11,7 +11,7 @@ from fugaku_gpt.compare.curves import Curves, compare_curves, farthest_of
 from fugaku_gpt.compare.facts import differences
 from fugaku_gpt.compare.live import STOPPED, comparison_of
 from fugaku_gpt.compare.noise import Noise, unknown_of
-from fugaku_gpt.compare.operators import COLUMNS, WHOLE, explanation, operator_rows, slowdown
+from fugaku_gpt.compare.operators import COLUMNS, explanation, operator_rows, slowdown
 from fugaku_gpt.compare.pairs import A_FIRST, Kept
 from fugaku_gpt.compare.recorded import Block, Recorded
 from fugaku_gpt.compare.samples import SETTLED, Job, builds_of
@@ -205,7 +205,7 @@ def _report(
         **more,
         "tables": {one.title: {"lines": list(one.lines), "rows": [dict(row) for row in one.rows]} for one in sections},
     }
-    operators = [row for one in sections if one.title == OPERATORS for row in one.rows if row["class"] != WHOLE]
+    operators = [row for one in sections if one.title == OPERATORS for row in one.rows]
     return Report(a, b, verdict, headline, tuple(why), tuple(sections), found, tuple(points), values, tuple(operators))
 
 
