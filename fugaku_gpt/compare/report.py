@@ -7,30 +7,16 @@ import statistics
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from fugaku_gpt.compare.curves import Curves, compare_curves, farthest_of
-from fugaku_gpt.compare.facts import differences
 from fugaku_gpt.compare.live import STOPPED, comparison_of
-from fugaku_gpt.compare.noise import Noise, unknown_of
-from fugaku_gpt.compare.operators import COLUMNS, explanation, operator_rows, slowdown
 from fugaku_gpt.compare.pairs import A_FIRST, Kept
 from fugaku_gpt.compare.recorded import Block, Recorded
 from fugaku_gpt.compare.samples import SETTLED, Job, builds_of
+from fugaku_gpt.compare.sections import OPERATORS, Section, about_jobs, noise_section, run_section
 from fugaku_gpt.compare.statistics import Comparison
 
 NO_VERDICT = "none"
-OPERATORS = "Where the time of an iteration goes"
 UNDECIDED = "undecided"
 _MANY = 100  # pairs that nobody will run
-
-
-@dataclass(frozen=True)
-class Section:
-    """One table of a report with the lines above it; without columns, the lines alone."""
-
-    title: str
-    lines: Tuple[str, ...] = ()
-    columns: Tuple[str, ...] = ()
-    rows: Tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,10 +84,11 @@ def report_live(kept: Kept) -> Report:
         for pair in kept.pairs
     ]
     sections = [
+        *([run_section(jobs_a[0], _timed(jobs_a[0], plan.warm_up))] if jobs_a else []),
         Section("Seconds per iteration", (), _JOBS, _spread(*kept.seconds)),
         Section("Pairs", (_told(kept),), ("pair", "order", "A (s)", "B (s)", "B/A", "counts"), tuple(rows)),
-        *_about_jobs(jobs_a, jobs_b),
-        _noise_section(
+        *about_jobs(jobs_a, jobs_b),
+        noise_section(
             [pair.noise_a for pair in kept.pairs if pair.noise_a], [pair.noise_b for pair in kept.pairs if pair.noise_b]
         ),
     ]
@@ -163,7 +150,9 @@ def report_recorded(a: str, b: str, recorded: Recorded, tolerance: float) -> Rep
     sections = [Section("Configurations that both sides have", (), columns, tuple(rows))]
     if recorded.left_out:
         sections.append(Section("Left out", recorded.left_out))
-    sections += _about_jobs(recorded.jobs_a, recorded.jobs_b)
+    if recorded.jobs_a:
+        sections.append(run_section(recorded.jobs_a[0]))
+    sections += about_jobs(recorded.jobs_a, recorded.jobs_b)
     points = [Point(block.words, block.ratio, True) for block in blocks]
     values = {
         "configurations": [
@@ -268,92 +257,8 @@ def _spread(a: Sequence[float], b: Sequence[float]) -> Tuple[Mapping[str, Any], 
     return tuple(rows)
 
 
-def _about_jobs(a: Sequence[Job], b: Sequence[Job]) -> List[Section]:
-    """Memory, losses and start-up facts; nothing where there are no run directories."""
-    if not a or not b:
-        return []
-    return [*_operator_section(a, b), _memory_section(a, b), _curve_section(a, b), _fact_section(a, b)]
-
-
-def _operator_section(a: Sequence[Job], b: Sequence[Job]) -> List[Section]:
-    """Where an iteration's time goes; nothing where one of the sides was not profiled."""
-    ours, theirs = ([job.operators for job in jobs if job.operators is not None] for jobs in (a, b))
-    if not ours or not theirs:
-        return []
-    lines = (
-        explanation(ours, theirs),
-        f"of a few iterations after the timed ones, which the profiler makes {slowdown(ours):.2f} (A) and "
-        f"{slowdown(theirs):.2f} (B) times as long",
-    )
-    return [Section(OPERATORS, lines, COLUMNS, tuple(operator_rows(ours, theirs)))]
-
-
-def _memory_section(a: Sequence[Job], b: Sequence[Job]) -> Section:
-    rows = []
-    for what, key in (("largest rank's RSS", "rss_max_bytes"), ("node used", "node_used_bytes")):
-        values = [[getattr(job, key) for job in jobs if getattr(job, key) is not None] for jobs in (a, b)]
-        if all(values):
-            ours, theirs = map(statistics.median, values)
-            cells = (f"{ours / 2**20:.0f}", f"{theirs / 2**20:.0f}", f"{theirs / ours:.3f}")
-            rows.append({"peak": what, "A (MiB)": cells[0], "B (MiB)": cells[1], "B/A": cells[2]})
-    return Section("Memory", ("median of the jobs' peaks",), ("peak", "A (MiB)", "B (MiB)", "B/A"), tuple(rows))
-
-
-def _curve_section(a: Sequence[Job], b: Sequence[Job]) -> Section:
-    dtypes = [job.config.training.dtype for job in (a[0], b[0]) if job.config is not None]
-    if len(dtypes) < 2:
-        return Section("Loss curves", ("the runs' configurations cannot be read",))
-    found = compare_curves(a[0].losses, b[0].losses, dtypes)
-    lines = [_curve_words("A and B", found)]
-    for name, jobs, dtype in (("A", a, dtypes[0]), ("B", b, dtypes[1])):
-        own = farthest_of([job.losses for job in jobs], dtype)
-        if own is not None:
-            lines.append(_curve_words(f"{name}'s own jobs", own))
-    return Section("Loss curves", tuple(lines))
-
-
-def _curve_words(who: str, found: Optional[Curves]) -> str:
-    if found is None:
-        return f"{who}: no iteration in common"
-    if found.distance == 0:
-        return f"{who}: the same in all {found.points} iterations"
-    verdict = "equal" if found.equal else "NOT equal"
-    return (
-        f"{who}: {verdict} within {found.tolerance:.0e}: apart by {found.distance:.1e} of the loss at most, in "
-        f"iteration {found.iteration} of {found.points} ({found.loss_a:.6f} and {found.loss_b:.6f})"
-    )
-
-
-def _fact_section(a: Sequence[Job], b: Sequence[Job]) -> Section:
-    rows = tuple({"fact": one.fact, "A": one.a, "B": one.b} for one in differences(a, b))
-    return Section("What differs at start-up", () if rows else ("nothing",), ("fact", "A", "B") if rows else (), rows)
-
-
-_NOISE = (
-    ("other processes, during", "others", "{:.1%}"),
-    ("other processes, just before", "others_before", "{:.0%}"),
-    ("other processes, just after", "others_after", "{:.0%}"),
-    ("stolen by the host", "stolen", "{:.1%}"),
-    ("clock (MHz)", "mhz", "{:.0f}"),
-    ("throttled (events)", "throttled", "{:.0f}"),
-    ("pages touched first or mapped (1/s)", "minor_faults", "{:.0f}"),
-    ("pages read from a disk (1/s)", "major_faults", "{:.1f}"),
-    ("waits (1/s)", "yields", "{:.0f}"),
-    ("switches by force (1/s)", "switches", "{:.0f}"),
-)
-
-
-def _noise_section(a: Sequence[Noise], b: Sequence[Noise]) -> Section:
-    rows = []
-    for what, key, form in _NOISE:
-        cells = []
-        for side in (a, b):
-            values = [value for value in (getattr(noise, key) for noise in side) if value is not None]
-            cells.append(form.format(statistics.median(values)) if values else None)
-        rows.append({"of a job, in the median": what, "A": cells[0], "B": cells[1]})
-    unknown = unknown_of(a[0]) if a else []
-    lines = (f"not told by this machine: {', '.join(unknown)}",) if unknown else ()
-    return Section("What else went on", lines, ("of a job, in the median", "A", "B"), tuple(rows))
+def _timed(job: Job, warm_up: int) -> Tuple[str]:
+    return (f"each job: {warm_up} iterations of warm-up, then the median of {job.timed}",)
 
 
 def _told(kept: Kept) -> str:
