@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, fields
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from fugaku_gpt.compare.samples import Job, expect_runs, read_job
+from fugaku_gpt.compare.samples import Job, expect_runs, not_applied, read_job
 from fugaku_gpt.compare.sides import RecordedSide
 from fugaku_gpt.compare.statistics import Comparison, compare_groups, compare_pairs
 from fugaku_gpt.config import RunConfig, changed_settings
@@ -28,7 +28,7 @@ _HANDLING = ("job.", "checkpoint.", "data.", "training.iterations", "training.pr
 
 @dataclass(frozen=True)
 class Measured:
-    """One recorded run: its name, what it was, and what it gave."""
+    """One recorded run: its name, what it was, what it gave, and which of its settings were not applied."""
 
     name: str
     configuration: Mapping[str, object]
@@ -36,6 +36,7 @@ class Measured:
     seconds: float
     memory: Optional[float] = None
     memory_unit: str = ""
+    not_applied: Tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,8 @@ def compare_recorded(a: RecordedSide, b: RecordedSide, warm_up: int, tolerance: 
     if not pairs and not a.is_table and all(len(_groups(one.runs, asked)) == 1 for one in (first, second)):
         # two folders, one configuration each: they differ in what was meant to differ
         pairs = [(first.runs, second.runs)]
-    blocks = tuple(Block(x[0].words, x, y, _within(x, y, tolerance)) for x, y in pairs)
+    applied = [(_applied(x, y), _applied(y, x)) for x, y in pairs]
+    blocks = tuple(Block(x[0].words, x, y, _within(x, y, tolerance)) for x, y in applied if x and y)
     used = {run.name for block in blocks for run in (*block.a, *block.b)}
     return Recorded(
         blocks,
@@ -131,7 +133,7 @@ def compare_recorded(a: RecordedSide, b: RecordedSide, warm_up: int, tolerance: 
         tuple(
             f"{name}: {line}"
             for name, one in (("A", first), ("B", second))
-            for line in (*one.left_out, *_without_partner(one.runs, used))
+            for line in (*one.left_out, *_not_applied(one.runs, used), *_without_partner(one.runs, used))
         ),
         tuple(job for job in first.jobs if job.name in used),
         tuple(job for job in second.jobs if job.name in used),
@@ -158,12 +160,12 @@ def _within(a: Sequence[Measured], b: Sequence[Measured], tolerance: float) -> O
 Runs = Tuple[Measured, ...]
 
 
-def _matched(a: Sequence[Measured], b: Sequence[Measured], asked: "set[str]") -> List[Tuple[Runs, Runs]]:
+def _matched(a: Sequence[Measured], b: Sequence[Measured], asked: Set[str]) -> List[Tuple[Runs, Runs]]:
     ours, theirs = _groups(a, asked), _groups(b, asked)
     return [(tuple(ours[key]), tuple(theirs[key])) for key in ours if key in theirs]
 
 
-def _groups(runs: Sequence[Measured], asked: "set[str]") -> Dict[Tuple[Tuple[str, str], ...], List[Measured]]:
+def _groups(runs: Sequence[Measured], asked: Set[str]) -> Dict[Tuple[Tuple[str, str], ...], List[Measured]]:
     groups: Dict[Tuple[Tuple[str, str], ...], List[Measured]] = {}
     for run in runs:
         key = tuple(sorted((name, repr(value)) for name, value in run.configuration.items() if name not in asked))
@@ -171,8 +173,19 @@ def _groups(runs: Sequence[Measured], asked: "set[str]") -> Dict[Tuple[Tuple[str
     return groups
 
 
-def _without_partner(runs: Sequence[Measured], used: "set[str]") -> List[str]:
-    left = [run.name for run in runs if run.name not in used]
+def _applied(runs: Runs, others: Runs) -> Runs:
+    """The runs that have really run with what tells them from the others."""
+    there = others[0].configuration
+    return tuple(run for run in runs if all(run.configuration.get(key) == there.get(key) for key in run.not_applied))
+
+
+def _not_applied(runs: Sequence[Measured], used: Set[str]) -> List[str]:
+    left = [run for run in runs if run.name not in used and run.not_applied]
+    return [f"{run.name}: {', '.join(run.not_applied)} was not applied, by its own record" for run in left]
+
+
+def _without_partner(runs: Sequence[Measured], used: Set[str]) -> List[str]:
+    left = [run.name for run in runs if run.name not in used and not run.not_applied]
     if not left:
         return []
     shown = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
@@ -239,9 +252,8 @@ def runs_of(side: RecordedSide, warm_up: int) -> Found:
         # of a condition's key the default counts too, so that "not asked for" and "false" are one
         configuration.update({one.key: _setting(config, one.key) for one in side.conditions})
         memory = float(job.node_used_bytes) if job.node_used_bytes is not None else None
-        found.append(
-            Measured(job.name, configuration, _words_of_config(config), job.seconds, memory, "bytes of the node")
-        )
+        words, missing = _words_of_config(config), tuple(not_applied(job))
+        found.append(Measured(job.name, configuration, words, job.seconds, memory, "bytes of the node", missing))
         jobs.append(job)
     if not found:
         left = "; ".join(_counted(ends, "run"))

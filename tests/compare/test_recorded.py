@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from fugaku_gpt.compare.recorded import compare_recorded
-from fugaku_gpt.compare.report import report_recorded
+from fugaku_gpt.compare.report import NO_VERDICT, report_recorded
 from fugaku_gpt.compare.sides import RecordedSide, parse_side
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.operators import CLASSES, OPTIMISER, PRODUCT, Operators, write_operators
-from tests.compare.runs import leave_run, tiny
+from tests.compare.runs import ENVIRONMENT, leave_run, tiny
 
 NOTES = Path(__file__).parents[2] / "benchmarks" / "reference" / "measurements.csv"
 HEADER = (
@@ -131,6 +131,17 @@ def test_two_folders_of_one_configuration_each_need_no_condition(tmp_path: Path)
     recorded = compare_recorded(side(str(tmp_path / "one")), side(str(tmp_path / "two")), 2, 0.02)
     assert recorded.comparison is not None and recorded.comparison.verdict == "slower"
     assert (recorded.comparison.a, recorded.comparison.b) == (3, 3)
+
+
+def test_a_run_whose_toggle_was_not_applied_is_no_run_with_it(tmp_path: Path) -> None:
+    toggle = {"name": "tcmalloc", "requested": True, "applied": False, "seen": "libc"}
+    leave_run(tmp_path / "plain", [1.0] * 6)
+    environment = {**ENVIRONMENT, "toggles": [toggle]}
+    leave_run(tmp_path / "in-vain", [0.8] * 6, tiny("node.tcmalloc=true"), environment=environment)
+    recorded = compare_recorded(side(f"{tmp_path}:tcmalloc=false"), side(f"{tmp_path}:tcmalloc=true"), 2, 0.02)
+    assert recorded.blocks == ()
+    assert "B: in-vain: node.tcmalloc was not applied, by its own record" in recorded.left_out
+    assert report_recorded("A", "B", recorded, 0.02).verdict == NO_VERDICT
 
 
 def test_what_cannot_be_matched_is_refused(tmp_path: Path) -> None:
