@@ -118,6 +118,7 @@ def run_pairs(
     _enter(out, plan, mark)
     try:
         write_plan(out, plan)
+        write_ending(out, "")
         began, there = clock(), len(read_kept(out).pairs)
         why = ""
         while not why:
