@@ -8,22 +8,19 @@ from typing import TYPE_CHECKING, Optional, Tuple
 
 import click
 
+from fugaku_gpt.cli.compare_asked import LIVE_WARM_UP, RECORDED_WARM_UP, Shared
 from fugaku_gpt.cli.compare_print import FORMATS, report_text
 from fugaku_gpt.cli.numbers import FiniteRange, seconds_of_option
 from fugaku_gpt.config import preset_names
+from fugaku_gpt.config.schema import SCHEDULERS
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, UsageError
 
 if TYPE_CHECKING:
     from fugaku_gpt.compare.report import Report
 
-_RECORDED_WARM_UP = 2
-_LIVE_WARM_UP = 5
-# what takes time beside iterations is left out, unless it is asked for; each iteration is told by itself
-_TIMED = ("training.log_interval=1", "training.eval_interval=null", "checkpoint.interval=null")
-
 
 @click.command()
-@click.argument("sides", metavar="A B | DIR", nargs=-1, required=True)
+@click.argument("sides", metavar="A B | DIR | FILE.csv", nargs=-1)
 @click.option("--run", "run_file", metavar="RUN.yaml", type=click.Path(path_type=Path), help="The run that is timed.")
 @click.option("--preset", help=f"Start from a preset: {', '.join(preset_names())}.")
 @click.option("--data", help="Folder made by `data prepare`, or prefix of a Megatron .bin/.idx pair (sets data.paths).")
@@ -33,7 +30,7 @@ _TIMED = ("training.log_interval=1", "training.eval_interval=null", "checkpoint.
 @click.option(
     "--warm-up",
     type=click.IntRange(min=0),
-    help=f"Iterations before these; default: {_LIVE_WARM_UP}, of recorded runs {_RECORDED_WARM_UP}.",
+    help=f"Iterations before these; default: {LIVE_WARM_UP}, of recorded runs {RECORDED_WARM_UP}.",
 )
 @click.option("--pairs", type=click.IntRange(min=1), default=10, show_default=True, help="Pairs that count, at most.")
 @click.option("--budget", metavar="H:MM:SS", callback=seconds_of_option, help="Time of this call, at most.")
@@ -69,6 +66,15 @@ _TIMED = ("training.log_interval=1", "training.eval_interval=null", "checkpoint.
 )
 @click.option("--job", type=click.Choice(["pjm", "slurm"]), help="Write a job script that runs this in one allocation.")
 @click.option(
+    "--factorial",
+    metavar="TOGGLES",
+    help="Which of these is worth what: a design of all combinations, such as freq,tcmalloc,ranks=1|4.",
+)
+@click.option("--fraction", type=click.IntRange(min=0), default=0, show_default=True, help="Run one in 2^N of them.")
+@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Blocks of a design.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the order in each block.")
+@click.option("--scheduler", type=click.Choice(SCHEDULERS), help="Hand a design's runs in as jobs; default: run here.")
+@click.option(
     "--start", multiple=True, metavar="WORD", help="Inside a job: words that start ranks, {ranks} their number."
 )
 @click.option(
@@ -96,6 +102,11 @@ def compare(
     plot: Optional[Path],
     fail_on: Tuple[str, ...],
     job: Optional[str],
+    factorial: Optional[str],
+    fraction: int,
+    repeats: int,
+    seed: int,
+    scheduler: Optional[str],
     start: Tuple[str, ...],
     unpacked: Optional[Path],
 ) -> int:
@@ -110,7 +121,10 @@ def compare(
     benchmarks/reference/measurements.csv, selected by conditions: notes.csv:torch=1.7,nodes<=64. They are matched by
     all the rest of their configuration.
 
-    DIR is the --out of an earlier comparison: its report is printed again.
+    DIR is the --out of an earlier comparison or design: its report is printed again.
+
+    With --factorial, no sides: the design of these toggles is printed; with --out its runs are run here, or handed in
+    with --scheduler, and main effects and interactions are told. With a FILE.csv: what its rows tell of these toggles.
 
     Exit codes: 0 a report, 1 a job failed or a toggle was not applied, 2 usage, 3 --fail-on, 75 stopped and can go on.
     """
@@ -121,56 +135,58 @@ def compare(
 
     if plot is not None:
         check_plot(plot)
-    if len(sides) > 2:
+    shared = Shared(run_file, preset, overrides_of(data, settings, scheduler or job), ranks, iterations, warm_up)
+    if factorial is not None:
+        from fugaku_gpt.cli.compare_factorial import Wanted, tell_factorial
+
+        if len(sides) > 1 or plot is not None or job is not None:
+            raise UsageError(
+                "--factorial: goes with nothing, a folder of runs or a FILE.csv, and without --plot or --job"
+            )
+        wanted = Wanted(factorial, shared, fraction, repeats, seed, scheduler is not None, tolerance, out)
+        return tell_factorial(wanted, Path(sides[0]) if sides else None, form)
+    if scheduler is not None:
+        raise UsageError("--scheduler: goes with --factorial; two sides are run inside one job by --job")
+    if not 1 <= len(sides) <= 2:
         raise UsageError(f"{len(sides)} sides: valid: two sides, or the folder of an earlier comparison")
     if len(sides) == 1:
-        return _again(Path(sides[0]), form, plot, fail_on)
+        return _again(Path(sides[0]), form, plot, fail_on, shared.warm_up_of_live, tolerance)
     from fugaku_gpt.jobs.environments.registry import is_profile
 
     a, b = (parse_side(text, is_profile) for text in sides)
     if isinstance(a, RecordedSide) and isinstance(b, RecordedSide):
-        before = warm_up if warm_up is not None else _RECORDED_WARM_UP
-        report = report_recorded(a.text, b.text, compare_recorded(a, b, before, tolerance), tolerance)
+        recorded = compare_recorded(a, b, shared.warm_up_of_recorded, tolerance)
+        report = report_recorded(a.text, b.text, recorded, tolerance)
         return _tell(report, form, plot, fail_on)
     if not isinstance(a, LiveSide) or not isinstance(b, LiveSide):
         raise UsageError(f"{a.text} and {b.text}: one is recorded and one would be run now; valid: two of a kind")
     from fugaku_gpt.cli.compare_live import Asked, render_job, run_live
 
-    asked = Asked(
-        (a, b),
-        run_file,
-        preset,
-        overrides_of(data, settings),
-        ranks,
-        iterations,
-        warm_up if warm_up is not None else _LIVE_WARM_UP,
-        pairs,
-        budget,
-        at_least,
-        tolerance,
-        load,
-        reruns,
-        out,
-        unpacked,
-    )
+    asked = Asked(shared, (a, b), pairs, budget, at_least, tolerance, load, reruns, out, unpacked)
     if job is not None:
-        return render_job(asked, job)
+        return render_job(asked)
     return _tell(run_live(asked, start), form, plot, fail_on)
 
 
-def overrides_of(data: Optional[str], settings: Tuple[str, ...]) -> Tuple[str, ...]:
-    """What is set on both sides, the user's own last."""
+def overrides_of(data: Optional[str], settings: Tuple[str, ...], scheduler: Optional[str]) -> Tuple[str, ...]:
+    """What is set on both sides, over the run file: the user's own, and who runs the job."""
     paths = (f"data.paths=[{json.dumps(data)}]",) if data is not None else ()
-    return (*_TIMED, *paths, *settings)
+    jobs = (f"job.scheduler={scheduler}",) if scheduler is not None else ()
+    return (*paths, *settings, *jobs)
 
 
-def _again(out: Path, form: str, plot: Optional[Path], fail_on: Tuple[str, ...]) -> int:
+def _again(out: Path, form: str, plot: Optional[Path], fail_on: Tuple[str, ...], warm_up: int, tolerance: float) -> int:
+    from fugaku_gpt.cli.compare_factorial import design_in, tell_design
     from fugaku_gpt.compare.job import FOLDER
     from fugaku_gpt.compare.pairs import FILE, read_kept
     from fugaku_gpt.compare.report import report_live
+    from fugaku_gpt.sweep.plan import FILE as PLAN_FILE
 
     if not out.is_dir():
         raise UsageError(f"{out}: no such folder; valid: two sides to compare, or the --out of an earlier comparison")
+    design = design_in(out) if (out / PLAN_FILE).exists() else None
+    if design is not None:
+        return tell_design(out, design, warm_up, tolerance, form)
     if not (out / FILE).exists() and (out / FOLDER / FILE).exists():  # the folder of a job
         out = out / FOLDER
     return _tell(report_live(read_kept(out)), form, plot, fail_on)

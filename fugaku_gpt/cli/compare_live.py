@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
 import click
 
+from fugaku_gpt.cli.compare_asked import Shared
 from fugaku_gpt.config import RunConfig, config_values
-from fugaku_gpt.config.load import valid_keys
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_OK, UsageError
 
@@ -18,20 +18,13 @@ if TYPE_CHECKING:
     from fugaku_gpt.compare.report import Report
     from fugaku_gpt.compare.sides import LiveSide
 
-_PROFILED = 3  # iterations after the timed ones, for the table of operators
-
 
 @dataclass(frozen=True)
 class Asked:
     """What the command line asks for; see its options."""
 
+    shared: Shared
     sides: Tuple["LiveSide", "LiveSide"]
-    run_file: Optional[Path]
-    preset: Optional[str]
-    overrides: Tuple[str, ...]
-    ranks: Optional[int]
-    iterations: int
-    warm_up: int
     pairs: int
     budget: Optional[float]
     at_least: int
@@ -47,37 +40,18 @@ class Asked:
         Raises:
             UsageError: no run is named, or the sides do not do the same work.
         """
-        from fugaku_gpt.compare.sides import config_of, refuse_unlike
+        from fugaku_gpt.compare.sides import refuse_unlike
 
-        words = self._overrides()
-        a, b = (config_of(side, self.run_file, self.preset, words, self.ranks) for side in self.sides)
+        a, b = (self.shared.config_of(side) for side in self.sides)
         refuse_unlike(a, b)
         return a, b
 
-    def base(self) -> RunConfig:
-        """The run without what either side changes.
-
-        Raises:
-            UsageError: no run is named, or it is not valid.
-        """
-        from fugaku_gpt.compare.sides import LiveSide, config_of
-
-        return config_of(LiveSide("base"), self.run_file, self.preset, self._overrides(), self.ranks)
-
     def words(self) -> List[str]:
         """The options of the same comparison inside a job."""
-        words = [f"--iterations={self.iterations}", f"--warm-up={self.warm_up}", f"--pairs={self.pairs}"]
-        words += [f"--at-least={self.at_least}", f"--tolerance={self.tolerance:g}", f"--load={self.load:g}"]
-        words += [f"--reruns={self.reruns}"]
+        words = [f"--iterations={self.shared.iterations}", f"--warm-up={self.shared.warm_up_of_live}"]
+        words += [f"--pairs={self.pairs}", f"--at-least={self.at_least}", f"--tolerance={self.tolerance:g}"]
+        words += [f"--load={self.load:g}", f"--reruns={self.reruns}"]
         return words + ([f"--budget={format_duration(self.budget)}"] if self.budget is not None else [])
-
-    def _overrides(self) -> List[str]:
-        if self.run_file is None and self.preset is None:
-            raise UsageError("which run is to be timed? give --preset, such as tiny, or --run RUN.yaml")
-        timed = [f"training.iterations={self.warm_up + self.iterations}"]
-        if "training.profile_operators" in valid_keys():
-            timed.append(f"training.profile_operators={_PROFILED}")
-        return [*timed, *self.overrides]
 
 
 class _Progress:
@@ -118,14 +92,14 @@ def run_live(asked: Asked, start: Tuple[str, ...]) -> "Report":
         SidePlan(side.text, side.environment, side.settings, config_values(config))
         for side, config in zip(asked.sides, configs)
     ]
-    plan = Plan(plans[0], plans[1], asked.warm_up, asked.tolerance, asked.load)
+    plan = Plan(plans[0], plans[1], asked.shared.warm_up_of_live, asked.tolerance, asked.load)
     first, second = (SideRun(config, profile) for config, profile in zip(configs, profiles))
     limits = Limits(asked.pairs, asked.budget, asked.at_least, asked.reruns)
     run_pairs(asked.out, plan, (first, second), limits, launch, _Progress(), start=start)
     return report_live(read_kept(asked.out))
 
 
-def render_job(asked: Asked, scheduler: str) -> int:
+def render_job(asked: Asked) -> int:
     """Write a job's folder: its script, which runs both sides inside one allocation, and the run that they share.
 
     Raises:
@@ -136,8 +110,7 @@ def render_job(asked: Asked, scheduler: str) -> int:
     from fugaku_gpt.jobs.submission import SCRIPT, refuse_a_run
     from fugaku_gpt.records.files import write_text_atomically
 
-    asked = replace(asked, overrides=(*asked.overrides, f"job.scheduler={scheduler}"))
-    base, script = comparison_script(asked.sides, asked.base(), asked.configs(), asked.words())
+    base, script = comparison_script(asked.sides, asked.shared.base(), asked.configs(), asked.words())
     for note in script.notes:
         click.echo(f"note: {note}", err=True)
     if asked.out is None:

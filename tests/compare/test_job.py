@@ -24,6 +24,9 @@ def test_both_sides_take_turns_inside_one_allocation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = ["model.layers=1", "model.hidden=16", "model.seq_len=16", "model.vocab_size=256", "job.elapse=0:10:00"]
+    settings.append(
+        f"job.environment=[PYTHONPATH={Path(__file__).resolve().parents[2]}]"
+    )  # this checkout, in the job too
     words = [word for text in settings for word in ("--set", text)]
     words += ["--preset", "tiny", "--data", str(write_byte_corpus(tmp_path / "bytes")), "--ranks", "2"]
     words += ["--iterations", "3", "--warm-up", "1", "--pairs", "1", "--load", "1"]

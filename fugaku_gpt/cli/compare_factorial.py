@@ -1,0 +1,150 @@
+"""``fugaku-gpt compare --factorial``: which toggle is worth what, and which work together."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Optional, Sequence, Union
+
+import click
+
+from fugaku_gpt.cli.compare_asked import Shared
+from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, RunFailed
+from fugaku_gpt.sweep.plan import Plan, read_plan
+
+if TYPE_CHECKING:
+    from fugaku_gpt.compare.effects import Attribution
+    from fugaku_gpt.compare.factorial import Design
+    from fugaku_gpt.compare.observations import Observed
+
+NAME = "factorial"
+_FILE = "factorial.yaml"
+_COLUMNS = ("effect", "ratio", "95 % interval", "p (Holm)", "verdict", "given")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line asks for; see its options.
+
+    Attributes:
+        shared: the run that the toggles change.
+        as_jobs: its runs are handed in.
+    """
+
+    toggles: str
+    shared: Shared
+    fraction: int
+    repeats: int
+    seed: int
+    as_jobs: bool
+    tolerance: float
+    out: Optional[Path]
+
+
+def tell_factorial(wanted: Wanted, recorded: Optional[Path], form: str) -> int:
+    """Print a design, run it or hand it in, or tell the effects of recorded runs; the exit code.
+
+    Raises:
+        UsageError: the toggles make no design, or no run tells of them.
+        RunFailed: a run has failed, or a job was not taken.
+    """
+    from fugaku_gpt.compare.factorial import describe, parse, plan_design, sweep_text
+    from fugaku_gpt.compare.observations import of_runs, of_table
+
+    if recorded is not None:
+        if recorded.suffix == ".csv":
+            return _tell(of_table(recorded, wanted.toggles), wanted.tolerance, form)
+        return _tell(of_runs(recorded, wanted.toggles, wanted.shared.warm_up_of_recorded), wanted.tolerance, form)
+    base = wanted.shared.base(profiled=False)
+    design = plan_design(parse(wanted.toggles, base), wanted.fraction, wanted.repeats, wanted.seed)
+    for line in describe(design):
+        click.echo(line, err=wanted.out is not None)
+    plan = Plan(_FILE, NAME, sweep_text(design, base, NAME), (), str(Path.cwd()))
+    if wanted.out is None:
+        return EXIT_OK
+    if wanted.as_jobs:
+        return _hand_in(plan, wanted.out)
+    stopped = _run_here(plan, wanted.out)
+    if stopped:
+        click.echo("stopped: the same command goes on", err=True)
+        return EXIT_RESUME
+    return tell_design(wanted.out, design, wanted.shared.warm_up_of_live, wanted.tolerance, form)
+
+
+def tell_design(out: Path, design: "Design", warm_up: int, tolerance: float, form: str) -> int:
+    """The effects that the runs of a design's folder tell."""
+    from fugaku_gpt.compare.observations import of_runs
+
+    return _tell(of_runs(out, design, warm_up), tolerance, form)
+
+
+def design_in(out: Path) -> Optional["Design"]:
+    """The design whose runs a folder holds; None where it holds no design's.
+
+    Raises:
+        UsageError: it holds another sweep.
+    """
+    from fugaku_gpt.compare.factorial import read_design
+
+    plan = read_plan(out)
+    return read_design(plan.text, str(out)) if plan is not None else None
+
+
+def _tell(observed: "Observed", tolerance: float, form: str) -> int:
+    from fugaku_gpt.compare.effects import as_json, attribute, markdown
+
+    found = attribute(observed.observations, observed.names, observed.levels, tolerance, observed.notes)
+    if form == "json":
+        click.echo(json.dumps(as_json(found), indent=2, allow_nan=False))
+    elif form == "md":
+        click.echo("\n".join(markdown(found)))
+    else:
+        click.echo(_plain(found), nl=False)
+    return EXIT_OK
+
+
+def _plain(found: "Attribution") -> str:
+    """The lines of Markdown, the table's columns set."""
+    from fugaku_gpt.compare.effects import markdown
+
+    lines = markdown(found)
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    rows = [dict(zip(_COLUMNS, cells)) for cells in table[2:]]
+    others = [line for line in lines if line and not line.startswith("|")]
+    return render_rows(_COLUMNS, rows, "table") + "".join(f"{line}\n" for line in others)
+
+
+def _run_here(plan: Plan, out: Path) -> bool:
+    """Run what is missing on this machine; whether it was stopped."""
+    from fugaku_gpt.jobs.launcher import find_launcher, launch
+    from fugaku_gpt.records.run import INTERRUPTED
+    from fugaku_gpt.sweep.progress import LiveProgress, PlainProgress
+    from fugaku_gpt.sweep.run import run_sweep
+
+    find_launcher()  # says how to get one, before anything is written
+    shown: Union[LiveProgress, PlainProgress] = LiveProgress() if sys.stderr.isatty() else PlainProgress(sys.stderr)
+    with shown as progress:
+        ended = run_sweep(plan.sweep(), out, launch, progress, plan=plan)
+    return any(one.result.status == INTERRUPTED for one in ended)
+
+
+def _hand_in(plan: Plan, out: Path) -> int:
+    from fugaku_gpt.sweep.submit import Planned, submit_sweep
+
+    def told(number: int, total: int, planned: "Planned", said: str) -> None:
+        click.echo(f"[{number}/{total}] {planned.run.name}: {said}", err=True)
+
+    def agreed(planned: Sequence["Planned"]) -> bool:
+        return not planned or not sys.stdin.isatty() or click.confirm(f"hand in {len(planned)} jobs?", err=True)
+
+    handed = submit_sweep(plan.sweep(), out, plan, told=told, agreed=agreed)
+    lines = [f"{name}: not taken: {why}" for name, why in handed.refused.items()]
+    lines += [handed.stopped] if handed.stopped else []
+    if lines:
+        raise RunFailed("\n".join(lines))
+    click.echo(f"{len(handed.taken)} handed in; to follow: fugaku-gpt sweep status {out}", err=True)
+    click.echo(f"the effects, when they have run: fugaku-gpt compare {out}", err=True)
+    return EXIT_OK

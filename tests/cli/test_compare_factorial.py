@@ -1,0 +1,62 @@
+"""``fugaku-gpt compare --factorial`` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fugaku_gpt.cli.main import run
+from fugaku_gpt.errors import EXIT_OK, EXIT_USAGE
+from fugaku_gpt.records.run import RunDirectory
+from tests.support.corpus import write_byte_corpus
+
+NOTES = Path(__file__).parents[2] / "benchmarks" / "reference" / "measurements.csv"
+
+
+def factorial(*arguments: object) -> int:
+    return run(["compare", "--factorial", *map(str, arguments)])
+
+
+def test_a_design_is_printed_and_nothing_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert factorial("tcmalloc,dtype,bind", "--preset", "tiny", "--fraction", 1, "--repeats", 2) == EXIT_OK
+    text = capsys.readouterr().out
+    assert "2^(3-1), resolution III: 4 combinations in 2 blocks, 8 runs" in text
+    assert "generator: bind = " in text
+
+
+def test_a_design_is_run_here_and_tells_its_effects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--preset", "tiny", "--data", write_byte_corpus(tmp_path / "bytes"), "--iterations", 2, "--warm-up", 1]
+    for text in ("model.layers=1", "model.hidden=16", "model.seq_len=16", "model.vocab_size=256"):
+        words += ["--set", text]
+    out = tmp_path / "out"
+    assert factorial("gelu,dtype=float32|float64", *words, "--repeats", 1, "--out", out) == EXIT_OK
+    assert len(list(out.glob("*/result.json"))) == 4
+    assert all(RunDirectory(path.parent).result().status == "ok" for path in out.glob("*/result.json"))  # type: ignore[union-attr]
+    first = capsys.readouterr().out
+    assert "gelu" in first and "dtype" in first
+    # the folder of a design is told again
+    assert run(["compare", str(out), "--warm-up", "1"]) == EXIT_OK
+    assert capsys.readouterr().out == first
+    assert run(["compare", str(out), "--warm-up", "1", "--format", "json"]) == EXIT_OK
+    assert {one["name"] for one in json.loads(capsys.readouterr().out)["effects"]} >= {"gelu", "dtype"}
+
+
+def test_the_notes_rows_say_which_effects_they_cannot_tell(capsys: pytest.CaptureFixture[str]) -> None:
+    assert factorial("freq,tcmalloc,retention,ranks", NOTES) == EXIT_OK
+    text = capsys.readouterr().out
+    assert "effect" in text and "not identified:" in text and "noise between jobs" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing", "--preset", "tiny"], "nothing: no such setting"),
+        (["tcmalloc"], "give --preset, such as tiny, or --run RUN.yaml"),
+        (["tcmalloc", "a", "b"], "--factorial: alone, or with a folder of runs or a FILE.csv"),
+    ],
+)
+def test_mistakes(arguments: "list[str]", said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert factorial(*arguments) == EXIT_USAGE
+    assert said in capsys.readouterr().err
