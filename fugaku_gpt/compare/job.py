@@ -53,6 +53,8 @@ def comparison_script(
                 f"{sides[0].environment} and {sides[1].environment}: {key} differs ({values[0]!r} and {values[1]!r}): "
                 "one job cannot have both; run each in a job of its own, and compare the recorded runs"
             )
+    if any(profile.in_tarball for profile in named) and not base.job.tarball:
+        raise UsageError("an environment lies in a tar file; say in which: --set job.tarball=FILE")
     # of the program that takes turns; each side's own variables are set for its ranks alone
     profile = replace((named or [this_python()])[0], environment=())
     base = with_absolute_paths(base)
