@@ -8,6 +8,7 @@ there are none.
 
 from __future__ import annotations
 
+import shutil
 import time
 import uuid
 from dataclasses import dataclass
@@ -190,6 +191,8 @@ def _run_pair(
         directory = RunDirectory(folder / letter.lower())
         result, found = _run_job(directory, sides["AB".index(letter)], launch, start, watch, plan.load, mark)
         if result.status == INTERRUPTED:
+            # the ranks may have left a checkpoint to go on from: nobody will, and it is large
+            shutil.rmtree(directory.checkpoints_dir, ignore_errors=True)
             return False
         disturbed += [f"{letter}: {line}" for line in found]
         if result.status != "ok":  # the other side has nothing to be held against
