@@ -54,7 +54,7 @@ def test_the_notes_rows_say_which_effects_they_cannot_tell(capsys: pytest.Captur
     [
         (["nothing", "--preset", "tiny"], "nothing: no such setting"),
         (["tcmalloc"], "give --preset, such as tiny, or --run RUN.yaml"),
-        (["tcmalloc", "a", "b"], "--factorial: alone, or with a folder of runs or a FILE.csv"),
+        (["tcmalloc", "a", "b"], "--factorial: goes with nothing, a folder of runs or a FILE.csv"),
     ],
 )
 def test_mistakes(arguments: "list[str]", said: str, capsys: pytest.CaptureFixture[str]) -> None:
