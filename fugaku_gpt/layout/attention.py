@@ -46,13 +46,13 @@ def attention_blocks(length: int, samples: int, heads: int, narrow: bool, thread
 
 
 def attention_elements(blocks: Blocks, length: int, width: int, drops: bool) -> int:
-    """Elements that a backward pass has at one time: of a group the queries, keys, values, the gradient of the output
-    and those of the former three; one block's scores, their gradients and, with dropout, flags as numbers; and its
+    """Elements that a backward pass has at one time: of a group the queries, keys, values, the gradient of the output,
+    those of the former three and a part of one of these; one block's scores, their gradients and, with dropout, flags as numbers; and its
     rows of the output.
 
     Args:
         width: of a head.
     """
-    groups = 7 * blocks.products * length * width
+    groups = 8 * blocks.products * length * width
     scores = (3 if drops else 2) * blocks.products * blocks.queries * length
     return groups + scores + blocks.products * blocks.queries * width

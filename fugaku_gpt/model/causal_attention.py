@@ -82,20 +82,13 @@ class _CausalAttention(torch.autograd.Function):
                     mask = work.flags(flags, group, low, high)
                     p_grad.mul_(mask)
                     dropped = mask.mul_(p)
-                _add_product(v_grad[:, :high], dropped.transpose(1, 2), above, high == work.length)
+                work.add_product(v_grad[:, :high], dropped.transpose(1, 2), above)
                 scores_grad = compat.softmax_gradient_(p_grad, p)
-                _add_product(k_grad[:, :high], scores_grad.transpose(1, 2), queries, high == work.length)
+                work.add_product(k_grad[:, :high], scores_grad.transpose(1, 2), queries)
                 q_grad[:, low:high].copy_(work.rows(scores_grad, k[:, :high]))
             q_grad.mul_(work.scale)
             work.store(grads, grad, group)
         return grad, None, None, None
-
-
-def _add_product(out: torch.Tensor, x: torch.Tensor, y: torch.Tensor, first: bool) -> None:
-    if first:
-        torch.bmm(x, y, out=out)
-    else:
-        out.baddbmm_(x, y)
 
 
 Group = Tuple[slice, slice]  # samples, heads
@@ -117,6 +110,7 @@ class _Workspace:
         self._future = _future(self._block, self._like.dtype)
         products = blocks.products
         self._rows = self._like.new_empty(products * self._block * self._width)
+        self._sums = self._like.new_empty(products * self.length * self._width)
         self._scores = self._like.new_empty(3 if drops else 2, products * self._block * self.length)
 
     def groups(self) -> Iterator[Group]:
@@ -159,6 +153,14 @@ class _Workspace:
         """A product [products, queries, d] without gaps in memory, which kernels for 16-bit types are slow to write."""
         shape = (*x.shape[:2], self._width)
         return torch.bmm(x, y, out=self._rows[: math.prod(shape)].view(shape))
+
+    def add_product(self, out: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Add a product to ``out`` [products, keys, d]; the one for all keys comes first, and sets it. PyTorch's own
+        product that adds takes the heads one by one where ``out`` has gaps, and threads share each."""
+        if out.shape[1] == self.length:
+            torch.bmm(x, y, out=out)
+        else:
+            out.add_(torch.bmm(x, y, out=self._sums[: out.numel()].view(out.shape)))
 
     def probabilities(self, q: torch.Tensor, k: torch.Tensor, low: int, high: int) -> torch.Tensor:
         """Of one block of queries for the keys up to its end."""
