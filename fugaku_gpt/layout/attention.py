@@ -47,8 +47,8 @@ def attention_blocks(length: int, samples: int, heads: int, narrow: bool, thread
 
 def attention_elements(blocks: Blocks, length: int, width: int, drops: bool) -> int:
     """Elements that a backward pass has at one time: of a group the queries, keys, values, the gradient of the output,
-    those of the former three and a part of one of these; one block's scores, their gradients and, with dropout, flags as numbers; and its
-    rows of the output.
+    those of the former three and a part of one of these; one block's scores, their gradients and, with dropout, flags
+    as numbers; and its rows of the output.
 
     Args:
         width: of a head.
