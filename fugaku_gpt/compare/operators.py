@@ -34,7 +34,7 @@ def operator_rows(a: Sequence[Operators], b: Sequence[Operators]) -> List[Dict[s
             "seconds b": float(f"{second[name]:.{_DIGITS}g}"),
             "ratio": round(second[name] / first[name], 3) if first[name] > 0 else None,
             "share of the difference": (
-                round((second[name] - first[name]) / (whole[1] - whole[0]), 3) if differ else None
+                round((second[name] - first[name]) / (whole[1] - whole[0]), 3) + 0.0 if differ else None  # no -0.0
             ),
         }
         for name in CLASSES

@@ -45,6 +45,11 @@ def test_the_sentence_names_the_class_that_explains_most_either_way() -> None:
     assert ": 0.5 s more" in explanation([job(softmax=1.0)], [job(softmax=1.0, cast=0.5)])  # of which A has none
 
 
+def test_a_share_of_nothing_has_no_sign() -> None:
+    rows = operator_rows([job(matrix_product=2.0, cast=1e-6)], [job(matrix_product=1.0, cast=2e-6)])
+    assert [str(row["share of the difference"]) for row in rows] == ["1.0", "0.0"]
+
+
 def test_equal_sides_are_not_explained() -> None:
     almost = [job(matrix_product=1.009, GELU=0.5)]
     base = [job(matrix_product=1.0, GELU=0.5)]
