@@ -37,6 +37,8 @@ from fugaku_gpt.compare.statistics import (
 from fugaku_gpt.compare.student import reach, two_sided
 from fugaku_gpt.errors import UsageError
 
+COLUMNS = ("effect", "ratio", "95 % interval", "p (Holm)", "verdict", "given")
+
 Combination = Dict[Term, Fraction]  # of effects, in units of their coefficients
 
 
@@ -334,17 +336,21 @@ def _judged(asked: Sequence[_Asked], tolerance: float) -> List[Effect]:
     return found
 
 
-def markdown(found: Attribution) -> List[str]:
-    """The answer as lines of Markdown."""
-    lines = ["| effect | ratio | 95 % interval | p (Holm) | verdict | given |", "|---|---:|---:|---:|---|---|"]
+def effect_rows(found: Attribution) -> List[Dict[str, Any]]:
+    """The effects as rows of a table with ``COLUMNS``."""
+    lines = []
     for one in found.effects:
         known = math.isfinite(one.high)
         interval = f"{one.low:.3f} to {one.high:.3f}" if known else "unknown"
-        lines.append(
-            f"| {one.name} | {one.ratio:.3f} | {interval} | {_p(one.holm) if known else 'unknown'} | {one.verdict} | "
-            f"{one.given} |"
-        )
-    lines += ["", f"{found.jobs} jobs in {found.blocks} {'block' if found.blocks == 1 else 'blocks'}; " + _noise(found)]
+        cells = (one.name, f"{one.ratio:.3f}", interval, _p(one.holm) if known else "unknown", one.verdict, one.given)
+        lines.append(dict(zip(COLUMNS, cells)))
+    return lines
+
+
+def remarks(found: Attribution) -> List[str]:
+    """What the table is made of, what it does not tell, and what was left out."""
+    blocks = "1 block" if found.blocks == 1 else f"{found.blocks} blocks"
+    lines = [f"{found.jobs} jobs in {blocks}; {_noise(found)}"]
     lines += [f"not identified: {name}: {why}" for name, why in found.not_identified.items()]
     return lines + [f"note: {note}" for note in found.notes]
 

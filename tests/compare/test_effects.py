@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fugaku_gpt.compare.effects import Attribution, Effect, Observation, as_json, attribute, markdown
+from fugaku_gpt.compare.effects import (
+    COLUMNS,
+    Attribution,
+    Effect,
+    Observation,
+    as_json,
+    attribute,
+    effect_rows,
+    remarks,
+)
 from fugaku_gpt.compare.factorial import parse, plan_design
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import UsageError
@@ -127,7 +136,18 @@ def test_without_repeats_nothing_is_decided() -> None:
     assert all((one.low, one.high, one.p) == (0.0, math.inf, 1.0) for one in found.effects)
     assert found.noise is None and "no interval without repeats" in found.notes[-1]
     assert as_json(found)["effects"][0]["high"] is None and as_json(found)["effects"][0]["low"] is None
-    assert "| freq | 0.8" in "\n".join(markdown(found)) and "unknown" in "\n".join(markdown(found))
+    first = effect_rows(found)[0]
+    assert first["effect"] == "freq" and first["95 % interval"] == first["p (Holm)"] == "unknown"
+    assert remarks(found)[0] == "4 jobs in 1 block; no degree of freedom is left for the noise"
+
+
+def test_the_answer_as_a_table_and_remarks() -> None:
+    found = find(runs(fraction("freq,tcmalloc,retention", 1), truth, repeats=3, noise=0.003), 3)
+    assert all(tuple(row) == COLUMNS for row in effect_rows(found)) and len(effect_rows(found)) == len(found.effects)
+    assert "to" in effect_rows(found)[0]["95 % interval"] and effect_rows(found)[1]["p (Holm)"] == "< 0.001"
+    lines = remarks(found)
+    assert lines[0].startswith("12 jobs in 3 blocks; noise between jobs 0.")
+    assert "not identified: freq: aliased with tcmalloc×retention; identified if interactions are none" in lines
 
 
 def test_a_toggle_between_blocks_is_the_blocks() -> None:

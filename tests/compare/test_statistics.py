@@ -164,6 +164,12 @@ def test_pairs_know_no_order_no_unit_and_no_favourite(pairs, factor, random) -> 
     close(compare_pairs([one for one, _ in pairs], [other for _, other in pairs]), found)
 
 
+def test_resamples_that_tie_lean_to_neither_side() -> None:
+    a, b = [1.0, 1.0, 1.0, 1.0, 1.25], [1.0, 1.0, 2.0, 1.25, 1.0]
+    close(compare_pairs(b, a), mirrored(compare_pairs(a, b)))
+    close(compare_pairs([0.7 * x for x in a[::-1]], [0.7 * x for x in b[::-1]]), compare_pairs(a, b))
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(SECONDS, min_size=1, max_size=9), st.lists(SECONDS, min_size=1, max_size=9), st.floats(1e-4, 1e4))
 def test_groups_know_no_order_no_unit_and_no_favourite(a: List[float], b: List[float], factor: float) -> None:
