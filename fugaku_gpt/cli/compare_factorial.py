@@ -16,13 +16,11 @@ from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, RunFailed
 from fugaku_gpt.sweep.plan import Plan, read_plan
 
 if TYPE_CHECKING:
-    from fugaku_gpt.compare.effects import Attribution
     from fugaku_gpt.compare.factorial import Design
     from fugaku_gpt.compare.observations import Observed
 
 NAME = "factorial"
 _FILE = "factorial.yaml"
-_COLUMNS = ("effect", "ratio", "95 % interval", "p (Holm)", "verdict", "given")
 
 
 @dataclass(frozen=True)
@@ -94,27 +92,16 @@ def design_in(out: Path) -> Optional["Design"]:
 
 
 def _tell(observed: "Observed", tolerance: float, form: str) -> int:
-    from fugaku_gpt.compare.effects import as_json, attribute, markdown
+    from fugaku_gpt.compare.effects import COLUMNS, as_json, attribute, effect_rows, remarks
 
     found = attribute(observed.observations, observed.names, observed.levels, tolerance, observed.notes)
     if form == "json":
         click.echo(json.dumps(as_json(found), indent=2, allow_nan=False))
-    elif form == "md":
-        click.echo("\n".join(markdown(found)))
-    else:
-        click.echo(_plain(found), nl=False)
+        return EXIT_OK
+    click.echo(render_rows(COLUMNS, effect_rows(found), form))
+    mark = "* " if form == "md" else ""
+    click.echo("\n".join(f"{mark}{line}" for line in remarks(found)))
     return EXIT_OK
-
-
-def _plain(found: "Attribution") -> str:
-    """The lines of Markdown, the table's columns set."""
-    from fugaku_gpt.compare.effects import markdown
-
-    lines = markdown(found)
-    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    rows = [dict(zip(_COLUMNS, cells)) for cells in table[2:]]
-    others = [line for line in lines if line and not line.startswith("|")]
-    return render_rows(_COLUMNS, rows, "table") + "".join(f"{line}\n" for line in others)
 
 
 def _run_here(plan: Plan, out: Path) -> bool:
