@@ -28,6 +28,10 @@ _settings: Callable[[F], F] = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Of the build's job, such as job.group=hp000000."
 )
 
+_package: Callable[[F], F] = click.option(
+    "--package", metavar="PATH", help="The fugaku_gpt to install into the build, for pip; default: this checkout."
+)
+
 
 @click.group()
 def env() -> None:
@@ -66,8 +70,18 @@ def list_(form: str) -> None:
 @_at
 @click.option("--python", metavar="FILE", help="The Python to make it with; default: one of the profile's version.")
 @click.option("--pip-args", default="", metavar="WORDS", help="More words for pip, such as '--index-url ...'.")
+@click.option("--again", is_flag=True, help="Go through it again where it is made: mends what `env check` finds.")
 @_settings
-def create(name: str, at: Optional[Path], python: Optional[str], pip_args: str, settings: Tuple[str, ...]) -> None:
+@_package
+def create(
+    name: str,
+    at: Optional[Path],
+    python: Optional[str],
+    pip_args: str,
+    again: bool,
+    settings: Tuple[str, ...],
+    package: Optional[str],
+) -> None:
     """Make the environment NAME, or finish it; for a build in a tar file, write its job and its activation.
 
     An environment that was not finished is not used by anything; the same command goes on with it. For a build that is
@@ -78,17 +92,16 @@ def create(name: str, at: Optional[Path], python: Optional[str], pip_args: str, 
 
     profile = resolve(name)
     if profile.in_tarball:
-        if python is not None or pip_args:
-            raise UsageError(f"{profile.name}: is compiled by a job: --python and --pip-args are not for it")
-        _write_recipe(profile, find_profile(name), at if at is not None else Path(f"build-{profile.name}"), settings)
+        if python is not None or pip_args or again:
+            raise UsageError(f"{profile.name}: is compiled by a job: --python, --pip-args and --again are not for it")
+        folder = at if at is not None else Path(f"build-{profile.name}")
+        _write_recipe(profile, find_profile(name), folder, settings, package)
         return
-    if settings:
-        raise UsageError(f"{profile.name}: is installed by pip, not by a job: --set is not for it")
+    if settings or package is not None:
+        raise UsageError(f"{profile.name}: is installed by pip, not by a job: --set and --package are not for it")
     place = place_of(resolve(name, at.absolute() if at is not None else None))
-    if place.made == "yes":
-        click.echo(
-            f"{profile.name}: is made already, in {_short(place.folder)}; to make it anew, remove that folder first"
-        )
+    if place.made == "yes" and not again:
+        click.echo(f"{profile.name}: is made already, in {_short(place.folder)}; --again goes through it again")
         return
     try:
         words = shlex.split(pip_args)
@@ -115,10 +128,12 @@ def check(name: str, at: Optional[Path], form: str) -> int:
     from fugaku_gpt.jobs.environments.registry import require_made, resolve
 
     profile = resolve(name, at.absolute() if at is not None else None)
-    require_made(profile)
+    where = f" --at {shlex.quote(str(at))}" if at is not None else ""
+    require_made(profile, f"fugaku-gpt env create {name}{where}")
+    mend = f"fugaku-gpt env recipe {name}" if profile.in_tarball else f"fugaku-gpt env create {name}{where} --again"
     if form == "table":
         click.echo(f"{profile.name}: {_short(Path(profile.python))}", err=True)
-    findings = check_environment(profile)
+    findings = check_environment(profile, mend)
     rows = [{**asdict(finding), "mend": finding.mend or None} for finding in findings]
     click.echo(render_rows(("what", "expected", "found", "status", "mend"), rows, form), nl=False)
     if form == "table":
@@ -130,13 +145,14 @@ def check(name: str, at: Optional[Path], form: str) -> int:
 @env.command()
 @click.argument("name")
 @_settings
+@_package
 @click.option("--out", type=click.Path(path_type=Path), help="Write the job to this file instead of printing it.")
-def recipe(name: str, settings: Tuple[str, ...], out: Optional[Path]) -> None:
+def recipe(name: str, settings: Tuple[str, ...], package: Optional[str], out: Optional[Path]) -> None:
     """Print the PJM job that compiles the build NAME from source into a tar file; hand in nothing."""
     from fugaku_gpt.jobs.environments.recipe import recipe as render
     from fugaku_gpt.jobs.environments.registry import find_profile, resolve
 
-    script = render(resolve(name), find_profile(name), settings)
+    script = render(resolve(name), find_profile(name), settings, package)
     for note in script.notes:
         click.echo(f"note: {note}", err=True)
     if out is None:
@@ -145,11 +161,13 @@ def recipe(name: str, settings: Tuple[str, ...], out: Optional[Path]) -> None:
         _write(out, script.text)
 
 
-def _write_recipe(profile: "Profile", profile_file: Path, folder: Path, settings: Tuple[str, ...]) -> None:
+def _write_recipe(
+    profile: "Profile", profile_file: Path, folder: Path, settings: Tuple[str, ...], package: Optional[str]
+) -> None:
     from fugaku_gpt.jobs.environments.recipe import activation, tarball_name
     from fugaku_gpt.jobs.environments.recipe import recipe as render
 
-    script = render(profile, profile_file, settings)
+    script = render(profile, profile_file, settings, package)
     tarball = folder.absolute() / tarball_name(profile)
     lines = activation(profile, tarball)
     try:

@@ -31,7 +31,7 @@ def test_a_difference_is_exit_code_3(
     assert run(["env", "check", str(tmp_path / "here.yaml"), "--format", "json"]) == code
     rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["PyTorch"]["status"] == ("differs" if code else "not stated")
-    assert rows["PyTorch"]["mend"] == ("fugaku-gpt env create here" if code else None)
+    assert rows["PyTorch"]["mend"] == (f"fugaku-gpt env create {tmp_path}/here.yaml --again" if code else None)
 
 
 def test_a_build_in_a_tar_file_gets_its_job_and_its_activation(
@@ -46,6 +46,8 @@ def test_a_build_in_a_tar_file_gets_its_job_and_its_activation(
     assert "module load lang/tcsds" in (tmp_path / "build-a64fx-torch-1.10" / "activate.sh").read_text(encoding="utf-8")
     assert run(["env", "recipe", "a64fx-torch-1.10", "--set", "job.group=hp000000"]) == 0
     assert capsys.readouterr().out == script
+    assert run(["env", "recipe", "a64fx-torch-1.10", "--package", "/vol0004/our.whl"]) == 0
+    assert " install --no-cache-dir /vol0004/our.whl\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,10 @@ def test_a_build_in_a_tar_file_gets_its_job_and_its_activation(
     [
         (["check", "torch-1.8"], "no profile has this name; did you mean"),
         (["check", "a64fx-torch-1.7"], "say where: --at FOLDER"),
-        (["check", "torch-1.7", "--at", "nowhere"], "the environment is not made: fugaku-gpt env create torch-1.7"),
+        (
+            ["check", "torch-1.7", "--at", "nowhere"],
+            "the environment is not made: fugaku-gpt env create torch-1.7 --at nowhere",
+        ),
         (["create", "a64fx-torch-1.7", "--python", "python3"], "is compiled by a job"),
         (["create", "torch-1.7", "--set", "job.group=x"], "is installed by pip, not by a job"),
         (["create", "torch-1.7", "--at", "new", "--pip-args", "'"], "--pip-args ': No closing quotation"),

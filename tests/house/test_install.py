@@ -72,6 +72,12 @@ def test_every_data_file_of_the_package_is_shipped() -> None:
     assert present == shipped
 
 
+def test_every_profile_and_its_pins_are_shipped() -> None:
+    patterns = setup_cfg()["options.data_files"]["share/fugaku_gpt/env"].split()
+    shipped = {path for pattern in patterns for path in ROOT.glob(pattern)}
+    assert shipped == {path for path in (ROOT / "env").iterdir() if path.suffix in (".yaml", ".txt")}
+
+
 def test_every_folder_with_python_is_a_package() -> None:
     folders = {path.parent for path in (ROOT / "fugaku_gpt").rglob("*.py")}
     assert not [folder for folder in folders if not (folder / "__init__.py").is_file()]

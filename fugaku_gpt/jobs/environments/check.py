@@ -76,25 +76,26 @@ class Finding:
         return self.status in (DIFFERS, MISSING)
 
 
-def check_environment(profile: Profile) -> List[Finding]:
+def check_environment(profile: Profile, mend: str) -> List[Finding]:
     """Start the environment's Python as ranks would be started, and compare what it tells with the profile.
 
     Args:
         profile: as ``resolve`` gives it, and made.
+        mend: the command that makes it anew.
     """
     threads = asked_threads(len(local.usable_cores()))
     pins = read_pins(Path(profile.pins)) if profile.pins else {}
     told, problem = _probe(profile, threads, [*pins, "fugaku_gpt"])
     rows = _before_the_start(profile)
-    mend = f"fugaku-gpt env create {profile.name}"
     if told is None:
         return [*rows, Finding("Python", profile.python_version or "-", problem, MISSING, mend)]
     return rows + compare(profile, told, threads, pins, local.vector_flags(), mend)
 
 
 def asked_threads(cores: int) -> int:
-    """A number of threads that a build which does not follow OMP_NUM_THREADS will not hit upon: not its default."""
-    return cores - 1 if cores > 1 else 1
+    """A number of threads that no build has by default (all cores, or one thread of each pair of a core's, past
+    which MKL does not go either), where there is another than one."""
+    return max(1, cores // 2 - 1)
 
 
 def compare(
@@ -124,7 +125,7 @@ def compare(
     if build is None:
         rows.append(Finding("PyTorch", expected.torch or "-", str(told.get("build_error")), MISSING, mend))
     else:
-        rows += _build(expected, build, threads, flags, profile, mend)
+        rows += _build(expected, build, threads, flags, mend)
     mpi = told.get("mpi")
     if mpi is None:
         rows.append(Finding("MPI library", expected.mpi or "-", str(told.get("mpi_error")), MISSING, _MPI_MEND))
@@ -143,13 +144,12 @@ _MPI_MEND = "compile mpi4py against the MPI that starts the ranks: pip install -
 
 
 def _build(
-    expected: Expected, build: Mapping[str, Any], threads: int, flags: Sequence[str], profile: Profile, mend: str
+    expected: Expected, build: Mapping[str, Any], threads: int, flags: Sequence[str], mend: str
 ) -> List[Finding]:
     version, blas, used = str(build["torch"]), str(build["blas"]), str(build["instruction_set"])
     libraries = blas.split(" + ")
     lacks = [name for name in expected.blas if name not in libraries]
     best = best_instruction_set(expected.instruction_sets, flags)
-    rebuild = f"fugaku-gpt env recipe {profile.name}" if profile.in_tarball else mend
     capability = os.environ.get("ATEN_CPU_CAPABILITY")
     hint = (
         f"unset ATEN_CPU_CAPABILITY, which is {capability}"
@@ -160,18 +160,18 @@ def _build(
     without = [str(name) for name in build["bfloat16_without_kernel"]]
     stated = expected.bfloat16_without_kernel
     return [
-        _row("PyTorch", expected.torch, version, starts_with(expected.torch, version), rebuild),
-        _row("BLAS", " + ".join(expected.blas), blas, not lacks, rebuild),
+        _row("PyTorch", expected.torch, version, starts_with(expected.torch, version), mend),
+        _row("BLAS", " + ".join(expected.blas), blas, not lacks, mend),
         _row("instruction set", best, used, used in (best, *(_FALLBACKS if best in _FALLBACKS else ())), hint),
         _row(
             "threads", f"{threads}, as OMP_NUM_THREADS", str(found_threads), found_threads == threads,
             "the build has no OpenMP, or something sets its threads: see environment of the profile",
         ),
-        _yes_or_no("fused AdamW", expected.fused_adamw, build["fused_adamw"], rebuild),
-        _yes_or_no("flush denormals", expected.flush_denormals, build["flush_denormals"], rebuild),
+        _yes_or_no("fused AdamW", expected.fused_adamw, build["fused_adamw"], mend),
+        _yes_or_no("flush denormals", expected.flush_denormals, build["flush_denormals"], mend),
         _row(
             "bfloat16 without kernel", "" if stated is None else _list(stated), _list(without),
-            stated is not None and set(without) == set(stated), rebuild,
+            stated is not None and set(without) == set(stated), mend,
         ),
     ]  # fmt: skip
 

@@ -6,7 +6,7 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import ConfigError, UsageError
@@ -17,22 +17,28 @@ from fugaku_gpt.jobs.render import JobScript, render_job
 _FOLDERS = re.compile(r"\{(prefix|compiler)\}")
 
 
-def recipe(profile: Profile, profile_file: Path, settings: Sequence[str] = ()) -> JobScript:
+def recipe(
+    profile: Profile, profile_file: Path, settings: Sequence[str] = (), package: Optional[str] = None
+) -> JobScript:
     """The PJM job that compiles a build and leaves its tar file in the job's folder.
 
     Args:
         profile: as ``resolve`` gives it.
         profile_file: it is checked by, once it is built.
         settings: of the run file's ``job`` section, such as ``job.group=hp000000``.
+        package: what pip installs as fugaku_gpt; default: this checkout.
 
     Raises:
         UsageError: the build is not compiled, or there is no checkout to install from.
         ConfigError: a setting is not valid.
     """
     build = _build_of(profile)
-    root = checkout()
+    root = package if package is not None else checkout()
     if root is None:
-        raise UsageError("this fugaku_gpt was installed without its checkout, which is to be installed into the build")
+        raise UsageError(
+            "this fugaku_gpt was installed without its checkout, which is to be installed into the build: name the "
+            "checkout, or a wheel of it, with --package"
+        )
     config = _job(profile, settings)
     more = {
         "build": build,

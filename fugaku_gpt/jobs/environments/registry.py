@@ -134,8 +134,11 @@ def place_of(profile: Profile) -> Place:
     return Place(folder, "yes" if python.exists() else "half")
 
 
-def require_made(profile: Profile) -> None:
+def require_made(profile: Profile, command: str = "") -> None:
     """Refuse an environment that is not whole on this machine.
+
+    Args:
+        command: that makes it; default: the one for its own place.
 
     Raises:
         UsageError: it is not made, half made, or in a tar file that was not unpacked here.
@@ -148,7 +151,9 @@ def require_made(profile: Profile) -> None:
         )
     if place.made != "yes":
         words = "is not made" if place.made == "no" else "was not finished"
-        raise UsageError(f"{place.folder}: the environment {words}: fugaku-gpt env create {profile.name}")
+        raise UsageError(
+            f"{place.folder}: the environment {words}: {command or f'fugaku-gpt env create {profile.name}'}"
+        )
 
 
 def _by_version(file: Path) -> List[object]:
