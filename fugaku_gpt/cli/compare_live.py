@@ -89,7 +89,7 @@ def run_live(asked: Asked, start: Tuple[str, ...]) -> "Report":
         for profile in profiles:
             find_launcher(profile=profile)  # says how to get one, before anything is written
     plans = [
-        SidePlan(side.text, side.environment, side.settings, config_values(config))
+        SidePlan(side.label, side.environment, side.settings, config_values(config))
         for side, config in zip(asked.sides, configs)
     ]
     plan = Plan(plans[0], plans[1], asked.shared.warm_up_of_live, asked.tolerance, asked.load)

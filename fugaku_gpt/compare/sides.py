@@ -58,6 +58,13 @@ class LiveSide:
     environment: str = ""
     settings: Tuple[str, ...] = ()
 
+    @property
+    def label(self) -> str:
+        """As it was written, an environment's file by its name alone: reports go elsewhere."""
+        if not self.environment.endswith((".yaml", ".yml")):
+            return self.text
+        return self.text.replace(self.environment, Path(self.environment).stem, 1)
+
 
 @dataclass(frozen=True)
 class Condition:

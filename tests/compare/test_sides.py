@@ -49,6 +49,11 @@ def test_what_is_no_side_is_refused_with_what_would_be(text: str, said: str) -> 
     assert said in str(refused.value)
 
 
+def test_a_report_names_an_environment_s_file_without_its_folder() -> None:
+    side = parse_side("/some/where/mine.yaml,threads=1", lambda word: word.endswith(".yaml"))
+    assert isinstance(side, LiveSide) and side.label == "mine,threads=1"
+
+
 def test_recorded_sides_are_folders_and_tables_with_conditions(tmp_path: Path) -> None:
     table = tmp_path / "notes.csv"
     table.write_text("id\n")
