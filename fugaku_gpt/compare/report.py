@@ -88,7 +88,7 @@ def report_live(kept: Kept) -> Report:
         Section("Seconds per iteration", (), _JOBS, _spread(*kept.seconds)),
         Section("Pairs", (_told(kept),), ("pair", "order", "A (s)", "B (s)", "B/A", "counts"), tuple(rows)),
         *about_jobs(jobs_a, jobs_b),
-        noise_section(
+        *noise_section(
             [pair.noise_a for pair in kept.pairs if pair.noise_a], [pair.noise_b for pair in kept.pairs if pair.noise_b]
         ),
     ]

@@ -120,7 +120,10 @@ _NOISE = (
 )
 
 
-def noise_section(a: Sequence[Noise], b: Sequence[Noise]) -> Section:
+def noise_section(a: Sequence[Noise], b: Sequence[Noise]) -> List[Section]:
+    """What else went on during the jobs of both sides; nothing where no job was watched."""
+    if not a and not b:
+        return []
     rows = []
     for what, key, form in _NOISE:
         cells = []
@@ -128,6 +131,6 @@ def noise_section(a: Sequence[Noise], b: Sequence[Noise]) -> Section:
             values = [value for value in (getattr(noise, key) for noise in side) if value is not None]
             cells.append(form.format(statistics.median(values)) if values else None)
         rows.append({"of a job, in the median": what, "A": cells[0], "B": cells[1]})
-    unknown = unknown_of(a[0]) if a else []
+    unknown = unknown_of([*a, *b][0])
     lines = (f"not told by this machine: {', '.join(unknown)}",) if unknown else ()
-    return Section("What else went on", lines, ("of a job, in the median", "A", "B"), tuple(rows))
+    return [Section("What else went on", lines, ("of a job, in the median", "A", "B"), tuple(rows))]
