@@ -12,7 +12,7 @@ from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.layout.grid import coordinates_of
 from fugaku_gpt.training.health import DONE, SPIKE
-from fugaku_gpt.training.trainer import Step, Trainer
+from fugaku_gpt.training.trainer import Samples, Step, Trainer
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
@@ -40,13 +40,18 @@ class Trained:
     validation: float = math.nan
 
 
-def trainer_of(world: Optional[Communicator], config: RunConfig) -> Trainer:
-    """On all ranks of a world or, without one, on this rank alone."""
-    samples = ByteSamples(config.model.seq_len)
+def trainer_of(
+    world: Optional[Communicator],
+    config: RunConfig,
+    samples: Optional[Samples] = None,
+    valid: Optional[Samples] = None,
+) -> Trainer:
+    """On all ranks of a world or, without one, on this rank alone; on bytes, where no samples are given."""
+    samples = samples or ByteSamples(config.model.seq_len)
     if world is None:
-        return Trainer(config, ProcessGrid.alone(), samples, samples)
+        return Trainer(config, ProcessGrid.alone(), samples, valid or samples)
     place = coordinates_of(world.rank, config.layout, config.layout.order)
-    return Trainer(config, ProcessGrid(world, config.layout, place.dp // NODE_REPLICAS), samples, samples)
+    return Trainer(config, ProcessGrid(world, config.layout, place.dp // NODE_REPLICAS), samples, valid or samples)
 
 
 def train(trainer: Trainer, steps: int = STEPS) -> Trained:
