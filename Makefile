@@ -1,7 +1,7 @@
 # make demo: everything in one go.   make test: lint and the whole test suite.   make help: the rest.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo test unit lint soak slurm test-torch17 test-torch110 clean
+.PHONY: help install dev demo test unit lint soak slurm test-torch17 test-torch110 test-matrix clean
 
 PYTHON ?= $(shell env/find_python.sh 3.11 3.12 3.13 || echo python3)
 PINS   ?= env/torch-2.13.txt
@@ -62,18 +62,23 @@ soak: dev ## 500 random layouts on 1 to 8 ranks with random delays: does any han
 	@PYTHONPATH=. $(BIN)/python -m tests.mpi.hangs
 
 # Training and parity on older builds. They need Python 3.8; where there is none, that is said, loudly.
-OLD_TESTS := $(wildcard $(addprefix tests/,comm data layout model parallel training test_compat.py test_mpi.py))
+OLD_TESTS := $(wildcard $(addprefix tests/,comm data layout model parallel training matrix test_compat.py test_mpi.py))
 test-torch17: ## the training and parity tests on PyTorch 1.7.1
 	@$(MAKE) --no-print-directory old BUILD=1.7 OLD=.venv-torch17
 test-torch110: ## the training and parity tests on PyTorch 1.10.2
 	@$(MAKE) --no-print-directory old BUILD=1.10 OLD=.venv-torch110
 
+test-matrix: dev ## those tests on every build that installs here, checkpoints of each build in each, and a table
+	@$(MAKE) --no-print-directory old BUILD=1.7 OLD=.venv-torch17 OLD_TESTS=
+	@$(MAKE) --no-print-directory old BUILD=1.10 OLD=.venv-torch110 OLD_TESTS=
+	@PYTHONPATH=. $(BIN)/python -m tests.matrix.run $(OLD_TESTS) checkpoints
+
 .PHONY: old
 old:
 	@python=$$(env/find_python.sh 3.8) || { \
 	  echo "=== SKIPPED: tests on PyTorch $(BUILD): no Python 3.8 on PATH or in pyenv ==="; exit 0; }; \
-	$(MAKE) --no-print-directory PYTHON=$$python $(OLD)/.installed-$(BUILD) && \
-	echo "=== tests on PyTorch $(BUILD) ===" && $(OLD)/bin/python -m pytest -q $(OLD_TESTS)
+	$(MAKE) --no-print-directory PYTHON=$$python $(OLD)/.installed-$(BUILD) && { test -z "$(OLD_TESTS)" || \
+	{ echo "=== tests on PyTorch $(BUILD) ===" && $(OLD)/bin/python -m pytest -q $(OLD_TESTS); }; }
 
 $(OLD)/.installed-$(BUILD): MPI := wheel
 $(OLD)/.installed-$(BUILD): setup.cfg pyproject.toml env/torch-$(BUILD).txt

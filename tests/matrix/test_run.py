@@ -1,0 +1,65 @@
+"""The program that runs parts of the suite on builds counts what its pytest counts, and says what it has not run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+
+from tests.matrix import run
+from tests.matrix.run import Result, pairs_table, table
+
+TESTS = """
+import pytest
+
+def test_good(): print("2 ranks: 7 passed, 1 skipped in 1.00s")
+
+@pytest.mark.skip
+def test_skipped(): pass
+
+def test_bad(): assert 1 == 2
+"""
+
+
+def profile(folder: Path, name: str, python: str) -> str:
+    file = folder / f"{name}.yaml"
+    file.write_text(f"name: {name}\npython: {python}\n")
+    return str(file)
+
+
+def test_counts_of_a_build_and_what_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    part = tmp_path / "test_some.py"
+    part.write_text(TESTS)
+    builds = [profile(tmp_path, "this", sys.executable), profile(tmp_path, "absent", "no/such/python")]
+    words = [str(part), "--out", str(tmp_path / "out"), "--builds", *builds]
+    for more in ([], ["--go-on"]):
+        assert run.main([*words, *more]) == 1
+        said = capsys.readouterr().out
+        assert "=== SKIPPED: absent: " in said and "env create absent" in said
+        assert "1/1/1 " in said.splitlines()[-3] and "tests that passed on so many ranks: 7 on 2" in said
+        assert ("assert 1 == 2" in said) == (not more)
+
+
+def test_a_pytest_that_does_not_get_far_is_a_failure(tmp_path: Path) -> None:
+    part = tmp_path / "test_broken.py"
+    part.write_text("import no_such_module\n")
+    words = [str(part), "--out", str(tmp_path / "out"), "--builds", profile(tmp_path, "this", sys.executable)]
+    assert run.main(words) == 1
+
+
+def test_tables_by_hand() -> None:
+    results = {"a": {"x": Result(3, 0, 1, 2.4)}, "b": {"x": Result(2, 1, 1, 1.2)}}
+    assert table(results) == [
+        "passed/failed/skipped  a          b",
+        "x                      3/0/1 2 s  2/1/1 1 s",
+        "all                    3/0/1 2 s  2/1/1 1 s",
+    ]
+    line: Dict[str, Any] = {"from": "a", "case": "float32", "layout": "", "loss": 5e-7, "norm": 0.0, "problems": []}
+    lines = [line, {**line, "loss": 2e-6, "problems": ["too far"]}]
+    assert pairs_table({"b": json.loads(json.dumps(lines))}) == [
+        "checkpoints of  in b",
+        "a               1 of 2 go on, 2.00 of the tolerance",
+    ]
