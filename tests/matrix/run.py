@@ -24,7 +24,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.environments.profile import Profile
-from fugaku_gpt.jobs.environments.registry import profile_files, rank_environment, require_made, resolve
+from fugaku_gpt.jobs.environments.registry import profile_files, require_made, resolve
+from fugaku_gpt.jobs.launcher import profile_variables
 from tests.matrix.cases import CASES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,7 +116,7 @@ def read_lines(log: Path) -> List[Dict[str, Any]]:
 def _start(profile: Profile, words: List[str], log: Path) -> Tuple[int, float]:
     """Exit code and seconds of a build's Python with these words; the end of a failure's output is printed."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, **rank_environment(profile), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **profile_variables(profile), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     began = time.monotonic()
     with open(log, "wb") as stream:
         done = subprocess.run(
