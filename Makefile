@@ -80,7 +80,7 @@ old:
 	$(MAKE) --no-print-directory PYTHON=$$python $(OLD)/.installed-$(BUILD) && { test -z "$(OLD_TESTS)" || \
 	{ echo "=== tests on PyTorch $(BUILD) ===" && $(OLD)/bin/python -m pytest -q $(OLD_TESTS); }; }
 
-$(OLD)/.installed-$(BUILD): MPI := wheel
+$(OLD)/.installed-$(BUILD): override MPI := wheel
 $(OLD)/.installed-$(BUILD): setup.cfg pyproject.toml env/torch-$(BUILD).txt
 	@echo "installing PyTorch $(BUILD) into $(OLD) with $(PYTHON)"
 	@$(MAKE_ENVIRONMENT) $(PYTHON) $(OLD) env/torch-$(BUILD).txt $(BUILD) --quiet $(PIP_ARGS)
