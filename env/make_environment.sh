@@ -3,6 +3,8 @@
 # FOLDER/.installed-MARK is there once all of it is. With MPI=system in the environment, mpi4py is made to fit the MPI on
 # PATH, and the MPI of the pins is left out. Used by the Makefile and by `fugaku-gpt env create`.
 set -u
+# What the caller's shell has for another Python must neither be found inside nor take what is installed.
+unset PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER
 python=$1 folder=$2 pins=$3 mark=$4
 shift 4
 here=$(cd "$(dirname "$0")" && pwd) checkout=$(cd "$(dirname "$0")/.." && pwd)
@@ -20,19 +22,22 @@ package index and more: with make, PYTHON=... and PIP_ARGS='--index-url ...'; wi
 if [ "${MPI:-wheel}" = system ]; then
     command -v mpirun > /dev/null || fail "MPI=system needs mpirun on PATH (Debian: apt-get install openmpi-bin)"
 fi
+[ -r "$pins" ] || fail "$pins: cannot be read"
+# By this file a folder is known as made here, and may be made anew; it is there before anything else is.
+mkdir -p "$folder" && echo "made by env/make_environment.sh" > "$folder/.fugaku_gpt" || fail "$folder: cannot be written"
 "$here/make_venv.sh" "$python" "$folder" || exit
 inside=$folder/bin/python
-rm -f "$folder"/.installed-* # until it is whole again
+rm -f "$folder"/.installed-* || fail "$folder: its mark cannot be removed" # until it is whole again
 # without the MPI that was there before, if it was another
 if [ -e "$folder/pins.txt" ] && [ "$(cat "$folder/.mpi" 2> /dev/null)" != "${MPI:-wheel}" ]; then
     "$inside" -m pip uninstall -qq --yes mpich mpi4py
 fi
-echo "${MPI:-wheel}" > "$folder/.mpi"
+echo "${MPI:-wheel}" > "$folder/.mpi" || fail "$folder/.mpi: cannot be written"
 if [ "${MPI:-wheel}" = system ]; then
-    grep -v '^mpich==' "$pins" > "$folder/pins.txt"
+    sed '/^mpich==/d' "$pins" > "$folder/pins.txt"
 else
     cat "$pins" > "$folder/pins.txt"
-fi
+fi || fail "$folder/pins.txt: the pins of $pins cannot be written"
 
 echo "installing $(grep -c == "$folder/pins.txt") packages"
 "$inside" -m pip install --disable-pip-version-check "$@" -r "$folder/pins.txt" || stopped

@@ -88,7 +88,7 @@ def create(
     compiled, FOLDER (default: build-NAME) gets build.sh, a job for pjsub, and activate.sh, to be sourced on nodes.
     """
     from fugaku_gpt.jobs.environments.create import create as make
-    from fugaku_gpt.jobs.environments.registry import find_profile, place_of, resolve
+    from fugaku_gpt.jobs.environments.registry import OTHER_MEND, find_profile, place_of, resolve
 
     profile = resolve(name)
     if profile.in_tarball:
@@ -99,7 +99,11 @@ def create(
         return
     if settings or package is not None:
         raise UsageError(f"{profile.name}: is installed by pip, not by a job: --set and --package are not for it")
+    if not profile.pins:
+        raise UsageError(f"{profile.name}: its profile names no pins: there is nothing to make")
     place = place_of(resolve(name, at.absolute() if at is not None else None))
+    if place.made == "other" and not again:
+        raise UsageError(f"{_short(place.folder)}: is another build than {profile.name}: {place.other}; {OTHER_MEND}")
     if place.made == "yes" and not again:
         click.echo(f"{profile.name}: is made already, in {_short(place.folder)}; --again goes through it again")
         return

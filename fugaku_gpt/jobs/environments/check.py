@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import fugaku_gpt
 from fugaku_gpt.jobs.environments.profile import Expected, Profile
+from fugaku_gpt.jobs.environments.registry import read_pins
 from fugaku_gpt.jobs.launcher import before, profile_variables
 from fugaku_gpt.jobs.processes import run_command
 from fugaku_gpt.machine import local
@@ -266,9 +267,3 @@ def _probe(profile: Profile, threads: int, names: Sequence[str]) -> Tuple[Option
     said = " / ".join(line.strip() for line in lines[-3:] if line.strip())[:200]
     how = f"no answer in {PROBE_SECONDS:g} s" if outcome.timed_out else f"exit code {outcome.exit_code}"
     return None, f"{how}: {said}" if said else how
-
-
-def read_pins(file: Path) -> Dict[str, str]:
-    """Package → version of a file of ``name==version`` lines."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return dict(line.split("==", 1) for line in map(str.strip, lines) if "==" in line and not line.startswith("#"))

@@ -11,7 +11,7 @@ from typing import Callable, List, Optional, Sequence
 
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.jobs.environments.profile import Profile
-from fugaku_gpt.jobs.environments.registry import checkout
+from fugaku_gpt.jobs.environments.registry import checkout, is_ours
 from fugaku_gpt.jobs.processes import run_command
 
 _QUIET_SECONDS = 5.0  # without a word from pip, it is told that the work goes on
@@ -73,8 +73,7 @@ def create(
     if not Path(profile.pins).is_file():
         raise UsageError(f"{profile.pins}: the pins of {profile.name} are not there")
     script = _script("make_environment.sh")
-    if folder.exists() and not (folder / "pyvenv.cfg").exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder}: is there and is no virtual environment; choose another folder with --at")
+    _refuse_what_is_not_ours(folder)
     interpreter = python or find_python(profile.python_version)
     tell(f"{profile.name}: a virtual environment in {folder} with {interpreter}")
     mark = profile.name.rpartition("-")[2] or profile.name
@@ -88,6 +87,21 @@ def create(
         said = "\n".join(lines.last)
         raise RunFailed(f"{said}\n{folder}: is not whole, and is not used; the same command goes on from here")
     return outcome.seconds
+
+
+def _refuse_what_is_not_ours(folder: Path) -> None:
+    """What is not empty, and was not made here, stays as it is: making an environment may remove what was there."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: is a file, not a folder; choose a folder with --at")
+    try:
+        empty = not any(folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be read: {error.strerror}") from None
+    if not empty and not is_ours(folder):
+        what = "a virtual environment of your own" if (folder / "pyvenv.cfg").exists() else "no virtual environment"
+        raise UsageError(f"{folder}: is there and is {what}; choose another folder with --at")
 
 
 class _Lines:

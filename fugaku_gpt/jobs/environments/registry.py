@@ -14,6 +14,8 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.environments.profile import Profile, load_profile, with_absolute_paths
 
 MARKS = ".installed-*"  # left in an environment's folder by env/make_environment.sh once all of it is there
+OWNER = ".fugaku_gpt"  # the first that it writes there
+OTHER_MEND = "choose another folder with --at, or make it anew: env create with --again"
 _SHIPPED = Path("share", "fugaku_gpt", "env")
 
 
@@ -23,11 +25,14 @@ class Place:
 
     Attributes:
         folder: the virtual environment; for a build in a tar file, where that is unpacked.
-        made: ``yes``, ``no``, ``half`` (to be finished by `env create`), or ``by a job``.
+        made: ``yes``, ``no``, ``half`` (to be finished by `env create`), ``other`` (there, made with other pins), or
+            ``by a job``.
+        other: of ``other``, the packages that differ, and how.
     """
 
     folder: Path
     made: str
+    other: str = ""
 
 
 def checkout() -> Optional[Path]:
@@ -131,7 +136,41 @@ def place_of(profile: Profile) -> Place:
         return Place(folder, "no")
     if profile.pins and not any(folder.glob(MARKS)):
         return Place(folder, "half")
-    return Place(folder, "yes" if python.exists() else "half")
+    if not python.exists():
+        return Place(folder, "half")
+    other = _other_pins(profile, folder)
+    return Place(folder, "other" if other else "yes", other)
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder was begun by ``env/make_environment.sh``, so that it may be changed and made anew."""
+    if (folder / OWNER).is_file():
+        return True
+    # before there was that file
+    left = (folder / "pins.txt").is_file() or (folder / ".mpi").is_file() or any(folder.glob(MARKS))
+    return left and (folder / "pyvenv.cfg").is_file()
+
+
+def read_pins(file: Path) -> Dict[str, str]:
+    """Package → version of a file of ``name==version`` lines."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==", 1) for line in map(str.strip, lines) if "==" in line and not line.startswith("#"))
+
+
+def _other_pins(profile: Profile, folder: Path) -> str:
+    """By which pins an environment was made where these are not the profile's; empty: they are, or nobody knows."""
+    installed, pins = folder / "pins.txt", Path(profile.pins)
+    if not profile.pins or not installed.is_file() or not pins.is_file():
+        return ""
+    found, expected = read_pins(installed), read_pins(pins)
+    mpi = folder / ".mpi"
+    of_path = mpi.is_file() and mpi.read_text(encoding="utf-8").strip() == "system"
+    if of_path or (folder / ".installed-system").exists():
+        expected.pop("mpich", None)
+    names = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
+    told = [f"{name} {found.get(name, '-')} where the profile has {expected.get(name, '-')}" for name in names[:2]]
+    more = [f"{len(names) - 2} more"] if len(names) > 2 else []
+    return ", ".join(told + more)
 
 
 def require_made(profile: Profile, command: str = "") -> None:
@@ -149,6 +188,8 @@ def require_made(profile: Profile, command: str = "") -> None:
             f"{profile.name}: it is built by a job into a tar file (`fugaku-gpt env create {profile.name}`); on a node "
             "that has unpacked it, say where: --at FOLDER"
         )
+    if place.made == "other":
+        raise UsageError(f"{place.folder}: is another build than {profile.name}: {place.other}; {OTHER_MEND}")
     if place.made != "yes":
         words = "is not made" if place.made == "no" else "was not finished"
         raise UsageError(

@@ -57,6 +57,14 @@ def test_what_cannot_be_made_is_refused_before_anything_is_written(tmp_path: Pat
     (taken / "thesis.tex").touch()
     with pytest.raises(UsageError, match="is there and is no virtual environment"):
         create(profile, taken, sys.executable, [], print)
+    with pytest.raises(UsageError, match=r"thesis\.tex: is a file, not a folder"):
+        create(profile, taken / "thesis.tex", sys.executable, [], print)
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "pyvenv.cfg").write_text("home = /usr/bin\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="is a virtual environment of your own; choose another"):
+        create(profile, theirs, sys.executable, [], print)
+    assert [path.name for path in theirs.iterdir()] == ["pyvenv.cfg"]
     (tmp_path / "pins.txt").unlink()
     with pytest.raises(UsageError, match="the pins of mine-1 are not there"):
         create(profile, tmp_path / "venv", sys.executable, [], print)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fugaku_gpt.errors import ConfigError
-from fugaku_gpt.jobs.environments.check import read_pins, starts_with
+from fugaku_gpt.jobs.environments.check import starts_with
 from fugaku_gpt.jobs.environments.profile import Build, Expected, Profile, load_profile, with_absolute_paths
-from fugaku_gpt.jobs.environments.registry import profile_files, resolve
+from fugaku_gpt.jobs.environments.registry import profile_files, read_pins, resolve
 
 FILES = profile_files()
 

@@ -65,6 +65,25 @@ def test_what_is_half_made_is_not_taken_for_made(tmp_path: Path) -> None:
     require_made(profile)
 
 
+def test_a_folder_made_for_another_build_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    file = _profile(tmp_path / "env")
+    (tmp_path / "env" / "pins.txt").write_text("torch==1.10.2\nmpich==5\n", encoding="utf-8")
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").symlink_to(sys.executable)
+    (venv / ".installed-1.7").touch()
+    (venv / "pins.txt").write_text("# others\ntorch==1.7.1\nmpich==5\n", encoding="utf-8")
+    profile = resolve(str(file))
+    assert place_of(profile).made == "other"
+    with pytest.raises(UsageError, match=r"than mine: torch 1\.7\.1 where the profile has 1\.10\.2; choose"):
+        require_made(profile)
+    (venv / "pins.txt").write_text("torch==1.10.2\n", encoding="utf-8")  # the MPI of its own is left out
+    assert place_of(profile).made == "other"
+    (venv / ".mpi").write_text("system\n", encoding="utf-8")
+    assert place_of(profile).made == "yes"
+
+
 def test_a_build_in_a_tar_file_is_made_where_that_is_unpacked(tmp_path: Path) -> None:
     profile = resolve("a64fx-torch-1.10")
     assert profile.python == "torch-1.10/bin/python3" and place_of(profile).made == "by a job"
