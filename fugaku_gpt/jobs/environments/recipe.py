@@ -40,6 +40,8 @@ def recipe(
             "checkout, or a wheel of it, with --package"
         )
     config = _job(profile, settings)
+    # a package of another kind than a file, such as an address, is pip's to find
+    files = [str(Path(root) / "setup.cfg")] if package is None else [package] if Path(package).is_absolute() else []
     more = {
         "build": build,
         "profile": profile,
@@ -49,11 +51,17 @@ def recipe(
         "build_variables": _pairs(build.environment),
         "steps": [_command(step) for step in build.steps],
         "package": str(root),
+        "readable": [*files, str(profile_file.absolute())],
         "tarball": tarball_name(profile),
+        "incomplete": f"{profile.name}.incomplete.tar",
         "tarred": [f"{build.prefix}/{name}" for name in build.keep] or [build.prefix],
     }
     nothing_there_yet = replace(profile, path=(), library_path=(), preload=(), environment=())
-    return render_job(config, nothing_there_yet, name="build_torch.sh.j2", more=more)
+    script = render_job(config, nothing_there_yet, name="build_torch.sh.j2", more=more)
+    if config.job.volumes:
+        return script
+    seen = f"no job.volumes: {root} and the profile must be on a volume that every node has, or be named there"
+    return replace(script, notes=(*script.notes, seen))
 
 
 def activation(profile: Profile, tarball: Path) -> str:
@@ -61,7 +69,8 @@ def activation(profile: Profile, tarball: Path) -> str:
     _build_of(profile)
     config = _job(profile, [f"job.tarball={tarball}"])
     variables = dict(setting.split("=", 1) for setting in profile.environment)
-    return render_job(config, profile, name="activate.sh.j2", more={"profile": profile, "variables": variables}).text
+    more = {"profile": profile, "variables": variables, "mark": f".{tarball_name(profile)}.unpacked"}
+    return render_job(config, profile, name="activate.sh.j2", more=more).text
 
 
 def tarball_name(profile: Profile) -> str:

@@ -75,6 +75,7 @@ def _run(profile: Profile, folder: Path) -> "subprocess.CompletedProcess[str]":
     disk.mkdir()
     job = folder / "job"
     job.mkdir()
+    (folder / "mine.yaml").touch()
     (job / "build.sh").write_text(recipe(profile, folder / "mine.yaml", SETTINGS).text, encoding="utf-8")
     return subprocess.run(
         ["bash", "build.sh"],
@@ -118,6 +119,29 @@ def test_a_build_that_fails_says_where_and_leaves_no_tar_file(
     assert [record.exit_code for record in exit_records(tmp_path / "job").values()] == [done.returncode]
 
 
+def test_what_is_compiled_is_kept_where_the_rest_fails(fork: Profile, tmp_path: Path) -> None:
+    (tmp_path / "fork" / "scripts" / "python").write_text("#!/bin/sh\nexit 9\n", encoding="utf-8")
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", str(tmp_path / "fork")]
+    subprocess.run([*git, "commit", "-qam", "no network"], check=True)
+    done = _run(fork, tmp_path)
+    assert done.returncode == 9 and "failed with exit code 9: env MPICC=mpifcc" in done.stdout
+    assert "is made" not in done.stdout and "mine.incomplete.tar is compiled and lacks" in done.stdout
+    assert sorted(path.name for path in (tmp_path / "job").iterdir()) == ["build.sh", "exit", "mine.incomplete.tar"]
+    assert [record.exit_code for record in exit_records(tmp_path / "job").values()] == [9]
+
+
+def test_what_is_needed_in_the_end_is_looked_for_first(fork: Profile, tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    script = recipe(fork, tmp_path / "mine.yaml", ["job.group=hp000000"], str(tmp_path / "ours.whl"))
+    assert any("no job.volumes" in note for note in script.notes)
+    (tmp_path / "job" / "build.sh").write_text(script.text, encoding="utf-8")
+    variables = {**os.environ, "PJM_LOCALTMP": str(tmp_path), "PJM_JOBID": "7"}
+    command = ["bash", "build.sh"]
+    done = subprocess.run(command, cwd=tmp_path / "job", env=variables, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1 and f"failed with exit code 1: test -r {tmp_path}/ours.whl" in done.stderr
+    assert not (tmp_path / "sources").exists()
+
+
 def test_what_cannot_be_a_build_s_job_is_refused(fork: Profile) -> None:
     file = Path("mine.yaml")
     with pytest.raises(UsageError, match="installed by pip, not compiled"):
@@ -151,3 +175,32 @@ def test_the_activation_unpacks_once_and_points_inside(fork: Profile, tmp_path: 
     told, listed = done.stdout.splitlines()
     assert told == f"{tmp_path}/disk/torch-9/bin/python3|{tmp_path}/disk/torch-9/lib:/lib64|a b"
     assert listed == told.partition("|")[0]
+
+
+def test_an_activation_that_fails_leaves_the_shell_as_it_was_and_nothing_half_unpacked(
+    fork: Profile, tmp_path: Path
+) -> None:
+    lines = tmp_path / "activate.sh"
+    half = tmp_path / "disk" / "torch-9" / "bin"  # a tar that was killed
+    half.mkdir(parents=True)
+    (half / "python3").touch()
+    (tmp_path / "mine.tar").write_text("no tar file", encoding="utf-8")
+
+    def source(profile: Profile, module: str) -> str:
+        lines.write_text(activation(profile, tmp_path / "mine.tar"), encoding="utf-8")
+        words = f"module() {{ {module}; }}; . {lines}; echo $? $-"
+        variables = {"PATH": os.environ["PATH"], "PJM_LOCALTMP": str(tmp_path / "disk")}
+        done = subprocess.run(["bash", "-c", words], env=variables, stdout=subprocess.PIPE, text=True, check=True)
+        return done.stdout
+
+    with_modules = replace(fork, modules=("lang/x",))
+    code, flags = source(with_modules, "return 4").split()
+    assert code == "1" and "u" not in flags
+    assert source(with_modules, "true").split()[0] == "1"  # this is no tar file
+    (tmp_path / "torch-9" / "lib").mkdir(parents=True)
+    subprocess.run(["tar", "-cf", str(tmp_path / "mine.tar"), "-C", str(tmp_path), "torch-9"], check=True)
+    code, flags = source(with_modules, "true").split()
+    assert code == "0" and "u" not in flags
+    assert (tmp_path / "disk" / "torch-9" / "lib").is_dir()
+    (tmp_path / "mine.tar").unlink()
+    assert source(with_modules, "true").split()[0] == "0"  # unpacked once
