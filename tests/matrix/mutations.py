@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any, Callable, Dict, Sequence, Tuple, Union
 
 import pytest
@@ -92,7 +93,7 @@ def _one_iteration_ahead(patch: pytest.MonkeyPatch) -> None:
 
 
 def _other_scores(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(causal_attention.math, "sqrt", lambda x: x**0.51)
+    patch.setattr(causal_attention, "math", SimpleNamespace(**{**vars(math), "sqrt": lambda x: x**0.51}))
 
 
 NONE: Mutation = adamw()  # the optimiser of the mistakes, without one
@@ -111,12 +112,16 @@ SMALL: Dict[str, Mutation] = {
     "a beta2 of 0.999": ("training.beta2=0.999",),
     "no clipping": ("training.clip_grad=0",),
     "dropout that does not scale": _without_scale,
-    "scores of attention divided by more": _other_scores,
     "a LayerNorm with another epsilon": ("model.layernorm_eps=1e-6",),
 }
 # by the case that must find them; 16 bits do not find what is small
 MUTATIONS: Dict[str, Dict[str, Mutation]] = {
-    "float64": {**LARGE, **SMALL, "the other GELU": ("model.gelu=tanh",)},
+    "float64": {  # float32 rounds more than these change: attention is nearly even, and GELU nearly straight at first
+        **LARGE,
+        **SMALL,
+        "scores of attention divided by more": _other_scores,
+        "the other GELU": ("model.gelu=tanh",),
+    },
     "plain": {
         "the other GELU": ("model.gelu=erf",),
         "clipping": ("training.clip_grad=0.5",),
