@@ -407,7 +407,7 @@ def test_what_a_build_needs_is_looked_for_where_its_tar_file_is_unpacked() -> No
     tarball = ["job.group=hp000000", "job.tarball=/vol0004/t.tar", "job.local_tmp=9Gi"]
     text = render_job(load_run_config(overrides=[*tarball, "node.tcmalloc=true"]), build).text
     assert 'export LD_LIBRARY_PATH=/site/lib"${LD_LIBRARY_PATH:+' in text
-    assert 'export LD_LIBRARY_PATH="$PJM_LOCALTMP"/t/lib:"${LD_LIBRARY_PATH:-}"' in text
+    assert 'export LD_LIBRARY_PATH="$PJM_LOCALTMP"/t/lib"${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"' in text
     assert 'export PATH=/site/bin:"$PATH"' in text and 'export PATH="$PJM_LOCALTMP"/t/bin:"$PATH"' in text
     words = '"$PJM_LOCALTMP"/t/lib/libtcmalloc.so:/site/libpmix.so:"$PJM_LOCALTMP"/t/lib/a.so"${LD_PRELOAD'
     assert f"preload=(env LD_PRELOAD={words}" in text
