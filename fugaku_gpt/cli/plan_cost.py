@@ -15,6 +15,7 @@ from fugaku_gpt.errors import EXIT_OK, UsageError
 _FIGURES = ("figure", "value", "low", "high", "unit")
 _PHASES = ("nodes", "batch", "micro_batch", "dp", "micro_batches", "samples", "iterations")
 _positive = click.IntRange(min=1)
+_batch = click.IntRange(min=1, max=10**9)  # as of `plan topology`: their divisors are looked for
 _WATTS = FiniteRange(min=0, min_open=True, max=1e9)
 if TYPE_CHECKING:
     _DurationType = click.ParamType[float]
@@ -110,7 +111,7 @@ def iteration_time(
 
 
 @click.command()
-@click.option("--iterations", type=_positive, help="How many, or:")
+@click.option("--iterations", type=click.IntRange(1, 10**12), help="How many, or:")
 @click.option("--tokens", type=FiniteRange(min=1, max=1e30), help="... how many tokens, or:")
 @click.option("--flops", type=FiniteRange(min=1, max=1e40), help="... a budget of FLOPs at --pflops.")
 @click.option("--pflops", type=FiniteRange(min=1e-9, max=1e9), help="Rate of all nodes [PFLOP/s], for --flops.")
@@ -180,7 +181,7 @@ def days(
 @click.option("--start", type=_positive, required=True, help="First global batch.")
 @click.option("--increment", type=_positive, required=True, help="It grows by this.")
 @click.option("--samples", type=_positive, required=True, help="It has grown when these are consumed.")
-@click.option("--global-batch", type=_positive, required=True, help="It grows to this.")
+@click.option("--global-batch", type=_batch, required=True, help="It grows to this.")
 @click.option("--iterations", type=_positive, required=True, help="Of the whole training.")
 @click.option("--nodes", type=_positive, required=True, help="That there are.")
 @click.option("--ranks-per-node", type=_positive, default=1, show_default=True)

@@ -61,6 +61,19 @@ def test_a_ramp_is_a_table_of_phases(capsys: pytest.CaptureFixture[str]) -> None
     assert [(one["nodes"], one["batch"]) for one in lines] == [(32, 32), (32, 64), (32, 96), (32, 128)]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ramp", "--start", "1", "--increment", "1", "--samples", "9", "--iterations", "9", "--nodes", "2"]
+        + ["--global-batch", "1" + "0" * 30],
+        ["days", "--sec-per-it", "1", "--nodes", "1", "--iterations", "1" + "0" * 400],
+    ],
+)
+def test_sizes_beyond_any_training_are_a_usage_error(words: List[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", *words]) == 2
+    assert "is not in the range 1<=x<=1000000000" in capsys.readouterr().err
+
+
 def test_power_gives_joules_of_a_token(capsys: pytest.CaptureFixture[str]) -> None:
     def energy(*words: str) -> List[Any]:
         lines = _lines(["plan", "time", "--preset", "1.3b", *words], capsys)
