@@ -113,7 +113,7 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
     else:
         directory.write_result(result)
     code = exit_code_of(outcome, result)
-    if outcome.timed_out and code != EXIT_RESUME:
+    if outcome.timed_out and code not in (EXIT_OK, EXIT_RESUME):
         raise RunFailed(f"{out}: stopped at its time limit of {config.job.elapse:g} s; raise job.elapse")
     raise click.exceptions.Exit(code)
 

@@ -41,7 +41,8 @@ def result_of(directory: RunDirectory, config: RunConfig, outcome: Outcome, log:
     """The result of a run that has just ended.
 
     What the ranks recorded stands, unless who started them knows better: that it ended them itself, that memory ran
-    out, or that they failed after they had recorded their success.
+    out, or that they failed after they had recorded their success. Of a run that profiles its operators that success
+    stands even then: what has failed came after the run.
     """
     own = directory.result()
     tail = log_tail(log)
@@ -62,6 +63,8 @@ def result_of(directory: RunDirectory, config: RunConfig, outcome: Outcome, log:
         return replace(own, reason=f"{STOPPED}{signal_name}, after iteration {own.iterations}")
     if outcome.stopped_by is not None:
         return replace(measured, status=INTERRUPTED, reason=f"stopped by {signal.Signals(outcome.stopped_by).name}")
+    if own is not None and own.status == OK and own.ended >= started and _profiles_after(config, own):
+        return own
     if outcome.timed_out:
         return replace(measured, status=TIMEOUT, reason=f"ended after {format_duration(outcome.seconds)}")
     if own is not None and own.status == OK and outcome.exit_code == 0:
@@ -81,6 +84,11 @@ def result_of(directory: RunDirectory, config: RunConfig, outcome: Outcome, log:
         words += ", but no result was recorded"
     said = reason_of(tail)
     return replace(measured, reason=f"{words}: {said}" if said else words)
+
+
+def _profiles_after(config: RunConfig, own: Result) -> bool:
+    training = config.training
+    return training.profile_operators is not None and own.iterations >= training.iterations
 
 
 def _written_since(path: Path, moment: float) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -108,8 +108,7 @@ def profile_operators(run: Trainer, iterations: int) -> Optional[Operators]:
     if timed.stopped:
         return None
     seconds = seconds_of_classes(calls)
-    # the profiler's clock and ours need not agree to the last digit: what is between is nobody's operator
-    seconds[PYTHON] += timed.seconds - sum(seconds.values())
+    seconds = fit(seconds, timed.seconds)
     figures = [*(seconds[name] for name in CLASSES), timed.seconds, unprofiled.seconds]
     means = torch.tensor(figures, dtype=torch.float64).div_(iterations * world.size)
     world.all_reduce(means)
@@ -193,6 +192,15 @@ def seconds_of_classes(calls: Sequence[Call]) -> Dict[str, float]:
         seconds[mine] += stop - call.start
         open_calls.append((stop, inside_it, mine))
     return {name: max(0.0, its) for name, its in seconds.items()}  # a rounding may be left of none
+
+
+def fit(seconds: Mapping[str, float], whole: float) -> Dict[str, float]:
+    """The classes' seconds such that they sum to ``whole``. The profiler's clock and ours need not agree to the last
+    digit: what is between is nobody's operator, and where operators alone are more than all, they share what there
+    is."""
+    operators = sum(its for name, its in seconds.items() if name != PYTHON)
+    share = min(1.0, whole / operators) if operators > 0.0 else 1.0
+    return {name: max(0.0, whole - operators) if name == PYTHON else its * share for name, its in seconds.items()}
 
 
 def _classify(name: str, place: _Place) -> Tuple[_Place, str]:

@@ -125,8 +125,6 @@ def train(
         except RunFailed:  # of every rank alike
             checkpoints.finish()  # what is being written may be what is gone on from
             raise
-        if config.training.profile_operators is not None and not stopped:
-            _profile(trainer, config.training.profile_operators, directory, log)
         trainer.finish()
         if stopped:
             reason = stop.agreed_reason(world)
@@ -137,6 +135,8 @@ def train(
             return EXIT_RESUME
         if world.rank == 0:
             directory.write_result(result_of(directory, config, OK, "", started), replace=False)
+        if config.training.profile_operators is not None:  # whatever becomes of that: the run's result is there
+            _profile(trainer, config.training.profile_operators, directory, log)
         return EXIT_OK
     except BaseException as error:
         if isinstance(error, UsageError) and directory is None:
@@ -196,19 +196,32 @@ def _resume(trainer: Trainer, found: Found, log: Optional[TrainingLog], build: M
 
 
 def _profile(trainer: Trainer, iterations: int, directory: RunDirectory, log: Optional[TrainingLog]) -> None:
-    """Leave in the run directory where an iteration's time goes. The run itself is done and well: where this does not
-    succeed, that is said, and changes nothing."""
+    """Leave in the run directory where an iteration's time goes. The run itself is done and well, and recorded: where
+    this does not succeed, that is said. Where only some rank fails, it ends all ranks, and who has started them lets
+    the recorded result stand (:func:`fugaku_gpt.jobs.ending.result_of`)."""
+    found, why = None, "the run is to stop, or a rank's PyTorch has no profiler that sees its operators"
     try:
         found = profile_operators(trainer, iterations)
-        why = "the run is to stop, or a rank's PyTorch has no profiler that sees its operators"
+        trainer.finish()
     except RunFailed as error:  # of every rank alike
-        found, why = None, str(error)
+        why = str(error)
+        trainer.finish()
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        world = trainer.grid.world
+        if world.size > 1:  # the others may be waiting for this one
+            said = f"fugaku-gpt: rank {world.rank}: operators were not profiled: {why}; the run itself has ended well"
+            print(said, file=sys.stderr, flush=True)
+            world.abort(EXIT_RUN_FAILED)
     if log is None:
         return
     if found is None:
         log.say(f"operators were not profiled: {why}")
         return
-    write_operators(directory.path, found)
+    try:
+        write_operators(directory.path, found)
+    except OSError as error:
+        log.say(f"operators were profiled, but cannot be written to {directory.path}: {error.strerror}")
     shares = sorted(((seconds / found.seconds_per_iteration, name) for name, seconds in found.classes.items()))
     log.say(
         f"operators of {iterations} more iterations, {found.slowdown:.2f} times as long by being profiled: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, Dict, List, Set
 
@@ -14,7 +15,11 @@ import torch
 from fugaku_gpt import compat
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.compat import Call
+from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import RunFailed
+from fugaku_gpt.jobs.ending import result_of
+from fugaku_gpt.jobs.launcher import exit_code_of, find_launcher
+from fugaku_gpt.jobs.processes import run_command
 from fugaku_gpt.records.operators import (
     BATCHED_PRODUCT,
     CAST,
@@ -30,8 +35,9 @@ from fugaku_gpt.records.operators import (
     Operators,
     read_operators,
 )
+from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.training import operators
-from fugaku_gpt.training.operators import profile_operators, seconds_of_classes
+from fugaku_gpt.training.operators import fit, profile_operators, seconds_of_classes
 from fugaku_gpt.training.optimizer import BlockedAdamW
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.corpus import write_byte_corpus
@@ -110,6 +116,11 @@ def test_functions_of_autograd_are_known_by_names_that_they_have() -> None:
 
     known = {*operators._FUNCTIONS, *(name[: -len("Backward")] for name in operators._AFTER_GELU)}
     assert known <= below(torch.autograd.Function)
+
+
+def test_operators_that_are_more_than_all_share_what_there_is() -> None:
+    assert fit({PRODUCT: 6.0, CAST: 2.0, PYTHON: 1.0}, 10.0) == {PRODUCT: 6.0, CAST: 2.0, PYTHON: 2.0}
+    assert fit({PRODUCT: 6.0, CAST: 2.0, PYTHON: 0.0}, 4.0) == {PRODUCT: 3.0, CAST: 1.0, PYTHON: 0.0}
 
 
 CONFIGS: Dict[str, List[str]] = {
@@ -193,6 +204,50 @@ def test_a_run_leaves_the_same_with_and_without_it(tmp_path: Path) -> None:
         assert plain_lines == profiled_lines and plain_lines
     found = read_operators(tmp_path / "profiled")
     assert found is not None and (found.iterations, found.ranks) == (2, 2) and found.classes[COMMUNICATION] > 0.0
+
+
+PLANTED = """
+import sys
+from fugaku_gpt import compat
+from fugaku_gpt.cli.main import main
+from fugaku_gpt.training import run as training
+
+def fail(run):
+    from mpi4py import MPI
+    if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
+        raise ValueError("a planted failure")
+    run()
+
+def full(*_):
+    raise OSError(28, "No space left on device")
+
+if sys.argv.pop(1) == "profiler":
+    compat.profiled = fail
+else:
+    training.write_operators = full
+main()
+"""
+
+
+@pytest.mark.parametrize(("ranks", "what"), [(1, "profiler"), (1, "disk"), (2, "profiler")])
+def test_a_failure_of_profiling_does_not_make_a_failed_run(tmp_path: Path, ranks: int, what: str) -> None:
+    corpus, out = write_byte_corpus(tmp_path / "bytes"), tmp_path / "run"
+    settings = (*SETTINGS, "training.iterations=2", "training.profile_operators=1", f"layout.dp={ranks}")
+    words = ["--data", str(corpus), "--out", str(out)] + [word for text in settings for word in ("--set", text)]
+    config = load_run_config(overrides=list(settings))
+    command = [sys.executable, "-c", PLANTED, what, "train", *words]
+    if ranks > 1:
+        command = [*find_launcher().start(ranks), *command]
+    log, started = tmp_path / "log.txt", time.time()
+    done = run_command(command, find_launcher().environment, log=log, timeout=120.0)
+    said = log.read_text()
+    planted = "a planted failure" if what == "profiler" else "No space left on device"
+    assert planted in said and not done.timed_out, said
+    assert done.exit_code == 0 or ranks > 1, said
+    recorded = RunDirectory(out).result()
+    assert recorded is not None and (recorded.status, recorded.iterations) == ("ok", 2), said
+    assert result_of(RunDirectory(out), config, done, log, started) == recorded
+    assert exit_code_of(done, recorded) == 0
 
 
 def tensors(run: Path) -> Dict[str, bytes]:
