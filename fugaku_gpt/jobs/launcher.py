@@ -15,15 +15,17 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import fugaku_gpt
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import NodeConfig
-from fugaku_gpt.errors import EXIT_RESUME, UsageError
+from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, UsageError
 from fugaku_gpt.jobs.environments.profile import Profile
 from fugaku_gpt.jobs.processes import GRACE_SECONDS, Outcome, run_command
 from fugaku_gpt.machine.local import find_tcmalloc, usable_cores
-from fugaku_gpt.records.run import Result
+from fugaku_gpt.records.run import OK, Result
 
 MPICH = "MPICH"
 OPEN_MPI = "Open MPI"
 NAMES = ("mpirun", "mpiexec")
+# a job's script that starts ranks of several builds keeps what PATH was before its own build's folders under such names
+KEPT = "FUGAKU_GPT_KEPT_"
 _VERSION_SECONDS = 30
 # (rank, size) as launchers tell them: Open MPI and its kin, PMI (MPICH, Slurm), PMIx under Slurm (it names no size)
 _RANK_VARIABLES = (
@@ -157,47 +159,57 @@ def rank_words(
 ) -> List[str]:
     """What each rank is: its variables, its Python and its words; a pure function. Arguments as of
     :func:`train_command`."""
-    variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **page_variables(config.node)}
-    if "PARALLEL" in os.environ:  # Fujitsu's OpenMP takes the smaller of the two
+    variables = profile_variables(profile) if profile is not None else {}
+    # what the run sets, it sets over the build's own
+    variables.update({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **page_variables(config.node)})
+    if "PARALLEL" in os.environ or "PARALLEL" in variables:  # Fujitsu's OpenMP takes the smaller of the two
         variables["PARALLEL"] = str(threads)
-    if profile is not None:
-        variables.update(profile_variables(profile))
     libraries = [str(tcmalloc)] if config.node.tcmalloc and tcmalloc is not None else []
     libraries += [*(profile.preload if profile is not None else ()), *config.node.preload]
     if libraries:
-        variables["LD_PRELOAD"] = before(libraries, "LD_PRELOAD")
+        variables["LD_PRELOAD"] = before(libraries, "LD_PRELOAD", variables)
     python = profile.python if profile is not None else sys.executable
-    words = [f"{name}={value}" for name, value in variables.items()]
+    # pages that a run does not ask for are not what the caller, such as a job for several runs, happens to have
+    left_over = [name for name, _ in _pages(config.node) if name in os.environ and name not in variables]
+    words = [word for name in left_over for word in ("-u", name)]
+    words += [f"{name}={value}" for name, value in variables.items()]
     return ["env", *words, python, "-m", "fugaku_gpt", "train", str(config_file), "--out", str(out_dir), *more]
 
 
 def page_variables(node: NodeConfig) -> Dict[str, str]:
     """The variables that Fujitsu's large-page library reads, where they are asked for."""
-    wanted = (
+    return {name: str(value) for name, value in _pages(node) if value is not None}
+
+
+def _pages(node: NodeConfig) -> Tuple[Tuple[str, Optional[object]], ...]:
+    return (
         ("XOS_MMM_L_HPAGE_TYPE", node.large_pages),
         ("XOS_MMM_L_PAGING_POLICY", node.paging_policy),
         ("XOS_MMM_L_ARENA_LOCK_TYPE", node.arena_lock),
     )
-    return {name: str(value) for name, value in wanted if value is not None}
 
 
 def profile_variables(profile: Profile) -> Dict[str, str]:
     """What a build's ranks are started with, over the present variables; preloaded libraries come besides."""
     variables = dict(text.split("=", 1) for text in profile.environment)
     for name, folders in (("PATH", profile.path), ("LD_LIBRARY_PATH", profile.library_path)):
-        if folders:
-            variables[name] = before(folders, name)
+        if folders or (KEPT + name in os.environ and name not in variables):
+            variables[name] = before(folders, name, variables)
     checkout = Path(fugaku_gpt.__file__).resolve().parent.parent
     # the code of this checkout, under another Python. Of an installed copy, the neighbours are another Python's
     # packages: there the environment's own copy is used, and the run says which
     if (checkout / "setup.cfg").exists():
-        variables["PYTHONPATH"] = before([str(checkout)], "PYTHONPATH")
+        variables["PYTHONPATH"] = before([str(checkout)], "PYTHONPATH", variables)
     return variables
 
 
-def before(values: Sequence[str], name: str) -> str:
-    """Values before what a variable has now."""
-    return ":".join([*values, *filter(None, [os.environ.get(name)])])
+def before(values: Sequence[str], name: str, variables: Optional[Mapping[str, str]] = None) -> str:
+    """Values before what a variable has: in ``variables``, or else before a job's script put one build's folders into
+    it, or else now."""
+    present = os.environ.get(KEPT + name, os.environ.get(name))
+    if variables is not None and name in variables:
+        present = variables[name]
+    return ":".join([*values, *filter(None, [present])])
 
 
 def tcmalloc_of(profile: Optional[Profile]) -> Optional[Path]:
@@ -233,7 +245,7 @@ def launch(
     Args:
         more, profile: as of :func:`train_command`.
         start: words that start ranks inside a job, in place of this machine's ``mpirun``: ``{ranks}`` in them stands
-            for the number of ranks.
+            for the number of ranks, ``{threads}`` for the threads of each.
 
     Raises:
         UsageError: there is no usable ``mpirun``, or the run wants more than this machine.
@@ -244,7 +256,7 @@ def launch(
             tcmalloc = Path(profile.tcmalloc)  # a module's, which the loader finds by its name
         per_node = max(1, len(usable_cores()) // config.ranks_per_node)
         threads = config.node.threads_per_rank or per_node
-        words = [word.replace("{ranks}", str(config.layout.ranks)) for word in start]
+        words = [word.replace("{ranks}", str(config.layout.ranks)).replace("{threads}", str(threads)) for word in start]
         ranks = rank_words(config, config_file, out_dir, threads, tcmalloc, more, profile)
         command = Command([*words, *ranks], {})
     else:
@@ -267,10 +279,12 @@ def exit_code_of(outcome: Outcome, result: Optional[Result] = None) -> int:
     """The exit code for a command line that has done nothing but this one run: the ranks' own, or 128 + signal.
 
     Of ranks that all end with ``EXIT_RESUME`` the launcher may have killed some while they left, and tell that: the
-    run's own result says whether it can be resumed.
+    run's own result says whether it can be resumed, and whether it was over when something failed.
     """
     if result is not None and result.resumable:
         return EXIT_RESUME
+    if result is not None and result.status == OK:  # whatever came after
+        return EXIT_OK
     if outcome.stopped_by is not None:
         return 128 + outcome.stopped_by
     if outcome.timed_out:

@@ -98,17 +98,30 @@ def test_another_build_starts_with_its_own_python_and_surroundings(monkeypatch: 
     words = rank_words(config, Path("c"), Path("o"), 2, tcmalloc_of(profile), [], profile)
     checkout = Path(__file__).resolve().parents[2]
     assert words == [
-        *(
-            "env",
-            "OMP_NUM_THREADS=2",
-            "MKL_NUM_THREADS=2",
-            "XOS_MMM_L_HPAGE_TYPE=hugetlbfs",
-            "A=b=c",
-            "PATH=/e/mpi:/usr/bin",
-        ),
-        *("LD_LIBRARY_PATH=/e/lib", f"PYTHONPATH={checkout}", "LD_PRELOAD=/e/tc.so"),
+        *("env", "A=b=c", "PATH=/e/mpi:/usr/bin", "LD_LIBRARY_PATH=/e/lib", f"PYTHONPATH={checkout}"),
+        *("OMP_NUM_THREADS=2", "MKL_NUM_THREADS=2", "XOS_MMM_L_HPAGE_TYPE=hugetlbfs", "LD_PRELOAD=/e/tc.so"),
         *("/e/bin/python", "-m", "fugaku_gpt", "train", "c", "--out", "o"),
     ]
+
+
+def test_a_build_s_own_variables_are_kept_but_what_the_run_sets_is_the_run_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/one side's:/usr/bin")
+    monkeypatch.setenv("FUGAKU_GPT_KEPT_PATH", "/usr/bin")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/one side's")
+    monkeypatch.setenv("FUGAKU_GPT_KEPT_LD_LIBRARY_PATH", "")
+    monkeypatch.setenv("XOS_MMM_L_PAGING_POLICY", "demand:demand:demand")
+    own = ("PYTHONPATH=/mine", "LD_LIBRARY_PATH=/own", "OMP_NUM_THREADS=7", "XOS_MMM_L_HPAGE_TYPE=none")
+    profile = Profile(python="/e/python", path=("/e/bin",), library_path=("/e/lib",), environment=own)
+    config = load_run_config(preset="tiny", overrides=["node.large_pages=hugetlbfs"])
+    words = rank_words(config, Path("c"), Path("o"), 2, None, [], profile)
+    checkout = Path(__file__).resolve().parents[2]
+    assert words[:3] == ["env", "-u", "XOS_MMM_L_PAGING_POLICY"]
+    assert set(words[3 : words.index("/e/python")]) == {
+        f"PYTHONPATH={checkout}:/mine", "LD_LIBRARY_PATH=/e/lib:/own", "PATH=/e/bin:/usr/bin",
+        "OMP_NUM_THREADS=2", "MKL_NUM_THREADS=2", "XOS_MMM_L_HPAGE_TYPE=hugetlbfs",
+    }  # fmt: skip
+    words = rank_words(config, Path("c"), Path("o"), 2, None, [], Profile(python="/e/python"))
+    assert {"PATH=/usr/bin", "LD_LIBRARY_PATH="} <= set(words)  # nothing of the other side's
 
 
 def test_a_build_without_an_mpirun_beside_its_python_has_one_in_its_folders(tmp_path: Path) -> None:
@@ -123,8 +136,8 @@ def test_a_build_without_an_mpirun_beside_its_python_has_one_in_its_folders(tmp_
 def test_inside_a_job_the_ranks_start_with_the_words_that_are_given(tmp_path: Path) -> None:
     config = load_run_config(preset="tiny", overrides=["layout.dp=4", "node.threads_per_rank=1"])
     log = tmp_path / "log"
-    outcome = launch(config, Path("c"), Path("o"), log=log, start=["echo", "start", "{ranks}"])
-    assert outcome.ok and log.read_text().startswith("start 4 env OMP_NUM_THREADS=1 ")
+    outcome = launch(config, Path("c"), Path("o"), log=log, start=["echo", "start", "{ranks}", "-c{threads}"])
+    assert outcome.ok and log.read_text().startswith("start 4 -c1 env OMP_NUM_THREADS=1 ")
 
 
 def test_threads_are_an_equal_share_unless_given() -> None:
