@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 LIVE_WARM_UP, RECORDED_WARM_UP = 5, 2
 _PROFILED = "training.profile_operators=3"  # iterations after the timed ones, for the table of operators
+_ITERATIONS = "training.iterations"
 # what takes time beside iterations is left out, unless it is asked for; each iteration is told by itself
 _TIMED = ("training.log_interval=1", "training.eval_interval=null", "checkpoint.interval=null")
 
@@ -44,6 +45,12 @@ class Shared:
         """Iterations of a run that was made before."""
         return self.warm_up if self.warm_up is not None else RECORDED_WARM_UP
 
+    @property
+    def overrides_of_timing(self) -> Tuple[str, ...]:
+        """The user's own of what is set here over the run, to be given again where the run is given as a file."""
+        here = {text.partition("=")[0] for text in (*_TIMED, _PROFILED, _ITERATIONS)}
+        return tuple(text for text in self.overrides if text.partition("=")[0].strip() in here)
+
     def config_of(self, side: "LiveSide", profiled: bool = True) -> RunConfig:
         """The run of a side.
 
@@ -57,7 +64,7 @@ class Shared:
 
         if self.run_file is None and self.preset is None:
             raise UsageError("which run is to be timed? give --preset, such as tiny, or --run RUN.yaml")
-        words: List[str] = [*_TIMED, f"training.iterations={self.warm_up_of_live + self.iterations}"]
+        words: List[str] = [*_TIMED, f"{_ITERATIONS}={self.warm_up_of_live + self.iterations}"]
         words += [_PROFILED] if profiled else []
         return config_of(side, self.run_file, self.preset, [*words, *self.overrides], self.ranks)
 

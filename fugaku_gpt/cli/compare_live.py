@@ -51,6 +51,7 @@ class Asked:
         words = [f"--iterations={self.shared.iterations}", f"--warm-up={self.shared.warm_up_of_live}"]
         words += [f"--pairs={self.pairs}", f"--at-least={self.at_least}", f"--tolerance={self.tolerance:g}"]
         words += [f"--load={self.load:g}", f"--reruns={self.reruns}"]
+        words += [f"--set={text}" for text in self.shared.overrides_of_timing]
         return words + ([f"--budget={format_duration(self.budget)}"] if self.budget is not None else [])
 
 

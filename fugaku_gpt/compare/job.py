@@ -12,6 +12,7 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.environments.profile import Profile, this_python
+from fugaku_gpt.jobs.launcher import KEPT
 from fugaku_gpt.jobs.render import JobScript, render_job
 from fugaku_gpt.jobs.submission import with_absolute_paths
 
@@ -23,7 +24,7 @@ _OF_ALLOCATION = (
     "node.ex_pipe_state", "node.open_files",
 )  # fmt: skip
 _COMMON = ("launcher", "launcher_options", "srun_mpi", "modules")
-_RANKS = "{ranks}"
+_RANKS, _THREADS = "{ranks}", "{threads}"
 _SHARE = 0.9  # of the time limit; the rest is for the start and what comes after the pairs
 
 
@@ -41,9 +42,10 @@ def comparison_script(
         words: for ``fugaku-gpt compare`` in the job, besides sides, run and folder.
 
     Raises:
-        UsageError: the sides differ in what one allocation has once.
+        UsageError: the sides differ in what one allocation has once, or one side's environment is not known.
     """
     _refuse_apart(sides, configs)
+    sides = _in_environments(sides, base.job.profile)
     found = [profile_of(side.environment, not base.job.tarball) for side in sides]
     named = [profile for profile in found if profile is not None]
     for key in _COMMON:
@@ -64,6 +66,7 @@ def comparison_script(
     more = {
         "ranks": most.layout.ranks,
         "ranks_per_node": most.ranks_per_node,
+        "kept": KEPT,
         "start": _start(base, profile, launcher),
         "sides": [_shipped(side) for side in sides],
         "words": ["--out", FOLDER, *words, *_budget(base, words)],
@@ -71,10 +74,26 @@ def comparison_script(
     return base, render_job(base, profile, name=TEMPLATE, more=more)
 
 
+def _in_environments(sides: Tuple[LiveSide, LiveSide], profile: str) -> Tuple[LiveSide, LiveSide]:
+    """The sides with the job's own environment where they name none. In the job, the program that takes turns runs in
+    one of the sides' environments: "the present Python" would be that one there."""
+    if not profile:
+        if len({bool(side.environment) for side in sides}) == 2:
+            other = next(side for side in sides if not side.environment)
+            raise UsageError(
+                f"{other.text}: in a job, the Python that this program runs in here is not known; name both sides' "
+                "environments, or the job's: --set job.profile=FILE.yaml"
+            )
+        return sides
+    a, b = (side if side.environment else replace(side, environment=profile) for side in sides)
+    return a, b
+
+
 def _start(config: RunConfig, profile: Profile, launcher: str) -> List[str]:
     if launcher == "srun":
         mpi = [f"--mpi={profile.srun_mpi}"] if profile.srun_mpi else []
-        words = ["--export=ALL", "--kill-on-bad-exit=1", f"--ntasks={_RANKS}", *mpi]
+        # since 22.05, srun does not take this number from the job
+        words = ["--export=ALL", "--kill-on-bad-exit=1", f"--ntasks={_RANKS}", f"--cpus-per-task={_THREADS}", *mpi]
     else:
         words = ["-n", _RANKS]
     return [launcher, *words, *profile.launcher_options]

@@ -8,12 +8,15 @@ there are none.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import signal
+import threading
 import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple
 
 from fugaku_gpt.compare import statistics
 from fugaku_gpt.compare.noise import Watch, disturbances
@@ -55,6 +58,7 @@ BUDGET = "the budget is spent"
 RERUNS = "too many pairs were disturbed"
 TROUBLE = "there can be no verdict"
 STOPPED = "it was stopped"
+_STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
@@ -116,8 +120,25 @@ def run_pairs(
         UsageError: ``out`` holds something else, or another process is at it.
     """
     mark = uuid.uuid4().hex
-    _enter(out, plan, mark)
+    with _stopped_by_signals():
+        _enter(out, plan, mark)
+        return _run_claimed(out, plan, sides, limits, launch, progress, start, watch, clock, mark)
+
+
+def _run_claimed(
+    out: Path,
+    plan: Plan,
+    sides: Tuple[SideRun, SideRun],
+    limits: Limits,
+    launch: Launch,
+    progress: Progress,
+    start: Sequence[str],
+    watch: Callable[..., Watch],
+    clock: Callable[[], float],
+    mark: str,
+) -> str:
     try:
+        _refuse_other(out, plan)  # again: another one may have begun and ended before the claim
         write_plan(out, plan)
         write_ending(out, "")
         began, there = clock(), len(read_kept(out).pairs)
@@ -138,6 +159,27 @@ def run_pairs(
         return STOPPED
     finally:
         release(out, CLAIM, mark)
+
+
+@contextlib.contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Between jobs, too, what schedulers send stops it as Ctrl-C does; once: its end is not to be cut off."""
+
+    def stop(*_: object) -> None:
+        for number in former:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    former: Dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in _STOPPING:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup: stays ignored
+                former[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def next_order(counted: Sequence[Pair]) -> str:
@@ -247,14 +289,8 @@ def _enter(out: Path, plan: Plan, mark: str) -> None:
     Raises:
         UsageError: it holds another one or something else, or another process is at it.
     """
-    before = read_plan(out)
-    if before is None and out.exists() and any(not is_temporary(path) for path in out.iterdir()):
+    if _refuse_other(out, plan) is None and out.exists() and any(not is_temporary(path) for path in out.iterdir()):
         raise UsageError(f"{out}: holds files that are not a comparison's; choose another --out")
-    if before is not None:
-        changed = _changed(before, plan)
-        if changed:
-            shown = "; ".join(changed[:3])
-            raise UsageError(f"{out}: holds a comparison of something else ({shown}); choose another --out")
     try:
         out.mkdir(parents=True, exist_ok=True)
         take(out, CLAIM, this_process(mark), same_process=False)
@@ -265,6 +301,20 @@ def _enter(out: Path, plan: Plan, mark: str) -> None:
         ) from None
     except OSError as error:
         raise UsageError(f"{out}: cannot be written: {error.strerror}; choose another --out") from None
+
+
+def _refuse_other(out: Path, plan: Plan) -> Optional[Plan]:
+    """The plan that is there.
+
+    Raises:
+        UsageError: it is of another comparison.
+    """
+    before = read_plan(out)
+    changed = _changed(before, plan) if before is not None else []
+    if changed:
+        shown = "; ".join(changed[:3])
+        raise UsageError(f"{out}: holds a comparison of something else ({shown}); choose another --out")
+    return before
 
 
 def _changed(before: Plan, now: Plan) -> List[str]:

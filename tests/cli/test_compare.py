@@ -109,6 +109,29 @@ def test_what_one_allocation_cannot_hold_is_refused(capsys: pytest.CaptureFixtur
     assert "node.freq_mhz: set for a whole job" in capsys.readouterr().err
 
 
+def test_a_job_s_unnamed_side_has_the_job_s_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program that takes turns runs in a named side's Python: the other side's is not the present one there."""
+    ours, theirs = tmp_path / "ours.yaml", tmp_path / "theirs.yaml"
+    for file in (ours, theirs):
+        file.write_text(f"name: {file.stem}\npython: /e/{file.stem}/bin/python\n")
+    words = ("--preset", "tiny", "--job", "slurm", "--set", "job.elapse=1:00:00")
+    assert compare("base", theirs, *words) == EXIT_USAGE
+    assert "job.profile" in capsys.readouterr().err
+    assert compare("threads=1", theirs, *words, "--set", f"job.profile={ours}") == EXIT_OK
+    script = capsys.readouterr().out
+    assert f"a={ours},node.threads_per_rank=1\nb={theirs}\n" in script and "python=/e/ours/bin/python\n" in script
+    assert "--ntasks={ranks}" in script and "--cpus-per-task={threads}" in script
+
+
+def test_what_the_user_sets_is_set_in_a_job_too(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--preset", "tiny", "--job", "pjm", "--set", "job.elapse=1:00:00", "--set", "training.log_interval=2"]
+    words += ["--set", "training.profile_operators=null", "--set", "training.lr=1e-3"]
+    assert compare("base", "threads=1", *words) == EXIT_OK
+    script = capsys.readouterr().out
+    assert "--set=training.log_interval=2" in script and "--set=training.profile_operators=null" in script
+    assert "--set=training.lr" not in script  # of the run that is written beside the script
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

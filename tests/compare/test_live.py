@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
@@ -164,6 +166,39 @@ def test_stopped_in_a_pair_whole_pairs_stay_and_the_next_call_goes_on(tmp_path: 
     found = kept(tmp_path / "out")
     assert [pair.name for pair in found.counted] == ["pair-001", "pair-002", "pair-004", "pair-005"]
     assert "1 was stopped on the way" in report_text(report_live(found), "md")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_stopped_by_a_scheduler_between_jobs_it_can_go_on(tmp_path: Path, number: int) -> None:
+    class Told(Silent):
+        def ended(self, pair: Any) -> None:
+            os.kill(os.getpid(), number)
+
+    former = signal.getsignal(number)
+    launch = FakeLaunch({"a": [1.0], "b": [1.1]})
+    assert run(tmp_path / "out", launch, progress=Told()) == live.STOPPED
+    assert signal.getsignal(number) is former
+    found = kept(tmp_path / "out")
+    assert len(found.counted) == 1 and report_live(found).stopped
+    assert not list((tmp_path / "out").glob(f"{live.CLAIM}*"))
+    assert run(tmp_path / "out", launch) == live.ENOUGH_PAIRS
+
+
+def test_a_comparison_that_another_has_begun_before_the_claim_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch, out = FakeLaunch({"a": [1.0], "b": [1.0]}), tmp_path / "out"
+    take = live.take
+
+    def taken_late(*arguments: Any, **more: Any) -> Path:
+        monkeypatch.setattr(live, "take", take)
+        run(out, launch, plan_of("training.dtype=float16"), limits=Limits(pairs=1))
+        return take(*arguments, **more)
+
+    monkeypatch.setattr(live, "take", taken_late)
+    with pytest.raises(UsageError, match="float16 then, bfloat16 now"):
+        run(out, launch)
+    assert read_kept(out).plan.b.settings == ("training.dtype=float16",)
 
 
 def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
