@@ -17,11 +17,13 @@ class Blocks:
     Attributes:
         queries: of a block.
         samples, heads: of a group, whose products are one.
+        narrow: scores have 16 bits.
     """
 
     queries: int
     samples: int
     heads: int
+    narrow: bool
 
     @property
     def products(self) -> int:
@@ -42,17 +44,23 @@ def attention_blocks(length: int, samples: int, heads: int, narrow: bool, thread
         queries = max(queries, -(-length // _SUMS_OF_16_BITS))
     # a cache's worth of scores for each thread, in however many products: more heads would only take memory
     at_once = max(1, _SCORES[narrow] * threads // (queries * length))
-    return Blocks(queries, min(samples, max(1, at_once // heads)), -(-heads // -(-heads // at_once)))
+    return Blocks(queries, min(samples, max(1, at_once // heads)), -(-heads // -(-heads // at_once)), narrow)
+
+
+def sums_apart(blocks: Blocks, length: int) -> bool:
+    """Whether products that are added to gradients are made in memory of their own: of several blocks, and not of 16
+    bits, where they would be rounded twice."""
+    return not blocks.narrow and blocks.queries < length
 
 
 def attention_elements(blocks: Blocks, length: int, width: int, drops: bool) -> int:
     """Elements that a backward pass has at one time: of a group the queries, keys, values, the gradient of the output,
-    those of the former three and a part of one of these; one block's scores, their gradients and, with dropout, flags
-    as numbers; and its rows of the output.
+    those of the former three and, where sums are made apart, a part of one of these; one block's scores, their
+    gradients and, with dropout, flags as numbers; and its rows of the output.
 
     Args:
         width: of a head.
     """
-    groups = 8 * blocks.products * length * width
+    groups = (8 if sums_apart(blocks, length) else 7) * blocks.products * length * width
     scores = (3 if drops else 2) * blocks.products * blocks.queries * length
     return groups + scores + blocks.products * blocks.queries * width

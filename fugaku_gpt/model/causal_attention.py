@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterator, Optional, Tuple
 import torch
 
 from fugaku_gpt import compat
-from fugaku_gpt.layout.attention import attention_blocks
+from fugaku_gpt.layout.attention import attention_blocks, sums_apart
 
 Kept = Callable[[], torch.Tensor]
 
@@ -110,7 +110,9 @@ class _Workspace:
         self._future = _future(self._block, self._like.dtype)
         products = blocks.products
         self._rows = self._like.new_empty(products * self._block * self._width)
-        self._sums = self._like.new_empty(products * self.length * self._width)
+        self._sums = self._like.new_empty(
+            products * self.length * self._width if sums_apart(blocks, self.length) else 0
+        )
         self._scores = self._like.new_empty(3 if drops else 2, products * self._block * self.length)
 
     def groups(self) -> Iterator[Group]:
@@ -156,9 +158,12 @@ class _Workspace:
 
     def add_product(self, out: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
         """Add a product to ``out`` [products, keys, d]; the one for all keys comes first, and sets it. PyTorch's own
-        product that adds takes the heads one by one where ``out`` has gaps, and threads share each."""
+        product that adds takes the heads one by one where ``out`` has gaps, and threads share each; of 16-bit types
+        it alone adds before it rounds."""
         if out.shape[1] == self.length:
             torch.bmm(x, y, out=out)
+        elif out.element_size() == 2:
+            out.baddbmm_(x, y)
         else:
             out.add_(torch.bmm(x, y, out=self._sums[: out.numel()].view(out.shape)))
 
