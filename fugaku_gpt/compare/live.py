@@ -178,8 +178,8 @@ def _stopped_by_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+        for caught, handler in former.items():
+            signal.signal(caught, handler)
 
 
 def next_order(counted: Sequence[Pair]) -> str:
