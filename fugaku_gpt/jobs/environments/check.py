@@ -25,22 +25,24 @@ PROBE_SECONDS = 120.0
 _ANSWER = "fugaku_gpt environment: "
 
 # Each part by itself: a build without MPI still tells about its kernels. The package is that of this program, so that
-# what it asks is there; whether the environment has it too, its metadata tells.
+# what it asks is there. Packages are the environment's own: not those of the folders of the caller's PYTHONPATH
+# (argument 1), or of the folder that it is called in.
 _PROBE = f"""
-import json, sys
+import json, os, sys
 from importlib import metadata
+strangers = {{os.path.realpath(path) for path in sys.argv[1].split(os.pathsep)}}
+own = [path for path in sys.path if path and os.path.realpath(path) not in strangers]
 def version(name):
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-told = {{"python": "%d.%d.%d" % sys.version_info[:3], "packages": {{name: version(name) for name in sys.argv[1:]}}}}
+    for found in metadata.distributions(name=name, path=own):
+        return found.version
+told = {{"python": "%d.%d.%d" % sys.version_info[:3], "packages": {{name: version(name) for name in sys.argv[2:]}}}}
 try:
     from fugaku_gpt import compat
     import torch
-    told["build"] = compat.build_facts()
-    told["build"]["flush_denormals"] = compat.flush_denormals()
-    told["build"]["bfloat16_without_kernel"] = compat.without_kernel(torch.bfloat16)
+    build = compat.build_facts()
+    build["flush_denormals"] = compat.flush_denormals()
+    build["bfloat16_without_kernel"] = compat.without_kernel(torch.bfloat16)
+    told["build"] = build
 except Exception as error:
     told["build_error"] = "%s: %s" % (type(error).__name__, error)
 try:
@@ -150,6 +152,7 @@ def _build(
     version, blas, used = str(build["torch"]), str(build["blas"]), str(build["instruction_set"])
     libraries = blas.split(" + ")
     lacks = [name for name in expected.blas if name not in libraries]
+    has = "has " if 0 < len(expected.blas) < len(libraries) else ""  # more than these are no difference
     best = best_instruction_set(expected.instruction_sets, flags)
     capability = os.environ.get("ATEN_CPU_CAPABILITY")
     hint = (
@@ -162,7 +165,7 @@ def _build(
     stated = expected.bfloat16_without_kernel
     return [
         _row("PyTorch", expected.torch, version, starts_with(expected.torch, version), mend),
-        _row("BLAS", " + ".join(expected.blas), blas, not lacks, mend),
+        _row("BLAS", has + " + ".join(expected.blas), blas, not lacks, mend),
         _row("instruction set", best, used, used in (best, *(_FALLBACKS if best in _FALLBACKS else ())), hint),
         _row(
             "threads", f"{threads}, as OMP_NUM_THREADS", str(found_threads), found_threads == threads,
@@ -252,12 +255,14 @@ def _probe(profile: Profile, threads: int, names: Sequence[str]) -> Tuple[Option
     """(what the environment tells, ""), or (None, why it tells nothing)."""
     lines: List[str] = []
     variables = {**profile_variables(profile), "OMP_NUM_THREADS": str(threads)}
+    ours = str(Path(fugaku_gpt.__file__).resolve().parents[1])
+    strangers = before([ours], "PYTHONPATH")
     if profile.preload:
         variables["LD_PRELOAD"] = before(profile.preload, "LD_PRELOAD")
     if shutil.which(profile.python) is None:
         return None, f"{profile.python}: is not there"
     outcome = run_command(
-        [profile.python, "-c", _PROBE, *names], variables, timeout=PROBE_SECONDS, on_line=lines.append
+        [profile.python, "-c", _PROBE, strangers, *names], variables, timeout=PROBE_SECONDS, on_line=lines.append
     )
     answers = [line[len(_ANSWER) :] for line in lines if line.startswith(_ANSWER)]
     if answers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -141,6 +142,27 @@ def test_an_environment_without_its_packages_says_which(tmp_path: Path) -> None:
     rows = {row.what: row for row in check_environment(Profile("bare", python=str(bare)), "make it")}
     assert rows["PyTorch"].status == MISSING and "No module named" in rows["PyTorch"].found
     assert rows["MPI library"].status == MISSING and rows["fugaku_gpt"].status in (MISSING, OK)
+
+
+def test_packages_of_the_caller_s_path_are_not_the_environment_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    (tmp_path / "path").mkdir()
+    for name, folder in (("tiny", "path"), ("fugaku_gpt", "path")):
+        info = tmp_path / folder / f"{name}-0.1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n", encoding="utf-8")
+    (tmp_path / "pins.txt").write_text("tiny==0.1.0\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    profile = Profile("bare", python=str(tmp_path / "venv" / "bin" / "python"), pins=str(tmp_path / "pins.txt"))
+    rows = {row.what: row for row in check_environment(profile, "make it")}
+    assert rows["packages"].found == "tiny -" and rows["fugaku_gpt"].found == "not installed"
+
+
+def test_more_libraries_than_expected_are_no_difference() -> None:
+    rows = rows_of({**TOLD, "build": {**BUILD, "blas": "MKL + oneDNN + OpenBLAS"}})
+    assert rows["BLAS"][:3] == ("has MKL + oneDNN", "MKL + oneDNN + OpenBLAS", OK)
 
 
 def test_a_python_that_dies_is_a_row_and_not_an_error(tmp_path: Path) -> None:
