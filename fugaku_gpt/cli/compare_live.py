@@ -76,11 +76,12 @@ def run_live(asked: Asked, start: Tuple[str, ...]) -> "Report":
     Raises:
         UsageError: it cannot be run as asked.
     """
-    from fugaku_gpt.compare.environments import environment_of
+    from fugaku_gpt.compare.environments import build_of, environment_of
     from fugaku_gpt.compare.live import Limits, SideRun, run_pairs
     from fugaku_gpt.compare.pairs import Plan, SidePlan, read_kept
     from fugaku_gpt.compare.report import report_live
     from fugaku_gpt.jobs.launcher import find_launcher, launch
+    from fugaku_gpt.machine.checkout import git_commit
 
     if asked.out is None:
         raise UsageError("where are the jobs to be kept? give --out, a folder; the same command goes on there")
@@ -90,10 +91,10 @@ def run_live(asked: Asked, start: Tuple[str, ...]) -> "Report":
         for profile in profiles:
             find_launcher(profile=profile)  # says how to get one, before anything is written
     plans = [
-        SidePlan(side.label, side.environment, side.settings, config_values(config))
+        SidePlan(side.label, side.environment, side.settings, config_values(config), build_of(side.environment))
         for side, config in zip(asked.sides, configs)
     ]
-    plan = Plan(plans[0], plans[1], asked.shared.warm_up_of_live, asked.tolerance, asked.load)
+    plan = Plan(plans[0], plans[1], asked.shared.warm_up_of_live, asked.tolerance, asked.load, git_commit())
     first, second = (SideRun(config, profile) for config, profile in zip(configs, profiles))
     limits = Limits(asked.pairs, asked.budget, asked.at_least, asked.reruns)
     run_pairs(asked.out, plan, (first, second), limits, launch, _Progress(), start=start)

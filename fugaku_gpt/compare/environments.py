@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import asdict
 from pathlib import Path
-from typing import Optional
+from typing import Any, Dict, Optional
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.environments.profile import Profile, load_profile
 from fugaku_gpt.jobs.environments.registry import find_profile, require_made, resolve
+
+# of a profile: words about it, which change nothing
+_WORDS = ("name", "note", "limits", "expected")
 
 
 def environment_of(text: str, unpacked: Optional[Path] = None) -> Optional[Profile]:
@@ -40,3 +45,12 @@ def profile_of(text: str, absolute: bool = False) -> Optional[Profile]:
     if not text:
         return None
     return resolve(text) if absolute else load_profile(find_profile(text))
+
+
+def build_of(text: str) -> Dict[str, Any]:
+    """What a side's environment says of how its ranks are started, as JSON keeps it; empty for the present Python."""
+    profile = profile_of(text)
+    if profile is None:
+        return {}
+    values: Dict[str, Any] = json.loads(json.dumps(asdict(profile)))
+    return {key: value for key, value in values.items() if key not in _WORDS}

@@ -138,8 +138,8 @@ def _run_claimed(
     mark: str,
 ) -> str:
     try:
-        _refuse_other(out, plan)  # again: another one may have begun and ended before the claim
-        write_plan(out, plan)
+        if _refuse_other(out, plan) is None:  # again: another one may have begun and ended before the claim
+            write_plan(out, plan)
         write_ending(out, "")
         began, there = clock(), len(read_kept(out).pairs)
         why = ""
@@ -320,6 +320,8 @@ def _refuse_other(out: Path, plan: Plan) -> Optional[Plan]:
 def _changed(before: Plan, now: Plan) -> List[str]:
     """``["B training.dtype: float32 then, bfloat16 now"]``."""
     then, present = _flat(before), _flat(now)
+    if before.commit and now.commit:  # nodes of a job may have no git
+        then["commit"], present["commit"] = before.commit, now.commit
     names = {**then, **present}
     return [
         f"{name}: {then.get(name)} then, {present.get(name)} now"
@@ -332,6 +334,7 @@ def _flat(plan: Plan) -> Dict[str, object]:
     values: Dict[str, object] = {"warm-up": plan.warm_up, "tolerance": plan.tolerance, "load": plan.load}
     for letter, side in zip("AB", plan.sides):
         values[f"{letter}'s environment"] = side.environment
+        values.update({f"{letter}'s environment's {key}": value for key, value in side.build.items()})
         for section, settings in side.config.items():
             values.update({f"{letter} {section}.{key}": value for key, value in settings.items()})
     return values

@@ -9,7 +9,7 @@ again at any time.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -36,12 +36,14 @@ class SidePlan:
         environment: name or file of the build; empty: the Python that ran the comparison.
         settings: ``key=value`` over the run.
         config: the whole run, section → key → value.
+        build: what the environment's file says of how ranks are started, by its keys.
     """
 
     text: str
     environment: str
     settings: Tuple[str, ...]
     config: Dict[str, Dict[str, Any]]
+    build: Dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Plan:
         warm_up: iterations at each job's beginning that do not count.
         tolerance: within which the sides are the same, as a share.
         load: share of other processes above which a job counts as disturbed.
+        commit: of the checkout that runs; empty where it is not known.
     """
 
     a: SidePlan
@@ -59,6 +62,7 @@ class Plan:
     warm_up: int
     tolerance: float
     load: float
+    commit: str = ""
     version: int = VERSION
 
     @property
@@ -192,10 +196,11 @@ def read_plan(out: Path) -> Optional[Plan]:
                 f"{out / FILE}: version {values['version']} of this format; this program reads version {VERSION}"
             )
         a, b = (
-            SidePlan(side["text"], side["environment"], tuple(side["settings"]), side["config"])
+            SidePlan(side["text"], side["environment"], tuple(side["settings"]), side["config"], side.get("build", {}))
             for side in (values["a"], values["b"])
         )
-        return Plan(a, b, int(values["warm_up"]), float(values["tolerance"]), float(values["load"]))
+        commit = str(values.get("commit", ""))
+        return Plan(a, b, int(values["warm_up"]), float(values["tolerance"]), float(values["load"]), commit)
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"{out / FILE}: not a comparison's plan; choose another --out") from None
 

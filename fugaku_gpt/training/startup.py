@@ -6,9 +6,7 @@ import ctypes
 import os
 import platform
 import socket
-import subprocess
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, TypeVar
 
 import numpy as np
@@ -21,6 +19,7 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import SIXTEEN_BITS
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine import local
+from fugaku_gpt.machine.checkout import git_commit
 from fugaku_gpt.records.text import spans
 from fugaku_gpt.training.binding import memory_nodes
 
@@ -249,24 +248,6 @@ def _notes(config: RunConfig) -> List[str]:
 
 
 _RANKS_SHOWN = 8
-
-
-def git_commit() -> str:
-    """The commit of the checkout that runs, or "" where it is an installed copy or git is not there."""
-    root = Path(fugaku_gpt.__file__).resolve().parent.parent
-    if not (root / ".git").exists():
-        return ""
-    try:
-        found = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return found.stdout.decode().strip()
 
 
 def _yes(value: bool) -> str:

@@ -168,6 +168,19 @@ def test_stopped_in_a_pair_whole_pairs_stay_and_the_next_call_goes_on(tmp_path: 
     assert "1 was stopped on the way" in report_text(report_live(found), "md")
 
 
+def test_another_build_or_commit_under_the_same_words_is_refused(tmp_path: Path) -> None:
+    launch, plan = FakeLaunch({"a": [1.0], "b": [1.0]}), replace(plan_of("training.dtype=bfloat16"), commit="abc")
+    plan = replace(plan, b=replace(plan.b, environment="e", build={"python": "/old/python", "preload": []}))
+    run(tmp_path / "out", launch, plan, limits=Limits(pairs=1))
+    run(tmp_path / "out", launch, replace(plan, commit=""), limits=Limits(pairs=1))  # not known is not another
+    run(tmp_path / "out", launch, plan, limits=Limits(pairs=1))
+    with pytest.raises(UsageError, match="commit: abc then, abd now"):
+        run(tmp_path / "out", launch, replace(plan, commit="abd"))
+    other = replace(plan.b, build={"python": "/new/python", "preload": []})
+    with pytest.raises(UsageError, match="B's environment's python: /old/python then, /new/python now"):
+        run(tmp_path / "out", launch, replace(plan, b=other))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_stopped_by_a_scheduler_between_jobs_it_can_go_on(tmp_path: Path, number: int) -> None:
     class Told(Silent):

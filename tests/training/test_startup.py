@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
-from pathlib import Path
 from typing import Any, Dict
 
 import numpy as np
-import pytest
 import torch
 
 import fugaku_gpt
@@ -21,7 +18,6 @@ from fugaku_gpt.records.text import spans
 from fugaku_gpt.training.startup import (
     collect_environment,
     describe_environment,
-    git_commit,
     keep_freed_pages,
     prepare_process,
 )
@@ -97,11 +93,3 @@ def test_recompute_that_changes_nothing_is_said() -> None:
     for dropout, expected in (("0", 1), ("0.1", 0)):
         facts = environment("training.recompute=selective", f"model.attention_dropout={dropout}")
         assert sum(line.startswith(said) for line in describe_environment(facts)) == expected
-
-
-def test_the_commit_is_that_of_the_checkout() -> None:
-    root = Path(fugaku_gpt.__file__).resolve().parent.parent
-    if not (root / ".git").exists():
-        pytest.skip("not a checkout")
-    head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], stdout=subprocess.PIPE, check=False)
-    assert head.stdout.decode().startswith(git_commit())

@@ -1,0 +1,26 @@
+"""Which code it is that runs."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import fugaku_gpt
+
+
+def git_commit() -> str:
+    """The commit of the checkout that runs, or "" where it is an installed copy or git is not there."""
+    root = Path(fugaku_gpt.__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return ""
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return found.stdout.decode().strip()
