@@ -31,7 +31,7 @@ class Framework:
 
 
 _BUILDS: Dict[str, Framework] = {
-    "2.13": Framework(167 * _MIB, 113 * _MIB, 62 * _MIB, "PyTorch 2.13 on x86-64"),
+    "2.13": Framework(187 * _MIB, 113 * _MIB, 62 * _MIB, "PyTorch 2.13 on x86-64"),
     "1.10": Framework(110 * _MIB, 165 * _MIB, 62 * _MIB, "PyTorch 1.10 on x86-64"),
     "1.7": Framework(85 * _MIB, 129 * _MIB, 62 * _MIB, "PyTorch 1.7 on x86-64"),
 }

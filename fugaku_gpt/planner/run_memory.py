@@ -131,8 +131,8 @@ def _but_activations(config: RunConfig, chunks: Sequence[Chunk], base: Framework
 
 
 def _kept_by_allocator(moving: int) -> int:
-    """Of memory that comes and goes in a step."""
-    return int(min(0.6 * moving, 0.2 * moving + 24 * MIB))
+    """Of memory that comes and goes in a step: pieces that lie between others. Fitted to ``benchmarks/planned.py``."""
+    return int(min(moving, 0.2 * moving + 40 * MIB))
 
 
 def _lasting(config: RunConfig, chunks: Sequence[Chunk]) -> Dict[str, int]:
