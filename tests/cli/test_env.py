@@ -79,3 +79,9 @@ def test_no_such_python_is_said_before_anything_is_made(tmp_path: Path, capsys: 
     (tmp_path / "old.yaml").write_text("python: v/bin/python\npins: pins.txt\npython_version: 3.99\n", encoding="utf-8")
     assert run(["env", "create", str(tmp_path / "old.yaml")]) == 2
     assert "no Python 3.99 on PATH and none in pyenv" in capsys.readouterr().err and not (tmp_path / "v").exists()
+
+
+def test_a_profile_without_pins_is_nothing_to_make(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "here.yaml").write_text(HERE, encoding="utf-8")
+    assert run(["env", "create", str(tmp_path / "here.yaml")]) == 2
+    assert "its profile names no pins: there is nothing to make" in capsys.readouterr().err
