@@ -12,7 +12,7 @@ import click
 
 from fugaku_gpt.cli.compare_asked import Shared
 from fugaku_gpt.cli.output import render_rows
-from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, RunFailed
+from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
 from fugaku_gpt.sweep.plan import Plan, read_plan
 
 if TYPE_CHECKING:
@@ -94,18 +94,28 @@ def design_in(out: Path) -> Optional["Design"]:
 def _tell(observed: "Observed", tolerance: float, form: str) -> int:
     from fugaku_gpt.compare.effects import COLUMNS, as_json, attribute, effect_rows, remarks
 
-    found = attribute(observed.observations, observed.names, observed.levels, tolerance, observed.notes)
+    try:
+        found = attribute(observed.observations, observed.names, observed.levels, tolerance, observed.notes)
+    except UsageError as error:
+        if not observed.failures:
+            raise
+        raise RunFailed("\n".join([str(error), *observed.failures])) from None
+    code = EXIT_RUN_FAILED if observed.failures else EXIT_OK
     if form == "json":
         click.echo(json.dumps(as_json(found), indent=2, allow_nan=False))
-        return EXIT_OK
+        return code
     click.echo(render_rows(COLUMNS, effect_rows(found), form))
     mark = "* " if form == "md" else ""
     click.echo("\n".join(f"{mark}{line}" for line in remarks(found)))
-    return EXIT_OK
+    return code
 
 
 def _run_here(plan: Plan, out: Path) -> bool:
-    """Run what is missing on this machine; whether it was stopped."""
+    """Run what is missing on this machine; whether it was stopped.
+
+    Raises:
+        RunFailed: none has ended well; of some alone the effects are told.
+    """
     from fugaku_gpt.jobs.launcher import find_launcher, launch
     from fugaku_gpt.records.run import INTERRUPTED
     from fugaku_gpt.sweep.progress import LiveProgress, PlainProgress
@@ -115,7 +125,11 @@ def _run_here(plan: Plan, out: Path) -> bool:
     shown: Union[LiveProgress, PlainProgress] = LiveProgress() if sys.stderr.isatty() else PlainProgress(sys.stderr)
     with shown as progress:
         ended = run_sweep(plan.sweep(), out, launch, progress, plan=plan)
-    return any(one.result.status == INTERRUPTED for one in ended)
+    if any(one.result.status == INTERRUPTED for one in ended):
+        return True
+    if ended and all(one.failed for one in ended):
+        raise RunFailed("\n".join(f"{one.run.name}: {one.result.status}: {one.result.reason}" for one in ended))
+    return False
 
 
 def _hand_in(plan: Plan, out: Path) -> int:

@@ -40,10 +40,10 @@ class Asked:
         Raises:
             UsageError: no run is named, or the sides do not do the same work.
         """
-        from fugaku_gpt.compare.sides import refuse_unlike
+        from fugaku_gpt.compare.sides import refuse_unlike, work_of
 
         a, b = (self.shared.config_of(side) for side in self.sides)
-        refuse_unlike(a, b)
+        refuse_unlike(work_of(a), work_of(b))
         return a, b
 
     def words(self) -> List[str]:

@@ -185,7 +185,7 @@ def _usual_levels(key: str, base: RunConfig) -> Tuple[str, ...]:
 def _ranks(text: str, base: RunConfig, at: str) -> Tuple[Tuple[str, str], ...]:
     """The settings of so many ranks of the whole run: more or fewer replicas, on the same cores."""
     share, nodes = base.layout.tp * base.layout.pp, base.job.nodes
-    ranks = int(text) if text.isdigit() else 0
+    ranks = int(text) if text.isdecimal() else 0
     if ranks < 1 or ranks % share or ranks % nodes:
         raise UsageError(
             f"{at}: {RANKS}={text}: must be a multiple of layout.tp {base.layout.tp} * layout.pp {base.layout.pp} and "

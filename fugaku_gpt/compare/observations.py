@@ -14,7 +14,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from fugaku_gpt.compare.effects import Observation
 from fugaku_gpt.compare.factorial import HIGH, LOW, Design, Factor, parse, split_names
-from fugaku_gpt.compare.recorded import Found, Measured, rows_of, runs_of
+from fugaku_gpt.compare.recorded import Found, Measured, rows_of, runs_of, source_of
 from fugaku_gpt.compare.samples import Job, not_applied
 from fugaku_gpt.compare.sides import Condition, RecordedSide, parse_side
 from fugaku_gpt.config import RunConfig
@@ -43,13 +43,15 @@ class Observed:
     Attributes:
         names: of the toggles.
         levels: texts of each one's low and high level.
-        notes: about runs that are left out, and toggles that were not applied.
+        notes: about runs that are left out.
+        failures: lines about runs that have failed, of a design's own, and about toggles that were not applied.
     """
 
     observations: Tuple[Observation, ...]
     names: Tuple[str, ...]
     levels: Tuple[Tuple[str, str], ...]
     notes: Tuple[str, ...]
+    failures: Tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,10 @@ def of_runs(folder: Path, wanted: Union[str, Design], warm_up: int) -> Observed:
         return f"block {labels[row][0]}, " if row in labels else ""
 
     values = [_value_of(config) for config in configs]
-    return _observed(found, toggles, values, block_of, _not_applied(toggles, found.jobs))
+    without = _not_applied(toggles, found.jobs)
+    # of any other folder, what has failed may be of another day and question
+    failed = list(found.failed) if isinstance(wanted, Design) else []
+    return _observed(found, toggles, values, block_of, [*failed, *without])
 
 
 def of_table(path: Path, text: str) -> Observed:
@@ -106,13 +111,13 @@ def of_table(path: Path, text: str) -> Observed:
     toggles = [_of_column(path, name, levels, text) for name, levels in split_names(text)]
     found = rows_of(RecordedSide(str(path), path))
     values = [run.configuration.__getitem__ for run in found.runs]
-    return _observed(found, toggles, values, _source_of, [])
+    return _observed(found, toggles, values, _source_of, ())
 
 
 def _source_of(run: Measured) -> str:
-    """The notes that a row is from, as its name begins: others are of other days and of other code."""
-    source, point, _ = run.name.partition(".")
-    return f"{source}, " if point else ""
+    """The notes that a row is from: others are of other days and of other code."""
+    source = source_of(run.name)
+    return f"{source}, " if source else ""
 
 
 def _of_factor(factor: Factor) -> _Toggle:
@@ -154,30 +159,35 @@ def _observed(
     toggles: Sequence[_Toggle],
     values: Sequence[_Value],
     block_of: Callable[[Measured], str],
-    notes: List[str],
+    failures: Sequence[str],
 ) -> Observed:
     keys = _keys_of(toggles)
     neither: "Counter[str]" = Counter()
     observations = []
+    own = {one.key for toggle in toggles for one in toggle.low}
     for run, value in zip(found.runs, values):
+        if own & set(run.not_applied):  # at which level it was is not what it asked for
+            continue
         levels = [toggle.level(value) for toggle in toggles]
         known = tuple(level for level in levels if level is not None)
         if len(known) < len(toggles):
             neither.update(toggle.name for toggle, level in zip(toggles, levels) if level is None)
             continue
-        observations.append(Observation(run.name, known, block_of(run) + _rest(run.configuration, keys), run.seconds))
+        block = block_of(run) + _rest(run.configuration, keys)
+        block += "".join(f", {key} not applied" for key in run.not_applied)
+        observations.append(Observation(run.name, known, block, run.seconds))
     left_out = [*found.left_out]
     for toggle in toggles:
         if neither[toggle.name]:
             runs = "1 run" if neither[toggle.name] == 1 else f"{neither[toggle.name]} runs"
             left_out.append(f"{runs} at neither level of {toggle.name} ({' | '.join(toggle.texts)})")
-    if left_out:
-        notes = [f"left out: {'; '.join(left_out)}", *notes]
+    notes = [f"left out: {'; '.join(left_out)}"] if left_out else []
     return Observed(
         tuple(observations),
         tuple(toggle.name for toggle in toggles),
         tuple(toggle.texts for toggle in toggles),
-        tuple(notes),
+        (*notes, *failures),
+        tuple(failures),
     )
 
 
@@ -191,12 +201,8 @@ def _rest(configuration: Mapping[str, object], keys: Set[str]) -> str:
 
 
 def _not_applied(toggles: Sequence[_Toggle], jobs: Sequence[Job]) -> List[str]:
-    """Toggles that runs have asked for and not got: their effect is that of nothing."""
-    lines = []
-    for toggle in toggles:
-        keys = {one.key for one in toggle.low}
-        said = [[f"{key}{text}" for key, text in not_applied(job).items() if key in keys] for job in jobs]
-        without = [texts[0] for texts in said if texts]
-        if without:
-            lines.append(f"{toggle.name}: in {len(without)} of {len(jobs)} runs {without[0]}")
-    return lines
+    """Runs, left out, whose toggles were not as they were asked for: what they took is no effect of these."""
+    keys = {one.key for toggle in toggles for one in toggle.low}
+    return [
+        f"left out: {job.name}: {key}{text}" for job in jobs for key, text in not_applied(job).items() if key in keys
+    ]

@@ -164,7 +164,7 @@ class Kept:
             for jobs in ([pair.a for pair in self.pairs], [pair.b for pair in self.pairs])
         ]
         return [
-            f"{name}: {key}{said}: a verdict would be about something else"
+            f"{name}: {key}{said}: a verdict would be about something else; mend it and take another --out"
             for name, mine, others in (("A", sides[0], sides[1]), ("B", sides[1], sides[0]))
             for key, said in mine.items()
             if key in self.plan.asked or key not in others
@@ -248,7 +248,7 @@ def read_kept(out: Path) -> Kept:
 def folders_of(out: Path) -> List[Path]:
     """The folders of the pairs, in their order."""
     numbered = [(path.name[len("pair-") :], path) for path in out.glob("pair-*") if path.is_dir()]
-    return [path for _, path in sorted((int(text), path) for text, path in numbered if text.isdigit())]
+    return [path for _, path in sorted((int(text), path) for text, path in numbered if text.isdecimal())]
 
 
 def new_folder(out: Path) -> Path:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from fugaku_gpt.compare.samples import Job, expect_runs, not_applied, read_job
-from fugaku_gpt.compare.sides import RecordedSide
+from fugaku_gpt.compare.sides import RecordedSide, refuse_unlike, work_of
 from fugaku_gpt.compare.statistics import Comparison, compare_groups, compare_pairs
 from fugaku_gpt.config import RunConfig, changed_settings
 from fugaku_gpt.errors import UsageError
@@ -23,14 +23,22 @@ from fugaku_gpt.planner.rows import Refused, Row, parse_measured, parse_row, rea
 # of a row, what is no configuration: one table rounds the vocabulary that another gives in full
 _NO_CONFIGURATION = ("id", "vocab", "mem_unit", "dtype")
 # of a run, how it was handled, and settings that change what is recorded, not how long an iteration takes
+_WORK = ("layers", "hidden", "heads", "seq_len", "global_batch")  # of a row
 _HANDLING = ("job.", "checkpoint.", "data.", "training.iterations", "training.profile_operators")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One recorded run: its name, what it was, what it gave, and which of its settings were not applied."""
+    """One recorded run: its name, what it was, what it gave, and which of its settings were not applied.
 
+    Attributes:
+        key: of no other run: its directory, or its table and place there; names may recur.
+        work: what makes the work of an iteration.
+    """
+
+    key: str
     name: str
+    work: Mapping[str, object]
     configuration: Mapping[str, object]
     words: str
     seconds: float
@@ -95,11 +103,17 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Found:
-    """The runs of a side, and lines about what was not used."""
+    """The runs of a side, and lines about what was not used.
+
+    Attributes:
+        jobs: of run directories, in the order of ``runs``; empty for rows of a table.
+        failed: of runs that meet the conditions and have not ended well, how each ended.
+    """
 
     runs: Tuple[Measured, ...]
     left_out: Tuple[str, ...]
     jobs: Tuple[Job, ...] = ()
+    failed: Tuple[str, ...] = ()
 
 
 def compare_recorded(a: RecordedSide, b: RecordedSide, warm_up: int, tolerance: float) -> Recorded:
@@ -110,13 +124,14 @@ def compare_recorded(a: RecordedSide, b: RecordedSide, warm_up: int, tolerance: 
         tolerance: within which a ratio is the same.
 
     Raises:
-        UsageError: a side has no run, or both have the same ones.
+        UsageError: a side has no run, both have some of the same ones, or their iterations are not the same work.
     """
     if a.is_table != b.is_table:
         raise UsageError(f"{a.text} and {b.text}: rows of a table and run directories have no columns in common")
     if (a.path.resolve(), a.conditions) == (b.path.resolve(), b.conditions):
         raise UsageError(f"{a.text} and {b.text}: are the same runs; add what tells them apart, such as :torch=1.7")
     first, second = (rows_of(side) if side.is_table else runs_of(side, warm_up) for side in (a, b))
+    _refuse_overlap(a, b, first, second)
     asked = {one.key for one in set(a.conditions) ^ set(b.conditions)}
     if asked & {"nodes", "ranks_per_node", "ranks"}:  # with these the number of replicas changes
         asked |= {"processes", "dp", "layout.dp"}
@@ -124,20 +139,40 @@ def compare_recorded(a: RecordedSide, b: RecordedSide, warm_up: int, tolerance: 
     if not pairs and not a.is_table and all(len(_groups(one.runs, asked)) == 1 for one in (first, second)):
         # two folders, one configuration each: they differ in what was meant to differ
         pairs = [(first.runs, second.runs)]
+    for x, y in pairs:
+        refuse_unlike(x[0].work, y[0].work)
     applied = [(_applied(x, y), _applied(y, x)) for x, y in pairs]
     blocks = tuple(Block(x[0].words, x, y, _within(x, y, tolerance)) for x, y in applied if x and y)
-    used = {run.name for block in blocks for run in (*block.a, *block.b)}
+    used_a, used_b = ({run.key for runs in side for run in runs} for side in _sides_of(blocks))
     return Recorded(
         blocks,
         _over(blocks, tolerance),
         tuple(
             f"{name}: {line}"
-            for name, one in (("A", first), ("B", second))
+            for name, one, used in (("A", first, used_a), ("B", second, used_b))
             for line in (*one.left_out, *_not_applied(one.runs, used), *_without_partner(one.runs, used))
         ),
-        tuple(job for job in first.jobs if job.name in used),
-        tuple(job for job in second.jobs if job.name in used),
+        _jobs_of(first, used_a),
+        _jobs_of(second, used_b),
     )
+
+
+def _refuse_overlap(a: RecordedSide, b: RecordedSide, first: "Found", second: "Found") -> None:
+    there = {run.key for run in second.runs}
+    both = [run.name for run in first.runs if run.key in there]
+    if both:
+        raise UsageError(
+            f"{a.text} and {b.text}: {_some(both)} on both sides: are the same runs there; add conditions that tell "
+            "the sides apart, such as :torch=1.7 and :torch=1.10"
+        )
+
+
+def _sides_of(blocks: Sequence[Block]) -> "Tuple[List[Runs], List[Runs]]":
+    return [block.a for block in blocks], [block.b for block in blocks]
+
+
+def _jobs_of(found: "Found", used: Set[str]) -> Tuple[Job, ...]:
+    return tuple(job for run, job in zip(found.runs, found.jobs) if run.key in used)
 
 
 def _over(blocks: Sequence[Block], tolerance: float) -> Optional[Comparison]:
@@ -174,22 +209,32 @@ def _groups(runs: Sequence[Measured], asked: Set[str]) -> Dict[Tuple[Tuple[str, 
 
 
 def _applied(runs: Runs, others: Runs) -> Runs:
-    """The runs that have really run with what tells them from the others."""
+    """The runs that have really run with what tells them from the others. What both sides ask for and no run of
+    either has got is the same for all."""
     there = others[0].configuration
-    return tuple(run for run in runs if all(run.configuration.get(key) == there.get(key) for key in run.not_applied))
+    nowhere = set.intersection(*(set(run.not_applied) for run in (*runs, *others)))
+    return tuple(
+        run
+        for run in runs
+        if all(key in nowhere and run.configuration.get(key) == there.get(key) for key in run.not_applied)
+    )
 
 
 def _not_applied(runs: Sequence[Measured], used: Set[str]) -> List[str]:
-    left = [run for run in runs if run.name not in used and run.not_applied]
+    left = [run for run in runs if run.key not in used and run.not_applied]
     return [f"{run.name}: {', '.join(run.not_applied)} was not applied, by its own record" for run in left]
 
 
 def _without_partner(runs: Sequence[Measured], used: Set[str]) -> List[str]:
-    left = [run.name for run in runs if run.name not in used and not run.not_applied]
+    left = [run.name for run in runs if run.key not in used and not run.not_applied]
     if not left:
         return []
-    shown = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
-    return [f"{len(left)} {'run' if len(left) == 1 else 'runs'} of configurations that the other side lacks: {shown}"]
+    runs_ = "run" if len(left) == 1 else "runs"
+    return [f"{len(left)} {runs_} of configurations that the other side lacks: {_some(left)}"]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def rows_of(side: RecordedSide) -> Found:
@@ -200,8 +245,9 @@ def rows_of(side: RecordedSide) -> Found:
     """
     found: List[Measured] = []
     ends: Counter[str] = Counter()
-    seen = set()
-    for cells in read_table(side.path):
+    seen: Dict[Tuple[object, ...], str] = {}  # → the table that showed it first
+    file = str(side.path.resolve())
+    for number, cells in enumerate(read_table(side.path)):
         row = parse_row(cells)
         if not all(one.holds(_cell(row, cells, one.key)) for one in side.conditions):
             continue
@@ -215,17 +261,32 @@ def rows_of(side: RecordedSide) -> Found:
         configuration = {
             spec.name: getattr(row, spec.name) for spec in fields(row) if spec.name not in _NO_CONFIGURATION
         }
-        same = (tuple(configuration.values()), measured.seconds)
-        if same in seen:
+        # a repeat in the same table may well take as long, to the digits that are given
+        same, source = (*configuration.values(), measured.seconds), source_of(row.id)
+        if seen.setdefault(same, source) != source:
             ends["that another table shows too: counted once"] += 1
             continue
-        seen.add(same)
         found.append(
-            Measured(row.id, configuration, _words_of_row(row), measured.seconds, measured.memory, row.mem_unit)
+            Measured(
+                f"{file}:{number}",
+                row.id,
+                {name: configuration[name] for name in _WORK},
+                configuration,
+                _words_of_row(row),
+                measured.seconds,
+                measured.memory,
+                row.mem_unit,
+            )
         )
     if not found:
         raise UsageError(f"{side.text}: no row with status ok and seconds meets this; see its columns and conditions")
     return Found(tuple(found), _counted(ends, "row"))
+
+
+def source_of(name: str) -> str:
+    """The notes that a row is from, as its name begins up to the first point; empty where there is none."""
+    source, point, _ = name.partition(".")
+    return source if point else ""
 
 
 def runs_of(side: RecordedSide, warm_up: int) -> Found:
@@ -236,6 +297,7 @@ def runs_of(side: RecordedSide, warm_up: int) -> Found:
     """
     found: List[Measured] = []
     jobs: List[Job] = []
+    failed: List[str] = []
     ends: Counter[str] = Counter()
     for directory in expect_runs(side.path):
         job = read_job(directory, warm_up)
@@ -247,18 +309,20 @@ def runs_of(side: RecordedSide, warm_up: int) -> Found:
             continue
         if not job.usable or job.seconds is None:
             ends[f"with status {job.status}" if job.status != "ok" else "of no more iterations than the warm-up"] += 1
+            failed += [f"{job.name}: {job.status}: {job.reason}"] if job.status != "ok" else []
             continue
         configuration = {key: value for key, value in changed_settings(config).items() if not key.startswith(_HANDLING)}
         # of a condition's key the default counts too, so that "not asked for" and "false" are one
         configuration.update({one.key: _setting(config, one.key) for one in side.conditions})
         memory = float(job.node_used_bytes) if job.node_used_bytes is not None else None
         words, missing = _words_of_config(config), tuple(not_applied(job))
-        found.append(Measured(job.name, configuration, words, job.seconds, memory, "bytes of the node", missing))
+        key, work, unit = str(directory.resolve()), work_of(config), "bytes of the node"
+        found.append(Measured(key, job.name, work, configuration, words, job.seconds, memory, unit, missing))
         jobs.append(job)
     if not found:
         left = "; ".join(_counted(ends, "run"))
         raise UsageError(f"{side.text}: no run that has ended well and meets this" + (f" ({left})" if left else ""))
-    return Found(tuple(found), _counted(ends, "run"), tuple(jobs))
+    return Found(tuple(found), _counted(ends, "run"), tuple(jobs), tuple(failed))
 
 
 def _counted(ends: Mapping[str, int], noun: str) -> Tuple[str, ...]:

@@ -108,11 +108,15 @@ def timed_seconds(lines: Sequence[Dict[str, Any]], warm_up: int) -> List[float]:
 
 def not_applied(job: Job) -> Dict[str, str]:
     """The settings that a run has not really run with, by its own record: key → what was asked for and what was
-    seen."""
+    seen. Also tcmalloc that nobody asked for: an ``LD_PRELOAD`` of the shell's reaches the side without it, too."""
     said = {}
     for toggle in job.environment.get("toggles", []):
         if not toggle["applied"]:
             said[f"node.{toggle['name']}"] = f"={toggle['requested']} was not applied (seen: {toggle['seen']})"
+    allocators = {str(rank.get("allocator", "")) for rank in job.environment.get("ranks", [])}
+    preloaded = sorted(one for one in allocators if "tcmalloc" in one)
+    if job.config is not None and not job.config.node.tcmalloc and preloaded:
+        said["node.tcmalloc"] = f"=False was not applied (seen: {', '.join(preloaded)})"
     threads = job.config.node.threads_per_rank if job.config is not None else None
     seen = {rank["threads"] for rank in job.environment.get("ranks", [])}
     if threads is not None and seen and seen != {threads}:

@@ -19,7 +19,7 @@ import math
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.config.load import valid_keys
@@ -40,6 +40,7 @@ _COLUMNS = {  # → field of a row
     "freq": "freq_ghz",
 }
 _NOTHING = ("none", "null", "default")
+_FLAGS = {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}  # as YAML has them
 _CONDITION = re.compile(r"\s*([\w.-]+)\s*(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
 _NEXT = re.compile(r",(?=\s*[A-Za-z_][\w.]*\s*(?:<=|>=|!=|=|<|>))")
 
@@ -77,6 +78,8 @@ class Condition:
     def holds(self, found: object) -> bool:
         """Whether a row's value meets it: numbers by their size, everything else by its text."""
         texts = [str(one).strip().lower() for one in (found, self.value)]
+        if isinstance(found, bool):
+            texts[1] = _FLAGS.get(texts[1], texts[1])
         here, there = ("" if text in _NOTHING else text for text in texts)
         if self.relation in ("=", "!="):
             first, second = _number(here), _number(there)
@@ -175,7 +178,7 @@ def config_of(
     wanted = next((text.partition("=")[2] for text in side.settings if text.startswith(f"{RANKS}=")), None)
     words = [*overrides, *settings]
     if wanted is not None:
-        if not wanted.isdigit() or int(wanted) < 1:
+        if not wanted.isdecimal() or int(wanted) < 1:
             raise ConfigError(f"{side.text}: ranks={wanted}: must be a whole number, at least 1")
         ranks = int(wanted)
     if ranks is not None:
@@ -189,20 +192,21 @@ def config_of(
     return load_run_config(file, preset, words)
 
 
-def refuse_unlike(a: RunConfig, b: RunConfig) -> None:
-    """Refuse sides whose iterations are not the same work.
+def work_of(config: RunConfig) -> Dict[str, object]:
+    """What makes the work of an iteration: model, sequence length, batch."""
+    names = ("layers", "hidden", "heads", "ffn_hidden", "seq_len", "vocab_size")
+    work: Dict[str, object] = {f"model.{name}": getattr(config.model, name) for name in names}
+    work["training.global_batch"] = config.training.global_batch
+    return work
+
+
+def refuse_unlike(a: Mapping[str, object], b: Mapping[str, object]) -> None:
+    """Refuse sides whose iterations are not the same work, as of :func:`work_of` or of a row's columns.
 
     Raises:
         UsageError: model, batch or sequence length differ.
     """
-    unlike = [
-        f"model.{spec.name}: {getattr(a.model, spec.name)} and {getattr(b.model, spec.name)}"
-        for spec in fields(a.model)
-        if spec.name in ("layers", "hidden", "heads", "ffn_hidden", "seq_len", "vocab_size")
-        and getattr(a.model, spec.name) != getattr(b.model, spec.name)
-    ]
-    if a.training.global_batch != b.training.global_batch:
-        unlike.append(f"training.global_batch: {a.training.global_batch} and {b.training.global_batch}")
+    unlike = [f"{key}: {a[key]} and {b[key]}" for key in a if a[key] != b[key]]
     if unlike:
         raise UsageError(
             f"A and B do not do the same work in an iteration ({'; '.join(unlike)}): seconds per iteration would not "

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from fugaku_gpt.cli.main import run
-from fugaku_gpt.errors import EXIT_OK, EXIT_USAGE
+from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE
 from fugaku_gpt.records.run import RunDirectory
+from tests.compare.runs import ENVIRONMENT, leave_run, tiny
 from tests.support.corpus import write_byte_corpus
 
 NOTES = Path(__file__).parents[2] / "benchmarks" / "reference" / "measurements.csv"
@@ -41,6 +42,20 @@ def test_a_design_is_run_here_and_tells_its_effects(tmp_path: Path, capsys: pyte
     assert capsys.readouterr().out == first
     assert run(["compare", str(out), "--warm-up", "1", "--format", "json"]) == EXIT_OK
     assert {one["name"] for one in json.loads(capsys.readouterr().out)["effects"]} >= {"gelu", "dtype"}
+
+
+def test_a_toggle_that_was_not_applied_is_an_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toggle = {"name": "tcmalloc", "requested": True, "applied": False, "seen": "libc"}
+    in_vain = {**ENVIRONMENT, "toggles": [toggle]}
+    for repeat in range(2):
+        leave_run(tmp_path / f"off{repeat}", [1.0] * 6)
+        leave_run(tmp_path / f"vain{repeat}", [1.0] * 6, tiny("node.tcmalloc=true"), environment=in_vain)
+    assert factorial("tcmalloc", tmp_path) == EXIT_RUN_FAILED
+    said = capsys.readouterr().err
+    assert "vain0: node.tcmalloc=True was not applied" in said and "vain1" in said
+    leave_run(tmp_path / "on", [0.8] * 6, tiny("node.tcmalloc=true"))
+    assert factorial("tcmalloc", tmp_path) == EXIT_RUN_FAILED
+    assert "vain0" in capsys.readouterr().out
 
 
 def test_the_notes_rows_say_which_effects_they_cannot_tell(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, List
+from typing import Any, Dict, List
 
 import pytest
 
@@ -27,6 +27,12 @@ def times(seconds: float) -> List[float]:
     return [3 * seconds, 2 * seconds, seconds, seconds, 1.01 * seconds, 0.99 * seconds]
 
 
+def running(config: RunConfig) -> Dict[str, Any]:
+    """The record of a run that has got the threads that it asked for."""
+    (rank,) = ENVIRONMENT["ranks"]
+    return {**ENVIRONMENT, "ranks": [{**rank, "threads": config.node.threads_per_rank}]}
+
+
 def effects_of(found: Observed) -> Dict[str, Effect]:
     answer = attribute(found.observations, found.names, found.levels, notes=found.notes)
     return {one.name: one for one in answer.effects}
@@ -41,7 +47,12 @@ def test_a_designs_sweep_is_read_back_by_its_levels_and_blocks(tmp_path: Path) -
         seconds = 1.0 if run.config.node.tcmalloc else 1.25
         seconds *= 0.6 if run.config.layout.dp == 2 else 1.0
         seconds *= 1.2 if run.name.startswith("b2") else 1.0  # the machine was slower in the second block
-        leave_run(tmp_path / run.name, times(seconds * (1 + 0.002 * (number % 3))), run.config)
+        leave_run(
+            tmp_path / run.name,
+            times(seconds * (1 + 0.002 * (number % 3))),
+            run.config,
+            environment=running(run.config),
+        )
     found = of_runs(tmp_path, design, warm_up=2)
     labels = design.labels()
     assert len(found.observations) == 16
@@ -78,7 +89,8 @@ def test_any_folder_of_runs_tells_what_varies_in_it(tmp_path: Path) -> None:
 def test_a_run_at_neither_level_is_left_out_and_told(tmp_path: Path) -> None:
     for threads, seconds in ((1, 2.0), (2, 1.2), (4, 1.0), (1, 2.01), (2, 1.21)):
         name = f"{threads}-{len(list(tmp_path.iterdir()))}"
-        leave_run(tmp_path / name, times(seconds), tiny(f"node.threads_per_rank={threads}"))
+        config = tiny(f"node.threads_per_rank={threads}")
+        leave_run(tmp_path / name, times(seconds), config, environment=running(config))
     found = of_runs(tmp_path, "threads=1|2", warm_up=2)
     assert sorted(one.levels for one in found.observations) == [(-1,), (-1,), (HIGH,), (HIGH,)]
     assert found.notes[0] == "left out: 1 run at neither level of threads (1 | 2)"
@@ -94,12 +106,16 @@ def test_what_both_levels_have_in_common_stays_with_the_block(tmp_path: Path) ->
     assert answer.effects[0].ratio == pytest.approx(0.85 / 0.9) and answer.jobs == 2
 
 
-def test_a_toggle_that_was_not_applied_is_told(tmp_path: Path) -> None:
+def test_a_run_whose_toggle_was_not_applied_is_left_out_and_named(tmp_path: Path) -> None:
     toggle = {"name": "tcmalloc", "requested": True, "applied": False, "seen": "libc"}
-    leave_run(tmp_path / "a", times(1.0))
+    for name in ("a", "c"):
+        leave_run(tmp_path / name, times(1.0))
+    leave_run(tmp_path / "d", times(0.8), tiny("node.tcmalloc=true"))
     leave_run(tmp_path / "b", times(1.0), tiny("node.tcmalloc=true"), environment={**ENVIRONMENT, "toggles": [toggle]})
     found = of_runs(tmp_path, "tcmalloc", warm_up=2)
-    assert found.notes == ("tcmalloc: in 1 of 2 runs node.tcmalloc=True was not applied (seen: libc)",)
+    assert found.failures == ("left out: b: node.tcmalloc=True was not applied (seen: libc)",) == found.notes
+    assert [one.name for one in found.observations] == ["a", "c", "d"]
+    assert effects_of(found)["tcmalloc"].ratio == pytest.approx(0.8)
 
 
 def rows(path: Path, *cells: str) -> Path:
@@ -115,7 +131,7 @@ def test_rows_of_a_table(tmp_path: Path) -> None:
     table = rows(
         tmp_path / "t.csv",
         row("a.1", 10.0), row("a.2", 7.0, True), row("a.3", 9.9), row("a.4", 7.1, True), row("a.5", 4.0, ranks=4),
-        row("b.1", 20.0), row("b.2", 20.0),
+        row("b.1", 20.0), row("b.2", 10.0),
     )  # fmt: skip
     found = of_table(table, "tcmalloc,ranks")
     assert found.notes == ("left out: 1 row that another table shows too: counted once",)

@@ -144,6 +144,68 @@ def test_a_run_whose_toggle_was_not_applied_is_no_run_with_it(tmp_path: Path) ->
     assert report_recorded("A", "B", recorded, 0.02).verdict == NO_VERDICT
 
 
+def test_a_toggle_that_one_side_alone_has_got_gives_no_verdict(tmp_path: Path) -> None:
+    toggle = {"name": "tcmalloc", "requested": True, "applied": False, "seen": "libc"}
+    in_vain = {**ENVIRONMENT, "toggles": [toggle]}
+    for repeat in range(3):
+        seconds = [1.0 + repeat / 100] * 6
+        leave_run(tmp_path / f"a{repeat}", seconds, tiny("node.tcmalloc=true"))
+        leave_run(
+            tmp_path / f"b{repeat}", seconds, tiny("node.tcmalloc=true", "training.dtype=bfloat16"), environment=in_vain
+        )
+        leave_run(
+            tmp_path / f"c{repeat}", seconds, tiny("node.tcmalloc=true", "training.dtype=float64"), environment=in_vain
+        )
+    sides = {name: side(f"{tmp_path}:dtype={name}") for name in ("float32", "bfloat16", "float64")}
+    recorded = compare_recorded(sides["float32"], sides["bfloat16"], 2, 0.02)
+    assert recorded.blocks == () and recorded.comparison is None
+    assert "B: b0: node.tcmalloc was not applied, by its own record" in recorded.left_out
+    # what no run of either side has got is the same for all
+    assert len(compare_recorded(sides["float64"], sides["bfloat16"], 2, 0.02).blocks) == 1
+
+
+def test_the_same_run_on_both_sides_is_refused(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text(rows(row("a", "1.7", 10.0), row("b", "1.10", 5.0)))
+    with pytest.raises(UsageError, match="a on both sides"):
+        compare_recorded(side(f"{table}:torch=1.7"), side(str(table)), 2, 0.02)
+    leave_run(tmp_path / "runs" / "x", [1.0] * 6)
+    leave_run(tmp_path / "runs" / "y", [1.0] * 6)
+    with pytest.raises(UsageError, match="x on both sides"):
+        compare_recorded(side(str(tmp_path / "runs" / "x")), side(str(tmp_path / "runs")), 2, 0.02)
+
+
+def test_iterations_of_other_work_are_refused(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text(rows(row("a", "1.7", 10.0), row("b", "1.7", 20.0).replace(",1024,", ",2048,")))
+    leave_run(tmp_path / "one" / "r", [1.0] * 6)
+    leave_run(tmp_path / "two" / "r", [2.0] * 6, tiny("training.global_batch=32"))
+    with pytest.raises(UsageError, match="do not do the same work"):
+        compare_recorded(side(str(tmp_path / "one")), side(str(tmp_path / "two")), 2, 0.02)
+    with pytest.raises(UsageError, match="do not do the same work"):
+        compare_recorded(side(f"{table}:seq_len=1024"), side(f"{table}:seq_len=2048"), 2, 0.02)
+
+
+def test_runs_of_one_name_are_each_told_by_their_side(tmp_path: Path) -> None:
+    for folder, dtype in (("one", "float32"), ("two", "bfloat16")):
+        leave_run(tmp_path / folder / "r0", [1.0] * 6, tiny(f"training.dtype={dtype}"))
+    leave_run(tmp_path / "one" / "r1", [1.0] * 6, tiny("node.threads_per_rank=1"))
+    leave_run(tmp_path / "two" / "r1", [1.0] * 6, tiny("layout.dp=2", "training.dtype=bfloat16"))
+    leave_run(tmp_path / "two" / "r2", [1.0] * 6, tiny("node.threads_per_rank=1", "training.dtype=bfloat16"))
+    one, two = tmp_path / "one", tmp_path / "two"
+    recorded = compare_recorded(side(f"{one}:dtype=float32"), side(f"{two}:dtype=bfloat16"), 2, 0.02)
+    assert [job.name for job in recorded.jobs_a] == ["r0", "r1"]
+    assert [job.name for job in recorded.jobs_b] == ["r0", "r2"]
+    assert recorded.left_out == ("B: 1 run of configurations that the other side lacks: r1",)
+
+
+def test_repeats_of_one_table_that_took_as_long_are_repeats(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text(rows(row("n.1", "1.7", 10.0), row("n.2", "1.7", 10.0), row("n.3", "1.10", 8.0)))
+    recorded = compare_recorded(side(f"{table}:torch=1.7"), side(f"{table}:torch=1.10"), 2, 0.02)
+    assert [run.name for run in recorded.blocks[0].a] == ["n.1", "n.2"]
+
+
 def test_what_cannot_be_matched_is_refused(tmp_path: Path) -> None:
     one = leave_run(tmp_path / "runs" / "one", [1.0] * 6).parent
     with pytest.raises(UsageError, match="are the same runs"):

@@ -48,6 +48,15 @@ def test_settings_that_a_run_did_not_get(tmp_path: Path) -> None:
     }
 
 
+def test_an_allocator_that_nobody_asked_for_is_told(tmp_path: Path) -> None:
+    (rank,) = ENVIRONMENT["ranks"]
+    environment = {**ENVIRONMENT, "ranks": [rank, {**rank, "rank": 1, "allocator": "libtcmalloc.so.4"}]}
+    job = read_job(leave_run(tmp_path / "off", [1.0] * 4, environment=environment), 1)
+    assert not_applied(job) == {"node.tcmalloc": "=False was not applied (seen: libtcmalloc.so.4)"}
+    asked = tiny("node.tcmalloc=true")
+    assert not_applied(read_job(leave_run(tmp_path / "on", [1.0] * 4, asked, environment=environment), 1)) == {}
+
+
 def test_facts_that_differ(tmp_path: Path) -> None:
     a = read_job(leave_run(tmp_path / "a", [1.0] * 4), 1)
     other = {
