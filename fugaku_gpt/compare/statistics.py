@@ -203,20 +203,23 @@ def _more(
 ) -> int:
     """Pairs beyond the present ``n`` that are expected to decide, with the power ``POWER``.
 
-    n is the least for which (t(97.5 %) + t(power)) * standard error of n pairs is at most the distance to what decides:
-    |log ratio| for faster or slower, tolerance - |log ratio| for the same, whichever is farther and so needs fewer
-    (the sample size of a paired t test, as in Chow, Shao and Wang 2008, "Sample Size Calculations in Clinical
-    Research", 3.1 and 3.2; with t in place of normal quantiles).
+    n is the least for which (t(97.5 %) + t) * standard error of n pairs is at most the distance to what decides,
+    whichever of the two needs fewer: for faster or slower the distance |log ratio| and t at the power; for the same,
+    where both ends must lie within, tolerance - |log ratio| and t at half of what the power leaves on each side
+    (sample sizes of a paired t test and of equivalence, as in Chow, Shao and Wang 2008, "Sample Size Calculations in
+    Clinical Research", 3.1 and 3.2; with t in place of normal quantiles).
 
     Args:
         error, df: of that many pairs, if they are as noisy as these.
     """
-    distance = max(abs(mean), math.log1p(tolerance) - abs(mean))
+    apart, within = abs(mean), math.log1p(tolerance) - abs(mean)
 
     def decides(jobs: int) -> bool:
-        freedom = df(jobs)
-        quantiles = reach(CONFIDENCE, freedom) + reach(2 * POWER - 1, freedom)
-        return quantiles * error(jobs) <= distance
+        freedom, noise = df(jobs), error(jobs)
+        outer = reach(CONFIDENCE, freedom)
+        return (outer + reach(2 * POWER - 1, freedom)) * noise <= apart or (
+            (outer + reach(POWER, freedom)) * noise <= within
+        )
 
     few, many = n, n + 1
     while not decides(many):

@@ -224,3 +224,16 @@ def test_a_narrow_interval_always_decides(mean: float, noise: float, n: int) -> 
     found = compare_pairs([1.0] * n, np.exp(mean + noise * pattern).tolist())
     if enough(found) == "narrow":
         assert found.verdict != "undecided"
+
+
+def test_pairs_that_are_asked_for_to_tell_the_same_do_so_in_four_cases_of_five() -> None:
+    noise, tolerance = 0.03, 0.02
+    a = [math.exp(noise * (-1) ** number) for number in range(4)]
+    found = compare_pairs(a, [1.0] * 4, tolerance)
+    assert found.verdict == "undecided" and found.more is not None and abs(math.log(found.ratio)) < 1e-12
+    n, rng = 4 + found.more, np.random.default_rng(1)
+    spread = float(np.std(np.log(a), ddof=1))
+    draws = rng.normal(0.0, spread, (2000, n))
+    outer = reach(0.95, n - 1) * np.std(draws, axis=1, ddof=1) / math.sqrt(n)
+    same = np.mean(np.abs(np.mean(draws, axis=1)) + outer <= math.log1p(tolerance))
+    assert 0.77 < same < 0.88
