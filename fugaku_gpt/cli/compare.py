@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Optional, Tuple
 
 import click
 
-from fugaku_gpt.cli.compare_asked import LIVE_WARM_UP, RECORDED_WARM_UP, Shared
+from fugaku_gpt.cli.compare_asked import LIVE_WARM_UP, RECORDED_WARM_UP, TOLERANCE, Shared
 from fugaku_gpt.cli.compare_print import FORMATS, report_text
 from fugaku_gpt.cli.numbers import FiniteRange, seconds_of_option
 from fugaku_gpt.config import preset_names
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 @click.option(
     "--tolerance",
     type=FiniteRange(0, 1, min_open=True),
-    default=0.02,
-    show_default=True,
+    show_default=f"{TOLERANCE}",
     help="Within which the sides are the same.",
 )
 @click.option(
@@ -94,7 +93,7 @@ def compare(
     pairs: int,
     budget: Optional[float],
     at_least: int,
-    tolerance: float,
+    tolerance: Optional[float],
     load: float,
     reruns: int,
     out: Optional[Path],
@@ -119,7 +118,8 @@ def compare(
 
     Or both are runs that were made before: a run directory, a folder of them, or rows of a CSV with the columns of
     benchmarks/reference/measurements.csv, selected by conditions: notes.csv:torch=1.7,nodes<=64. They are matched by
-    all the rest of their configuration.
+    all the rest of their configuration. One configuration with one run each makes no verdict; several make one
+    together, from how far their ratios lie apart.
 
     DIR is the --out of an earlier comparison or design: its report is printed again.
 
@@ -135,6 +135,7 @@ def compare(
 
     if plot is not None:
         check_plot(plot)
+    within = tolerance if tolerance is not None else TOLERANCE
     shared = Shared(run_file, preset, overrides_of(data, settings, scheduler or job), ranks, iterations, warm_up)
     if factorial is not None:
         from fugaku_gpt.cli.compare_factorial import Wanted, tell_factorial
@@ -143,26 +144,30 @@ def compare(
             raise UsageError(
                 "--factorial: goes with nothing, a folder of runs or a FILE.csv, and without --plot or --job"
             )
-        wanted = Wanted(factorial, shared, fraction, repeats, seed, scheduler is not None, tolerance, out)
+        if fail_on:
+            raise UsageError("--fail-on: goes with two sides, not with --factorial, whose effects have no one verdict")
+        wanted = Wanted(factorial, shared, fraction, repeats, seed, scheduler is not None, within, out)
         return tell_factorial(wanted, Path(sides[0]) if sides else None, form)
     if scheduler is not None:
         raise UsageError("--scheduler: goes with --factorial; two sides are run inside one job by --job")
     if not 1 <= len(sides) <= 2:
         raise UsageError(f"{len(sides)} sides: valid: two sides, or the folder of an earlier comparison")
     if len(sides) == 1:
-        return _again(Path(sides[0]), form, plot, fail_on, shared.warm_up_of_live, tolerance)
+        return _again(Path(sides[0]), form, plot, fail_on, warm_up, tolerance)
     from fugaku_gpt.jobs.environments.registry import is_profile
 
     a, b = (parse_side(text, is_profile) for text in sides)
     if isinstance(a, RecordedSide) and isinstance(b, RecordedSide):
-        recorded = compare_recorded(a, b, shared.warm_up_of_recorded, tolerance)
-        report = report_recorded(a.text, b.text, recorded, tolerance)
+        if job is not None:
+            raise UsageError("--job: goes with sides that are run; these were run before")
+        recorded = compare_recorded(a, b, shared.warm_up_of_recorded, within)
+        report = report_recorded(a.text, b.text, recorded, within)
         return _tell(report, form, plot, fail_on)
     if not isinstance(a, LiveSide) or not isinstance(b, LiveSide):
         raise UsageError(f"{a.text} and {b.text}: one is recorded and one would be run now; valid: two of a kind")
     from fugaku_gpt.cli.compare_live import Asked, render_job, run_live
 
-    asked = Asked(shared, (a, b), pairs, budget, at_least, tolerance, load, reruns, out, unpacked)
+    asked = Asked(shared, (a, b), pairs, budget, at_least, within, load, reruns, out, unpacked)
     if job is not None:
         return render_job(asked)
     return _tell(run_live(asked, start), form, plot, fail_on)
@@ -175,7 +180,14 @@ def overrides_of(data: Optional[str], settings: Tuple[str, ...], scheduler: Opti
     return (*paths, *settings, *jobs)
 
 
-def _again(out: Path, form: str, plot: Optional[Path], fail_on: Tuple[str, ...], warm_up: int, tolerance: float) -> int:
+def _again(
+    out: Path,
+    form: str,
+    plot: Optional[Path],
+    fail_on: Tuple[str, ...],
+    warm_up: Optional[int],
+    tolerance: Optional[float],
+) -> int:
     from fugaku_gpt.cli.compare_factorial import design_in, tell_design
     from fugaku_gpt.compare.job import FOLDER
     from fugaku_gpt.compare.pairs import FILE, read_kept
@@ -184,9 +196,9 @@ def _again(out: Path, form: str, plot: Optional[Path], fail_on: Tuple[str, ...],
 
     if not out.is_dir():
         raise UsageError(f"{out}: no such folder; valid: two sides to compare, or the --out of an earlier comparison")
-    design = design_in(out) if (out / PLAN_FILE).exists() else None
-    if design is not None:
-        return tell_design(out, design, warm_up, tolerance, form)
+    found = design_in(out, warm_up, tolerance) if (out / PLAN_FILE).exists() else None
+    if found is not None:
+        return tell_design(out, *found, form)
     if not (out / FILE).exists() and (out / FOLDER / FILE).exists():  # the folder of a job
         out = out / FOLDER
     return _tell(report_live(read_kept(out)), form, plot, fail_on)

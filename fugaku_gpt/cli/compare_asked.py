@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fugaku_gpt.compare.sides import LiveSide
 
 LIVE_WARM_UP, RECORDED_WARM_UP = 5, 2
+TOLERANCE = 0.02  # by default: within which the sides are the same
 _PROFILED = "training.profile_operators=3"  # iterations after the timed ones, for the table of operators
 _ITERATIONS = "training.iterations"
 # what takes time beside iterations is left out, unless it is asked for; each iteration is told by itself

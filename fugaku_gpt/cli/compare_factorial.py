@@ -6,17 +6,17 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Optional, Sequence, Tuple, Union
 
 import click
 
-from fugaku_gpt.cli.compare_asked import Shared
+from fugaku_gpt.cli.compare_asked import LIVE_WARM_UP, TOLERANCE, Shared
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
 from fugaku_gpt.sweep.plan import Plan, read_plan
 
 if TYPE_CHECKING:
-    from fugaku_gpt.compare.factorial import Design
+    from fugaku_gpt.compare.factorial import Design, Timed
     from fugaku_gpt.compare.observations import Observed
 
 NAME = "factorial"
@@ -49,7 +49,7 @@ def tell_factorial(wanted: Wanted, recorded: Optional[Path], form: str) -> int:
         UsageError: the toggles make no design, or no run tells of them.
         RunFailed: a run has failed, or a job was not taken.
     """
-    from fugaku_gpt.compare.factorial import describe, parse, plan_design, sweep_text
+    from fugaku_gpt.compare.factorial import Timed, describe, parse, plan_design, sweep_text
     from fugaku_gpt.compare.observations import of_runs, of_table
 
     if recorded is not None:
@@ -60,7 +60,8 @@ def tell_factorial(wanted: Wanted, recorded: Optional[Path], form: str) -> int:
     design = plan_design(parse(wanted.toggles, base), wanted.fraction, wanted.repeats, wanted.seed)
     for line in describe(design):
         click.echo(line, err=wanted.out is not None)
-    plan = Plan(_FILE, NAME, sweep_text(design, base, NAME), (), str(Path.cwd()))
+    timed = Timed(wanted.shared.warm_up_of_live, wanted.tolerance)
+    plan = Plan(_FILE, NAME, sweep_text(design, base, NAME, timed), (), str(Path.cwd()))
     if wanted.out is None:
         return EXIT_OK
     if wanted.as_jobs:
@@ -69,26 +70,35 @@ def tell_factorial(wanted: Wanted, recorded: Optional[Path], form: str) -> int:
     if stopped:
         click.echo("stopped: the same command goes on", err=True)
         return EXIT_RESUME
-    return tell_design(wanted.out, design, wanted.shared.warm_up_of_live, wanted.tolerance, form)
+    return tell_design(wanted.out, design, timed, form)
 
 
-def tell_design(out: Path, design: "Design", warm_up: int, tolerance: float, form: str) -> int:
+def tell_design(out: Path, design: "Design", timed: "Timed", form: str) -> int:
     """The effects that the runs of a design's folder tell."""
     from fugaku_gpt.compare.observations import of_runs
 
-    return _tell(of_runs(out, design, warm_up), tolerance, form)
+    return _tell(of_runs(out, design, timed.warm_up), timed.tolerance, form)
 
 
-def design_in(out: Path) -> Optional["Design"]:
-    """The design whose runs a folder holds; None where it holds no design's.
+def design_in(out: Path, warm_up: Optional[int], tolerance: Optional[float]) -> Optional[Tuple["Design", "Timed"]]:
+    """The design whose runs a folder holds, and how they are judged; None where it holds no design's.
+
+    Args:
+        warm_up, tolerance: in place of those that the design was made with; None: those.
 
     Raises:
         UsageError: it holds another sweep.
     """
-    from fugaku_gpt.compare.factorial import read_design
+    from fugaku_gpt.compare.factorial import Timed, read_design
 
     plan = read_plan(out)
-    return read_design(plan.text, str(out)) if plan is not None else None
+    if plan is None:
+        return None
+    design, kept = read_design(plan.text, str(out))
+    kept = kept or Timed(LIVE_WARM_UP, TOLERANCE)
+    return design, Timed(
+        kept.warm_up if warm_up is None else warm_up, kept.tolerance if tolerance is None else tolerance
+    )
 
 
 def _tell(observed: "Observed", tolerance: float, form: str) -> int:

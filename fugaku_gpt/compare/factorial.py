@@ -117,6 +117,19 @@ class Design:
         return found
 
 
+@dataclass(frozen=True)
+class Timed:
+    """How the runs of a design are judged.
+
+    Attributes:
+        warm_up: iterations at each run's beginning that do not count.
+        tolerance: within which an effect is none, as a share.
+    """
+
+    warm_up: int
+    tolerance: float
+
+
 def parse(text: str, base: RunConfig) -> Tuple[Factor, ...]:
     """The factors of ``freq,tcmalloc,ranks=1|4``.
 
@@ -266,11 +279,12 @@ def _alias_lines(design: Design) -> List[str]:
     return lines or ["all main effects and interactions of two are told apart, if no three or more interact"]
 
 
-def sweep_text(design: Design, base: RunConfig, name: str) -> str:
+def sweep_text(design: Design, base: RunConfig, name: str, timed: Optional[Timed] = None) -> str:
     """The design as a sweep file.
 
     Args:
         base: the run that the factors change.
+        timed: how its runs are judged, to be kept with it.
 
     Raises:
         UsageError: a combination is no valid run.
@@ -278,7 +292,11 @@ def sweep_text(design: Design, base: RunConfig, name: str) -> str:
     taken = {key for factor in design.factors for key in factor.keys}
     defaults = {key: value for key, value in changed_settings(base).items() if key not in taken}
     lines = [f"# {line}" for line in describe(design)]
-    lines += [_DESIGN + json.dumps(_as_tree(design)), f"name: {_scalar(name)}", "defaults:"]
+    lines += [
+        _DESIGN + json.dumps({**_as_tree(design), **(asdict(timed) if timed else {})}),
+        f"name: {_scalar(name)}",
+        "defaults:",
+    ]
     lines += [f"  {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in defaults.items()] or ["  {}"]
     lines.append("include:")
     words = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in defaults.items()]
@@ -307,8 +325,8 @@ def _check(design: Design, row: Row, words: Sequence[str]) -> None:
         raise UsageError(f"the combination {said} is no valid run:\n{error}") from None
 
 
-def read_design(text: str, at: str) -> Design:
-    """The design that a sweep file was written from, by :func:`sweep_text`.
+def read_design(text: str, at: str) -> Tuple[Design, Optional[Timed]]:
+    """The design that a sweep file was written from, by :func:`sweep_text`, and how its runs are judged.
 
     Raises:
         UsageError: there is none in it.
@@ -317,7 +335,8 @@ def read_design(text: str, at: str) -> Design:
     try:
         tree = json.loads(line[len(_DESIGN) :] if line is not None else "")
         factors = [Factor(one["name"], _level(one["low"]), _level(one["high"])) for one in tree["factors"]]
-        return plan_design(factors, int(tree["fraction"]), int(tree["repeats"]), int(tree["seed"]))
+        design = plan_design(factors, int(tree["fraction"]), int(tree["repeats"]), int(tree["seed"]))
+        return design, Timed(int(tree["warm_up"]), float(tree["tolerance"])) if "warm_up" in tree else None
     except (ValueError, KeyError, TypeError):
         raise UsageError(
             f"{at}: no factorial design is written in it (a line that begins with {_DESIGN.strip()!r}); name a sweep "

@@ -130,7 +130,10 @@ def report_recorded(a: str, b: str, recorded: Recorded, tolerance: float) -> Rep
         which = f"{single} of {len(blocks)} configurations have" if len(blocks) > 1 else "the configuration has"
         why.append(f"{which} one run alone on a side: what a repeat would have changed there is not known")
     if len(blocks) > 1:
-        why.append("over all: one ratio of each configuration, whatever the number of its runs (a blocked comparison)")
+        why.append(
+            "over all: one ratio of each configuration, whatever the number of its runs, one included; how far "
+            "these ratios lie apart tells the noise (a blocked comparison)"
+        )
     why.append("these runs were not made in turns: what else has changed between them is in the ratio, too")
     verdict, headline = _headline(found, tolerance, [] if blocks else why[:1], "configurations")
     rows = [
@@ -233,7 +236,7 @@ def _of_block(block: Block) -> str:
     found = block.comparison
     if found is None:
         alone = [name for name, runs in (("A", block.a), ("B", block.b)) if len(runs) == 1]
-        return "undecided: one run each" if len(alone) == 2 else f"undecided: one run of {alone[0]}"
+        return "none by itself: one run each" if len(alone) == 2 else f"none by itself: one run of {alone[0]}"
     interval = f"{found.low:.3f} to {found.high:.3f}"
     more = f", {found.more} more runs of each needed" if found.verdict == UNDECIDED and found.more is not None else ""
     return f"{found.verdict} ({interval}{more})"

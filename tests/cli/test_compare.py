@@ -74,7 +74,7 @@ def test_a_picture_of_it(finished: Path, tmp_path: Path) -> None:
 def test_recorded_rows_and_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(f"{NOTES}:torch=1.7", f"{NOTES}:torch=1.10", "--format", "md") == EXIT_OK
     text = capsys.readouterr().out
-    assert "**undecided" in text and "| undecided: one run each |" in text
+    assert "**undecided" in text and "| none by itself: one run each |" in text
     for repeat, (usual, slow) in enumerate(((1.0, 1.2), (1.01, 1.22), (0.99, 1.19))):
         leave_run(tmp_path / "runs" / f"a{repeat}", [usual] * 6)
         leave_run(tmp_path / "runs" / f"b{repeat}", [slow] * 6, tiny("training.dtype=bfloat16"))
@@ -143,6 +143,8 @@ def test_what_the_user_sets_is_set_in_a_job_too(capsys: pytest.CaptureFixture[st
         ([f"{NOTES}:torch=1.7", "base"], "one is recorded and one would be run now"),
         (["base", "gbs=2"], "gbs: no such setting"),
         (["base", "global_batch=32", "--preset", "tiny", "--out", "x"], "do not do the same work"),
+        ([f"{NOTES}:torch=1.7", f"{NOTES}:torch=1.10", "--job", "pjm"], "these were run before"),
+        (["--factorial", "freq", NOTES, "--fail-on", "slower"], "not with --factorial"),
         (["base", "threads=2", "--plot", "x.txt"], "its name must end in .svg or .png"),
     ],
 )

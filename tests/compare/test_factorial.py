@@ -12,6 +12,7 @@ from fugaku_gpt.compare.factorial import (
     HIGH,
     LOW,
     Design,
+    Timed,
     describe,
     parse,
     plan_design,
@@ -137,7 +138,9 @@ def test_what_is_no_design_is_refused(fraction: int, repeats: int) -> None:
 
 def runs_of(found: Design, run: Optional[RunConfig] = None) -> List[Run]:
     text = sweep_text(found, run or base(), "toggles")
-    assert read_design(text, "a file") == found
+    assert read_design(text, "a file") == (found, None)
+    timed = Timed(7, 0.05)
+    assert read_design(sweep_text(found, run or base(), "toggles", timed), "a file") == (found, timed)
     return list(expand_text(text, "a file", "x").runs)
 
 

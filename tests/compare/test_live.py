@@ -152,6 +152,9 @@ def test_a_toggle_that_was_not_applied_gets_no_verdict(tmp_path: Path) -> None:
     report = report_live(kept(tmp_path / "out"))
     assert report.verdict == NO_VERDICT and report.headline == "no verdict"
     assert "B: node.tcmalloc=True was not applied (seen: libc)" in report.why[0]
+    assert "take another --out" in report.why[0]
+    # neither JSON nor picture shows a verdict or an interval about something else
+    assert report.values["comparison"] is None and report.comparison is None
 
 
 def test_stopped_in_a_pair_whole_pairs_stay_and_the_next_call_goes_on(tmp_path: Path) -> None:

@@ -66,6 +66,15 @@ def test_a_designs_sweep_is_read_back_by_its_levels_and_blocks(tmp_path: Path) -
     assert {effects[name].verdict for name in ("recompute", "tcmalloc×ranks")} == {"same"}
 
 
+def test_a_design_s_failed_runs_are_named_and_another_folder_s_are_left_out(tmp_path: Path) -> None:
+    design = plan_design(parse("tcmalloc", tiny()), repeats=2)
+    for label, (_, (level,)) in design.labels().items():
+        leave_run(tmp_path / f"{label}-r1", times(1.0), tiny(f"node.tcmalloc={'true' if level == HIGH else 'false'}"))
+    leave_run(tmp_path / "b2-tcmalloc-r1", times(1.0), tiny("node.tcmalloc=true"), status="oom", reason="memory")
+    assert of_runs(tmp_path, design, warm_up=2).failures == ("b2-tcmalloc-r1: oom: memory",)
+    assert of_runs(tmp_path, "tcmalloc", warm_up=2).failures == ()
+
+
 def test_any_folder_of_runs_tells_what_varies_in_it(tmp_path: Path) -> None:
     for number in range(3):
         for settings, seconds in (

@@ -72,7 +72,7 @@ def test_one_run_each_is_undecided(tmp_path: Path) -> None:
     report = report_recorded("A", "B", recorded, 0.02)
     assert report.verdict == "undecided"
     assert report.values["comparison"]["low"] is None
-    assert report.sections[0].rows[0]["verdict"] == "undecided: one run each"
+    assert report.sections[0].rows[0]["verdict"] == "none by itself: one run each"
 
 
 def test_nodes_and_ranks_per_node_change_the_replicas_too() -> None:
