@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 @click.option(
     "--tolerance",
     type=FiniteRange(0, 1, min_open=True),
-    show_default=f"{TOLERANCE}",
-    help="Within which the sides are the same.",
+    help=f"Within which the sides are the same; default: {TOLERANCE}, of a design's folder its own.",
 )
 @click.option(
     "--load",

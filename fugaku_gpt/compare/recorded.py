@@ -262,8 +262,8 @@ def rows_of(side: RecordedSide) -> Found:
             spec.name: getattr(row, spec.name) for spec in fields(row) if spec.name not in _NO_CONFIGURATION
         }
         # a repeat in the same table may well take as long, to the digits that are given
-        same, source = (*configuration.values(), measured.seconds), source_of(row.id)
-        if seen.setdefault(same, source) != source:
+        same, table = (*configuration.values(), measured.seconds), row.id.rpartition(".")[0]
+        if seen.setdefault(same, table) != table:
             ends["that another table shows too: counted once"] += 1
             continue
         found.append(
