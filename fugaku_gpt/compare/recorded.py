@@ -245,7 +245,7 @@ def rows_of(side: RecordedSide) -> Found:
     """
     found: List[Measured] = []
     ends: Counter[str] = Counter()
-    seen: Dict[Tuple[object, ...], str] = {}  # → the table that showed it first
+    seen: Dict[Tuple[object, ...], Tuple[str, Optional[float]]] = {}  # → the table that showed it first, memory
     file = str(side.path.resolve())
     for number, cells in enumerate(read_table(side.path)):
         row = parse_row(cells)
@@ -261,11 +261,13 @@ def rows_of(side: RecordedSide) -> Found:
         configuration = {
             spec.name: getattr(row, spec.name) for spec in fields(row) if spec.name not in _NO_CONFIGURATION
         }
-        # a repeat in the same table may well take as long, to the digits that are given
+        # a repeat in the same table may well take as long, to the digits that are given, but not hold as much, too
         same, table = (*configuration.values(), measured.seconds), row.id.rpartition(".")[0]
-        if seen.setdefault(same, table) != table:
+        first = seen.get(same)
+        if first is not None and (first[0] != table or measured.memory is not None and first[1] == measured.memory):
             ends["that another table shows too: counted once"] += 1
             continue
+        seen.setdefault(same, (table, measured.memory))
         found.append(
             Measured(
                 f"{file}:{number}",
