@@ -135,7 +135,8 @@ def train(
             return EXIT_RESUME
         if world.rank == 0:
             directory.write_result(result_of(directory, config, OK, "", started), replace=False)
-        if config.training.profile_operators is not None:  # whatever becomes of that: the run's result is there
+        if config.training.profile_operators is not None:
+            world.barrier()  # a rank that fails in it ends all of them: not before the run's result is there
             _profile(trainer, config.training.profile_operators, directory, log)
         return EXIT_OK
     except BaseException as error:
