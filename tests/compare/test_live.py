@@ -190,10 +190,13 @@ def test_stopped_by_a_scheduler_between_jobs_it_can_go_on(tmp_path: Path, number
         def ended(self, pair: Any) -> None:
             os.kill(os.getpid(), number)
 
-    former = signal.getsignal(number)
-    launch = FakeLaunch({"a": [1.0], "b": [1.1]})
-    assert run(tmp_path / "out", launch, progress=Told()) == live.STOPPED
-    assert signal.getsignal(number) is former
+    inherited = signal.signal(number, signal.default_int_handler)  # under nohup it is ignored, and stays so
+    try:
+        launch = FakeLaunch({"a": [1.0], "b": [1.1]})
+        assert run(tmp_path / "out", launch, progress=Told()) == live.STOPPED
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, inherited)
     found = kept(tmp_path / "out")
     assert len(found.counted) == 1 and report_live(found).stopped
     assert not list((tmp_path / "out").glob(f"{live.CLAIM}*"))
