@@ -12,12 +12,12 @@ Nothing else: no bias, softmax, GELU, LayerNorm, loss, optimiser, no sum of grad
 is computed a second time. So no step that computes these products can be faster.
 
 A product's time is that of the fastest of several ways to the same numbers: every way in which its operands and its
-result may lie in memory, with the result written into memory that is there; ``F.linear``; the result a few hundred rows
-at a time; for attention products of all heads at once or one head at a time, whole or in blocks of rows that leave out
-what the causal mask would throw away, each block in memory of its own. The first turn tries all of them; later turns
-time those that came within ``NEAR`` of the best. Operands change from call to call: as many sets as there are layers,
-or as fill ``FRESH_BYTES``, so that none is in a cache because the call before left it there. A way's time is the mean
-over these sets.
+result may lie in memory, with the result written into memory that is there; ``F.linear``; what layers of ours call
+(``compat``: oneDNN, where that is better); the result a few hundred rows at a time; for attention products of all heads
+at once or one head at a time, whole or in blocks of rows that leave out what the causal mask would throw away, each
+block in memory of its own. The first turn tries all of them; later turns time those that came within ``NEAR`` of the
+best. Operands change from call to call: as many sets as there are layers, or as fill ``FRESH_BYTES``, so that none is in
+a cache because the call before left it there. A way's time is the mean over these sets.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import torch
 import torch.nn.functional as F
 from contestants import threads
 
+from fugaku_gpt import compat
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.training.startup import prepare_process
 
@@ -89,7 +90,16 @@ def linear_product(name: str, count: int, m: int, n: int, k: int) -> Product:
         a, b = memory[: m * k].view(m, k), memory[m * k : m * k + k * n].view(n, k)
         return lambda: F.linear(a, b)
 
-    ways: Dict[str, Way] = {"linear": linear}
+    def ours(b_whole: bool) -> Way:
+        def way(memory: torch.Tensor, _: torch.Tensor) -> Call:
+            a, b = memory[: m * k].view(m, k), memory[m * k : m * k + k * n]
+            if b_whole:
+                return lambda: compat.matmul(a, b.view(k, n))
+            return lambda: compat.linear(a, b.view(n, k))
+
+        return way
+
+    ways: Dict[str, Way] = {"linear": linear, "ours nn": ours(True), "ours nt": ours(False)}
     for a_whole in (True, False):
         for b_whole in (True, False):
             letters = ("n" if a_whole else "t") + ("n" if b_whole else "t")
@@ -230,11 +240,12 @@ class Floor:
             product.ways[name](self._inputs[i * inputs : (i + 1) * inputs], self._outputs[i * outputs :])
             for i in range(sets)
         ]
-        calls[-1]()
-        before = time.perf_counter()
-        for call in calls:
-            call()
-        return (time.perf_counter() - before) / sets
+        with torch.no_grad():  # as in autograd's functions, where our layers compute
+            calls[-1]()
+            before = time.perf_counter()
+            for call in calls:
+                call()
+            return (time.perf_counter() - before) / sets
 
 
 def _aligned(elements: int) -> int:

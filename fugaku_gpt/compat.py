@@ -15,6 +15,8 @@ from typing import Any, Callable, ContextManager, Dict, FrozenSet, List, NamedTu
 import torch
 import torch.nn.functional as F
 
+from fugaku_gpt.machine.local import processor_name, vector_flags
+
 _GELU_HAS_APPROXIMATE = True
 try:
     F.gelu(torch.zeros(1), approximate="tanh")
@@ -54,6 +56,8 @@ _TIMED: Dict[str, Callable[[], Sequence[torch.Tensor]]] = {
 _SLOW = 3.0  # times as long as float32
 _agreed: Dict[torch.dtype, FrozenSet[str]] = {}  # what is computed in float32, once the ranks have agreed on it
 _agreed_gelu_by_erf: Optional[bool] = None
+_agreed_onednn: Optional[bool] = None
+_ROWS_FOR_ONEDNN = 128
 _WIDE = (torch.float32, torch.float64)
 _LOOSE = 4.0  # roundings of a 16-bit type by which a kernel may be off
 
@@ -156,8 +160,76 @@ def _or_in_float32(operation: str, function: Callable[..., torch.Tensor]) -> Cal
 
 
 # products of matrices: autograd keeps the float32 copies
-linear = _or_in_float32("linear", F.linear)
-matmul = _or_in_float32("matmul", torch.matmul)
+_linear = _or_in_float32("linear", F.linear)
+_matmul = _or_in_float32("matmul", torch.matmul)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """x weightᵀ + bias: [..., inputs], [outputs, inputs], [outputs] → [..., outputs]."""
+    if _suits_onednn(x):
+        return _by_onednn(x, weight, bias)
+    return _linear(x, weight, bias)
+
+
+def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """x y: [..., inner], [inner, columns] → [..., columns]."""
+    if _suits_onednn(x):
+        return _by_onednn(x, y.t())
+    return _matmul(x, y)
+
+
+def _suits_onednn(x: torch.Tensor) -> bool:
+    """Whether a product with ``x`` is one for oneDNN, whose operator is unknown to autograd and arranges the weight
+    anew for each call, which pays from some hundred rows on."""
+    return (
+        x.dtype == torch.float32
+        and not torch.is_grad_enabled()
+        and x.numel() >= _ROWS_FOR_ONEDNN * x.shape[-1] > 0
+        and x.is_contiguous()
+        and products_by_onednn()
+    )
+
+
+def _by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
+    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return y
+
+
+def products_by_onednn() -> bool:
+    """Whether float32 products of layers are oneDNN's: what was agreed on; before that, whether this build can hand
+    them to it and would else use MKL's kernels on a processor that is not Intel's (seen: 5 to 25 % slower there)."""
+    return _onednn_is_better() if _agreed_onednn is None else _agreed_onednn
+
+
+def compute_products_by_onednn(by_onednn: bool) -> None:
+    """From now on they are, where this build can; see :func:`compute_in_float32`."""
+    global _agreed_onednn
+    _agreed_onednn = by_onednn and _has_onednn()
+
+
+@functools.lru_cache(maxsize=None)
+def _onednn_is_better() -> bool:
+    return (
+        torch.backends.mkl.is_available()
+        and "avx512f" in vector_flags()
+        and "intel" not in processor_name().lower()
+        and _has_onednn()
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def _has_onednn() -> bool:
+    """Whether oneDNN computes a layer in float32 when it is asked by itself, and precisely."""
+    x, weight, bias = _waves(8, 24), _waves(16, 24), _waves(16)
+    with torch.no_grad():
+        try:
+            y = _by_onednn(x, weight, bias)
+            z = _by_onednn(x, weight.t().contiguous().t())
+        except (AttributeError, RuntimeError):  # no such operator, or none for processors
+            return False
+        judge = F.linear(x.double(), weight.double(), bias.double())
+        off = max(float((y - judge).abs().max()), float((z + bias - judge).abs().max()))
+    return off <= 64.0 * torch.finfo(torch.float32).eps
 
 
 class _InFloat32(torch.autograd.Function):

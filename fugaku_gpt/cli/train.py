@@ -149,8 +149,8 @@ def thread_variables(threads: int) -> Dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         # GNU's OpenMP threads spin for milliseconds at each barrier; on a core that another process wants, an iteration
-        # was seen to take 40 times as long. Some microseconds are enough to bridge the gaps within an operator.
-        "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "200"),
+        # was seen to take 40 times as long. Some tens of microseconds bridge the gaps between operators as well.
+        "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "2000"),
     }
 
 

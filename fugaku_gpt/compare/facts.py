@@ -61,6 +61,7 @@ def facts_of(job: Job) -> Dict[str, str]:
     precision = environment.get("precision") or {}
     facts["in float32 for want of a kernel"] = _text(precision.get("in_float32"))
     facts["GELU from the error function"] = _text(precision.get("gelu_by_erf"))
+    facts["products of layers by oneDNN"] = _text(precision.get("onednn"))
     ranks: Sequence[Mapping[str, Any]] = environment.get("ranks") or []
     facts["ranks"] = str(len(ranks)) if ranks else UNKNOWN
     for name, key in _RANK:

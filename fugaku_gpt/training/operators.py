@@ -57,6 +57,7 @@ _BY_NAME: Dict[str, Tuple[str, ...]] = {
     GELU: ("gelu", "gelu_backward"),
 }
 _CLASS_OF = {f"aten::{name}": kind for kind, names in _BY_NAME.items() for name in names}
+_CLASS_OF["mkldnn::_linear_pointwise"] = PRODUCT
 # of one number type to another, unless an operator makes it for itself
 _CASTS = ("aten::to", "aten::_to_copy")
 # functions of autograd: the class of operators in them that have none by their name. Of those in attention only what is

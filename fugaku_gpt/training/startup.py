@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
 import socket
 from dataclasses import asdict
-from typing import Any, Callable, Dict, List, Mapping, Optional, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ from fugaku_gpt.training.binding import memory_nodes
 T = TypeVar("T")
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
+_MMAP_MAX = 65536  # glibc's own
+_keeps_freed_pages = False
 
 
 def prepare_process(threads: int) -> Dict[str, Any]:
@@ -60,18 +63,22 @@ def agree_on_kernels(
     mine = {
         "in_float32": [*kept["in_float32"], *compat.without_kernel(dtype)] if kept else compat.in_float32(dtype),
         "gelu_by_erf": kept.get("gelu_by_erf", _gelu_by_erf(config)),
+        "onednn": kept.get("onednn", False if kept else _by_onednn(config)),
     }
     of_ranks = world.gather_json(mine) or []
     agreed: Dict[str, Any] = world.broadcast_json(
         {
             "in_float32": sorted({name for found in of_ranks for name in found["in_float32"]}),
             "gelu_by_erf": any(found["gelu_by_erf"] for found in of_ranks),
+            "onednn": bool(of_ranks) and all(found["onednn"] for found in of_ranks),
         }
     )
     if config.training.dtype in SIXTEEN_BITS:
         compat.compute_in_float32(agreed["in_float32"], dtype)
     if config.model.gelu == "erf":
         compat.compute_gelu_by_erf(agreed["gelu_by_erf"])
+    if config.training.dtype == "float32":
+        compat.compute_products_by_onednn(agreed["onednn"])
     return kernels_in_use(config)
 
 
@@ -79,14 +86,20 @@ def _gelu_by_erf(config: RunConfig) -> bool:
     return config.model.gelu == "erf" and compat.gelu_by_erf()
 
 
+def _by_onednn(config: RunConfig) -> bool:
+    return config.training.dtype == "float32" and compat.products_by_onednn()
+
+
 def kernels_in_use(config: RunConfig) -> Dict[str, Any]:
-    """The type that is computed in, the operations that are computed in float32 all the same, and whether the GELU is
-    computed from the error function: with these, another start of a run rounds as this one does."""
+    """The type that is computed in, the operations that are computed in float32 all the same, whether the GELU is
+    computed from the error function, and whether layers' products are oneDNN's: with these, another start of a run
+    rounds as this one does."""
     dtype = config.training.dtype
     return {
         "dtype": dtype,
         "in_float32": compat.in_float32(getattr(torch, dtype)),
         "gelu_by_erf": _gelu_by_erf(config),
+        "onednn": _by_onednn(config),
     }
 
 
@@ -131,13 +144,31 @@ def keep_freed_pages() -> bool:
 
     Measured: 7 to 15 % of a step. False where the C library is not glibc or another allocator is preloaded.
     """
-    if local.allocator_in_use() != "libc":
-        return False
+    global _keeps_freed_pages
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
+    if local.allocator_in_use() != "libc" or mallopt is None:
         return False
     # M_MMAP_MAX 0 rather than a high M_MMAP_THRESHOLD, whose largest value differs from one glibc to the next
-    return all([mallopt(_M_MMAP_MAX, 0), mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)])
+    _keeps_freed_pages = all([mallopt(_M_MMAP_MAX, 0), mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)])
+    return _keeps_freed_pages
+
+
+@contextlib.contextmanager
+def pages_of_its_own() -> Iterator[None]:
+    """What is made here and is large lies outside of the heap whose freed pages are kept: weights and optimiser states,
+    which last, do not part that heap into pieces, and what is freed on the way is handed back.
+
+    Measured: 124M after its start 165 MiB less, at the peak of a step 30 MiB less (of 2840).
+    """
+    if not _keeps_freed_pages:
+        yield
+        return
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(_M_MMAP_MAX, _MMAP_MAX)
+    try:
+        yield
+    finally:
+        mallopt(_M_MMAP_MAX, 0)
 
 
 def collect_environment(config: RunConfig, grid: ProcessGrid, process: Dict[str, Any]) -> Dict[str, Any]:
@@ -228,6 +259,8 @@ def _describe_precision(precision: Dict[str, Any]) -> List[str]:
         said.append(
             "GELU from the error function, wherever it is computed in float32 or float64: PyTorch's own is slow"
         )
+    if precision["onednn"]:
+        said.append("products of layers by oneDNN: MKL is slower on this processor")
     return said
 
 

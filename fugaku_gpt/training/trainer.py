@@ -26,7 +26,7 @@ from fugaku_gpt.training.health import DONE, SPIKE, Health, StateCopy, squares_o
 from fugaku_gpt.training.loss_scale import LossScale
 from fugaku_gpt.training.optimizer import build_optimizer
 from fugaku_gpt.training.schedule import learning_rate
-from fugaku_gpt.training.startup import agree_on_kernels
+from fugaku_gpt.training.startup import agree_on_kernels, pages_of_its_own
 from fugaku_gpt.training.state import Storage, kinds_of, storages_of
 
 
@@ -131,26 +131,27 @@ class Trainer:
         layout, training, model = config.layout, config.training, config.model
         chunks = chunks_of(config)
         mine = [chunk for chunk in chunks if chunk.stage == grid.place.pp]
-        self.pieces = dict(
-            zip([chunk.index for chunk in mine], build_stage(config, grid.tp, mine, recompute_of(config, chunks)))
-        )
-        pieces = list(self.pieces.values())
-        sharded = is_sharded(config)
-        self.buffers = FlatBuffers(
-            named_parameters(pieces),
-            stage_tensors(model, grid.tp.size, chunks, grid.place.pp),
-            shards_of(config),
-            int(training.bucket_mib * 2**20),
-            grid.tp.size,
-        )
-        owned = self.buffers.layout.owned(grid.replicas.rank if sharded else 0, grid.dp.size if sharded else 1)
-        self.masters = MasterWeights(self.buffers, owned) if training.dtype in SIXTEEN_BITS else None
-        self._runs = list(self.buffers.runs(owned, counted_here(grid, sharded), self.masters))
-        self._optimizer = build_optimizer(self._runs, training)
-        sum_dtype = getattr(torch, training.gradient_dtype) if training.gradient_dtype is not None else None
-        self.sum = GradientSum(self.buffers, pieces, grid, sharded, layout.sequence_parallel, sum_dtype)
-        self._gather = ParameterGather(self.buffers, pieces, grid.replicas, self.sum.overlap) if sharded else None
-        self._copy = StateCopy(self._runs, self._optimizer)
+        with pages_of_its_own():
+            self.pieces = dict(
+                zip([chunk.index for chunk in mine], build_stage(config, grid.tp, mine, recompute_of(config, chunks)))
+            )
+            pieces = list(self.pieces.values())
+            sharded = is_sharded(config)
+            self.buffers = FlatBuffers(
+                named_parameters(pieces),
+                stage_tensors(model, grid.tp.size, chunks, grid.place.pp),
+                shards_of(config),
+                int(training.bucket_mib * 2**20),
+                grid.tp.size,
+            )
+            owned = self.buffers.layout.owned(grid.replicas.rank if sharded else 0, grid.dp.size if sharded else 1)
+            self.masters = MasterWeights(self.buffers, owned) if training.dtype in SIXTEEN_BITS else None
+            self._runs = list(self.buffers.runs(owned, counted_here(grid, sharded), self.masters))
+            self._optimizer = build_optimizer(self._runs, training)
+            sum_dtype = getattr(torch, training.gradient_dtype) if training.gradient_dtype is not None else None
+            self.sum = GradientSum(self.buffers, pieces, grid, sharded, layout.sequence_parallel, sum_dtype)
+            self._gather = ParameterGather(self.buffers, pieces, grid.replicas, self.sum.overlap) if sharded else None
+            self._copy = StateCopy(self._runs, self._optimizer)
         self._last_chunk = chunks[-1].index
         self._pipelines: Dict[Tuple[int, int], Pipeline] = {}
         self.pipeline = self._pipeline(training.global_batch, model.seq_len)

@@ -214,7 +214,7 @@ def test_another_start_computes_as_the_first_did_whatever_a_clock_says(monkeypat
     monkeypatch.setattr(compat, "_agreed_gelu_by_erf", None)
     monkeypatch.setattr(compat, "_gelu_is_slow", lambda: True)
     kept = startup.agree_on_kernels(config, alone)
-    assert kept == {"dtype": "bfloat16", "in_float32": ["linear"], "gelu_by_erf": True}
+    assert kept == {"dtype": "bfloat16", "in_float32": ["linear"], "gelu_by_erf": True, "onednn": False}
     assert kept == startup.agree_on_kernels(config, alone) == startup.kernels_in_use(config)
     monkeypatch.setattr(compat, "_agreed", {})
     monkeypatch.setattr(compat, "_is_fast", lambda operation, dtype: operation == "linear")
@@ -222,7 +222,7 @@ def test_another_start_computes_as_the_first_did_whatever_a_clock_says(monkeypat
     monkeypatch.setattr(compat, "_agreed_gelu_by_erf", None)
     monkeypatch.setattr(compat, "_gelu_is_slow", lambda: False)
     found = startup.agree_on_kernels(config, alone, kept)
-    assert found == {"dtype": "bfloat16", "in_float32": ["linear", "gelu"], "gelu_by_erf": True}
+    assert found == {"dtype": "bfloat16", "in_float32": ["linear", "gelu"], "gelu_by_erf": True, "onednn": False}
     Trainer(config, ProcessGrid.alone(), ByteSamples(config.model.seq_len))
     assert startup.kernels_in_use(config) == found
 
@@ -265,3 +265,24 @@ def test_whoever_makes_a_trainer_has_agreed_on_kernels(monkeypatch: pytest.Monke
     monkeypatch.setattr(compat, "_agreed", {})
     trainer("training.dtype=float16")
     assert list(compat._agreed) == [torch.float16]
+
+
+def test_products_are_onednn_s_on_all_ranks_or_on_none_and_another_start_does_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compat, "_has_onednn", lambda: True)
+    config = tiny_config()
+
+    def begin(better: bool, other: Dict[str, Any], keep: Any = None) -> bool:
+        monkeypatch.setattr(compat, "_agreed_onednn", None)
+        monkeypatch.setattr(compat, "_onednn_is_better", lambda: better)
+        monkeypatch.setattr(TwoRanks, "other", other, raising=False)
+        found = startup.agree_on_kernels(config, TwoRanks.alone(), keep)
+        assert found["onednn"] == compat.products_by_onednn()
+        return compat.products_by_onednn()
+
+    assert begin(True, {}) and not begin(False, {}) and not begin(True, {"onednn": False})
+    kept = {"dtype": "float32", "in_float32": [], "gelu_by_erf": False}
+    assert not begin(True, {}, kept)  # from a checkpoint of before there was a choice
+    assert begin(False, {}, {**kept, "onednn": True}) and not begin(True, {}, {**kept, "onednn": False})
+    assert not startup.kernels_in_use(tiny_config("training.dtype=bfloat16"))["onednn"]

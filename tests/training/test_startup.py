@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
+import sys
 from typing import Any, Dict
 
 import numpy as np
+import pytest
 import torch
 
 import fugaku_gpt
@@ -36,6 +39,50 @@ def test_preparing_a_process_says_what_took_effect() -> None:
     assert process["allocator_keeps_pages"] is keep_freed_pages()
     if process["flush_denormals"]:
         assert float((torch.tensor([1e-30]) * 1e-10)[0]) == 0.0
+
+
+_HEAP = """
+import ctypes, json, torch
+from fugaku_gpt.training.startup import pages_of_its_own, prepare_process
+
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in "arena ordblks smblks hblks hblkhd a b c d e".split()]
+
+libc = ctypes.CDLL(None)
+libc.mallinfo.restype = Info
+
+def mapped():
+    return libc.mallinfo().hblks
+
+found, keeps = [], {keeps}
+if keeps:
+    keeps = prepare_process(1)["allocator_keeps_pages"]
+before = mapped()
+with pages_of_its_own():
+    lasting = torch.zeros(2**20)
+    found.append(mapped() - before)
+passing = torch.zeros(2**20)
+found.append(mapped() - before)
+try:
+    with pages_of_its_own():
+        raise KeyError
+except KeyError:
+    another = torch.zeros(2**20)
+found.append(mapped() - before)
+print(json.dumps([keeps, found]))
+"""
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_what_lasts_lies_outside_of_the_heap_whose_pages_are_kept(keeps: bool) -> None:
+    environ = {**os.environ, "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(
+        [sys.executable, "-c", _HEAP.replace("{keeps}", str(keeps))], env=environ, stdout=subprocess.PIPE, check=True
+    )
+    kept, mapped = json.loads(done.stdout)
+    if keeps and not kept:
+        pytest.skip("the allocator is not glibc's")
+    assert mapped == ([1, 1, 1] if keeps else [1, 2, 3])
 
 
 def test_the_environment_is_read_back_and_fits_into_json() -> None:
