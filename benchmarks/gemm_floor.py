@@ -16,8 +16,8 @@ result may lie in memory, with the result written into memory that is there; ``F
 (``compat``: oneDNN, where that is better); the result a few hundred rows at a time; for attention products of all heads
 at once or one head at a time, whole or in blocks of rows that leave out what the causal mask would throw away, each
 block in memory of its own. The first turn tries all of them; later turns time those that came within ``NEAR`` of the
-best. Operands change from call to call: as many sets as there are layers, or as fill ``FRESH_BYTES``, so that none is in
-a cache because the call before left it there. A way's time is the mean over these sets.
+best. Operands change from call to call: as many sets as there are layers, or as fill ``FRESH_BYTES``, so that none is
+in a cache because the call before left it there. A way's time is the mean over these sets.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def linear_product(name: str, count: int, m: int, n: int, k: int) -> Product:
 
         return way
 
-    ways: Dict[str, Way] = {"linear": linear, "ours nn": ours(True), "ours nt": ours(False)}
+    ways: Dict[str, Way] = {"linear": linear, "nn, ours": ours(True), "nt, ours": ours(False)}
     for a_whole in (True, False):
         for b_whole in (True, False):
             letters = ("n" if a_whole else "t") + ("n" if b_whole else "t")
