@@ -125,9 +125,9 @@ def product_call(shape: Shape, pool: Pool, wide: Pool) -> Call:
     if kind in (LINEAR, INPUT, WEIGHT):
         if kind == LINEAR:
             bias = pool.take(columns).clone()
-            return lambda: compat.linear(pool.take(rows, inner), pool.take(columns, inner), bias)
+            return _in_a_function(lambda: compat.linear(pool.take(rows, inner), pool.take(columns, inner), bias))
         if kind == INPUT:
-            return lambda: compat.matmul(pool.take(rows, inner), pool.take(inner, columns))
+            return _in_a_function(lambda: compat.matmul(pool.take(rows, inner), pool.take(inner, columns)))
         return lambda: add_product(wide.take(rows, columns), pool.take(inner, rows).t(), pool.take(inner, columns))
     dtype = compat.attention_dtype(pool.take(1).dtype)  # scores stay in the caches, so nothing is taken anew
     first = pool.take(batch, rows, inner).to(dtype)
@@ -193,6 +193,12 @@ def _of(function: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Call:
 def _forward(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Call:
     leaf = x.detach().requires_grad_()
     return lambda: function(leaf)
+
+
+def _in_a_function(call: Call) -> Call:
+    """As autograd's functions compute, in which our layers are written."""
+    without_gradients: Call = torch.no_grad()(call)
+    return without_gradients
 
 
 def _backward(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, grad: torch.Tensor) -> Call:
