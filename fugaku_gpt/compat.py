@@ -202,9 +202,9 @@ def products_by_onednn() -> bool:
 
 
 def compute_products_by_onednn(by_onednn: bool) -> None:
-    """From now on they are, where this build can; see :func:`compute_in_float32`."""
+    """From now on they are, or are not; see :func:`compute_in_float32`."""
     global _agreed_onednn
-    _agreed_onednn = by_onednn and _has_onednn()
+    _agreed_onednn = by_onednn
 
 
 @functools.lru_cache(maxsize=None)
@@ -213,12 +213,12 @@ def _onednn_is_better() -> bool:
         torch.backends.mkl.is_available()
         and "avx512f" in vector_flags()
         and "intel" not in processor_name().lower()
-        and _has_onednn()
+        and has_onednn()
     )
 
 
 @functools.lru_cache(maxsize=None)
-def _has_onednn() -> bool:
+def has_onednn() -> bool:
     """Whether oneDNN computes a layer in float32 when it is asked by itself, and precisely."""
     x, weight, bias = _waves(8, 24), _waves(16, 24), _waves(16)
     with torch.no_grad():

@@ -63,7 +63,7 @@ def agree_on_kernels(
     mine = {
         "in_float32": [*kept["in_float32"], *compat.without_kernel(dtype)] if kept else compat.in_float32(dtype),
         "gelu_by_erf": kept.get("gelu_by_erf", _gelu_by_erf(config)),
-        "onednn": kept.get("onednn", False if kept else _by_onednn(config)),
+        "onednn": kept.get("onednn", False) and compat.has_onednn() if kept else _by_onednn(config),
     }
     of_ranks = world.gather_json(mine) or []
     agreed: Dict[str, Any] = world.broadcast_json(

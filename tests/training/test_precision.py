@@ -270,7 +270,7 @@ def test_whoever_makes_a_trainer_has_agreed_on_kernels(monkeypatch: pytest.Monke
 def test_products_are_onednn_s_on_all_ranks_or_on_none_and_another_start_does_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compat, "_has_onednn", lambda: True)
+    monkeypatch.setattr(compat, "has_onednn", lambda: True)
     config = tiny_config()
 
     def begin(better: bool, other: Dict[str, Any], keep: Any = None) -> bool:
@@ -285,4 +285,7 @@ def test_products_are_onednn_s_on_all_ranks_or_on_none_and_another_start_does_th
     kept = {"dtype": "float32", "in_float32": [], "gelu_by_erf": False}
     assert not begin(True, {}, kept)  # from a checkpoint of before there was a choice
     assert begin(False, {}, {**kept, "onednn": True}) and not begin(True, {}, {**kept, "onednn": False})
+    assert not begin(False, {"onednn": False}, {**kept, "onednn": True})
+    monkeypatch.setattr(compat, "has_onednn", lambda: False)
+    assert not begin(False, {}, {**kept, "onednn": True})
     assert not startup.kernels_in_use(tiny_config("training.dtype=bfloat16"))["onednn"]
