@@ -260,7 +260,7 @@ def _describe_precision(precision: Dict[str, Any]) -> List[str]:
             "GELU from the error function, wherever it is computed in float32 or float64: PyTorch's own is slow"
         )
     if precision["onednn"]:
-        said.append("products of layers by oneDNN: MKL is slower on this processor")
+        said.append("products of layers by oneDNN: MKL has slower kernels for processors that are not Intel's")
     return said
 
 
