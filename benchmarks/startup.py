@@ -55,6 +55,8 @@ def start(argv: List[str], until: str, threads: int) -> Start:
         SystemExit: it fails, or prints no line that begins with ``until``.
     """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
+    # modules are compiled once, in the turn that is not counted, as those of an installed package are
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.perf_counter()
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)

@@ -131,8 +131,35 @@ def _with_gradients(function: Callable[..., torch.Tensor], inputs: Sequence[torc
     leaves = [x.detach().requires_grad_() for x in inputs]
     with torch.enable_grad():  # the first to ask may be an autograd function
         y = function(*leaves)
-    y.backward((1.0 + 0.5 * _waves(*y.shape)).to(y.dtype))
+        backward(y, (1.0 + 0.5 * _waves(*y.shape)).to(y.dtype))
     return [y.detach(), *(x.grad for x in leaves if x.grad is not None)]
+
+
+def backward(y: torch.Tensor, gradient: Optional[torch.Tensor] = None) -> None:
+    """Run the backward pass from ``y`` on, whose gradient is ``gradient``, [of y's shape]; default: 1, of a scalar.
+
+    PyTorch's own way of handing a gradient in compares the two shapes by its compiler's symbolic ones: to import these,
+    and sympy with them, takes each rank a third of a second and some tens of MiB.
+
+    Raises:
+        RuntimeError: ``y`` needs no gradient.
+    """
+    with torch.enable_grad():
+        start = y if gradient is None else _Given.apply(y, gradient)
+    start.backward()
+
+
+class _Given(torch.autograd.Function):
+    """A scalar whose gradient by ``y`` is the one given."""
+
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gradient)
+        return y.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, one: torch.Tensor) -> Tuple[torch.Tensor, None]:
+        return ctx.saved_tensors[0], None
 
 
 def can_train(dtype: torch.dtype) -> bool:
@@ -247,8 +274,9 @@ class _InFloat32(torch.autograd.Function):
         inputs = [x.detach().float().requires_grad_() for x in ctx.saved_tensors]
         with torch.enable_grad():
             y = ctx.function(*inputs)
-        found = torch.autograd.grad(y, inputs, grad.float())
-        return (None, *(x.to(kept.dtype) for x, kept in zip(found, ctx.saved_tensors)))
+        backward(y, grad.float())
+        found = zip((x.grad for x in inputs), ctx.saved_tensors)
+        return (None, *(None if grad_x is None else grad_x.to(kept.dtype) for grad_x, kept in found))
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,8 @@ from typing import Any, Callable, Optional, Tuple
 
 import torch
 
+from fugaku_gpt import compat
+
 
 def recomputed(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
     """``function(*inputs)``, of which only the inputs are kept for the backward pass.
@@ -39,5 +41,5 @@ class _Recomputed(torch.autograd.Function):
         inputs = [x.detach().requires_grad_(wants) for x, wants in zip(ctx.saved_tensors, wanted)]
         with torch.enable_grad():
             y = ctx.function(*inputs)
-        torch.autograd.backward([y], [grad])
+        compat.backward(y, grad)
         return (None, *(x.grad for x in inputs))

@@ -8,6 +8,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
+from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.comm.communicator import Pending
 from fugaku_gpt.layout.schedules import (
@@ -102,7 +103,7 @@ class Pipeline:
                 gradient = self._take((GRADIENT, micro_batch, chunk), learns, held)
                 puts_off = late is not None and (micro_batch, chunk) in self._puts_off
                 with late.putting_off((micro_batch, chunk)) if late and puts_off else contextlib.nullcontext():
-                    torch.autograd.backward([y], [gradient])
+                    compat.backward(y, gradient)
                 if chunk != 0:
                     gradient = inputs.pop((micro_batch, chunk)).grad
                     assert gradient is not None

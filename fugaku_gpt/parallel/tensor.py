@@ -164,7 +164,7 @@ class _CutLinear(torch.autograd.Function):
         parameters go to their sums."""
         if ctx.prepare is None:
             return grad_x
-        torch.autograd.backward([x], [grad_x])
+        compat.backward(x, grad_x)
         assert leaf.grad is not None
         return leaf.grad
 

@@ -267,6 +267,6 @@ def layer_calls(dtype: str) -> Tuple[int, Call, Call]:
     grad = torch.ones_like(x)
 
     def both(trainer: Trainer = trainer) -> None:  # the trainer holds what the layer adds its gradients to
-        torch.autograd.backward([block(x, 0)], [grad])
+        compat.backward(block(x, 0), grad)
 
     return config.model.seq_len, lambda: block(x, 0), both

@@ -41,6 +41,16 @@ sys.exit(run(sys.argv[1:]))
 """
 
 
+# what PyTorch imports only when it is used: it takes longer than all of a small run's first step
+LATE = """
+import sys
+from fugaku_gpt.cli.main import run
+code = run(sys.argv[1:])
+print([name for name in ("sympy", "torch._dynamo", "torch.fx.experimental.symbolic_shapes") if name in sys.modules])
+sys.exit(code)
+"""
+
+
 def arguments(corpus: Path, out: Path, *settings: str) -> List[str]:
     words = ["train", "--data", str(corpus), "--out", str(out)]
     for setting in (*SMALL, *SHORT, *settings):
@@ -105,6 +115,13 @@ def test_the_same_seed_gives_the_same_losses_with_one_rank_and_with_two(corpus: 
         assert run([*words, *more, "--ranks", ranks]) == 0
         losses.append([line["loss"] for line in RunDirectory(out).metrics("iteration")])
     assert losses[0] == pytest.approx(losses[1], rel=1e-12) and losses[1] == losses[2]
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_run_imports_nothing_of_pytorch_s_compiler(corpus: Path, tmp_path: Path, recompute: str) -> None:
+    words = arguments(corpus, tmp_path / "run", f"training.recompute={recompute}", "checkpoint.at_end=false")
+    said = subprocess.run([sys.executable, "-c", LATE, *words], check=True, stdout=subprocess.PIPE, timeout=300).stdout
+    assert "iteration 4/4" in said.decode() and said.decode().splitlines()[-1] == "[]"
 
 
 def test_ranks_started_by_mpirun_itself_join(corpus: Path, tmp_path: Path) -> None:
