@@ -78,6 +78,7 @@ def of_runs(folder: Path, wanted: Union[str, Design], warm_up: int) -> Observed:
 
     Raises:
         UsageError: there is no run, or a name means no toggle.
+        RunFailed: all runs have failed.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder")

@@ -16,7 +16,7 @@ from fugaku_gpt.compare.samples import Job, expect_runs, not_applied, read_job
 from fugaku_gpt.compare.sides import RecordedSide, refuse_unlike, work_of
 from fugaku_gpt.compare.statistics import Comparison, compare_groups, compare_pairs
 from fugaku_gpt.config import RunConfig, changed_settings
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.planner.rows import Refused, Row, parse_measured, parse_row, read_table, torch_build
 
@@ -125,6 +125,7 @@ def compare_recorded(a: RecordedSide, b: RecordedSide, warm_up: int, tolerance: 
 
     Raises:
         UsageError: a side has no run, both have some of the same ones, or their iterations are not the same work.
+        RunFailed: all runs of a side have failed.
     """
     if a.is_table != b.is_table:
         raise UsageError(f"{a.text} and {b.text}: rows of a table and run directories have no columns in common")
@@ -296,6 +297,7 @@ def runs_of(side: RecordedSide, warm_up: int) -> Found:
 
     Raises:
         UsageError: there is none.
+        RunFailed: all that meet the conditions have failed.
     """
     found: List[Measured] = []
     jobs: List[Job] = []
@@ -323,7 +325,8 @@ def runs_of(side: RecordedSide, warm_up: int) -> Found:
         jobs.append(job)
     if not found:
         left = "; ".join(_counted(ends, "run"))
-        raise UsageError(f"{side.text}: no run that has ended well and meets this" + (f" ({left})" if left else ""))
+        said = f"{side.text}: no run that has ended well and meets this" + (f" ({left})" if left else "")
+        raise RunFailed("\n".join([said, *failed])) if failed else UsageError(said)
     return Found(tuple(found), _counted(ends, "run"), tuple(jobs), tuple(failed))
 
 

@@ -58,6 +58,17 @@ def test_a_toggle_that_was_not_applied_is_an_exit_code(tmp_path: Path, capsys: p
     assert "vain0" in capsys.readouterr().out
 
 
+def test_runs_of_which_all_have_failed_are_an_exit_code_and_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        leave_run(tmp_path / name, [1.0] * 6, status="failed", reason=f"{name} has no memory")
+    assert factorial("tcmalloc", tmp_path) == EXIT_RUN_FAILED
+    said = capsys.readouterr().err
+    assert "no run that has ended well" in said and "a: failed: a has no memory" in said and "b: failed" in said
+    assert run(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == EXIT_RUN_FAILED
+
+
 def test_the_notes_rows_say_which_effects_they_cannot_tell(capsys: pytest.CaptureFixture[str]) -> None:
     assert factorial("freq,tcmalloc,retention,ranks", NOTES) == EXIT_OK
     text = capsys.readouterr().out
