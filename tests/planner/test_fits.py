@@ -125,7 +125,7 @@ def test_the_ranks_that_are_on_a_node_are_judged() -> None:
 def test_the_change_that_is_named_fits_as_many_ranks_as_are_on_the_node() -> None:
     """A run for two nodes, tried out on one."""
     config = load_run_config(preset="350m", overrides=["layout.dp=2", "job.nodes=2", "training.global_batch=8"])
-    here = replace(place(int(0.95 * place(0).memory(config).bytes_of_rank)), more_nodes=False)
+    here = replace(place(int(0.92 * place(0).memory(config).bytes_of_rank)), more_nodes=False)
     with pytest.raises(UsageError) as caught:
         refuse_too_large(config, here, [0, 1])
     words = re.findall(r"--set (\S+)=(\S+?)(?=[ ;])", str(caught.value).split("smallest change")[1])
