@@ -127,7 +127,6 @@ def _run_here(plan: Plan, out: Path) -> bool:
         RunFailed: none has ended well; of some alone the effects are told.
     """
     from fugaku_gpt.jobs.launcher import find_launcher, launch
-    from fugaku_gpt.records.run import INTERRUPTED
     from fugaku_gpt.sweep.progress import LiveProgress, PlainProgress
     from fugaku_gpt.sweep.run import run_sweep
 
@@ -135,7 +134,7 @@ def _run_here(plan: Plan, out: Path) -> bool:
     shown: Union[LiveProgress, PlainProgress] = LiveProgress() if sys.stderr.isatty() else PlainProgress(sys.stderr)
     with shown as progress:
         ended = run_sweep(plan.sweep(), out, launch, progress, plan=plan)
-    if any(one.result.status == INTERRUPTED for one in ended):
+    if any(one.stopped for one in ended):
         return True
     if ended and all(one.failed for one in ended):
         raise RunFailed("\n".join(f"{one.run.name}: {one.result.status}: {one.result.reason}" for one in ended))

@@ -14,7 +14,7 @@ from fugaku_gpt.cli.output import format_option, render_rows
 from fugaku_gpt.config.schema import SCHEDULERS
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import RunFailed, UsageError
-from fugaku_gpt.records.run import INTERRUPTED, OK, REFUSED
+from fugaku_gpt.records.run import OK, REFUSED
 from fugaku_gpt.sweep.expand import Run, Sweep, expand_sweep
 from fugaku_gpt.sweep.plan import FILE as PLAN_FILE
 from fugaku_gpt.sweep.plan import Plan, plan_of, read_plan
@@ -106,7 +106,7 @@ def run(
     rows = write_tables([out], out)
     print_table(rows, "table")
     closing = _closing(ended, len(expanded.runs), out)
-    if any(one.failed for one in ended):
+    if any(one.failed for one in ended) or len(ended) < len(expanded.runs):
         raise RunFailed(closing)
     click.echo(closing, err=True)
 
@@ -324,7 +324,7 @@ def _closing(ended: List["Ended"], total: int, out: Path) -> str:
         counts[one.result.status] = counts.get(one.result.status, 0) + 1
     said = ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: item[0] != OK))
     lines = [f"{total} runs: {said}" + (f", {total - len(ended)} not started" if len(ended) < total else "")]
-    if ended[-1].result.status == INTERRUPTED:
+    if ended[-1].stopped:
         lines.append("stopped; the same command runs what is missing")
     lines.append(f"tables: {out / 'table.md'}, {out / 'table.csv'}, {out / 'table.json'}")
     return "\n".join(lines)

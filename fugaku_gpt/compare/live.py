@@ -231,8 +231,8 @@ def _run_pair(
     for letter in order:
         progress.starts(folder.name, letter, len(kept.counted), limits.pairs)
         directory = RunDirectory(folder / letter.lower())
-        result, found = _run_job(directory, sides["AB".index(letter)], launch, start, watch, plan.load, mark)
-        if result.status == INTERRUPTED:
+        result, found, stopped = _run_job(directory, sides["AB".index(letter)], launch, start, watch, plan.load, mark)
+        if stopped:
             # the ranks may have left a checkpoint to go on from: nobody will, and it is large
             shutil.rmtree(directory.checkpoints_dir, ignore_errors=True)
             return False
@@ -252,12 +252,13 @@ def _run_job(
     watch: Callable[..., Watch],
     load: float,
     mark: str,
-) -> Tuple[Result, List[str]]:
-    """One start of a side; its result, and what has disturbed it."""
+) -> Tuple[Result, List[str], bool]:
+    """One start of a side: its result, what has disturbed it, and whether the comparison was stopped in it."""
     config = side.config
     directory.create(dump_run_config(config), mark)
     log, started = directory.log_file, time.time()
     disturbed: List[str] = []
+    stopped = False
     try:
         if not start:  # ranks inside a job are on other nodes, too, and judge that themselves
             refuse_too_large(config, this_machine(), range(config.layout.ranks))
@@ -277,10 +278,11 @@ def _run_job(
             write_noise(directory.path, guard.noise)
             disturbed = disturbances(guard.noise, load)
         result = result_of(directory, config, outcome, log, started)
+        stopped = outcome.stopped_by is not None or result.status == INTERRUPTED
     except UsageError as error:
         result = Result(REFUSED, " ".join(str(error).splitlines()), started, time.time())
     directory.write_result(result)
-    return result, disturbed
+    return result, disturbed, stopped
 
 
 def _enter(out: Path, plan: Plan, mark: str) -> None:

@@ -42,7 +42,7 @@ def result_of(directory: RunDirectory, config: RunConfig, outcome: Outcome, log:
 
     What the ranks recorded stands, unless who started them knows better: that it ended them itself, that memory ran
     out, or that they failed after they had recorded their success. Of a run that profiles its operators that success
-    stands even then: what has failed came after the run.
+    stands even then, and where it was stopped: what has failed, or was broken off, came after the run.
     """
     own = directory.result()
     tail = log_tail(log)
@@ -61,10 +61,10 @@ def result_of(directory: RunDirectory, config: RunConfig, outcome: Outcome, log:
             return own
         signal_name = signal.Signals(outcome.stopped_by).name  # the ranks were told by another one
         return replace(own, reason=f"{STOPPED}{signal_name}, after iteration {own.iterations}")
-    if outcome.stopped_by is not None:
-        return replace(measured, status=INTERRUPTED, reason=f"stopped by {signal.Signals(outcome.stopped_by).name}")
     if own is not None and own.status == OK and own.ended >= started and _profiles_after(config, own):
         return own
+    if outcome.stopped_by is not None:
+        return replace(measured, status=INTERRUPTED, reason=f"stopped by {signal.Signals(outcome.stopped_by).name}")
     if outcome.timed_out:
         return replace(measured, status=TIMEOUT, reason=f"ended after {format_duration(outcome.seconds)}")
     if own is not None and own.status == OK and outcome.exit_code == 0:

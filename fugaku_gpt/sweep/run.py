@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable, List, Optional, Protocol
+from typing import Callable, List, Optional, Protocol, Tuple
 
 from fugaku_gpt.config import dump_run_config
 from fugaku_gpt.errors import UsageError
@@ -40,10 +40,15 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Ended:
-    """One run of the sweep and how it ended."""
+    """One run of the sweep and how it ended.
+
+    Attributes:
+        stopped: the sweep was stopped in it; it may have been over all the same.
+    """
 
     run: Run
     result: Result
+    stopped: bool = False
 
     @property
     def failed(self) -> bool:
@@ -61,7 +66,7 @@ def run_sweep(
     retry_failed: bool = False,
     plan: Optional[Plan] = None,
 ) -> List[Ended]:
-    """Run what is missing. The list ends early, with a run that was interrupted, if the sweep was stopped.
+    """Run what is missing. The list ends early, with the run in which it was, if the sweep was stopped.
 
     Args:
         launch: starts the ranks of one run and waits for them; see :func:`fugaku_gpt.jobs.launcher.launch`.
@@ -82,28 +87,30 @@ def run_sweep(
         for number, run in enumerate(sweep.runs, start=1):
             directory = RunDirectory(out / run.name)
             result = _to_keep(run, directory, retry_failed)
-            kept = result is not None
+            kept, stopped = result is not None, False
             if result is None:
                 make_room(directory.path, attempts_of(out, run))
                 progress.started(run, number, total, directory)
-                result = _run_one(sweep, run, directory, launch, timeout, lock.mark)
-            ended.append(Ended(run, result))
+                result, stopped = _run_one(sweep, run, directory, launch, timeout, lock.mark)
+            ended.append(Ended(run, result, stopped))
             progress.ended(run, number, total, result, kept)
-            if result.status == INTERRUPTED:
+            if stopped:
                 break
         return ended
 
 
 def _run_one(
     sweep: Sweep, run: Run, directory: RunDirectory, launch: Launch, timeout: Optional[float], mark: str
-) -> Result:
+) -> Tuple[Result, bool]:
+    """Its result, and whether the sweep was stopped in it."""
     started = time.time()
     if run.config is None:
-        return write_refused(sweep, run, directory, run.refusal, started)
+        return write_refused(sweep, run, directory, run.refusal, started), False
     enter(sweep, run, directory.path)
     directory.create(dump_run_config(run.config), mark)
     log = directory.log_file
     limits = [limit for limit in (timeout, run.config.job.elapse) if limit is not None]
+    stopped = False
     try:
         refuse_too_large(run.config, this_machine(), range(run.config.layout.ranks))
         outcome = launch(
@@ -118,10 +125,11 @@ def _run_one(
         if result.resumable and outcome.stopped_by is None:
             # it has met a time limit: that is its row, where a run that somebody has stopped is run again
             result = replace(result, status=TIMEOUT)
+        stopped = outcome.stopped_by is not None or result.status == INTERRUPTED
     except UsageError as error:
         result = Result(REFUSED, first_line(str(error)), started, time.time())
     directory.write_result(result)
-    return result
+    return result, stopped
 
 
 def _refuse_a_job(directory: Path) -> None:

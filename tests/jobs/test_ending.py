@@ -33,6 +33,7 @@ Please see the FAQ page for debugging suggestions
         ("oom", "", outcome(1), "oom", "own words"),
         ("failed", "", outcome(15, timed_out=True), "timeout", "ended after 0:00:02"),
         (None, "", outcome(15, stopped_by=2), "interrupted", "stopped by SIGINT"),
+        ("ok", "", outcome(15, stopped_by=2), "interrupted", "stopped by SIGINT"),
         (None, "something\n" + HYDRA, outcome(9), "failed", "exit code 9: something"),
         (None, "", outcome(-9), "failed", "signal 9"),
         (None, HYDRA, outcome(9, oom_kills=1), "oom", "1 processes killed by the kernel"),
@@ -57,6 +58,16 @@ def test_endings(tmp_path: Path, own: Optional[str], log: str, ended: Outcome, s
     result = result_of(RunDirectory(tmp_path / "run"), config, ended, text, 1000.0)
     assert result.status == status and reason in result.reason
     assert result.iterations == 4 and result.summary["seconds_per_iteration"] == 0.5  # what was measured is kept
+
+
+@pytest.mark.parametrize("ended", [outcome(15, stopped_by=2), outcome(15, timed_out=True), outcome(1)])
+def test_a_run_that_was_over_stays_so_whatever_ends_its_profiling(tmp_path: Path, ended: Outcome) -> None:
+    config = load_run_config(preset="tiny", overrides=["training.profile_operators=2", "training.iterations=4"])
+    leave_run(tmp_path / "run", config)
+    result = result_of(RunDirectory(tmp_path / "run"), config, ended, tmp_path / "log.txt", 1000.0)
+    assert (result.status, result.reason) == ("ok", "")
+    unfinished = load_run_config(preset="tiny", overrides=["training.profile_operators=2", "training.iterations=5"])
+    assert result_of(RunDirectory(tmp_path / "run"), unfinished, ended, tmp_path / "log.txt", 1000.0).status != "ok"
 
 
 def test_a_run_that_never_started_is_refused_with_the_trainers_words(tmp_path: Path) -> None:

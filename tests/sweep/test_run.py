@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,26 @@ def test_the_same_command_runs_only_what_is_missing(sweep: Sweep, tmp_path: Path
     run_sweep(sweep, out, third, Quiet(), retry_failed=True)
     assert third.started == ["dp1-tp1-seed1-r1"] * 2
     assert sorted(os.listdir(out / "attempts" / "dp1-tp1-seed1-r1")) == ["1", "2"]
+
+
+def test_stopped_while_a_finished_run_is_profiled_the_sweep_ends_and_keeps_it(tmp_path: Path) -> None:
+    file, out = tmp_path / "s.yaml", tmp_path / "out"
+    file.write_text(TEXT, encoding="utf-8")
+    sweep = expand_sweep(file, ["training.iterations=4", "training.profile_operators=2"])
+
+    def stopped(directory: Path, config: RunConfig) -> Outcome:
+        leave_run(directory, config)
+        record = RunDirectory(directory)
+        result = record.result()
+        assert result is not None
+        record.write_result(replace(result, ended=time.time()))
+        return outcome(15, stopped_by=signal.SIGINT)
+
+    ended = run_sweep(sweep, out, FakeLaunch(dp1_tp1_seed1=stopped), Quiet())
+    assert statuses(ended) == {"dp1-tp1-seed1-r1": "ok"} and ended[-1].stopped
+    second = FakeLaunch()
+    run_sweep(sweep, out, second, Quiet())
+    assert second.started == ["dp1-tp2-seed1-r1", "last-r1"]
 
 
 def test_a_killed_run_without_result_is_run_again(sweep: Sweep, tmp_path: Path) -> None:
