@@ -62,7 +62,7 @@ soak: dev ## 500 random layouts on 1 to 8 ranks with random delays: does any han
 	@PYTHONPATH=. $(BIN)/python -m tests.mpi.hangs
 
 # Training and parity on older builds. They need Python 3.8; where there is none, that is said, loudly.
-OLD_TESTS := $(wildcard $(addprefix tests/,comm data layout model parallel training matrix test_compat.py test_mpi.py))
+OLD_TESTS := $(wildcard $(addprefix tests/,comm compat data layout model parallel training matrix test_mpi.py))
 test-torch17: ## the training and parity tests on PyTorch 1.7.1
 	@$(MAKE) --no-print-directory old BUILD=1.7 OLD=.venv-torch17
 test-torch110: ## the training and parity tests on PyTorch 1.10.2

@@ -23,14 +23,12 @@ def kernels_as_they_were() -> Iterator[None]:
     before = _agreed()
     yield
     if before != _agreed():
-        compat: Any = sys.modules["fugaku_gpt.compat"]
-        narrow, compat._agreed_gelu_by_erf, compat._agreed_onednn = before
-        compat._agreed.clear()
-        compat._agreed.update(narrow)
+        agreed: Any = sys.modules["fugaku_gpt.compat.agreed"]
+        agreed.AGREED.in_float32, agreed.AGREED.gelu_by_erf, agreed.AGREED.products_by_onednn = before
 
 
 def _agreed() -> Any:
-    compat: Any = sys.modules.get("fugaku_gpt.compat")  # of most tests, nothing needs PyTorch
-    if compat is None:
+    agreed: Any = sys.modules.get("fugaku_gpt.compat.agreed")  # of most tests, nothing needs PyTorch
+    if agreed is None:
         return {}, None, None
-    return dict(compat._agreed), compat._agreed_gelu_by_erf, compat._agreed_onednn
+    return dict(agreed.AGREED.in_float32), agreed.AGREED.gelu_by_erf, agreed.AGREED.products_by_onednn

@@ -22,7 +22,7 @@ import torch
 
 from fugaku_gpt import compat
 from fugaku_gpt.comm.observed import calls_inside, inside
-from fugaku_gpt.compat import Call
+from fugaku_gpt.compat import Call, trials
 from fugaku_gpt.model import attention, dropout
 from fugaku_gpt.parallel.buffers import MasterWeights
 from fugaku_gpt.parallel.gradients import GradientSum
@@ -62,7 +62,7 @@ _CLASS_OF["mkldnn::_linear_pointwise"] = PRODUCT
 _CASTS = ("aten::to", "aten::_to_copy")
 # functions of autograd: the class of operators in them that have none by their name. Of those in attention only what is
 # done to scores and probabilities is softmax's; its copies are what they are elsewhere
-_FUNCTIONS = {"_CausalAttention": SOFTMAX, "_CrossEntropy": CROSS_ENTROPY, "_GeluByErf": GELU}
+_FUNCTIONS = {"_CausalAttention": SOFTMAX, "_CrossEntropy": CROSS_ENTROPY, "GeluByErf": GELU}
 _OF_SCORES = ("aten::add_", "aten::mul_", "aten::mul", "aten::sub_", "aten::sum")
 # what autograd does inside the backward pass of these is that of what has prepared their input: GELU, in whatever parts
 _AFTER_GELU = ("_RowParallelBackward", "_RowParallelScatterBackward")
@@ -151,7 +151,7 @@ def _named_parts(communicates: bool) -> Iterator[None]:
         (GradientSum, "begin", _named(OPTIMISER)),
         (trainer, "squares_of", _named(OPTIMISER)),
         (MasterWeights, "round", _named(CAST)),
-        (compat, "_gelu_tanh", _named(GELU)),
+        (trials, "gelu_tanh_of_build", _named(GELU)),
         (attention, "keep_mask", _named(_MASKS)),
         (dropout, "keep_mask", _named(_MASKS)),
         (torch.Tensor, "copy_", _cast),

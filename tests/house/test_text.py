@@ -98,7 +98,7 @@ RULES: Dict[str, Tuple[str, Tuple[str, ...], Callable[[ast.AST], bool]]] = {
     # capabilities are probed by feature; a version is only ever reported
     "only compat and the start-up report ask torch for its version": (
         "fugaku_gpt/",
-        ("fugaku_gpt/compat.py", "fugaku_gpt/training/startup.py"),
+        ("fugaku_gpt/compat/", "fugaku_gpt/training/startup.py"),
         _asks_for_torch_version,
     ),
 }

@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
+from fugaku_gpt.compat.agreed import AGREED
+from fugaku_gpt.compat.trials import TRIALS
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.memory import (
@@ -73,7 +74,7 @@ def test_the_formula_is_what_pytorch_saves(kind: str, changes: Sequence[str]) ->
 def test_the_formula_holds_in_16_bits_too(kind: str, forced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operators in float32 keep no copies, but for the weights of LayerNorms."""
     if forced:
-        monkeypatch.setattr(compat, "has_kernel", lambda operation, dtype: dtype == torch.float32)
+        monkeypatch.setitem(AGREED.in_float32, torch.bfloat16, frozenset(TRIALS))
     config = tiny_config("model.layers=3", f"training.recompute={kind}", "training.dtype=bfloat16")
     (chunk,) = split_layers(3, 1)
     told = ends_bytes(config, chunk) + 3 * layer_bytes(config, kind)

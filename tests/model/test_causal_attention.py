@@ -7,7 +7,8 @@ from typing import Callable, Optional, Tuple
 import pytest
 import torch
 
-from fugaku_gpt import compat
+from fugaku_gpt.compat.agreed import AGREED
+from fugaku_gpt.compat.trials import TRIALS
 from fugaku_gpt.layout import attention as blocks
 from fugaku_gpt.model.attention import attend_naively
 from fugaku_gpt.model.causal_attention import Kept, _Workspace, causal_attention
@@ -71,7 +72,7 @@ def test_in_16_bits_it_is_that_in_float32_rounded(
     drops: bool, shape: Tuple[int, ...], dtype: torch.dtype, forced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if forced:
-        monkeypatch.setattr(compat, "has_kernel", lambda *_: False)
+        monkeypatch.setitem(AGREED.in_float32, dtype, frozenset(TRIALS))
     monkeypatch.setitem(blocks._QUERIES, True, 4)
     monkeypatch.setitem(blocks._SCORES, not forced, 50 * 8 * 6)  # some heads at once
     kept: Optional[Kept] = (lambda: flags(shape)) if drops else None
@@ -88,7 +89,7 @@ def test_in_16_bits_it_is_that_in_float32_rounded(
 def test_scores_take_a_cache_s_worth_of_memory_for_each_thread_or_one_block(
     samples: int, heads: int, length: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compat, "has_kernel", lambda *_: True)
+    monkeypatch.setitem(AGREED.in_float32, torch.bfloat16, frozenset())
     narrow = dtype == torch.bfloat16
     qkv = torch.empty(1, 1, 1, 3, 1, 1, dtype=dtype).expand(1, samples, length, 3, heads, 8)
     for threads in (1, 5, 48):

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, ProcessGrid
+from fugaku_gpt.compat.agreed import AGREED
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.layout import memory
 from fugaku_gpt.layout.flat import flat_elements, flat_layout_of
@@ -51,7 +51,7 @@ def test_workspace_of_a_layer_is_what_its_backward_pass_makes(
     ffn: int, dropout: float, fullest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # what was measured of this build's GELU, by whichever test came before, may have been disturbed
-    monkeypatch.setattr(compat, "_agreed_gelu_by_erf", False)
+    monkeypatch.setattr(AGREED, "gelu_by_erf", False)
     config = load_run_config(
         overrides=[
             "model.layers=1",

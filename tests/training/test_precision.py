@@ -9,6 +9,9 @@ import torch
 
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, ProcessGrid
+from fugaku_gpt.compat import activation, products, trials
+from fugaku_gpt.compat.agreed import AGREED
+from fugaku_gpt.compat.trials import TRIALS
 from fugaku_gpt.config import TrainingConfig
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy
@@ -50,11 +53,11 @@ def test_the_curve_in_16_bits_is_near_that_in_float32(dtype: str, settings: Any)
     assert ours.validate() == pytest.approx(judge.validate(), rel=CURVE_BOUND[dtype])
 
 
-@pytest.mark.parametrize("missing", [*compat._TRIALS, "all"])
+@pytest.mark.parametrize("missing", [*TRIALS, "all"])
 def test_the_curve_without_a_kernel_is_near_that_with_it(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = steps_of(trainer(), 4)
-    others = list(compat._TRIALS) if missing == "all" else [missing]
-    monkeypatch.setitem(compat._agreed, torch.bfloat16, frozenset([*compat.without_kernel(torch.bfloat16), *others]))
+    others = list(TRIALS) if missing == "all" else [missing]
+    monkeypatch.setitem(AGREED.in_float32, torch.bfloat16, frozenset([*compat.without_kernel(torch.bfloat16), *others]))
     assert is_near(steps_of(trainer("training.dtype=bfloat16"), 4), judge, "bfloat16")
 
 
@@ -208,19 +211,19 @@ def test_a_build_that_cannot_compute_in_a_type_is_refused_and_help_is_said(monke
 
 def test_another_start_computes_as_the_first_did_whatever_a_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
     config, alone = tiny_config("training.dtype=bfloat16"), Communicator.alone()
-    monkeypatch.setattr(compat, "_agreed", {})
-    monkeypatch.setattr(compat, "_is_fast", lambda operation, dtype: operation != "linear")
-    monkeypatch.setattr(compat, "_is_precise", lambda operation, dtype: True)
-    monkeypatch.setattr(compat, "_agreed_gelu_by_erf", None)
-    monkeypatch.setattr(compat, "_gelu_is_slow", lambda: True)
+    monkeypatch.setattr(AGREED, "in_float32", {})
+    monkeypatch.setattr(trials, "_is_fast", lambda operation, dtype: operation != "linear")
+    monkeypatch.setattr(trials, "_is_precise", lambda operation, dtype: True)
+    monkeypatch.setattr(AGREED, "gelu_by_erf", None)
+    monkeypatch.setattr(activation, "_gelu_is_slow", lambda: True)
     kept = startup.agree_on_kernels(config, alone)
     assert kept == {"dtype": "bfloat16", "in_float32": ["linear"], "gelu_by_erf": True, "onednn": False}
     assert kept == startup.agree_on_kernels(config, alone) == startup.kernels_in_use(config)
-    monkeypatch.setattr(compat, "_agreed", {})
-    monkeypatch.setattr(compat, "_is_fast", lambda operation, dtype: operation == "linear")
-    monkeypatch.setattr(compat, "_is_precise", lambda operation, dtype: operation != "gelu")
-    monkeypatch.setattr(compat, "_agreed_gelu_by_erf", None)
-    monkeypatch.setattr(compat, "_gelu_is_slow", lambda: False)
+    monkeypatch.setattr(AGREED, "in_float32", {})
+    monkeypatch.setattr(trials, "_is_fast", lambda operation, dtype: operation == "linear")
+    monkeypatch.setattr(trials, "_is_precise", lambda operation, dtype: operation != "gelu")
+    monkeypatch.setattr(AGREED, "gelu_by_erf", None)
+    monkeypatch.setattr(activation, "_gelu_is_slow", lambda: False)
     found = startup.agree_on_kernels(config, alone, kept)
     assert found == {"dtype": "bfloat16", "in_float32": ["linear", "gelu"], "gelu_by_erf": True, "onednn": False}
     Trainer(config, ProcessGrid.alone(), ByteSamples(config.model.seq_len))
@@ -241,9 +244,9 @@ def test_what_is_slow_on_one_rank_is_done_otherwise_on_all_and_said(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(f"training.dtype={dtype}")
-    monkeypatch.setattr(compat, "_agreed", {})
-    monkeypatch.setattr(compat, "_agreed_gelu_by_erf", None)
-    monkeypatch.setattr(compat, "_gelu_is_slow", lambda: False)
+    monkeypatch.setattr(AGREED, "in_float32", {})
+    monkeypatch.setattr(AGREED, "gelu_by_erf", None)
+    monkeypatch.setattr(activation, "_gelu_is_slow", lambda: False)
     facts = startup.collect_environment(config, ProcessGrid.alone(), startup.prepare_process(1))
     assert not any(line.startswith("GELU from") for line in startup.describe_environment(facts))
     monkeypatch.setattr(TwoRanks, "other", {"gelu_by_erf": True}, raising=False)
@@ -252,19 +255,19 @@ def test_what_is_slow_on_one_rank_is_done_otherwise_on_all_and_said(
     facts = startup.collect_environment(config, ProcessGrid.alone(), startup.prepare_process(1))
     assert any(line.startswith("GELU from") for line in startup.describe_environment(facts))
     # from a checkpoint that says nothing of it, and for a model that has no use for it
-    monkeypatch.setattr(compat, "_agreed_gelu_by_erf", None)
+    monkeypatch.setattr(AGREED, "gelu_by_erf", None)
     monkeypatch.setattr(TwoRanks, "other", {})
     assert not startup.agree_on_kernels(config, world, {"dtype": dtype, "in_float32": []})["gelu_by_erf"]
-    monkeypatch.setattr(compat, "_gelu_is_slow", lambda: pytest.fail("asked of a clock"))
-    monkeypatch.setattr(compat, "_agreed_gelu_by_erf", None)
+    monkeypatch.setattr(activation, "_gelu_is_slow", lambda: pytest.fail("asked of a clock"))
+    monkeypatch.setattr(AGREED, "gelu_by_erf", None)
     tanh = tiny_config(f"training.dtype={dtype}", "model.gelu=tanh")
     assert not startup.agree_on_kernels(tanh, world)["gelu_by_erf"]
 
 
 def test_whoever_makes_a_trainer_has_agreed_on_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "_agreed", {})
+    monkeypatch.setattr(AGREED, "in_float32", {})
     trainer("training.dtype=float16")
-    assert list(compat._agreed) == [torch.float16]
+    assert list(AGREED.in_float32) == [torch.float16]
 
 
 def test_products_are_onednn_s_on_all_ranks_or_on_none_and_another_start_does_the_same(
@@ -274,8 +277,8 @@ def test_products_are_onednn_s_on_all_ranks_or_on_none_and_another_start_does_th
     config = tiny_config()
 
     def begin(better: bool, other: Dict[str, Any], keep: Any = None) -> bool:
-        monkeypatch.setattr(compat, "_agreed_onednn", None)
-        monkeypatch.setattr(compat, "_onednn_is_better", lambda: better)
+        monkeypatch.setattr(AGREED, "products_by_onednn", None)
+        monkeypatch.setattr(products, "_onednn_is_better", lambda: better)
         monkeypatch.setattr(TwoRanks, "other", other, raising=False)
         found = startup.agree_on_kernels(config, TwoRanks.alone(), keep)
         assert found["onednn"] == compat.products_by_onednn()

@@ -1,0 +1,51 @@
+"""What this PyTorch can do, found by trying it. No other room asks, and none compares version strings.
+
+What the rest of the package calls is named here. Each file is one question: which operations 16-bit types have
+(``trials``) and what is done about the others (``wide``); which kernels compute products, GELU, softmax, LayerNorm and
+AdamW (``products``, ``activation``, ``softmax``, ``norm``, ``adamw``); how a backward pass begins (``gradients``) and
+operators are seen running (``profiler``); what there is to report (``build``). Where ranks could find different answers
+they agree on one (``agreed``).
+"""
+
+from __future__ import annotations
+
+from fugaku_gpt.compat.activation import compute_gelu_by_erf, gelu, gelu_by_erf, gelu_tanh
+from fugaku_gpt.compat.adamw import divides_gradients, fused_adamw
+from fugaku_gpt.compat.build import build_facts, flush_denormals
+from fugaku_gpt.compat.gradients import backward
+from fugaku_gpt.compat.norm import layer_norm, sum_of_rows
+from fugaku_gpt.compat.products import compute_products_by_onednn, has_onednn, linear, matmul, products_by_onednn
+from fugaku_gpt.compat.profiler import Call, has_profiler, named, profiled
+from fugaku_gpt.compat.softmax import attention_dtype, softmax_, softmax_gradient_
+from fugaku_gpt.compat.trials import can_train, compute_in_float32, has_kernel, in_float32, without_kernel
+
+__all__ = [
+    "Call",
+    "attention_dtype",
+    "backward",
+    "build_facts",
+    "can_train",
+    "compute_gelu_by_erf",
+    "compute_in_float32",
+    "compute_products_by_onednn",
+    "divides_gradients",
+    "flush_denormals",
+    "fused_adamw",
+    "gelu",
+    "gelu_by_erf",
+    "gelu_tanh",
+    "has_kernel",
+    "has_onednn",
+    "has_profiler",
+    "in_float32",
+    "layer_norm",
+    "linear",
+    "matmul",
+    "named",
+    "products_by_onednn",
+    "profiled",
+    "softmax_",
+    "softmax_gradient_",
+    "sum_of_rows",
+    "without_kernel",
+]

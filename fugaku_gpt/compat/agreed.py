@@ -1,0 +1,26 @@
+"""What the ranks of a run have agreed on: it counts in place of what this process's own probes say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, FrozenSet, Optional
+
+import torch
+
+
+@dataclass
+class Agreed:
+    """All ranks of a run round alike only if all do the same, and its next start only if it does the same again.
+
+    Attributes:
+        in_float32: number type of training → what is computed in float32 nevertheless.
+        gelu_by_erf: the exact GELU is computed from the error function; None: not agreed on yet.
+        products_by_onednn: float32 products of layers are oneDNN's; None: not agreed on yet.
+    """
+
+    in_float32: Dict[torch.dtype, FrozenSet[str]] = field(default_factory=dict)
+    gelu_by_erf: Optional[bool] = None
+    products_by_onednn: Optional[bool] = None
+
+
+AGREED = Agreed()

@@ -1,0 +1,47 @@
+"""What this build is."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import torch
+
+from fugaku_gpt.compat.adamw import fused_adamw
+
+
+def flush_denormals() -> bool:
+    """Have denormal numbers treated as zero; False where this build cannot (Arm before PyTorch 2.3)."""
+    return bool(torch.set_flush_denormal(True))
+
+
+def build_facts() -> Dict[str, Any]:
+    """What this build is: version, linear-algebra library, the instruction set that its kernels use, threads."""
+    shown = torch.__config__.show()
+    backends = getattr(torch, "backends", None)
+    capability = getattr(getattr(backends, "cpu", None), "get_cpu_capability", None)
+    libraries = [
+        name
+        for name, present in (
+            ("MKL", torch.backends.mkl.is_available()),
+            ("oneDNN", torch.backends.mkldnn.is_available()),
+            ("OpenBLAS", "openblas" in shown.lower()),
+            ("SSL2", "ssl2" in shown.lower()),
+        )
+        if present
+    ]
+    return {
+        "torch": torch.__version__,
+        "blas": " + ".join(libraries) or "none found",
+        "instruction_set": capability() if capability is not None else _instruction_set(shown),
+        "fused_adamw": fused_adamw(torch.float32) is not None,
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+def _instruction_set(shown: str) -> str:
+    """The instruction set that the build's own report names (before PyTorch 2.0 it is a line of the report)."""
+    for line in shown.splitlines():
+        head, found, tail = line.partition("CPU capability usage:")
+        if found:
+            return tail.strip()
+    return "unknown"

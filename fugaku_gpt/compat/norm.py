@@ -1,0 +1,28 @@
+"""LayerNorm, and sums over tokens, which 16 bits are too few for."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from fugaku_gpt.compat.trials import WIDE
+from fugaku_gpt.compat.wide import InFloat32
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """Over the last dimension; computed in float32 at least, which ``weight`` and ``bias`` may be beside 16 bits: their
+    gradients, sums over tokens, are then not rounded. (PyTorch 2.13's kernel takes them beside 16 bits too, but adds up
+    their gradients with errors of 20 to 50 roundings.)"""
+
+    def normalised(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+    if x.dtype in WIDE:
+        return normalised(x, weight, bias)
+    y: torch.Tensor = InFloat32.apply(normalised, x, weight, bias)
+    return y
+
+
+def sum_of_rows(x: torch.Tensor) -> torch.Tensor:
+    """[n, width] → [width], added up in float32 at least, and left so."""
+    return x.sum(0) if x.dtype in WIDE else x.sum(0, dtype=torch.float32)

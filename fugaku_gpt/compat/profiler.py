@@ -1,0 +1,63 @@
+"""Seeing operators run."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any, Callable, ContextManager, List, NamedTuple
+
+import torch
+
+from fugaku_gpt.compat.activation import GeluByErf
+
+
+class Call(NamedTuple):
+    """Of an operator, a function of autograd or a :func:`named` part, as the profiler has seen it; seconds by its
+    clock."""
+
+    name: str
+    thread: int
+    start: float
+    end: float
+
+
+def named(name: str) -> ContextManager[Any]:
+    """A part of what :func:`profiled` runs, which is seen by this name."""
+    part: ContextManager[Any] = torch.autograd.profiler.record_function(name)
+    return part
+
+
+def profiled(run: Callable[[], None]) -> List[Call]:
+    """The calls that are made while something runs. Where :func:`has_profiler` is False there may be none.
+
+    The profiler is the one that all builds since 1.7 have, under one name or another, where this one still has it: what
+    is compared between builds is measured alike, in nanoseconds. (What took its place counts microseconds in 1.10.)
+    """
+    try:
+        profiler: Any = importlib.import_module("torch.autograd.profiler_legacy")
+    except ImportError:
+        profiler = torch.autograd.profiler
+    with profiler.profile() as seen:
+        run()
+    calls = []
+    for event in seen.function_events or []:
+        times = event.time_range if hasattr(event, "time_range") else event.cpu_interval  # microseconds
+        calls.append(Call(event.name, event.thread, times.start * 1e-6, times.end * 1e-6))
+    return calls
+
+
+@functools.lru_cache(maxsize=None)
+def has_profiler() -> bool:
+    """Whether this build's profiler sees operators, named parts and functions of autograd inside each other."""
+
+    def run() -> None:
+        x = torch.ones(8, 8).requires_grad_()
+        with named("part"):
+            GeluByErf.apply(x).sum().backward()
+
+    try:
+        calls = {call.name: call for call in profiled(run)}
+        whole, function, operator = calls["part"], calls["GeluByErf"], calls["aten::erf_"]
+    except (KeyError, RuntimeError):
+        return False
+    return "GeluByErfBackward" in calls and whole.start <= function.start and operator.end <= whole.end

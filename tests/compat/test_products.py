@@ -1,0 +1,106 @@
+"""Products by oneDNN are PyTorch's, rounded."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+import pytest
+import torch
+
+from fugaku_gpt import compat
+from fugaku_gpt.compat import products
+from fugaku_gpt.compat.agreed import AGREED
+from tests.compat.inputs import random
+
+
+@pytest.fixture
+def onednn(monkeypatch: pytest.MonkeyPatch) -> List[Any]:
+    """float32 products are oneDNN's where this build can; what they were asked for."""
+    if not compat.has_onednn():
+        pytest.skip("this PyTorch has no operator of oneDNN's for float32 layers")
+    asked: List[Any] = []
+    by_onednn = products._by_onednn
+
+    def noted(x: torch.Tensor, *others: Any) -> torch.Tensor:
+        asked.append(tuple(x.shape))
+        return by_onednn(x, *others)
+
+    monkeypatch.setattr(products, "_by_onednn", noted)
+    monkeypatch.setattr(AGREED, "products_by_onednn", True)
+    return asked
+
+
+@pytest.mark.parametrize("shape", [(products._ROWS_FOR_ONEDNN,), (3, products._ROWS_FOR_ONEDNN), (257,)], ids=str)
+def test_products_by_onednn_are_those_of_pytorch_rounded(shape: Any, onednn: List[Any]) -> None:
+    x, weight, bias = random(*shape, 40), random(24, 40), random(24)
+    inner = weight.t().contiguous()
+    with torch.no_grad():
+        found = (
+            compat.linear(x, weight, bias),
+            compat.linear(x, weight),
+            compat.linear(x, inner.t(), bias),
+            compat.matmul(x, inner),
+            compat.matmul(x, weight.t()),
+        )
+    assert len(onednn) == len(found)
+    plain = x.double().matmul(inner.double())
+    for y, judge in zip(found, (plain + bias, plain, plain + bias, plain, plain)):
+        assert y.dtype == torch.float32 and y.shape == judge.shape and y.is_contiguous()
+        assert float((y - judge).abs().max()) <= 16 * torch.finfo(torch.float32).eps * float(judge.abs().max())
+
+
+def test_products_that_onednn_does_not_suit_are_not_handed_to_it(
+    onednn: List[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = products._ROWS_FOR_ONEDNN
+    x, weight = random(rows, 16), random(8, 16)
+    leaf = weight.clone().requires_grad_()
+    compat.linear(x, leaf).sum().backward()  # its operator is unknown to autograd
+    assert leaf.grad is not None and torch.allclose(leaf.grad, x.sum(0).expand(8, 16), atol=1e-4)
+    with torch.no_grad():
+        for dtype in (torch.float64, torch.bfloat16):
+            compat.linear(x.to(dtype), weight.to(dtype))
+        compat.linear(x[1:], weight)
+        compat.linear(x[:0], weight)
+        compat.linear(x[:, :0], weight[:, :0])
+        compat.matmul(random(16, rows).t(), weight.t())
+        monkeypatch.setattr(AGREED, "products_by_onednn", False)
+        compat.linear(x, weight)
+    assert not onednn
+
+
+@pytest.mark.parametrize(
+    ("processor", "flags", "mkl", "better"),
+    [
+        ("AMD EPYC 9654", ["avx512f", "avx2"], True, True),
+        ("AMD EPYC 7742", ["avx2"], True, False),
+        ("Intel(R) Xeon(R) Platinum 8480+", ["avx512f", "avx2"], True, False),
+        ("AMD EPYC 9654", ["avx512f", "avx2"], False, False),
+        ("Fujitsu A64FX", ["sve", "asimd"], False, False),
+    ],
+)
+def test_onednn_is_taken_where_mkl_would_use_other_kernels_and_never_where_it_is_not(
+    processor: str, flags: List[str], mkl: bool, better: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "processor_name", lambda: processor)
+    monkeypatch.setattr(products, "vector_flags", lambda: flags)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+    monkeypatch.setattr(products, "has_onednn", lambda: True)
+    assert products._onednn_is_better.__wrapped__() is better
+    monkeypatch.setattr(AGREED, "products_by_onednn", None)
+    compat.compute_products_by_onednn(True)  # as another start of the run did, wherever it was
+    assert compat.products_by_onednn()
+    monkeypatch.setattr(products, "has_onednn", lambda: False)
+    assert not products._onednn_is_better.__wrapped__()
+
+
+def _refuses(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("not implemented for 'BFloat16'")
+
+
+@pytest.mark.parametrize("operator", [_refuses, lambda x, weight, *_: torch.zeros(len(x), len(weight))])
+def test_an_operator_of_onednn_s_that_is_not_what_it_should_be_is_not_taken(
+    operator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "_by_onednn", operator)
+    assert not compat.has_onednn.__wrapped__()
