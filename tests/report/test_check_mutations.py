@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.report.check import check_text
 from fugaku_gpt.report.figures import Interval, read_figure
-from fugaku_gpt.report.notes_table import COLUMNS, notes_tables
+from fugaku_gpt.report.notes_table import COLUMNS, NO_VALUE, notes_tables
 from fugaku_gpt.report.rows import Row
 from tests.report.kept_tables import cells_of, column, rows, table_of
 
@@ -88,6 +88,8 @@ def test_a_cell_too_many(row: Row, place: int, blank: str) -> None:
 @given(rows(), st.integers(0, len(COLUMNS) - 2))
 def test_a_cell_too_few(row: Row, place: int) -> None:
     own = cells_of(row)
+    # without notes, what is left says no aggregate, and is right
+    assume(place != column("Est. Aggr. PetaFLOPs") or own[column("Notes")] != NO_VALUE)
     assert rules(table_of(row, own[:place] + own[place + 1 :]))
 
 
