@@ -14,7 +14,14 @@ from fugaku_gpt.compat.adamw import divides_gradients, fused_adamw
 from fugaku_gpt.compat.build import build_facts, flush_denormals
 from fugaku_gpt.compat.gradients import backward
 from fugaku_gpt.compat.norm import layer_norm, sum_of_rows
-from fugaku_gpt.compat.products import compute_products_by_onednn, has_onednn, linear, matmul, products_by_onednn
+from fugaku_gpt.compat.products import (
+    compute_products_by_onednn,
+    has_onednn,
+    linear,
+    linear_into,
+    matmul,
+    products_by_onednn,
+)
 from fugaku_gpt.compat.profiler import Call, has_profiler, named, profiled
 from fugaku_gpt.compat.softmax import attention_dtype, softmax_, softmax_gradient_
 from fugaku_gpt.compat.trials import can_train, compute_in_float32, has_kernel, in_float32, without_kernel
@@ -40,6 +47,7 @@ __all__ = [
     "in_float32",
     "layer_norm",
     "linear",
+    "linear_into",
     "matmul",
     "named",
     "products_by_onednn",

@@ -14,6 +14,7 @@ from fugaku_gpt.compat.wide import or_in_float32
 from fugaku_gpt.machine.local import processor_name, vector_flags
 
 _ROWS_FOR_ONEDNN = 128
+_OUTPUTS_AT_ONCE = 2048  # of a result that is copied: 4 MiB of 512 rows
 
 # autograd keeps the float32 copies
 _linear = or_in_float32("linear", F.linear)
@@ -32,6 +33,19 @@ def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if _suits_onednn(x):
         return _by_onednn(x, y.t())
     return _matmul(x, y)
+
+
+def linear_into(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``out`` [rows, outputs], which becomes x weightᵀ: [rows, inputs], [outputs, inputs], float32 or float64.
+
+    oneDNN writes into memory of its own choosing, and what it takes for a large result again and again leaves holes
+    (seen: 100 MiB of 124M's logits): it gets a part of the outputs at a time.
+    """
+    if not _suits_onednn(x):
+        return torch.mm(x, weight.t(), out=out)
+    for part, rows in zip(out.split(_OUTPUTS_AT_ONCE, dim=1), weight.split(_OUTPUTS_AT_ONCE)):
+        part.copy_(_by_onednn(x, rows))
+    return out
 
 
 def _suits_onednn(x: torch.Tensor) -> bool:

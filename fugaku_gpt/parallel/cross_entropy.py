@@ -89,7 +89,7 @@ class _CrossEntropy(torch.autograd.Function):
             rows = slice(start, min(start + chunk_tokens, tokens))
             chunk, local = hidden[rows], targets[rows] - first_row
             if wide:
-                logits = torch.mm(chunk, weight.t(), out=buffer[: chunk.shape[0]])
+                logits = compat.linear_into(buffer[: chunk.shape[0]], chunk, weight)
             else:
                 logits = compat.matmul(chunk, weight.t())
             logits[:, used:] = 0.0  # the gradient of padding

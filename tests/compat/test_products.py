@@ -49,6 +49,27 @@ def test_products_by_onednn_are_those_of_pytorch_rounded(shape: Any, onednn: Lis
         assert float((y - judge).abs().max()) <= 16 * torch.finfo(torch.float32).eps * float(judge.abs().max())
 
 
+@pytest.mark.parametrize("outputs", [24, products._OUTPUTS_AT_ONCE, 2 * products._OUTPUTS_AT_ONCE + 5])
+def test_a_product_into_given_memory_is_that_of_pytorch_rounded(outputs: int, onednn: List[Any]) -> None:
+    x, weight = random(products._ROWS_FOR_ONEDNN, 40), random(outputs, 40)
+    memory = torch.full((len(x) + 1, outputs), 7.0)
+    with torch.no_grad():
+        found = compat.linear_into(memory[:-1], x, weight)
+    assert len(onednn) == -(-outputs // products._OUTPUTS_AT_ONCE)
+    judge = x.double() @ weight.double().t()
+    assert found.data_ptr() == memory.data_ptr() and bool((memory[-1] == 7.0).all())
+    assert float((found - judge).abs().max()) <= 16 * torch.finfo(torch.float32).eps * float(judge.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_few_rows_or_wide_ones_are_multiplied_into_given_memory_by_pytorch(dtype: Any, onednn: List[Any]) -> None:
+    rows = products._ROWS_FOR_ONEDNN - (dtype == torch.float32)
+    x, weight = random(rows, 40).to(dtype), random(24, 40).to(dtype)
+    with torch.no_grad():
+        found = compat.linear_into(torch.empty(rows, 24, dtype=dtype), x, weight)
+    assert not onednn and torch.equal(found, torch.mm(x, weight.t()))
+
+
 def test_products_that_onednn_does_not_suit_are_not_handed_to_it(
     onednn: List[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
