@@ -15,11 +15,13 @@ from fugaku_gpt.compat.build import build_facts, flush_denormals
 from fugaku_gpt.compat.gradients import backward
 from fugaku_gpt.compat.norm import layer_norm, sum_of_rows
 from fugaku_gpt.compat.products import (
+    add_product,
     compute_products_by_onednn,
     has_onednn,
     linear,
     linear_into,
     matmul,
+    matmul_into,
     products_by_onednn,
 )
 from fugaku_gpt.compat.profiler import Call, has_profiler, named, profiled
@@ -28,6 +30,7 @@ from fugaku_gpt.compat.trials import can_train, compute_in_float32, has_kernel, 
 
 __all__ = [
     "Call",
+    "add_product",
     "attention_dtype",
     "backward",
     "build_facts",
@@ -49,6 +52,7 @@ __all__ = [
     "linear",
     "linear_into",
     "matmul",
+    "matmul_into",
     "named",
     "products_by_onednn",
     "profiled",

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import functools
-from typing import Optional
+from typing import Callable, Optional
 
 import torch
 import torch.nn.functional as F
 
 from fugaku_gpt.compat.agreed import AGREED
-from fugaku_gpt.compat.trials import waves
+from fugaku_gpt.compat.trials import has_kernel, waves
 from fugaku_gpt.compat.wide import or_in_float32
 from fugaku_gpt.machine.local import processor_name, vector_flags
 
 _ROWS_FOR_ONEDNN = 128
-_OUTPUTS_AT_ONCE = 2048  # of a result that is copied: 4 MiB of 512 rows
+_AT_ONCE = 2048  # outputs of a result that is copied or added: 4 MiB of 512 rows
 
-# autograd keeps the float32 copies
-_linear = or_in_float32("linear", F.linear)
-_matmul = or_in_float32("matmul", torch.matmul)
+# x weightᵀ + bias: [..., inputs], [outputs, inputs], [outputs] → [..., outputs]
+_Operator = Callable[[torch.Tensor, torch.Tensor, Optional[torch.Tensor]], torch.Tensor]
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
     """x weightᵀ + bias: [..., inputs], [outputs, inputs], [outputs] → [..., outputs]."""
-    if _suits_onednn(x):
-        return _by_onednn(x, weight, bias)
     return _linear(x, weight, bias)
 
 
 def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """x y: [..., inner], [inner, columns] → [..., columns]."""
-    if _suits_onednn(x):
-        return _by_onednn(x, y.t())
     return _matmul(x, y)
 
 
@@ -43,14 +38,53 @@ def linear_into(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tor
     """
     if not _suits_onednn(x):
         return torch.mm(x, weight.t(), out=out)
-    for part, rows in zip(out.split(_OUTPUTS_AT_ONCE, dim=1), weight.split(_OUTPUTS_AT_ONCE)):
+    for part, rows in zip(out.split(_AT_ONCE, dim=1), weight.split(_AT_ONCE)):
         part.copy_(_by_onednn(x, rows))
     return out
 
 
+def matmul_into(out: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``out`` [rows, columns], which becomes x y: [rows, inner], [inner, columns], float32 or float64."""
+    if not _sums_suit_onednn(x, y):
+        return torch.mm(x, y, out=out)
+    out.zero_()
+    for part, rows in zip(x.split(_AT_ONCE, dim=1), y.split(_AT_ONCE)):
+        out.add_(_by_onednn(part, rows.t()))
+    return out
+
+
+def add_product(sums: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Add x y to ``sums``: [rows, inner], [inner, columns], [rows, columns]; in the same pass where it is computed in
+    the type of the sums and PyTorch's product is as fast as any."""
+    if sums.dtype != x.dtype:
+        if has_kernel("matmul", x.dtype):
+            sums.add_(torch.matmul(x, y))
+            return
+        # the product is one of float32 anyway, and is not rounded on its way
+        x, y = x.to(sums.dtype), y.to(sums.dtype)
+    if not _sums_suit_onednn(x, y):
+        sums.addmm_(x, y)
+        return
+    for part, rows in zip(sums.split(_AT_ONCE), x.split(_AT_ONCE)):
+        part.add_(_by_onednn(rows, y.t()))
+
+
+def _linear_of_its_type(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
+    return _by_onednn(x, weight, bias) if _suits_onednn(x) else F.linear(x, weight, bias)
+
+
+def _matmul_of_its_type(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return _by_onednn(x, y.t()) if _suits_onednn(x) else torch.matmul(x, y)
+
+
+# where autograd differentiates them, it keeps the float32 copies
+_linear = or_in_float32("linear", _linear_of_its_type)
+_matmul = or_in_float32("matmul", _matmul_of_its_type)
+
+
 def _suits_onednn(x: torch.Tensor) -> bool:
-    """Whether a product with ``x`` is one for oneDNN, whose operator is unknown to autograd and arranges the weight
-    anew for each call, which pays from some hundred rows on."""
+    """Whether a product with ``x`` is one for oneDNN, whose operators are handed to it without autograd and arrange the
+    weight anew for each call, which pays from some hundred rows on."""
     return (
         x.dtype == torch.float32
         and not torch.is_grad_enabled()
@@ -60,14 +94,29 @@ def _suits_onednn(x: torch.Tensor) -> bool:
     )
 
 
+def _sums_suit_onednn(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether oneDNN makes a product x y [rows, inner], [inner, columns] that is added to something. It does not add,
+    so that this pays only beside an MKL that is slow on this processor: those of the builds whose oneDNN takes tensors
+    of its own (seen: 1.5 to 2.5 times slower; in newer builds MKL's product that adds is as fast)."""
+    return (
+        x.dtype == torch.float32
+        and not torch.is_grad_enabled()
+        and min(*x.shape, y.shape[1]) >= _ROWS_FOR_ONEDNN
+        and products_by_onednn()
+        and _onednn() is _of_its_own_tensors
+    )
+
+
 def _by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
-    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return y
+    operator = _onednn()
+    assert operator is not None  # or products would not be oneDNN's
+    return operator(x, weight, bias)
 
 
 def products_by_onednn() -> bool:
     """Whether float32 products of layers are oneDNN's: what was agreed on; before that, whether this build can hand
-    them to it and would else use MKL's kernels on a processor that is not Intel's (seen: 5 to 25 % slower there)."""
+    them to it and would else use MKL's kernels on a processor that is not Intel's (seen: 5 to 25 % slower there, and
+    less than half as fast in older builds)."""
     return _onednn_is_better() if AGREED.products_by_onednn is None else AGREED.products_by_onednn
 
 
@@ -86,15 +135,56 @@ def _onednn_is_better() -> bool:
     )
 
 
-@functools.lru_cache(maxsize=None)
 def has_onednn() -> bool:
     """Whether oneDNN computes a layer in float32 when it is asked by itself, and precisely."""
+    return _onednn() is not None
+
+
+@functools.lru_cache(maxsize=None)
+def _onednn() -> Optional[_Operator]:
+    """How this build has oneDNN compute a layer in float32."""
+    return next((operator for operator in (_of_plain_tensors, _of_its_own_tensors) if _is_right(operator)), None)
+
+
+def _of_plain_tensors(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
+    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return y
+
+
+def _of_its_own_tensors(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
+    """By the operator of older builds. What it takes and gives are copies: a part of the outputs at a time."""
+    rows, outputs = x.reshape(-1, x.shape[-1]), weight.shape[0]
+    arranged = _arranged(rows)
+    if outputs <= 2 * _AT_ONCE:
+        y = _linear_of_arranged(arranged, weight, bias)
+    else:
+        y = x.new_empty(len(rows), outputs)
+        for first in range(0, outputs, _AT_ONCE):
+            some = slice(first, first + _AT_ONCE)
+            y[:, some] = _linear_of_arranged(arranged, weight[some], None if bias is None else bias[some])
+    return y.view(*x.shape[:-1], outputs)
+
+
+def _linear_of_arranged(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
+    function = torch._C._nn.mkldnn_linear
+    y: torch.Tensor = function(x, _arranged(weight), None if bias is None else bias.to_mkldnn())
+    return y.to_dense()
+
+
+def _arranged(x: torch.Tensor) -> torch.Tensor:
+    """A matrix in a tensor of oneDNN's, which transposes faster than PyTorch does."""
+    if x.is_contiguous() or x.stride(0) != 1:
+        return x.contiguous().to_mkldnn()
+    return torch._mkldnn_transpose(x.t().contiguous().to_mkldnn(), 0, 1)
+
+
+def _is_right(operator: _Operator) -> bool:
     x, weight, bias = waves(8, 24), waves(16, 24), waves(16)
     with torch.no_grad():
         try:
-            y = _by_onednn(x, weight, bias)
-            z = _by_onednn(x, weight.t().contiguous().t())
-        except (AttributeError, RuntimeError):  # no such operator, or none for processors
+            y = operator(x, weight, bias)
+            z = operator(x, weight.t().contiguous().t(), None)
+        except (AttributeError, RuntimeError, TypeError):  # no such operator, none for processors, other arguments
             return False
         judge = F.linear(x.double(), weight.double(), bias.double())
         off = max(float((y - judge).abs().max()), float((z + bias - judge).abs().max()))

@@ -19,7 +19,6 @@ from fugaku_gpt.comm import Communicator
 from fugaku_gpt.layout.sequence import CHUNK_TOKENS
 from fugaku_gpt.parallel.buffers import gradient_sum
 from fugaku_gpt.parallel.sequence import gather, scatter
-from fugaku_gpt.parallel.tensor import add_product
 
 _CACHED_ROWS = 16  # of logits, for each thread; measured with 50304 columns: 8 to 16 are best
 
@@ -96,10 +95,10 @@ class _CrossEntropy(torch.autograd.Function):
             loss += losses_of_logits(logits[:, :used], local, tp, wants_gradient, gradient_scale)
             if grad_hidden is not None and grad_weight is not None:
                 if wide:  # without padding, whatever its rows hold; as fast
-                    torch.mm(logits[:, :used], weight[:used], out=grad_hidden[rows])
+                    compat.matmul_into(grad_hidden[rows], logits[:, :used], weight[:used])
                 else:
                     grad_hidden[rows] = compat.matmul(logits[:, :used], weight[:used])
-                add_product(grad_weight, logits.t(), chunk)
+                compat.add_product(grad_weight, logits.t(), chunk)
         if grad_hidden is not None and sequence_parallel:
             grad_hidden = scatter(grad_hidden, tp).clone()  # a tensor of its own, so that the whole one is freed
         elif grad_hidden is not None:

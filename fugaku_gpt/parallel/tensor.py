@@ -174,7 +174,7 @@ class _CutLinear(torch.autograd.Function):
         grad, x, sums = _rows(grad), _rows(x.detach()), ctx.sums[0]
         if sums is None:
             return compat.matmul(grad.t(), x).view(ctx.saved_tensors[1].shape)
-        ctx.late.add(ctx.weight_id, partial(add_product, _rows(sums), grad.t(), x))
+        ctx.late.add(ctx.weight_id, partial(compat.add_product, _rows(sums), grad.t(), x))
         return None
 
     @staticmethod
@@ -336,16 +336,6 @@ def _table_gradient(ctx: Any, rows: torch.Tensor, values: torch.Tensor) -> Optio
         return None
     wide = values.dtype if values.dtype in (torch.float32, torch.float64) else torch.float32
     return torch.zeros(ctx.shape, dtype=wide).index_add_(0, rows, values.to(wide)).to(values.dtype)
-
-
-def add_product(sums: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Add the product of two matrices to a third, in the same pass where it is computed in the third's type."""
-    if sums.dtype == a.dtype:
-        sums.addmm_(a, b)
-    elif compat.has_kernel("matmul", a.dtype):
-        sums.add_(torch.matmul(a, b))
-    else:  # the product is one of float32 anyway, and is not rounded on its way
-        sums.addmm_(a.to(sums.dtype), b.to(sums.dtype))
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

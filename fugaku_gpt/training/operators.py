@@ -50,7 +50,19 @@ _PARTS = {OPTIMISER: OPTIMISER, CAST: CAST, GELU: GELU, COMMUNICATION: COMMUNICA
 
 # by their names in PyTorch, in whatever build
 _BY_NAME: Dict[str, Tuple[str, ...]] = {
-    PRODUCT: ("mm", "addmm", "addmm_", "mv", "addmv", "linear", "mkldnn_linear", "_addmm_activation"),
+    PRODUCT: (
+        "mm",
+        "addmm",
+        "addmm_",
+        "mv",
+        "addmv",
+        "linear",
+        "_addmm_activation",
+        "mkldnn_linear",
+        "to_mkldnn",
+        "_mkldnn_transpose",
+        "to_dense",
+    ),
     BATCHED_PRODUCT: ("bmm", "baddbmm", "baddbmm_", "_baddbmm_mkl_"),
     SOFTMAX: ("softmax", "_softmax", "_softmax_backward_data"),
     LAYER_NORM: ("layer_norm", "native_layer_norm", "native_layer_norm_backward"),

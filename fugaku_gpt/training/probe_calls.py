@@ -19,7 +19,6 @@ from fugaku_gpt.machine.probed import INPUT, KEYS, LINEAR, SCORES, VALUES, WEIGH
 from fugaku_gpt.model.dropout import keep_mask, scaled_mask
 from fugaku_gpt.parallel.buffers import Run
 from fugaku_gpt.parallel.cross_entropy import losses_of_logits
-from fugaku_gpt.parallel.tensor import add_product
 from fugaku_gpt.training.health import squares_of
 from fugaku_gpt.training.optimizer import build_optimizer
 from fugaku_gpt.training.trainer import Trainer
@@ -128,7 +127,9 @@ def product_call(shape: Shape, pool: Pool, wide: Pool) -> Call:
             return _in_a_function(lambda: compat.linear(pool.take(rows, inner), pool.take(columns, inner), bias))
         if kind == INPUT:
             return _in_a_function(lambda: compat.matmul(pool.take(rows, inner), pool.take(inner, columns)))
-        return lambda: add_product(wide.take(rows, columns), pool.take(inner, rows).t(), pool.take(inner, columns))
+        return _in_a_function(
+            lambda: compat.add_product(wide.take(rows, columns), pool.take(inner, rows).t(), pool.take(inner, columns))
+        )
     dtype = compat.attention_dtype(pool.take(1).dtype)  # scores stay in the caches, so nothing is taken anew
     first = pool.take(batch, rows, inner).to(dtype)
     if kind == SCORES:

@@ -77,7 +77,7 @@ def agree_on_kernels(
         compat.compute_in_float32(agreed["in_float32"], dtype)
     if config.model.gelu == "erf":
         compat.compute_gelu_by_erf(agreed["gelu_by_erf"])
-    if config.training.dtype == "float32":
+    if _multiplies_in_float32(config):
         compat.compute_products_by_onednn(agreed["onednn"])
     return kernels_in_use(config)
 
@@ -87,7 +87,12 @@ def _gelu_by_erf(config: RunConfig) -> bool:
 
 
 def _by_onednn(config: RunConfig) -> bool:
-    return config.training.dtype == "float32" and compat.products_by_onednn()
+    return _multiplies_in_float32(config) and compat.products_by_onednn()
+
+
+def _multiplies_in_float32(config: RunConfig) -> bool:
+    dtype = config.training.dtype
+    return dtype == "float32" or not {"linear", "matmul"}.isdisjoint(compat.in_float32(getattr(torch, dtype)))
 
 
 def kernels_in_use(config: RunConfig) -> Dict[str, Any]:

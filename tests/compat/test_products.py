@@ -10,14 +10,19 @@ import torch
 from fugaku_gpt import compat
 from fugaku_gpt.compat import products
 from fugaku_gpt.compat.agreed import AGREED
+from fugaku_gpt.compat.trials import TRIALS
 from tests.compat.inputs import random
 
+OPERATORS = [products._of_plain_tensors, products._of_its_own_tensors]
+EPS = torch.finfo(torch.float32).eps
 
-@pytest.fixture
-def onednn(monkeypatch: pytest.MonkeyPatch) -> List[Any]:
-    """float32 products are oneDNN's where this build can; what they were asked for."""
-    if not compat.has_onednn():
-        pytest.skip("this PyTorch has no operator of oneDNN's for float32 layers")
+
+@pytest.fixture(params=OPERATORS, ids=["plain tensors", "its own tensors"])
+def onednn(request: Any, monkeypatch: pytest.MonkeyPatch) -> List[Any]:
+    """float32 products are oneDNN's by either of its operators where this build has it; what they were asked for."""
+    operator = request.param
+    if not products._is_right(operator):
+        pytest.skip("this PyTorch has no such operator of oneDNN's for float32 layers")
     asked: List[Any] = []
     by_onednn = products._by_onednn
 
@@ -25,14 +30,21 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> List[Any]:
         asked.append(tuple(x.shape))
         return by_onednn(x, *others)
 
+    monkeypatch.setattr(products, "_onednn", lambda: operator)
     monkeypatch.setattr(products, "_by_onednn", noted)
     monkeypatch.setattr(AGREED, "products_by_onednn", True)
     return asked
 
 
+def is_rounded(found: torch.Tensor, judge: torch.Tensor) -> bool:
+    """Whether a result is that of float64 but for float32's roundings."""
+    return float((found - judge).abs().max()) <= 16 * EPS * float(judge.abs().max())
+
+
 @pytest.mark.parametrize("shape", [(products._ROWS_FOR_ONEDNN,), (3, products._ROWS_FOR_ONEDNN), (257,)], ids=str)
-def test_products_by_onednn_are_those_of_pytorch_rounded(shape: Any, onednn: List[Any]) -> None:
-    x, weight, bias = random(*shape, 40), random(24, 40), random(24)
+@pytest.mark.parametrize("outputs", [24, 2 * products._AT_ONCE + 5])
+def test_products_by_onednn_are_those_of_pytorch_rounded(shape: Any, outputs: int, onednn: List[Any]) -> None:
+    x, weight, bias = random(*shape, 40), random(outputs, 40), random(outputs)
     inner = weight.t().contiguous()
     with torch.no_grad():
         found = (
@@ -46,19 +58,66 @@ def test_products_by_onednn_are_those_of_pytorch_rounded(shape: Any, onednn: Lis
     plain = x.double().matmul(inner.double())
     for y, judge in zip(found, (plain + bias, plain, plain + bias, plain, plain)):
         assert y.dtype == torch.float32 and y.shape == judge.shape and y.is_contiguous()
-        assert float((y - judge).abs().max()) <= 16 * torch.finfo(torch.float32).eps * float(judge.abs().max())
+        assert is_rounded(y, judge)
 
 
-@pytest.mark.parametrize("outputs", [24, products._OUTPUTS_AT_ONCE, 2 * products._OUTPUTS_AT_ONCE + 5])
+@pytest.mark.parametrize("outputs", [24, products._AT_ONCE, 2 * products._AT_ONCE + 5])
 def test_a_product_into_given_memory_is_that_of_pytorch_rounded(outputs: int, onednn: List[Any]) -> None:
     x, weight = random(products._ROWS_FOR_ONEDNN, 40), random(outputs, 40)
     memory = torch.full((len(x) + 1, outputs), 7.0)
     with torch.no_grad():
         found = compat.linear_into(memory[:-1], x, weight)
-    assert len(onednn) == -(-outputs // products._OUTPUTS_AT_ONCE)
-    judge = x.double() @ weight.double().t()
+    assert len(onednn) == -(-outputs // products._AT_ONCE)
     assert found.data_ptr() == memory.data_ptr() and bool((memory[-1] == 7.0).all())
-    assert float((found - judge).abs().max()) <= 16 * torch.finfo(torch.float32).eps * float(judge.abs().max())
+    assert is_rounded(found, x.double() @ weight.double().t())
+
+
+ROWS = products._ROWS_FOR_ONEDNN
+
+
+@pytest.mark.parametrize("inner", [ROWS, products._AT_ONCE, 2 * products._AT_ONCE + 5])
+def test_a_sum_of_products_is_onednn_s_where_its_builds_have_no_better_one(inner: int, onednn: List[Any]) -> None:
+    x, y = random(ROWS, inner + 3)[:, :inner], random(inner, ROWS + 1)  # rows with gaps, as padded logits have
+    memory = torch.full((len(x) + 1, ROWS + 1), 7.0)
+    sums = random(inner, ROWS + 1)
+    added = sums.double() + x.t().double() @ memory[:-1].double()
+    with torch.no_grad():
+        compat.add_product(sums, x.t(), memory[:-1])
+        found = compat.matmul_into(memory[:-1], x, y)
+    own = products._onednn() is products._of_its_own_tensors
+    assert len(onednn) == (2 * -(-inner // products._AT_ONCE) if own else 0)
+    assert is_rounded(sums, added)
+    assert found.data_ptr() == memory.data_ptr() and bool((memory[-1] == 7.0).all())
+    assert is_rounded(found, x.double() @ y.double())
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(ROWS - 1, ROWS, ROWS), (ROWS, 3, ROWS), (ROWS, ROWS, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_small_sums_of_products_are_pytorch_s(
+    rows: int, inner: int, columns: int, dtype: torch.dtype, onednn: List[Any]
+) -> None:
+    x, y, sums = (random(*shape).to(dtype) for shape in ((rows, inner), (inner, columns), (rows, columns)))
+    expected = torch.addmm(sums, x, y)
+    with torch.no_grad():
+        compat.add_product(sums, x, y)
+        assert torch.equal(compat.matmul_into(torch.empty(rows, columns, dtype=dtype), x, y), torch.mm(x, y))
+    assert not onednn and torch.equal(sums, expected)
+
+
+def test_products_of_16_bits_that_are_computed_in_float32_are_onednn_s_too(
+    onednn: List[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(AGREED.in_float32, torch.bfloat16, frozenset(TRIALS))
+    x, y, sums = random(ROWS, ROWS).bfloat16(), random(ROWS, ROWS).bfloat16(), torch.ones(ROWS, ROWS)
+    judge = x.double() @ y.double()
+    with torch.no_grad():
+        found = compat.matmul(x, y), compat.linear(x, y.t().contiguous())
+        compat.add_product(sums, x, y)
+    assert len(onednn) == 2 + (products._onednn() is products._of_its_own_tensors)
+    for one in found:
+        assert one.dtype == torch.bfloat16
+        assert float((one.double() - judge).abs().max()) <= 2.0**-8 * float(judge.abs().max())
+    assert is_rounded(sums, judge + 1.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -79,8 +138,9 @@ def test_products_that_onednn_does_not_suit_are_not_handed_to_it(
     compat.linear(x, leaf).sum().backward()  # its operator is unknown to autograd
     assert leaf.grad is not None and torch.allclose(leaf.grad, x.sum(0).expand(8, 16), atol=1e-4)
     with torch.no_grad():
-        for dtype in (torch.float64, torch.bfloat16):
-            compat.linear(x.to(dtype), weight.to(dtype))
+        compat.linear(x.double(), weight.double())
+        if compat.has_kernel("linear", torch.bfloat16):
+            compat.linear(x.bfloat16(), weight.bfloat16())
         compat.linear(x[1:], weight)
         compat.linear(x[:0], weight)
         compat.linear(x[:, :0], weight[:, :0])
@@ -119,9 +179,19 @@ def _refuses(*_: Any, **__: Any) -> Any:
     raise RuntimeError("not implemented for 'BFloat16'")
 
 
-@pytest.mark.parametrize("operator", [_refuses, lambda x, weight, *_: torch.zeros(len(x), len(weight))])
+def _takes_others() -> Any:
+    pass
+
+
+WRONG = [_refuses, _takes_others, lambda x, weight, *_: torch.zeros(len(x), len(weight))]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_an_operator_of_onednn_s_that_is_not_what_it_should_be_is_not_taken(
-    operator: Any, monkeypatch: pytest.MonkeyPatch
+    wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "_by_onednn", operator)
-    assert not compat.has_onednn.__wrapped__()
+    own = products._of_its_own_tensors
+    monkeypatch.setattr(products, "_of_plain_tensors", wrong)
+    assert products._onednn.__wrapped__() is (own if products._is_right(own) else None)
+    monkeypatch.setattr(products, "_of_its_own_tensors", wrong)
+    assert products._onednn.__wrapped__() is None

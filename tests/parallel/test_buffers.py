@@ -20,7 +20,6 @@ from fugaku_gpt.parallel import buffers as flat
 from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights, Run
 from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy
 from fugaku_gpt.parallel.gradients import counted_here
-from fugaku_gpt.parallel.tensor import add_product
 from fugaku_gpt.training.health import squares_of
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
@@ -252,7 +251,7 @@ def test_a_product_in_float32_is_added_to_its_sum_unrounded(monkeypatch: pytest.
     for has_kernel, expected in ((True, 3.046875), (False, 3.0 * (1.0 + 2.0**-7) ** 2)):
         monkeypatch.setitem(AGREED.in_float32, torch.bfloat16, frozenset() if has_kernel else frozenset(TRIALS))
         sums = torch.ones(2, 4)
-        add_product(sums, a, b)
+        compat.add_product(sums, a, b)
         assert sums.tolist() == [[1.0 + expected] * 4] * 2
 
 

@@ -212,6 +212,7 @@ def test_a_build_that_cannot_compute_in_a_type_is_refused_and_help_is_said(monke
 def test_another_start_computes_as_the_first_did_whatever_a_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
     config, alone = tiny_config("training.dtype=bfloat16"), Communicator.alone()
     monkeypatch.setattr(AGREED, "in_float32", {})
+    monkeypatch.setattr(products, "_onednn_is_better", lambda: False)
     monkeypatch.setattr(trials, "_is_fast", lambda operation, dtype: operation != "linear")
     monkeypatch.setattr(trials, "_is_precise", lambda operation, dtype: True)
     monkeypatch.setattr(AGREED, "gelu_by_erf", None)
@@ -291,4 +292,8 @@ def test_products_are_onednn_s_on_all_ranks_or_on_none_and_another_start_does_th
     assert not begin(False, {"onednn": False}, {**kept, "onednn": True})
     monkeypatch.setattr(compat, "has_onednn", lambda: False)
     assert not begin(False, {}, {**kept, "onednn": True})
-    assert not startup.kernels_in_use(tiny_config("training.dtype=bfloat16"))["onednn"]
+    monkeypatch.setattr(AGREED, "products_by_onednn", True)
+    narrow = tiny_config("training.dtype=bfloat16")
+    for in_float32 in ([], ["linear"], ["gelu", "matmul"]):  # of 16 bits those that are computed in float32
+        monkeypatch.setitem(AGREED.in_float32, torch.bfloat16, frozenset(in_float32))
+        assert startup.kernels_in_use(narrow)["onednn"] == bool(in_float32)
