@@ -120,6 +120,18 @@ def test_products_of_16_bits_that_are_computed_in_float32_are_onednn_s_too(
     assert is_rounded(sums, judge + 1.0)
 
 
+@pytest.mark.parametrize("rows", [2, 2 * products._CAST_AT_ONCE + 5])
+def test_a_product_of_16_bits_is_rounded_once_before_it_is_added_or_not_at_all(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = torch.full((rows, 3), 1.0 + 2.0**-7).bfloat16(), torch.full((3, 4), 1.0 + 2.0**-7).bfloat16()
+    for has_kernel, expected in ((True, 3.046875), (False, 3.0 * (1.0 + 2.0**-7) ** 2)):
+        monkeypatch.setitem(AGREED.in_float32, torch.bfloat16, frozenset() if has_kernel else frozenset(TRIALS))
+        sums = torch.ones(rows, 4)
+        compat.add_product(sums, a, b)
+        assert torch.equal(sums, torch.full((rows, 4), 1.0 + expected))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_few_rows_or_wide_ones_are_multiplied_into_given_memory_by_pytorch(dtype: Any, onednn: List[Any]) -> None:
     rows = products._ROWS_FOR_ONEDNN - (dtype == torch.float32)
