@@ -17,6 +17,7 @@ from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.jobs.ending import result_of
 from fugaku_gpt.jobs.keeper import keep_rank
 from fugaku_gpt.jobs.launcher import exit_code_of, launch, rank_from_environment
+from fugaku_gpt.machine.garbage import nothing_collected
 from fugaku_gpt.machine.local import usable_cores
 from fugaku_gpt.records.run import AUTO, NONE, REFUSED, RunDirectory, goes_on_in
 
@@ -122,8 +123,9 @@ def _join(config: RunConfig, out: Path, place: Optional[Tuple[int, int]], resume
     threads = config.node.threads_per_rank or max(1, len(usable_cores()) // config.ranks_per_node)
     os.environ.update(thread_variables(threads))  # read when the libraries are loaded, just below
     announce = keep_rank(place[0]) if place is not None else None  # before torch and MPI begin their threads
-    from fugaku_gpt.planner.fits import refuse_too_large, this_machine
-    from fugaku_gpt.training.run import train as train_on_this_rank
+    with nothing_collected():
+        from fugaku_gpt.planner.fits import refuse_too_large, this_machine
+        from fugaku_gpt.training.run import train as train_on_this_rank
 
     try:
         here = this_machine()

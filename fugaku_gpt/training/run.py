@@ -15,6 +15,7 @@ from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
 from fugaku_gpt.layout.stages import chunks_of
+from fugaku_gpt.machine.garbage import nothing_collected
 from fugaku_gpt.model import recompute_of
 from fugaku_gpt.records.claim import HOLDER_VARIABLE
 from fugaku_gpt.records.operators import write_operators
@@ -67,7 +68,9 @@ def train(
     world = open_world(threads=threads)
     directory: Optional[RunDirectory] = None
     watching = contextlib.ExitStack()  # for signals, memory that runs out, and hangs
+    starting = watching.enter_context(contextlib.ExitStack())
     try:
+        starting.enter_context(nothing_collected())
         stop = watching.enter_context(Stop.of_job(config.job))
         _check_ranks(config, world)
         process = {**bind(world, config.node.bind, threads), **prepare_process(threads)}
@@ -120,6 +123,7 @@ def train(
         checkpoints = Checkpoints(trainer, directory.checkpoints_dir, log, train_samples.fingerprint, build)
         if guard is not None:
             guard.tell(lambda: {**trainer.held_bytes(), "copy for checkpoints": checkpoints.copy_bytes})
+        starting.close()
         try:
             stopped = run_loop(trainer, log, checkpoints, state.get("validation_loss"))
         except RunFailed:  # of every rank alike
