@@ -212,6 +212,7 @@ def test_a_build_that_cannot_compute_in_a_type_is_refused_and_help_is_said(monke
 def test_another_start_computes_as_the_first_did_whatever_a_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
     config, alone = tiny_config("training.dtype=bfloat16"), Communicator.alone()
     monkeypatch.setattr(AGREED, "in_float32", {})
+    monkeypatch.setattr(AGREED, "products_by_onednn", None)
     monkeypatch.setattr(products, "_onednn_is_better", lambda: False)
     monkeypatch.setattr(trials, "_is_fast", lambda operation, dtype: operation != "linear")
     monkeypatch.setattr(trials, "_is_precise", lambda operation, dtype: True)
