@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Callable, Optional
+from typing import Callable, Iterator, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from fugaku_gpt.compat.wide import or_in_float32
 from fugaku_gpt.machine.local import processor_name, vector_flags
 
 _ROWS_FOR_ONEDNN = 128
-_AT_ONCE = 2048  # outputs of a result that is copied or added: 4 MiB of 512 rows
+_AT_ONCE = 2048  # rows or columns of a part that oneDNN gets: 4 MiB of 512 rows
 _CAST_AT_ONCE = 8192  # rows of a product in 16 bits that is added; whole, 124M's logits took 230 MiB more
 
 # x weightᵀ + bias: [..., inputs], [outputs, inputs], [outputs] → [..., outputs]
@@ -39,18 +39,21 @@ def linear_into(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tor
     """
     if not _suits_onednn(x):
         return torch.mm(x, weight.t(), out=out)
-    for part, rows in zip(out.split(_AT_ONCE, dim=1), weight.split(_AT_ONCE)):
-        part.copy_(_by_onednn(x, rows))
+    for part, rows in _in_step(out.t(), weight, _AT_ONCE):
+        part.t().copy_(_by_onednn(x, rows))
     return out
 
 
 def matmul_into(out: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """``out`` [rows, columns], which becomes x y: [rows, inner], [inner, columns], float32 or float64."""
+    """``out`` [rows, columns], which becomes x y: [rows, inner], [inner, columns], float32 or float64.
+
+    oneDNN gets a part of the inner dimension at a time: of all that it takes there is a copy.
+    """
     if not _sums_suit_onednn(x, y):
         return torch.mm(x, y, out=out)
     out.zero_()
-    for part, rows in zip(x.split(_AT_ONCE, dim=1), y.split(_AT_ONCE)):
-        out.add_(_by_onednn(part, rows.t()))
+    for part, rows in _in_step(x.t(), y, _AT_ONCE):
+        out.add_(_by_onednn(part.t(), rows.t()))
     return out
 
 
@@ -59,7 +62,7 @@ def add_product(sums: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
     the type of the sums and PyTorch's product is as fast as any."""
     if sums.dtype != x.dtype:
         if has_kernel("matmul", x.dtype):  # a part at a time: what is added is cast in memory of its own
-            for part, rows in zip(sums.split(_CAST_AT_ONCE), x.split(_CAST_AT_ONCE)):
+            for part, rows in _in_step(sums, x, _CAST_AT_ONCE):
                 part.add_(torch.matmul(rows, y))
             return
         # the product is one of float32 anyway, and is not rounded on its way
@@ -67,8 +70,15 @@ def add_product(sums: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
     if not _sums_suit_onednn(x, y):
         sums.addmm_(x, y)
         return
-    for part, rows in zip(sums.split(_AT_ONCE), x.split(_AT_ONCE)):
+    for part, rows in _in_step(sums, x, 2 * _AT_ONCE):
         part.add_(_by_onednn(rows, y.t()))
+
+
+def _in_step(one: torch.Tensor, other: torch.Tensor, rows: int) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+    """Parts of two matrices of equally many rows."""
+    if one.shape[0] != other.shape[0]:
+        raise RuntimeError(f"matrices of {one.shape[0]} and {other.shape[0]} rows do not belong together")
+    return zip(one.split(rows), other.split(rows))
 
 
 def _linear_of_its_type(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
@@ -154,7 +164,7 @@ def _of_plain_tensors(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torc
 
 
 def _of_its_own_tensors(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
-    """By the operator of older builds. What it takes and gives are copies: a part of the outputs at a time."""
+    """By the operator of older builds. What it takes and gives are copies: of many outputs a part at a time."""
     rows, outputs = x.reshape(-1, x.shape[-1]), weight.shape[0]
     arranged = _arranged(rows)
     if outputs <= 2 * _AT_ONCE:

@@ -16,7 +16,7 @@ def nothing_collected() -> Iterator[None]:
     gc.disable()
     try:
         yield
-    finally:
         gc.freeze()
+    finally:
         if was_on:
             gc.enable()

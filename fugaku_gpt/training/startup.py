@@ -8,7 +8,7 @@ import os
 import platform
 import socket
 from dataclasses import asdict
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, TypeVar
 
 import numpy as np
 import torch
@@ -63,7 +63,7 @@ def agree_on_kernels(
     mine = {
         "in_float32": [*kept["in_float32"], *compat.without_kernel(dtype)] if kept else compat.in_float32(dtype),
         "gelu_by_erf": kept.get("gelu_by_erf", _gelu_by_erf(config)),
-        "onednn": kept.get("onednn", False) and compat.has_onednn() if kept else _by_onednn(config),
+        "onednn": _may_be_onednn(config, kept),
     }
     of_ranks = world.gather_json(mine) or []
     agreed: Dict[str, Any] = world.broadcast_json(
@@ -77,7 +77,7 @@ def agree_on_kernels(
         compat.compute_in_float32(agreed["in_float32"], dtype)
     if config.model.gelu == "erf":
         compat.compute_gelu_by_erf(agreed["gelu_by_erf"])
-    if _multiplies_in_float32(config):
+    if _multiplies_in_float32(config.training.dtype, agreed["in_float32"]):
         compat.compute_products_by_onednn(agreed["onednn"])
     return kernels_in_use(config)
 
@@ -87,12 +87,20 @@ def _gelu_by_erf(config: RunConfig) -> bool:
 
 
 def _by_onednn(config: RunConfig) -> bool:
-    return _multiplies_in_float32(config) and compat.products_by_onednn()
-
-
-def _multiplies_in_float32(config: RunConfig) -> bool:
     dtype = config.training.dtype
-    return dtype == "float32" or not {"linear", "matmul"}.isdisjoint(compat.in_float32(getattr(torch, dtype)))
+    return _multiplies_in_float32(dtype, compat.in_float32(getattr(torch, dtype))) and compat.products_by_onednn()
+
+
+def _may_be_onednn(config: RunConfig, kept: Mapping[str, Any]) -> bool:
+    """Whether float32 products could be oneDNN's on this rank, be there any or not: another's clock may ask for them.
+    What an earlier start did counts only where it had such products."""
+    if kept and _multiplies_in_float32(config.training.dtype, kept["in_float32"]):
+        return bool(kept.get("onednn", False)) and compat.has_onednn()
+    return config.training.dtype != "float64" and compat.products_by_onednn()
+
+
+def _multiplies_in_float32(dtype: str, in_float32: Sequence[str]) -> bool:
+    return dtype == "float32" or not {"linear", "matmul"}.isdisjoint(in_float32)
 
 
 def kernels_in_use(config: RunConfig) -> Dict[str, Any]:

@@ -51,11 +51,40 @@ sys.exit(code)
 """
 
 
+# whether garbage is collected, and whether what was imported is out of its reach
+COLLECTED = """
+import gc
+import sys
+from fugaku_gpt.cli import main
+from fugaku_gpt.training import run, trainer
+
+def told(what, function):
+    def telling(*arguments, **options):
+        print(what, gc.isenabled(), gc.get_freeze_count() > 10000, flush=True)
+        return function(*arguments, **options)
+    return telling
+
+run.agree_on_kernels = told("starts", run.agree_on_kernels)
+trainer.Trainer.step = told("steps", trainer.Trainer.step)
+code = main.run(sys.argv[1:])
+print("ends", gc.isenabled())
+sys.exit(code)
+"""
+
+
 def arguments(corpus: Path, out: Path, *settings: str) -> List[str]:
     words = ["train", "--data", str(corpus), "--out", str(out)]
     for setting in (*SMALL, *SHORT, *settings):
         words += ["--set", setting]
     return words
+
+
+def test_garbage_is_not_collected_before_the_first_iteration_and_is_from_then_on(corpus: Path, tmp_path: Path) -> None:
+    words = arguments(corpus, tmp_path / "run", "training.iterations=2", "training.eval_interval=null")
+    done = subprocess.run([sys.executable, "-c", COLLECTED, *words], stdout=subprocess.PIPE, timeout=300)
+    said = [line for line in done.stdout.decode().splitlines() if line.split()[0] in ("starts", "steps", "ends")]
+    assert done.returncode == 0
+    assert said == ["starts False True", "steps True True", "steps True True", "ends True"]
 
 
 @pytest.mark.parametrize("ranks", [None, 2])

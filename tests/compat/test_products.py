@@ -85,7 +85,8 @@ def test_a_sum_of_products_is_onednn_s_where_its_builds_have_no_better_one(inner
         compat.add_product(sums, x.t(), memory[:-1])
         found = compat.matmul_into(memory[:-1], x, y)
     own = products._onednn() is products._of_its_own_tensors
-    assert len(onednn) == (2 * -(-inner // products._AT_ONCE) if own else 0)
+    parts = -(-inner // (2 * products._AT_ONCE)) - (-inner // products._AT_ONCE)  # of rows, and of the inner dimension
+    assert len(onednn) == (parts if own else 0)
     assert is_rounded(sums, added)
     assert found.data_ptr() == memory.data_ptr() and bool((memory[-1] == 7.0).all())
     assert is_rounded(found, x.double() @ y.double())
@@ -96,12 +97,35 @@ def test_a_sum_of_products_is_onednn_s_where_its_builds_have_no_better_one(inner
 def test_small_sums_of_products_are_pytorch_s(
     rows: int, inner: int, columns: int, dtype: torch.dtype, onednn: List[Any]
 ) -> None:
+    are_pytorch_s(rows, inner, columns, dtype, no_gradients=True)
+    assert not onednn
+
+
+@pytest.mark.parametrize(("dtype", "no_gradients"), [(torch.float64, True), (torch.float32, False)])
+def test_wide_sums_of_products_and_those_that_autograd_watches_are_pytorch_s(
+    dtype: torch.dtype, no_gradients: bool, onednn: List[Any]
+) -> None:
+    are_pytorch_s(ROWS, ROWS, ROWS, dtype, no_gradients)
+    assert not onednn
+
+
+def are_pytorch_s(rows: int, inner: int, columns: int, dtype: torch.dtype, no_gradients: bool) -> None:
     x, y, sums = (random(*shape).to(dtype) for shape in ((rows, inner), (inner, columns), (rows, columns)))
     expected = torch.addmm(sums, x, y)
-    with torch.no_grad():
+    with torch.set_grad_enabled(not no_gradients):
         compat.add_product(sums, x, y)
         assert torch.equal(compat.matmul_into(torch.empty(rows, columns, dtype=dtype), x, y), torch.mm(x, y))
-    assert not onednn and torch.equal(sums, expected)
+    assert torch.equal(sums, expected)
+
+
+def test_matrices_that_do_not_belong_together_are_refused(onednn: List[Any]) -> None:
+    x, y = random(3 * products._AT_ONCE, ROWS), random(ROWS, ROWS)
+    with torch.no_grad(), pytest.raises(RuntimeError):
+        compat.add_product(torch.zeros(2 * products._AT_ONCE, ROWS), x, y)
+    with torch.no_grad(), pytest.raises(RuntimeError):
+        compat.linear_into(torch.empty(ROWS, products._AT_ONCE), random(ROWS, ROWS), x)
+    with torch.no_grad(), pytest.raises(RuntimeError):
+        compat.matmul_into(torch.empty(ROWS, ROWS), x.t(), random(2 * products._AT_ONCE, ROWS))
 
 
 def test_products_of_16_bits_that_are_computed_in_float32_are_onednn_s_too(

@@ -293,8 +293,34 @@ def test_products_are_onednn_s_on_all_ranks_or_on_none_and_another_start_does_th
     assert not begin(False, {"onednn": False}, {**kept, "onednn": True})
     monkeypatch.setattr(compat, "has_onednn", lambda: False)
     assert not begin(False, {}, {**kept, "onednn": True})
-    monkeypatch.setattr(AGREED, "products_by_onednn", True)
-    narrow = tiny_config("training.dtype=bfloat16")
-    for in_float32 in ([], ["linear"], ["gelu", "matmul"]):  # of 16 bits those that are computed in float32
-        monkeypatch.setitem(AGREED.in_float32, torch.bfloat16, frozenset(in_float32))
-        assert startup.kernels_in_use(narrow)["onednn"] == bool(in_float32)
+
+
+def test_products_of_16_bits_are_onednn_s_where_any_rank_s_clock_wants_them_in_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compat, "has_onednn", lambda: True)
+    monkeypatch.setattr(trials, "_is_precise", lambda operation, dtype: True)
+    config = tiny_config("training.dtype=bfloat16")
+
+    def begin(slow: List[str], other: Dict[str, Any], keep: Any = None, better: bool = True) -> Any:
+        monkeypatch.setattr(AGREED, "in_float32", {})
+        monkeypatch.setattr(AGREED, "products_by_onednn", None)
+        monkeypatch.setattr(products, "_onednn_is_better", lambda: better)
+        monkeypatch.setattr(trials, "_is_fast", lambda operation, dtype: operation not in slow)
+        monkeypatch.setattr(TwoRanks, "other", other, raising=False)
+        found = startup.agree_on_kernels(config, TwoRanks.alone(), keep)
+        # what there are no products for is not agreed on: a run in float32 in the same process may do otherwise
+        assert AGREED.products_by_onednn is (
+            found["onednn"] if {"linear", "matmul"} & set(found["in_float32"]) else None
+        )
+        return found["onednn"]
+
+    assert not begin([], {}) and not begin(["gelu"], {})
+    assert begin(["linear"], {}) and begin(["gelu", "matmul"], {}) and begin([], {"in_float32": ["matmul"]})
+    assert not begin(["linear"], {"onednn": False}) and not begin(["linear"], {}, better=False)
+    kept = {"dtype": "bfloat16", "gelu_by_erf": False}
+    assert begin([], {}, {**kept, "in_float32": ["linear"], "onednn": True}, better=False)
+    assert not begin([], {}, {**kept, "in_float32": ["linear"], "onednn": False})
+    # there were none where it began, and there must be some here
+    monkeypatch.setattr(trials, "_is_precise", lambda operation, dtype: operation != "linear")
+    assert begin([], {}, {**kept, "in_float32": [], "onednn": False})
