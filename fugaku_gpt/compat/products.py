@@ -95,8 +95,8 @@ _matmul = or_in_float32("matmul", _matmul_of_its_type)
 
 
 def _suits_onednn(x: torch.Tensor) -> bool:
-    """Whether a product with ``x`` is one for oneDNN, whose operators are handed to it without autograd and arrange the
-    weight anew for each call, which pays from some hundred rows on."""
+    """Whether a product with ``x`` is one for oneDNN, whose operators autograd is not to see, and which arrange the
+    weight anew for each call: that pays from some hundred rows on."""
     return (
         x.dtype == torch.float32
         and not torch.is_grad_enabled()
