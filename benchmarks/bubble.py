@@ -28,9 +28,9 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from fugaku_gpt.comm import Communicator
-from fugaku_gpt.jobs.launcher import rank_from_environment
 from fugaku_gpt.layout.schedule_times import Timing, simulate
 from fugaku_gpt.layout.schedules import schedule
+from fugaku_gpt.machine.rank import rank_from_environment
 from fugaku_gpt.parallel.late import LateWeights
 from fugaku_gpt.parallel.pipeline import Pipeline
 

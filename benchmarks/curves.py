@@ -23,7 +23,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from fugaku_gpt.config import RunConfig, load_run_config
-from fugaku_gpt.jobs.launcher import rank_from_environment
+from fugaku_gpt.machine.rank import rank_from_environment
 
 MODEL = (
     "model.layers=4",

@@ -13,11 +13,13 @@ is computed a second time. So no step that computes these products can be faster
 
 A product's time is that of the fastest of several ways to the same numbers: every way in which its operands and its
 result may lie in memory, with the result written into memory that is there; ``F.linear``; what layers of ours call
-(``compat``: oneDNN, where that is better); the result a few hundred rows at a time; for attention products of all heads
-at once or one head at a time, whole or in blocks of rows that leave out what the causal mask would throw away, each
-block in memory of its own. The first turn tries all of them; later turns time those that came within ``NEAR`` of the
-best. Operands change from call to call: as many sets as there are layers, or as fill ``FRESH_BYTES``, so that none is
-in a cache because the call before left it there. A way's time is the mean over these sets.
+(``compat``: oneDNN, where that is better); the result a few hundred rows at a time; for attention products of all
+heads at once or one head at a time, whole or in blocks of rows that leave out what the causal mask would throw away,
+each block in memory of its own. The first turn tries all of them; later turns time those that came within ``NEAR`` of
+the best. Over several turns it is one way for each product (``step.by_one_way``): of ten ways that are equally fast,
+the one that is fastest in a turn is the luckiest of ten draws on a noisy machine. Operands change from call to call:
+as many sets as there are layers, or as fill ``FRESH_BYTES``, so that none is in a cache because the call before left
+it there. A way's time is the mean over these sets.
 """
 
 from __future__ import annotations
@@ -217,8 +219,9 @@ class Floor:
 
     def measure(self) -> Dict[str, Any]:
         """``seconds`` of a step's products; ``peak``: FLOP/s of the fastest linear layer's; ``products``: of each kind
-        [count in a step, seconds of one, FLOP/s, name of its best way]."""
+        [count in a step, seconds of one, FLOP/s, name of its best way]; ``ways``: of each kind, way → seconds."""
         rows: Dict[str, List[Any]] = {}
+        ways: Dict[str, Dict[str, float]] = {}
         for product, sets in zip(self._products, self._sets):
             tries = product.name not in self._near
             names = list(product.ways) if tries else self._near[product.name]
@@ -227,10 +230,12 @@ class Floor:
             if tries:
                 self._near[product.name] = [name for name in names if times[name] <= NEAR * times[best]]
             rows[product.name] = [product.count * self._passes, times[best], product.flops / times[best], best]
+            ways[product.name] = times
         return {
             "seconds": sum(count * seconds for count, seconds, _, _ in rows.values()),
             "peak": max(row[2] for name, row in rows.items() if not name.startswith("attention")),
             "products": rows,
+            "ways": ways,
         }
 
     def _time(self, product: Product, name: str, sets: int) -> float:

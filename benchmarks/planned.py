@@ -26,9 +26,9 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from fugaku_gpt.cli.main import run as run_cli
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.formulas.parameters import size_name
-from fugaku_gpt.jobs.launcher import rank_from_environment
 from fugaku_gpt.machine.constants import load_machine
 from fugaku_gpt.machine.framework import framework_of
+from fugaku_gpt.machine.rank import rank_from_environment
 from fugaku_gpt.planner.local_seconds import LocalPrediction, predict_run
 from fugaku_gpt.planner.run_memory import memory_of_run
 

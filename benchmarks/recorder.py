@@ -28,8 +28,8 @@ from ranks import open_patient_world, run_ranks
 from fugaku_gpt.comm import Communicator, FlightRecorder, ProcessGrid, open_world
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.data.random_samples import RandomSamples
-from fugaku_gpt.jobs.launcher import rank_from_environment
 from fugaku_gpt.machine.local import usable_cores
+from fugaku_gpt.machine.rank import rank_from_environment
 from fugaku_gpt.records.flight import FORWARD
 from fugaku_gpt.training.startup import prepare_process
 from fugaku_gpt.training.trainer import Trainer

@@ -7,9 +7,11 @@
 
 Contestants take turns, each in a process of its own (see ``turns.py``); a step is ``--micro-batches`` forward and
 backward passes and one AdamW step. What the floor counts is in ``gemm_floor.py``, who the contestants are in
-``contestants.py``. Every figure is a median over the turns, with the smallest and the largest; ratios are taken within
-a turn. ``x floor`` is a contestant's time by the floor's of its type; ``ours is`` is its time by that of ours of its
-type, ``of it ours`` the peak memory of ours by its own. What a build lacks is said in a line.
+``contestants.py``. Every figure is a median over the turns, with the smallest and the largest; ratios are taken
+within a turn. ``x floor`` is a contestant's time by the floor's of its type, whose products are each computed by the
+way whose median over the turns is smallest (below the table: by whichever way was fastest in the turn); ``ours is``
+is its time by that of ours of its type, ``of it ours`` the peak memory of ours by its own. What a build lacks is said
+in a line.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import os
 import statistics
 import sys
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from contestants import BASES, WORDS, environment_of, parse, settings_of, setup
 from turns import Several, Turn, middle, ratios_of, seconds_of, serve, take_turns, write_samples
@@ -31,7 +33,7 @@ from fugaku_gpt.machine.local import processor_name, usable_cores
 
 def table(config: RunConfig, turns: List[Turn]) -> List[str]:
     """A line for each contestant, and what follows from pairs of them."""
-    names = list(turns[0])
+    names, as_measured, turns = list(turns[0]), turns, settle(turns)
     tokens = config.training.global_batch * config.model.seq_len
     head = f"{'':20}{'sec/step':>22}{'tokens/s':>10}{'x floor':>24}{'ours is':>24}{'peak RSS':>11}"
     lines = [f"{head}{'of it ours':>11}{'loss':>9}"]
@@ -54,13 +56,39 @@ def table(config: RunConfig, turns: List[Turn]) -> List[str]:
             lines.append(f"{name} is {middle(ratios_of(turns, wide, name))} x as fast as {wide}")
         if base == "floor":
             peak = max(turn[name].value["peak"] for turn in turns)
-            best = _best_of_all(turns, name)
+            best = _best_of_all(as_measured, name)
             lines.append(f"{name}: fastest product {peak / 1e9:.1f} GFLOP/s; best of every product: {best:.3f} s")
+            said = f"{name}, each product by the turn's fastest way: {middle(seconds_of(as_measured, name))}"
+            ours = [our for our in names if parse(our)[0] == "ours" and _same_kind(our, "floor", names) == name]
+            lines.append(said + "".join(f"; {our} {middle(ratios_of(as_measured, our, name))}" for our in ours))
     return lines
 
 
+def by_one_way(values: Sequence[Mapping[str, Any]]) -> List[Dict[str, List[Any]]]:
+    """Of several turns of the floor the products (:meth:`gemm_floor.Floor.measure`), each computed the same way in all
+    turns: that of which the median is smallest."""
+    settled: List[Dict[str, List[Any]]] = [{} for _ in values]
+    for product in values[0]["products"]:
+        ways = [value["ways"][product] for value in values]
+        best = min(ways[0], key=lambda way: statistics.median(times[way] for times in ways))
+        for found, value, times in zip(settled, values, ways):
+            count, seconds, rate, _ = value["products"][product]
+            found[product] = [count, times[best], rate * seconds / times[best], best]
+    return settled
+
+
+def settle(turns: List[Turn]) -> List[Turn]:
+    """The turns with floors whose products are each computed one way."""
+    turns = [dict(turn) for turn in turns]
+    for name in [name for name in turns[0] if parse(name)[0] == "floor"]:
+        for turn, found in zip(turns, by_one_way([turn[name].value for turn in turns])):
+            seconds = sum(count * its for count, its, _, _ in found.values())
+            turn[name] = turn[name]._replace(seconds=seconds, value={**turn[name].value, "products": found})
+    return turns
+
+
 def products(turns: List[Turn], name: str) -> List[str]:
-    """A floor's products: how often in a step, milliseconds of one, seconds of all, GFLOP/s, the last turn's way."""
+    """A floor's products: how often in a step, milliseconds of one, seconds of all, GFLOP/s, the way."""
     lines = [f"{name:28}{'count':>6}{'ms':>10}{'s/step':>9}{'GFLOP/s':>9}  way"]
     for product, (count, _, _, way) in turns[-1][name].value["products"].items():
         rows = [turn[name].value["products"][product] for turn in turns]
@@ -140,7 +168,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
         print("\n".join(table(config, turns)))
         for name in turns[0] if options.products else []:
             if parse(name)[0] == "floor":
-                print("\n".join(products(turns, name)))
+                print("\n".join(products(settle(turns), name)))
     write_samples(options.samples, head, turns)
 
 

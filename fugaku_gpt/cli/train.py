@@ -14,11 +14,9 @@ import click
 from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config, preset_names
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_USAGE, RunFailed, UsageError
 from fugaku_gpt.formulas.parameters import size_name
-from fugaku_gpt.jobs.ending import result_of
-from fugaku_gpt.jobs.keeper import keep_rank
-from fugaku_gpt.jobs.launcher import exit_code_of, launch, rank_from_environment
 from fugaku_gpt.machine.garbage import nothing_collected
 from fugaku_gpt.machine.local import usable_cores
+from fugaku_gpt.machine.rank import rank_from_environment
 from fugaku_gpt.records.run import AUTO, NONE, REFUSED, RunDirectory, goes_on_in
 
 
@@ -88,6 +86,9 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
     if resume == AUTO and directory.has_finished(config.training.iterations):
         click.echo(f"{out}: the run has done its {config.training.iterations} iterations: nothing to do")
         raise click.exceptions.Exit(EXIT_OK)
+    # here, as in _join: what starts ranks is not for ten thousand of them to import
+    from fugaku_gpt.jobs.ending import result_of
+    from fugaku_gpt.jobs.launcher import exit_code_of, launch
     from fugaku_gpt.planner.fits import refuse_too_large, this_machine
 
     refuse_too_large(config, this_machine(), range(config.layout.ranks))
@@ -122,7 +123,11 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
 def _join(config: RunConfig, out: Path, place: Optional[Tuple[int, int]], resume: str, force_data: bool) -> None:
     threads = config.node.threads_per_rank or max(1, len(usable_cores()) // config.ranks_per_node)
     os.environ.update(thread_variables(threads))  # read when the libraries are loaded, just below
-    announce = keep_rank(place[0]) if place is not None else None  # before torch and MPI begin their threads
+    announce = None
+    if place is not None:
+        from fugaku_gpt.jobs.keeper import keep_rank
+
+        announce = keep_rank(place[0])  # before torch and MPI begin their threads
     with nothing_collected():
         from fugaku_gpt.planner.fits import refuse_too_large, this_machine
         from fugaku_gpt.training.run import train as train_on_this_rank

@@ -1,10 +1,10 @@
 """What this PyTorch can do, found by trying it. No other room asks, and none compares version strings.
 
 What the rest of the package calls is named here. Each file is one question: which operations 16-bit types have
-(``trials``) and what is done about the others (``wide``); which kernels compute products, GELU, softmax, LayerNorm and
-AdamW (``products``, ``activation``, ``softmax``, ``norm``, ``adamw``); how a backward pass begins (``gradients``) and
-operators are seen running (``profiler``); what there is to report (``build``). Where ranks could find different answers
-they agree on one (``agreed``).
+(``trials``) and what is done about the others (``wide``); which kernels compute products, GELU, softmax, LayerNorm,
+AdamW and sums of squares (``products``, ``activation``, ``softmax``, ``norm``, ``adamw``, ``squares``); how a backward
+pass begins (``gradients``) and operators are seen running (``profiler``); what there is to report (``build``). Where
+ranks could find different answers they agree on one (``agreed``).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fugaku_gpt.compat.products import (
 )
 from fugaku_gpt.compat.profiler import Call, has_profiler, named, profiled
 from fugaku_gpt.compat.softmax import attention_dtype, softmax_, softmax_gradient_
+from fugaku_gpt.compat.squares import sum_of_squares
 from fugaku_gpt.compat.trials import can_train, compute_in_float32, has_kernel, in_float32, without_kernel
 
 __all__ = [
@@ -59,5 +60,6 @@ __all__ = [
     "softmax_",
     "softmax_gradient_",
     "sum_of_rows",
+    "sum_of_squares",
     "without_kernel",
 ]

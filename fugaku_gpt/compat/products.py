@@ -127,8 +127,8 @@ def _by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tenso
 
 def products_by_onednn() -> bool:
     """Whether float32 products of layers are oneDNN's: what was agreed on; before that, whether this build can hand
-    them to it and would else use MKL's kernels on a processor that is not Intel's (seen: 5 to 25 % slower there, and
-    less than half as fast in older builds)."""
+    them to it and would else use MKL's kernels on a processor that is not Intel's (seen: 5 to 25 % slower there with
+    AVX-512, as fast or faster without; in older builds less than half as fast with either)."""
     return _onednn_is_better() if AGREED.products_by_onednn is None else AGREED.products_by_onednn
 
 
@@ -139,12 +139,11 @@ def compute_products_by_onednn(by_onednn: bool) -> None:
 
 @functools.lru_cache(maxsize=None)
 def _onednn_is_better() -> bool:
-    return (
-        torch.backends.mkl.is_available()
-        and "avx512f" in vector_flags()
-        and "intel" not in processor_name().lower()
-        and has_onednn()
-    )
+    if not torch.backends.mkl.is_available() or "intel" in processor_name().lower() or not has_onednn():
+        return False
+    # MKL of the builds whose oneDNN takes tensors of its own has good kernels for Intel's processors alone
+    enough = {"avx512f", "avx2"} if _onednn() is _of_its_own_tensors else {"avx512f"}
+    return not enough.isdisjoint(vector_flags())
 
 
 def has_onednn() -> bool:

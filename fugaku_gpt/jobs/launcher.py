@@ -27,12 +27,6 @@ NAMES = ("mpirun", "mpiexec")
 # a job's script that starts ranks of several builds keeps what PATH was before its own build's folders under such names
 KEPT = "FUGAKU_GPT_KEPT_"
 _VERSION_SECONDS = 30
-# (rank, size) as launchers tell them: Open MPI and its kin, PMI (MPICH, Slurm), PMIx under Slurm (it names no size)
-_RANK_VARIABLES = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("PMIX_RANK", "SLURM_NTASKS"),
-)
 
 
 @dataclass(frozen=True)
@@ -66,15 +60,6 @@ class Command:
 
     argv: List[str]
     environment: Dict[str, str]
-
-
-def rank_from_environment(environment: Optional[Mapping[str, str]] = None) -> Optional[Tuple[int, int]]:
-    """(rank, number of ranks) if a launcher has started this process, else None."""
-    variables = os.environ if environment is None else environment
-    for rank, size in _RANK_VARIABLES:
-        if variables.get(rank, "").isdigit() and variables.get(size, "").isdigit():
-            return int(variables[rank]), int(variables[size])
-    return None
 
 
 def find_launcher(root: Optional[bool] = None, profile: Optional[Profile] = None) -> Launcher:

@@ -12,13 +12,12 @@ from typing import Any, Deque, Dict, List, Mapping, Optional, Protocol, Sequence
 
 import torch
 
+from fugaku_gpt import compat
 from fugaku_gpt.config import TrainingConfig
 from fugaku_gpt.errors import RunFailed
 from fugaku_gpt.parallel.buffers import Run, nbytes
 
 DONE, NOT_FINITE, OVERFLOW, SPIKE = "", "not finite", "overflow", "spike"  # what became of a step
-
-_NORM_BLOCK = 65536  # elements whose squares are summed in the tensor's own precision before float64 takes over
 
 
 class Optimizer(Protocol):
@@ -33,13 +32,10 @@ def squares_of(runs: Sequence[Run]) -> Tuple[float, bool]:
     not: the others would wait for the ranks that count anyway."""
     counted, rest = 0.0, 0.0
     for run in runs:
-        total = 0.0
-        for block in run.gradients.split(_NORM_BLOCK):
-            total += float(torch.dot(block, block))
         if run.counts:
-            counted += total
+            counted += compat.sum_of_squares(run.gradients)
         else:
-            rest += total
+            rest += compat.sum_of_squares(run.gradients)
     return counted, math.isfinite(counted) and math.isfinite(rest)
 
 

@@ -187,18 +187,28 @@ def test_products_that_onednn_does_not_suit_are_not_handed_to_it(
 
 
 @pytest.mark.parametrize(
-    ("processor", "flags", "mkl", "better"),
+    ("processor", "flags", "mkl", "better", "with_its_own_tensors"),
     [
-        ("AMD EPYC 9654", ["avx512f", "avx2"], True, True),
-        ("AMD EPYC 7742", ["avx2"], True, False),
-        ("Intel(R) Xeon(R) Platinum 8480+", ["avx512f", "avx2"], True, False),
-        ("AMD EPYC 9654", ["avx512f", "avx2"], False, False),
-        ("Fujitsu A64FX", ["sve", "asimd"], False, False),
+        ("AMD EPYC 9654", ["avx512f", "avx2"], True, True, True),
+        ("AMD EPYC 7742", ["avx2"], True, False, True),
+        ("AMD Opteron", [], True, False, False),
+        ("Intel(R) Xeon(R) Platinum 8480+", ["avx512f", "avx2"], True, False, False),
+        ("AMD EPYC 9654", ["avx512f", "avx2"], False, False, False),
+        ("Fujitsu A64FX", ["sve", "asimd"], False, False, False),
     ],
 )
+@pytest.mark.parametrize("operator", [products._of_plain_tensors, products._of_its_own_tensors])
 def test_onednn_is_taken_where_mkl_would_use_other_kernels_and_never_where_it_is_not(
-    processor: str, flags: List[str], mkl: bool, better: bool, monkeypatch: pytest.MonkeyPatch
+    operator: Any,
+    processor: str,
+    flags: List[str],
+    mkl: bool,
+    better: bool,
+    with_its_own_tensors: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    better = with_its_own_tensors if operator is products._of_its_own_tensors else better
+    monkeypatch.setattr(products, "_onednn", lambda: operator)
     monkeypatch.setattr(products, "processor_name", lambda: processor)
     monkeypatch.setattr(products, "vector_flags", lambda: flags)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)

@@ -75,6 +75,11 @@ def test_training_stays_behind_the_compute_node_wall() -> None:
     _python(COMPUTE_NODE, "import fugaku_gpt.cli.train, fugaku_gpt.training.run")
 
 
+def test_a_rank_imports_nothing_of_what_starts_ranks() -> None:
+    started_by = [f"fugaku_gpt.jobs.{name}" for name in ("launcher", "ending", "processes", "environments")]
+    _python(started_by, "import fugaku_gpt.cli.train, fugaku_gpt.jobs.keeper, fugaku_gpt.training.run")
+
+
 def test_no_library_has_begun_threads_when_a_rank_forks_from_its_keeper() -> None:
     _python([*COMPUTE_NODE, "torch", "mpi4py", "numpy"], "import fugaku_gpt.cli.train")
 

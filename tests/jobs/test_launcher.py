@@ -19,7 +19,6 @@ from fugaku_gpt.jobs.launcher import (
     exit_code_of,
     find_launcher,
     launch,
-    rank_from_environment,
     rank_words,
     recognise,
     tcmalloc_of,
@@ -44,15 +43,6 @@ HYDRA = "HYDRA build details:\n    Version:                                 5.0.
 )
 def test_families_are_recognised_by_what_they_say(said: str, expected: object) -> None:
     assert recognise(said) == expected
-
-
-def test_the_rank_is_read_from_the_launchers_variables_only() -> None:
-    assert rank_from_environment({"PMI_RANK": "3", "PMI_SIZE": "8"}) == (3, 8)
-    assert rank_from_environment({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "0"}) == (0, 2)
-    assert rank_from_environment({"PMIX_RANK": "1", "SLURM_NTASKS": "4"}) == (1, 4)
-    assert rank_from_environment({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None  # a batch script, not a rank
-    assert rank_from_environment({"PMI_RANK": "x", "PMI_SIZE": "8"}) is None
-    assert rank_from_environment({}) is None
 
 
 def test_the_command_is_a_pure_function_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +178,7 @@ def test_the_exit_code_of_one_run() -> None:
 
 def test_real_ranks_get_their_variables_and_know_their_place() -> None:
     program = (
-        "import os; from fugaku_gpt.jobs.launcher import rank_from_environment; "
+        "import os; from fugaku_gpt.machine.rank import rank_from_environment; "
         "print('place', *rank_from_environment(), os.environ['LD_PRELOAD'], flush=True)"
     )
     launcher = find_launcher()

@@ -109,7 +109,7 @@ def test_variables_for_the_ranks_alone(site: Simulator, write: Write, tmp_path: 
 def test_two_real_ranks_meet(site: Simulator, write: Write, tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     (tmp_path / "meet.py").write_text(
-        "from mpi4py import MPI\nfrom fugaku_gpt.jobs.launcher import rank_from_environment\n"
+        "from mpi4py import MPI\nfrom fugaku_gpt.machine.rank import rank_from_environment\n"
         "world = MPI.COMM_WORLD\nassert rank_from_environment() == (world.rank, world.size)\n"
         "print(world.rank, world.size, world.allreduce(world.rank + 1))\n"
     )

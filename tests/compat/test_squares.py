@@ -1,0 +1,59 @@
+"""Sums of squares, by each way that a build may have."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fugaku_gpt import compat
+from fugaku_gpt.compat import squares
+
+WAYS = pytest.mark.parametrize("by_norms", [True, False], ids=["norms of rows", "dot products"])
+
+
+def _have(monkeypatch: pytest.MonkeyPatch, by_norms: bool) -> None:
+    if by_norms and not hasattr(getattr(torch, "linalg", None), "vector_norm"):
+        pytest.skip("this build has no norms of rows")
+    monkeypatch.setattr(squares, "_norms_add_in_lanes", lambda: by_norms)
+
+
+@WAYS
+@pytest.mark.parametrize("count", [0, 1, 4095, 4096, 4097, 65536, 200_001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_every_number_counts_once(
+    by_norms: bool, count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _have(monkeypatch, by_norms)
+    x = torch.randn(count, generator=torch.Generator().manual_seed(count)).to(dtype)
+    judge = float((x.double() ** 2).sum())
+    assert compat.sum_of_squares(x) == pytest.approx(judge, rel=1e-6)
+
+
+@WAYS
+@pytest.mark.parametrize("place", [0, 4095, 4096, 9999])
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
+def test_a_number_that_is_not_finite_is_not_lost(
+    by_norms: bool, place: int, bad: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _have(monkeypatch, by_norms)
+    x = torch.ones(10_000)
+    x[place] = float(bad)
+    assert not torch.isfinite(torch.tensor(compat.sum_of_squares(x)))
+
+
+def test_the_way_of_this_build_is_precise_where_every_addition_rounds_alike() -> None:
+    x = torch.full((2**20,), 0.1)
+    # by dot products of 65536 numbers 2e-5, by norms of rows 1e-6
+    assert compat.sum_of_squares(x) == pytest.approx(2**20 * float(x[0]) ** 2, rel=3e-5)
+
+
+def test_a_build_that_adds_number_to_number_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_by_one(x: torch.Tensor, dim: int) -> torch.Tensor:
+        total = torch.zeros(len(x))
+        for column in x.t() ** 2:
+            total += column
+        return total.sqrt()
+
+    if hasattr(getattr(torch, "linalg", None), "vector_norm"):
+        monkeypatch.setattr(torch.linalg, "vector_norm", one_by_one)
+    assert not squares._norms_add_in_lanes.__wrapped__()
