@@ -55,6 +55,17 @@ def test_a_kernel_that_is_missing_or_adds_up_in_16_bits_is_found_out(trials: Dic
     assert compat.in_float32(torch.float32) == []
 
 
+def test_a_gelu_that_rounds_on_its_way_is_found_out_by_its_small_values(trials: Dict[str, Any]) -> None:
+    def rounds(x: torch.Tensor) -> torch.Tensor:
+        return x * 0.5 * (1.0 + torch.erf(x.float() / 2.0**0.5).to(x.dtype))
+
+    assert compat.has_kernel("gelu", torch.float32)
+    trials["gelu"] = (rounds, trials["gelu"][1])
+    assert not compat.has_kernel("gelu", torch.bfloat16)
+    trials["not small"] = (rounds, trials["gelu"][1])  # beside the largest result that is no error
+    assert compat.has_kernel("not small", torch.bfloat16)
+
+
 def test_a_product_that_is_much_slower_than_in_float32_is_not_used(
     trials: Dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
