@@ -3,11 +3,14 @@
     .venv/bin/python benchmarks/where.py                            # 124M, sequence 1024 x micro-batch 1
     .venv/bin/python benchmarks/where.py --shape 256x4 --set training.dtype=bfloat16
 
-One process, in turns: the products of ``gemm_floor.py`` alone, then a step. ``seconds`` of a part are its own, without
-those of parts inside it, as a median over the turns; ``quickest`` is what they would be if every call had taken as long
-as the fastest call of its kind and shape in all turns: what is between the two, the machine takes. ``floor`` are the
-products of the part alone, each by its best way (a median as well), ``quickest`` of them in the turn in which each was
-fastest. Attention is counted as the floor does, without the product that its backward pass computes again.
+One process, in turns: a step, and the products of ``gemm_floor.py`` alone (with the threads' settings of a step, which
+``step.py`` does not give the floor). ``seconds`` of a part are its own, without those of parts inside it, as a median
+over the turns. ``floor`` are the part's products alone, each by the way whose median over the turns is smallest.
+``quickest`` of both: for every kind and shape of call its mean in the turn in which that was smallest: what a quieter
+machine would show.
+
+The floor's products are those of the definition. Ours have more: attention's backward pass computes one of seven again;
+in 16 bits there is the addition to the float32 sums, and casts where the build multiplies in float32.
 """
 
 from __future__ import annotations
@@ -19,11 +22,10 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from contestants import threads
 from step import by_one_way
-from turns import thread_environment
+from turns import middle, thread_environment
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.formulas.parameters import size_name
@@ -44,46 +46,47 @@ class Clock:
     Attributes:
         turns: of each turn, the seconds of every call of a kind.
         runs: calls are counted now.
+        around: the parts of the calls that are open now, the outermost first.
     """
 
     def __init__(self) -> None:
         self.turns: List[Dict[Kind, List[float]]] = []
         self.runs = False
-        self._inside: List[float] = []  # of each open call, what calls inside it took
+        self.around: List[str] = []
+        self._inside = [0.0]  # of each open call, what calls inside it took
 
-    def of(self, part: Callable[[Sequence[Any]], str], name: str) -> Callable[..., ContextManager[None]]:
-        """A scope for :func:`fugaku_gpt.comm.observed.inside`; ``part`` is told the shapes of a call's tensors."""
+    def of(self, part: Callable[[], str], name: str) -> Callable[..., ContextManager[None]]:
+        """A scope for :func:`fugaku_gpt.comm.observed.inside`."""
 
         @contextlib.contextmanager
         def timed(*its: Any, **named: Any) -> Iterator[None]:
-            shapes = tuple(tuple(one.shape) for one in its if hasattr(one, "shape"))
-            before = time.perf_counter()
+            kind = part(), name, tuple(tuple(one.shape) for one in its if hasattr(one, "shape"))
+            self.around.append(kind[0])
             self._inside.append(0.0)
+            before = time.perf_counter()
             try:
                 yield
             finally:
                 seconds = time.perf_counter() - before
+                self.around.pop()
                 own = seconds - self._inside.pop()
-                if self._inside:
-                    self._inside[-1] += seconds
+                self._inside[-1] += seconds
                 if self.runs:
-                    self.turns[-1][(part(shapes), name, shapes)].append(own)
+                    self.turns[-1][kind].append(own)
 
         return timed
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether the call that is asked about is made within another one."""
-        return bool(self._inside)
 
     def seconds(self, part: str) -> List[float]:
         """Of each turn."""
         return [sum(sum(its) for kind, its in turn.items() if kind[0] == part) for turn in self.turns]
 
     def quickest(self, part: str) -> float:
-        """Of a turn in which each call takes as long as the fastest of its kind in any."""
-        fastest = {kind: min(min(turn[kind]) for turn in self.turns if kind in turn) for kind in self.turns[-1]}
-        return sum(len(its) * fastest[kind] for kind, its in self.turns[-1].items() if kind[0] == part)
+        """Of the last turn's calls, had those of each kind taken as long as in the turn with the smallest mean."""
+        last = {kind: len(its) for kind, its in self.turns[-1].items() if kind[0] == part}
+        return sum(
+            count * min(statistics.mean(turn[kind]) for turn in self.turns if kind in turn)
+            for kind, count in last.items()
+        )
 
     def calls(self, part: str) -> int:
         """Of the last turn."""
@@ -91,41 +94,44 @@ class Clock:
 
 
 @contextlib.contextmanager
-def watched(clock: Clock, config: RunConfig) -> Iterator[None]:
-    """Every part is timed in here."""
+def watched(clock: Clock) -> Iterator[None]:
+    """Every part is timed in here. A model that is to be watched is built in here too: its MLP takes the GELU
+    function when it is built."""
     import torch
 
     from fugaku_gpt import compat
     from fugaku_gpt.comm.observed import inside
     from fugaku_gpt.model.causal_attention import _CausalAttention
-    from fugaku_gpt.parallel import cross_entropy
+    from fugaku_gpt.parallel.buffers import MasterWeights
+    from fugaku_gpt.parallel.cross_entropy import _CrossEntropy
     from fugaku_gpt.parallel.gradients import GradientSum
     from fugaku_gpt.training import optimizer, trainer
 
-    wide = {config.padded_vocab, config.model.vocab_size}
+    def product() -> str:
+        return LOGITS if LOSS_REST in clock.around else LAYERS
 
-    def of_product(shapes: Sequence[Any]) -> str:
-        return LOGITS if any(wide.intersection(shape) for shape in shapes) else LAYERS
+    def backward() -> str:
+        # of a layer's preparation, LayerNorm or GELU, inside of the micro-batch's, which is around everything
+        return NORM_GELU if clock.around else REST
 
-    def part(name: str) -> Callable[[Sequence[Any]], str]:
-        return lambda _: name
+    def always(name: str) -> Callable[[], str]:
+        return lambda: name
 
-    parts = [(compat, name, of_product) for name in PRODUCTS]
-    parts += [(torch, "bmm", part(ATTENTION)), (torch.Tensor, "baddbmm_", part(ATTENTION))]
-    parts += [(compat, name, part(NORM_GELU)) for name in ("layer_norm", "gelu", "gelu_tanh")]
-    # of what has prepared a layer's input, LayerNorm or GELU; a micro-batch's own is around everything
-    parts += [(compat, "backward", lambda _: NORM_GELU if clock.is_inside else REST)]
-    parts += [(compat, "sum_of_rows", part(BIASES)), (cross_entropy, "losses_of_logits", part(LOSS_REST))]
-    parts += [(owner, "step", part(OPTIMISER)) for owner in (optimizer.FusedAdamW, optimizer.BlockedAdamW)]
-    parts += [(trainer, "squares_of", part(OPTIMISER)), (GradientSum, "begin", part(OPTIMISER))]
-    with contextlib.ExitStack() as everything:
-        for owner, name, its in parts:
-            everything.enter_context(inside(owner, name, clock.of(its, name)))
-        for name in ("forward", "backward"):  # static methods, which autograd looks up on the class
-            function = getattr(_CausalAttention, name)
-            scope = clock.of(part(ATTENTION_REST), name)
-            setattr(_CausalAttention, name, staticmethod(_within(scope, function)))
-            everything.callback(setattr, _CausalAttention, name, staticmethod(function))
+    places: List[Tuple[Any, str, Callable[[], str]]] = [(compat, name, product) for name in PRODUCTS]
+    places += [(torch, "bmm", always(ATTENTION)), (torch.Tensor, "baddbmm_", always(ATTENTION))]
+    places += [(compat, name, always(NORM_GELU)) for name in ("layer_norm", "gelu", "gelu_tanh")]
+    places += [(compat, "backward", backward), (compat, "sum_of_rows", always(BIASES))]
+    places += [(owner, "step", always(OPTIMISER)) for owner in (optimizer.FusedAdamW, optimizer.BlockedAdamW)]
+    places += [(trainer, "squares_of", always(OPTIMISER)), (GradientSum, "begin", always(OPTIMISER))]
+    places += [(MasterWeights, "round", always(OPTIMISER))]
+    functions = ((_CausalAttention, "forward", ATTENTION_REST), (_CausalAttention, "backward", ATTENTION_REST))
+    with contextlib.ExitStack() as watching:
+        for owner, name, part in places:
+            watching.enter_context(inside(owner, name, clock.of(part, name)))
+        for owner, name, its in (*functions, (_CrossEntropy, "forward", LOSS_REST)):  # static methods
+            function = getattr(owner, name)
+            setattr(owner, name, staticmethod(_within(clock.of(always(its), name), function)))
+            watching.callback(setattr, owner, name, staticmethod(function))
         yield
 
 
@@ -139,57 +145,62 @@ def _within(scope: Callable[..., ContextManager[None]], function: Callable[..., 
 
 def measure(config: RunConfig, turns: int) -> List[str]:
     """The table's lines."""
+    import torch
     from gemm_floor import Floor
 
+    from fugaku_gpt import compat
     from fugaku_gpt.comm import ProcessGrid
     from fugaku_gpt.data.random_samples import RandomSamples
-    from fugaku_gpt.training.startup import prepare_process
     from fugaku_gpt.training.trainer import Trainer
 
-    prepare_process(threads())
-    floor, values, whole = Floor(config), [], []
-    clock = Clock()
-    with watched(clock, config):
+    if not compat.can_train(getattr(torch, config.training.dtype)):
+        raise SystemExit(f"this build cannot train in {config.training.dtype}")
+    floor, clock = Floor(config), Clock()  # which sets up the process as `train` does
+    with watched(clock):
         run = Trainer(config, ProcessGrid.alone(), RandomSamples(config))
-        for turn in range(turns + 1):
-            value = floor.measure()
-            if turn:  # one of each is not counted: it touches fresh memory
-                values.append(value)
-                clock.turns.append(defaultdict(list))
-            clock.runs = turn > 0
-            before = time.perf_counter()
+    steps: List[float] = []
+    floors: List[Dict[str, Any]] = []
+
+    def step() -> None:
+        clock.turns.append(defaultdict(list))
+        with watched(clock):
+            clock.runs, before = True, time.perf_counter()
             run.step()
-            if turn:
-                whole.append(time.perf_counter() - before)
             clock.runs = False
-            print(f"turn {turn}/{turns}: {time.perf_counter() - before:.2f} s", file=sys.stderr, flush=True)
-    return table(clock, whole, by_one_way(values))
+            steps.append(time.perf_counter() - before)
+
+    for turn in range(turns + 1):
+        works = [step, lambda: floors.append(floor.measure())]
+        for work in works if turn % 2 else reversed(works):
+            work()
+        print(f"turn {turn}/{turns}: {steps[-1]:.2f} s, {floors[-1]['seconds']:.2f} s", file=sys.stderr, flush=True)
+    del clock.turns[0]  # the first of each is not counted: it touches fresh memory
+    return table(clock, steps[1:], by_one_way(floors[1:]))
 
 
-def table(clock: Clock, whole: Sequence[float], floors: Sequence[Dict[str, Sequence[Any]]]) -> List[str]:
-    """``floors``: of each turn, product → [count, seconds, ...]."""
+def table(clock: Clock, steps: Sequence[float], floors: Sequence[Mapping[str, Sequence[Any]]]) -> List[str]:
+    """``steps``: seconds of each turn's; ``floors``: of each turn, product → [count, seconds, ...]."""
     lines = [f"{'':30}{'calls':>7}{'seconds':>10}{'share':>8}{'quickest':>10}{'floor':>10}{'quickest':>10}"]
-    everything, left = statistics.median(whole), list(whole)
-    sums = [0.0, 0.0, 0.0]
+    whole, rests = statistics.median(steps), list(steps)
+    quick, quick_floor = 0.0, 0.0
     for part in PARTS[:-1]:
         seconds, quickest = clock.seconds(part), clock.quickest(part)
-        left = [rest - its for rest, its in zip(left, seconds)]
-        alone = [sum(row[0] * row[1] for name, row in turn.items() if _part_of(name) == part) for turn in floors]
-        best = _best(floors, part)
-        line = f"{part:30}{clock.calls(part):7}{statistics.median(seconds):10.3f}"
-        line += f"{statistics.median(seconds) / everything:8.1%}{quickest:10.3f}"
-        lines.append(line + (f"{statistics.median(alone):10.3f}{best:10.3f}" if any(alone) else ""))
-        sums = [sums[0] + quickest, sums[1] + statistics.median(alone), sums[2] + best]
-    rest = statistics.median(left)
-    lines.append(f"{REST:30}{'':7}{rest:10.3f}{rest / everything:8.1%}{min(left):10.3f}")
-    quick = sums[0] + min(left)
-    lines.append(f"{'a step':30}{'':7}{everything:10.3f}{1:8.0%}{quick:10.3f}{sums[1]:10.3f}{sums[2]:10.3f}")
-    return [*lines, f"of the floor: {everything / sums[1]:.3f}; quickest of quickest: {quick / sums[2]:.3f}"]
-
-
-def _best(floors: Sequence[Dict[str, Sequence[Any]]], part: str) -> float:
-    names = [name for name in floors[0] if _part_of(name) == part]
-    return sum(floors[0][name][0] * min(turn[name][1] for turn in floors) for name in names)
+        rests = [rest - its for rest, its in zip(rests, seconds)]
+        names = [name for name in floors[0] if _part_of(name) == part]
+        alone = [sum(turn[name][0] * turn[name][1] for name in names) for turn in floors]
+        best = sum(floors[0][name][0] * min(turn[name][1] for turn in floors) for name in names)
+        middle_one = statistics.median(seconds)
+        line = f"{part:30}{clock.calls(part):7}{middle_one:10.3f}{middle_one / whole:8.1%}{quickest:10.3f}"
+        lines.append(line + (f"{statistics.median(alone):10.3f}{best:10.3f}" if names else ""))
+        quick, quick_floor = quick + quickest, quick_floor + best
+    rest = statistics.median(rests)
+    lines.append(f"{REST:30}{'':7}{rest:10.3f}{rest / whole:8.1%}{min(rests):10.3f}")
+    quick += min(rests)
+    alone = [sum(count * its for count, its, *_ in turn.values()) for turn in floors]
+    floor = statistics.median(alone)
+    lines.append(f"{'a step':30}{'':7}{whole:10.3f}{1:8.1%}{quick:10.3f}{floor:10.3f}{quick_floor:10.3f}")
+    ratios = [one / other for one, other in zip(steps, alone)]
+    return [*lines, f"of the floor: {middle(ratios)}; the quickest of both: {quick / quick_floor:.3f}"]
 
 
 def _part_of(product: str) -> str:

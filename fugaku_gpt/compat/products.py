@@ -128,7 +128,7 @@ def _by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tenso
 def products_by_onednn() -> bool:
     """Whether float32 products of layers are oneDNN's: what was agreed on; before that, whether this build can hand
     them to it and would else use MKL's kernels on a processor that is not Intel's (seen: 5 to 25 % slower there with
-    AVX-512, as fast or faster without; in older builds less than half as fast with either)."""
+    AVX-512, as fast or faster without; in older builds less than half as fast, with it or without)."""
     return _onednn_is_better() if AGREED.products_by_onednn is None else AGREED.products_by_onednn
 
 
@@ -142,8 +142,7 @@ def _onednn_is_better() -> bool:
     if not torch.backends.mkl.is_available() or "intel" in processor_name().lower() or not has_onednn():
         return False
     # MKL of the builds whose oneDNN takes tensors of its own has good kernels for Intel's processors alone
-    enough = {"avx512f", "avx2"} if _onednn() is _of_its_own_tensors else {"avx512f"}
-    return not enough.isdisjoint(vector_flags())
+    return ("avx2" if _onednn() is _of_its_own_tensors else "avx512f") in vector_flags()
 
 
 def has_onednn() -> bool:

@@ -47,10 +47,11 @@ TRIALS: Dict[str, _Trial] = {
     "gelu_tanh": (gelu_tanh_of_build, lambda: (4.0 * waves(8, 600),)),
     "softmax": (lambda x: torch.softmax(x, dim=-1) * 600.0, lambda: (0.0 * _ones(8, 600),)),
 }
-# of these every result is judged by its own size: a kernel that rounds 1 + erf(x) to 16 bits gives twice GELU(-3),
-# which is small beside the largest result (seen: 1.10.2 in bfloat16, on processors without AVX-512)
+# of these every result is judged by its own size: a kernel that rounds erf(x) to 16 bits before it adds 1 is off by
+# half of GELU(-3) and more, which is little beside the largest result (seen: 1.10.2 in bfloat16, on processors
+# without AVX-512)
 _ONE_BY_ONE = ("gelu", "gelu_tanh")
-_SMALL = 2.0**-5
+_SMALL = 2.0**-5  # is added to a result's size: near 0 nobody is precise by it alone
 # of products: inputs to time them with. Some builds multiply 16-bit matrices element by element (seen: 4 to 20 times
 # slower than float32)
 _TIMED: Dict[str, Callable[[], Sequence[torch.Tensor]]] = {

@@ -52,8 +52,8 @@ def agree_on_kernels(
 
     Args:
         keep: what an earlier start of this run used (:func:`kernels_in_use`), on every rank alike: no clock is asked
-            again of what it names, and only what this build cannot compute at all is added. It counts where the type is
-            the same.
+            again of what it names, and only what this build cannot compute, or not to the type's precision, is added.
+            It counts where the type is the same.
 
     Returns:
         what is used from now on.

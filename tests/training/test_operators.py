@@ -15,6 +15,7 @@ import torch
 from fugaku_gpt import compat
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.compat import Call
+from fugaku_gpt.compat.agreed import AGREED
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import RunFailed
 from fugaku_gpt.jobs.ending import result_of
@@ -121,6 +122,25 @@ def test_functions_of_autograd_are_known_by_names_that_they_have() -> None:
 def test_operators_that_are_more_than_all_share_what_there_is() -> None:
     assert fit({PRODUCT: 6.0, CAST: 2.0, PYTHON: 1.0}, 10.0) == {PRODUCT: 6.0, CAST: 2.0, PYTHON: 2.0}
     assert fit({PRODUCT: 6.0, CAST: 2.0, PYTHON: 0.0}, 4.0) == {PRODUCT: 3.0, CAST: 1.0, PYTHON: 0.0}
+
+
+@pytest.mark.skipif(not compat.has_onednn(), reason="this build cannot ask oneDNN for a product")
+@pytest.mark.skipif(not compat.has_profiler(), reason="this build has no profiler")
+def test_onednn_s_operators_are_known_as_products_by_the_names_that_this_build_gives_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(AGREED, "products_by_onednn", True)
+    x, weight, bias, sums = torch.ones(256, 512), torch.ones(5000, 512), torch.ones(5000), torch.ones(512, 5000)
+
+    def products() -> None:
+        with torch.no_grad():
+            y = compat.linear(x, weight, bias)
+            compat.matmul(y, weight)
+            compat.add_product(sums, x.t(), y)
+
+    its = {call.name for call in compat.profiled(products) if "mkldnn" in call.name or "dense" in call.name}
+    products_here = {name for name, kind in operators._CLASS_OF.items() if kind == PRODUCT}
+    assert its and its <= products_here
 
 
 CONFIGS: Dict[str, List[str]] = {
