@@ -1,0 +1,97 @@
+"""Parts of a step: own time, and the table."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import List
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import where  # noqa: E402
+from where import ATTENTION, LAYERS, LOGITS, LOSS_REST, NORM_GELU, REST, Clock, table, watched  # noqa: E402
+
+from tests.training.test_operators import trainer  # noqa: E402
+
+
+class Hand:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
+    moved = Hand()
+    monkeypatch.setattr(where, "time", moved)
+    return moved
+
+
+def test_a_call_s_own_time_is_without_the_calls_inside_it_and_only_counted_while_it_runs(hand: Hand) -> None:
+    clock = Clock()
+    outer, inner = clock.of(lambda: LOSS_REST, "loss"), clock.of(lambda: LOGITS, "linear")
+    around: List[List[str]] = []
+
+    def step(own: float, inside: float) -> None:
+        clock.turns.append(defaultdict(list))
+        with outer():
+            hand.now += own
+            for _ in range(2):
+                with inner():
+                    hand.now += inside
+                    around.append(list(clock.around))
+
+    step(5.0, 7.0)
+    assert not clock.turns[0]
+    clock.runs = True
+    step(1.0, 2.0)
+    step(3.0, 4.0)
+    assert clock.seconds(LOSS_REST) == [0.0, 1.0, 3.0] and clock.seconds(LOGITS) == [0.0, 4.0, 8.0]
+    assert clock.quickest(LOGITS) == 4.0 and clock.calls(LOGITS) == 2
+    assert around == [[LOSS_REST, LOGITS]] * 6 and clock.around == []
+
+
+def test_the_table_puts_each_part_beside_its_products_of_the_floor(hand: Hand) -> None:
+    clock = Clock()
+    clock.runs = True
+    for seconds in (4.0, 2.0, 3.0):
+        clock.turns.append(defaultdict(list))
+        for part in (LAYERS, ATTENTION, NORM_GELU):
+            with clock.of(lambda part=part: part, "some")():
+                hand.now += seconds
+    floors = [{"qkv forward": [3, 1.0], "attention keys": [1, its]} for its in (2.0, 1.0, 4.0)]
+    lines = table(clock, [14.0, 8.0, 10.0], floors)
+    found = {line[:30].strip(): line[30:].split() for line in lines}
+    assert found[LAYERS] == ["1", "3.000", "30.0%", "2.000", "3.000", "3.000"]
+    assert found[ATTENTION] == ["1", "3.000", "30.0%", "2.000", "2.000", "1.000"]
+    assert found[NORM_GELU] == ["1", "3.000", "30.0%", "2.000"]
+    assert found[REST] == ["2.000", "20.0%", "1.000"]  # 14 - 12, 8 - 6, 10 - 9
+    assert found["a step"] == ["10.000", "100.0%", "7.000", "5.000", "4.000"]
+    assert lines[-1] == "of the floor: 2.000 (1.429-2.800); the quickest of both: 1.750"
+
+
+def test_every_part_of_a_real_step_is_seen_and_the_functions_are_put_back() -> None:
+    from fugaku_gpt import compat
+    from fugaku_gpt.model.causal_attention import _CausalAttention
+
+    before = compat.linear, _CausalAttention.forward, _CausalAttention.backward
+    clock = Clock()
+    with watched(clock):
+        run = trainer("model.dropout=0", "model.attention_dropout=0")
+        clock.turns.append(defaultdict(list))
+        clock.runs = True
+        run.step()
+        clock.runs = False
+    assert (compat.linear, _CausalAttention.forward, _CausalAttention.backward) == before
+    calls = {part: clock.calls(part) for part in where.PARTS}
+    layers, passes = run.config.model.layers, run.config.micro_batches
+    assert calls[LAYERS] == 4 * 3 * layers * passes  # four linear layers, each multiplied in three ways
+    assert calls[LOGITS] % (3 * passes) == 0 and calls[LOSS_REST] >= passes
+    assert all(calls.values())
