@@ -7,7 +7,7 @@ import functools
 import torch
 
 _ROW = 1024  # numbers of which a norm is taken, in their own type; float64 adds the rows up
-_BLOCK = 65536  # numbers of a dot product in their own type: with fewer, its calls take longer than it does
+_BLOCK = 65536  # numbers of a dot product in their own type: a call takes as long as some thousands of them
 
 
 def sum_of_squares(x: torch.Tensor) -> float:
