@@ -6,8 +6,8 @@
 One process, in turns: a step, and the products of ``gemm_floor.py`` alone (with the threads' settings of a step, which
 ``step.py`` does not give the floor). ``seconds`` of a part are its own, without those of parts inside it, as a median
 over the turns. ``floor`` are the part's products alone, each by the way whose median over the turns is smallest.
-``quickest`` of both: for every kind and shape of call its mean in the turn in which that was smallest: what a quieter
-machine would show.
+``quickest`` of both: for every kind and shape of call its mean in the turn in which that was smallest: the least
+disturbed of each.
 
 The floor's products are those of the definition. Ours have more: attention's backward pass computes one of seven again;
 in 16 bits there is the addition to the float32 sums, and casts where the build multiplies in float32.

@@ -128,7 +128,7 @@ def _by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tenso
 def products_by_onednn() -> bool:
     """Whether float32 products of layers are oneDNN's: what was agreed on; before that, whether this build can hand
     them to it and would else use MKL's kernels on a processor that is not Intel's (seen: 5 to 25 % slower there with
-    AVX-512, as fast or faster without; in older builds less than half as fast, with it or without)."""
+    AVX-512, on the whole faster without; in older builds less than half as fast, with it or without)."""
     return _onednn_is_better() if AGREED.products_by_onednn is None else AGREED.products_by_onednn
 
 
