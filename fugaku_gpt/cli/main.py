@@ -57,6 +57,12 @@ def run(arguments: Optional[Sequence[str]] = None) -> int:
         for line in str(error).splitlines():
             click.echo(f"fugaku-gpt: {line}", err=True)
         return error.exit_code
+    except OSError as error:  # such as a folder that may not be written, or a full disk
+        if error.filename is None:
+            raise
+        named = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+        click.echo(f"fugaku-gpt: {named}: {error.strerror}", err=True)
+        return EXIT_RUN_FAILED
     except SystemExit:  # only click raises it here, for a broken pipe, as in `... | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK

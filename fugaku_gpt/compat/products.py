@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from fugaku_gpt.compat.agreed import AGREED
 from fugaku_gpt.compat.trials import has_kernel, waves
 from fugaku_gpt.compat.wide import or_in_float32
+from fugaku_gpt.layout.memory import cast_rows
 from fugaku_gpt.machine.local import processor_name, vector_flags
 
 _ROWS_FOR_ONEDNN = 128
 _AT_ONCE = 2048  # rows or columns of a part that oneDNN gets: 4 MiB of 512 rows
-_CAST_AT_ONCE = 8192  # rows of a product in 16 bits that is added; whole, 124M's logits took 230 MiB more
 
 # x weightᵀ + bias: [..., inputs], [outputs, inputs], [outputs] → [..., outputs]
 _Operator = Callable[[torch.Tensor, torch.Tensor, Optional[torch.Tensor]], torch.Tensor]
@@ -62,7 +62,7 @@ def add_product(sums: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
     the type of the sums and PyTorch's product is as fast as any."""
     if sums.dtype != x.dtype:
         if has_kernel("matmul", x.dtype):  # a part at a time: what is added is cast in memory of its own
-            for part, rows in _in_step(sums, x, _CAST_AT_ONCE):
+            for part, rows in _in_step(sums, x, cast_rows(sums.shape[1])):
                 part.add_(torch.matmul(rows, y))
             return
         # the product is one of float32 anyway, and is not rounded on its way

@@ -28,12 +28,13 @@ def fill_parameter(parameter: torch.Tensor, spec: TensorSpec, seed: int, tp_rank
     target = parameter.detach().view(-1, parameter.shape[-1])
     # rows of the whole tensor, flattened to two dimensions, that this rank holds, in order
     rows = np.arange(int(np.prod(spec.shape[:-1]))).reshape(spec.shape[:-1])[part[:-1]].reshape(-1)
-    done = 0
-    for block in np.unique(rows // _BLOCK_ROWS):
-        wanted = rows[rows // _BLOCK_ROWS == block] - block * _BLOCK_ROWS
-        values = _draw_block(spec, seed, int(block))[wanted][:, columns]
-        target[done : done + len(wanted)] = torch.from_numpy(np.ascontiguousarray(values)).to(parameter.dtype)
-        done += len(wanted)
+    blocks = rows // _BLOCK_ROWS
+    starts = np.flatnonzero(np.diff(blocks, prepend=-1)).tolist()  # the rows of a block follow one another
+    for start, stop in zip(starts, [*starts[1:], len(rows)]):
+        block = int(blocks[start])
+        wanted = rows[start:stop] - block * _BLOCK_ROWS
+        values = _draw_block(spec, seed, block)[wanted][:, columns]
+        target[start:stop] = torch.from_numpy(np.ascontiguousarray(values)).to(parameter.dtype)
 
 
 def _draw_block(spec: TensorSpec, seed: int, block: int) -> "np.ndarray[Any, np.dtype[np.float32]]":

@@ -34,6 +34,7 @@ from fugaku_gpt.layout.grid import strides_of
 from fugaku_gpt.layout.memory import (
     ITEM_BYTES,
     Peaks,
+    cast_elements,
     core_bytes,
     freed_before_core,
     moments_of,
@@ -176,10 +177,15 @@ def _layer_workspace(config: RunConfig, threads: int) -> int:
     inside = attention_elements(blocks, s, model.head_size, drops) + 4 * b * s * model.hidden // t
     attention = max(0, inside + 2 * stream + gathered - freed_before_core(config) // item)
     drawn = 3 * core_bytes(config)  # 16 bits of random numbers for each flag, and the comparison
-    product = (
-        max(4 * model.hidden, model.ffn_size) // t * model.hidden if narrow else 0
-    )  # before it is added in float32
-    return item * (max(mlp, attention) + product) + drawn
+    wide, low = model.ffn_size // t, model.hidden
+    matrices = ((3 * low // t, low), (low, low // t), (wide, low), (low, wide))  # of weights: their gradients are added
+    product = max(_added(rows, columns, item) for rows, columns in matrices) if narrow else 0
+    return item * max(mlp, attention) + product + drawn
+
+
+def _added(rows: int, columns: int, item: int) -> int:
+    """A product in 16 bits, on its way to a sum in float32."""
+    return cast_elements(rows, columns) * (item + 4)
 
 
 def _logits(config: RunConfig, threads: int) -> int:
@@ -192,7 +198,7 @@ def _logits(config: RunConfig, threads: int) -> int:
     found = rows * width * item
     if config.training.dtype in SIXTEEN_BITS:
         found += min(rows, _CACHED_ROWS * threads if t == 1 else rows) * width * 4  # exponentials
-        found += width * model.hidden * item  # a product, before it is added to the weight's sum in float32
+        found += _added(width, model.hidden, item)
     if config.layout.sequence_parallel and t > 1:  # gathered hidden states and their gradient
         found += 2 * b * s * model.hidden * item
     return found

@@ -99,3 +99,14 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "holds no run directory" in capsys.readouterr().err
     assert run(["job", "collect", str(tmp_path), "--set", "nodes=4"]) == 2
     assert "together with --reparse" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_told_without_a_traceback(
+    jobs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (jobs / "well" / "accounting.json" / "in the way").mkdir(parents=True)  # a read-only folder is none for root
+    assert run(["job", "collect", str(jobs / "late")]) == 0
+    assert run(["job", "collect", str(jobs / "well")]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("fugaku-gpt: ") and "accounting.json: " in error and "irectory" in error
+    assert not [path for path in (jobs / "well").iterdir() if path.name.endswith(".tmp")]

@@ -11,6 +11,7 @@ from fugaku_gpt import compat
 from fugaku_gpt.compat import products
 from fugaku_gpt.compat.agreed import AGREED
 from fugaku_gpt.compat.trials import TRIALS
+from fugaku_gpt.layout import memory
 from tests.compat.inputs import random
 
 OPERATORS = [products._of_plain_tensors, products._of_its_own_tensors]
@@ -144,16 +145,22 @@ def test_products_of_16_bits_that_are_computed_in_float32_are_onednn_s_too(
     assert is_rounded(sums, judge + 1.0)
 
 
-@pytest.mark.parametrize("rows", [2, 2 * products._CAST_AT_ONCE + 5])
+@pytest.mark.parametrize("rows", [2, 37])
 def test_a_product_of_16_bits_is_rounded_once_before_it_is_added_or_not_at_all(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(memory, "_CAST_AT_ONCE", 64)  # 16 rows of 4 columns
+    monkeypatch.setattr(memory, "_CAST_ROWS", 8)
+    multiplied: List[int] = []
+    matmul = torch.matmul
+    monkeypatch.setattr(torch, "matmul", lambda x, y: multiplied.append(len(x)) or matmul(x, y))
     a, b = torch.full((rows, 3), 1.0 + 2.0**-7).bfloat16(), torch.full((3, 4), 1.0 + 2.0**-7).bfloat16()
     for has_kernel, expected in ((True, 3.046875), (False, 3.0 * (1.0 + 2.0**-7) ** 2)):
         monkeypatch.setitem(AGREED.in_float32, torch.bfloat16, frozenset() if has_kernel else frozenset(TRIALS))
         sums = torch.ones(rows, 4)
         compat.add_product(sums, a, b)
         assert torch.equal(sums, torch.full((rows, 4), 1.0 + expected))
+    assert multiplied == ([2] if rows == 2 else [16, 16, 5])  # a part at a time is cast; in float32 nothing is
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -44,6 +44,13 @@ def test_lasting_categories_are_a_trainer_s_tensors(dtype: str, rollback: str) -
     assert (told["copies"] > 0) == (rollback == "1")
 
 
+def test_in_16_bits_a_part_of_a_large_product_is_held_on_its_way_to_the_sums() -> None:
+    settings = ["training.dtype=bfloat16", "model.seq_len=1024", "training.micro_batch=1", "node.threads_per_rank=2"]
+    narrow = memory_of_run(load_run_config(preset="124m", overrides=settings)).stages[0]
+    chunk, exponentials, product = 512 * 50304 * 2, 32 * 50304 * 4, 8192 * 768 * (2 + 4)
+    assert narrow["logits"] == chunk + exponentials + product
+
+
 @pytest.mark.parametrize(
     ("ffn", "dropout", "fullest"), [(256, 0.0, "GELU"), (256, 0.1, "GELU"), (64, 0.0, "attention")]
 )
