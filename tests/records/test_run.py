@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
 
@@ -107,13 +107,30 @@ class Starter:
         self.said = self.process.stdout.readline().strip()
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
 
 
-def test_a_folder_claimed_by_a_living_process_is_refused_and_a_dead_ones_is_not(tmp_path: Path) -> None:
+@pytest.fixture
+def start() -> Iterator[Callable[..., Starter]]:
+    """Makes starters, which end with the test at the latest."""
+    started: List[Starter] = []
+
+    def one(*words: Any) -> Starter:
+        started.append(Starter(*words))
+        return started[-1]
+
+    yield one
+    for starter in started:
+        starter.kill()
+
+
+def test_a_folder_claimed_by_a_living_process_is_refused_and_a_dead_ones_is_not(
+    tmp_path: Path, start: Callable[..., Starter]
+) -> None:
     out = tmp_path / "run"
-    other = Starter(out)
+    other = start(out)
     assert other.said == "created"
     with pytest.raises(UsageError, match=rf"process {other.process.pid} on .* is starting a run there.*remove {out}"):
         RunDirectory(out).create("a: 2\n")
@@ -123,16 +140,16 @@ def test_a_folder_claimed_by_a_living_process_is_refused_and_a_dead_ones_is_not(
     assert newest(out, CLAIM)[0] == 2
 
 
-def test_a_starter_and_its_rank_share_a_claim(tmp_path: Path) -> None:
+def test_a_starter_and_its_rank_share_a_claim(tmp_path: Path, start: Callable[..., Starter]) -> None:
     out = tmp_path / "run"
-    starter = Starter(out, "mark")
-    rank = Starter(out, "mark")
-    stranger = Starter(out, "other")
+    starter = start(out, "mark")
+    rank = start(out, "mark")
+    stranger = start(out, "other")
     assert (starter.said, rank.said) == ("created", "created") and "is starting a run there" in stranger.said
     starter.kill()  # its rank lives: the claim is its own now
-    assert "is starting a run there" in Starter(out, "other").said
+    assert "is starting a run there" in start(out, "other").said
     rank.kill()
-    assert Starter(out, "other").said == "created"
+    assert start(out, "other").said == "created"
 
 
 def test_a_job_that_its_batch_system_starts_again_elsewhere_goes_on(tmp_path: Path) -> None:
@@ -184,7 +201,7 @@ def test_of_several_at_once_one_gets_the_folder(tmp_path: Path) -> None:
         )
 
 
-def test_discard_takes_back_its_own_files_only(tmp_path: Path) -> None:
+def test_discard_takes_back_its_own_files_only(tmp_path: Path, start: Callable[..., Starter]) -> None:
     fresh = RunDirectory(tmp_path / "fresh")
     fresh.create("a: 1\n")
     fresh.log_file.write_text("refused")
@@ -199,12 +216,11 @@ def test_discard_takes_back_its_own_files_only(tmp_path: Path) -> None:
     prepared.discard()
     assert sorted(os.listdir(prepared.path)) == ["config.yaml", "job.sh"]
     lost = RunDirectory(tmp_path / "lost")
+    start(lost.path)
     with pytest.raises(UsageError):
-        other = Starter(lost.path)
         lost.create("a: 2\n")
     lost.discard()
     assert (lost.path / "config.yaml").read_text() == "a: 1\n"
-    other.kill()
 
 
 def resumed(iteration: int, checkpoint: "str | None") -> Dict[str, Any]:
@@ -264,9 +280,9 @@ def test_a_run_goes_on_in_the_folder_of_one_that_has_ended_and_its_result_is_kep
     assert result is not None and result.iterations == 3 and result.status == "interrupted"
 
 
-def test_nobody_goes_on_in_the_folder_of_a_living_run(tmp_path: Path) -> None:
+def test_nobody_goes_on_in_the_folder_of_a_living_run(tmp_path: Path, start: Callable[..., Starter]) -> None:
     out = tmp_path / "run"
-    other = Starter(out)
+    other = start(out)
     RunDirectory(out).write_result(Result("failed", "one rank has said so, and still lives", 1.0, time.time() + 1))
     with pytest.raises(UsageError, match=rf"process {other.process.pid} on .* is writing a run there"):
         RunDirectory(out).create("a: 2\n", resume=True)
