@@ -32,6 +32,7 @@ from fugaku_gpt.layout.operations import (
 from fugaku_gpt.records.flight import DIRECTIONS
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 2e-5, 1e-3
+_PAUSES_GROW = 1.125  # so that a pause is a ninth of what has been waited: a message is noticed that late at most
 
 
 class Pending:
@@ -332,7 +333,7 @@ class Communicator:
                     steps.done()
                 if self._shares_cores:
                     time.sleep(pause)
-                    pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
+                    pause = min(_PAUSES_GROW * pause, _LONGEST_PAUSE_SECONDS)
         Communicator.waited_seconds += time.perf_counter() - before
 
     @property
