@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Dict, NoReturn, Optional, Sequence
@@ -12,6 +13,10 @@ from fugaku_gpt import __version__
 from fugaku_gpt.cli.lazy import LazyGroup
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, FugakuGptError
 
+# what a file system says of a user's folders, and not of a mistake of ours
+_REFUSALS = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY,
+)  # fmt: skip
 COMMANDS: Dict[str, str] = {
     "ckpt": "fugaku_gpt.cli.ckpt:ckpt",
     "compare": "fugaku_gpt.cli.compare:compare",
@@ -57,11 +62,10 @@ def run(arguments: Optional[Sequence[str]] = None) -> int:
         for line in str(error).splitlines():
             click.echo(f"fugaku-gpt: {line}", err=True)
         return error.exit_code
-    except OSError as error:  # such as a folder that may not be written, or a full disk
-        if error.filename is None:
+    except OSError as error:
+        if error.filename is None or error.errno not in _REFUSALS:
             raise
-        named = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
-        click.echo(f"fugaku-gpt: {named}: {error.strerror}", err=True)
+        click.echo(f"fugaku-gpt: {error.filename}: cannot be read or written: {error.strerror}", err=True)
         return EXIT_RUN_FAILED
     except SystemExit:  # only click raises it here, for a broken pipe, as in `... | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -32,7 +32,7 @@ from fugaku_gpt.layout.operations import (
 from fugaku_gpt.records.flight import DIRECTIONS
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 2e-5, 1e-3
-_PAUSES_GROW = 1.125  # so that a pause is a ninth of what has been waited: a message is noticed that late at most
+_PAUSES_GROW = 1.125  # so that, but for the first few, a pause is about an eighth of what has been waited before it
 
 
 class Pending:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from fugaku_gpt.compat.agreed import AGREED
 from fugaku_gpt.compat.trials import has_kernel, waves
 from fugaku_gpt.compat.wide import or_in_float32
-from fugaku_gpt.layout.memory import cast_rows
+from fugaku_gpt.layout.products import cast_rows
 from fugaku_gpt.machine.local import processor_name, vector_flags
 
 _ROWS_FOR_ONEDNN = 128

@@ -35,23 +35,11 @@ from fugaku_gpt.layout.stages import Chunk, by_stage
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 TOKEN_ID_BYTES = 8
-_CAST_AT_ONCE, _CAST_ROWS = 6 * 2**20, 512  # elements; rows at the least, for the product's sake
 _MIB = 2.0**20
 
 # of each chunk micro-batches in flight, and those whose gradients of weights are put off; the chunk that goes backward
 Moment = Tuple[Tuple[int, ...], Tuple[int, ...], Optional[int]]
 Kinds = Union[Sequence[str], Mapping[int, str]]  # layer → ``none``, ``selective`` or ``full``
-
-
-def cast_rows(columns: int) -> int:
-    """Rows of a product in 16 bits that are added to a sum in float32 at one time: what is added is cast first, in
-    memory of its own (seen: 230 MiB for the logits of 124M, when all of them were)."""
-    return max(_CAST_ROWS, _CAST_AT_ONCE // max(1, columns))
-
-
-def cast_elements(rows: int, columns: int) -> int:
-    """Elements of a product [rows, columns] that are cast at one time, at most."""
-    return min(rows * columns, max(_CAST_AT_ONCE, _CAST_ROWS * columns))
 
 
 def layer_bytes(config: RunConfig, kind: str) -> int:

@@ -34,13 +34,13 @@ from fugaku_gpt.layout.grid import strides_of
 from fugaku_gpt.layout.memory import (
     ITEM_BYTES,
     Peaks,
-    cast_elements,
     core_bytes,
     freed_before_core,
     moments_of,
     recompute_of_layers,
     shape_of,
 )
+from fugaku_gpt.layout.products import cast_elements
 from fugaku_gpt.layout.sequence import CHUNK_TOKENS
 from fugaku_gpt.layout.stages import Chunk, by_stage, chunks_of
 from fugaku_gpt.machine.framework import Framework, framework_of
@@ -177,14 +177,15 @@ def _layer_workspace(config: RunConfig, threads: int) -> int:
     inside = attention_elements(blocks, s, model.head_size, drops) + 4 * b * s * model.hidden // t
     attention = max(0, inside + 2 * stream + gathered - freed_before_core(config) // item)
     drawn = 3 * core_bytes(config)  # 16 bits of random numbers for each flag, and the comparison
-    wide, low = model.ffn_size // t, model.hidden
-    matrices = ((3 * low // t, low), (low, low // t), (wide, low), (low, wide))  # of weights: their gradients are added
+    f, h = model.ffn_size // t, model.hidden
+    matrices = ((3 * h // t, h), (h, h // t), (f, h), (h, f))  # of weights: their gradients are added to sums
     product = max(_added(rows, columns, item) for rows, columns in matrices) if narrow else 0
     return item * max(mlp, attention) + product + drawn
 
 
 def _added(rows: int, columns: int, item: int) -> int:
-    """A product in 16 bits, on its way to a sum in float32."""
+    """Bytes of a product in 16 bits on its way to a sum in float32. Where the build has no kernel for 16-bit products,
+    all of what is multiplied is cast to float32 instead: that is not counted."""
     return cast_elements(rows, columns) * (item + 4)
 
 

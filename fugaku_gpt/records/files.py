@@ -21,13 +21,19 @@ _LEFTOVER_SECONDS = 3600.0  # a temporary file this old has lost its writer
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write a file through a temporary neighbour and a rename, so that no reader ever sees half of it."""
+    """Write a file through a temporary neighbour and a rename, so that no reader ever sees half of it.
+
+    Raises:
+        OSError: it cannot be written; names the file, not its neighbour.
+    """
     temporary = _temporary(path)
     try:
         _write(temporary, text)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         _remove(temporary)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 

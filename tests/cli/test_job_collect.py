@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -101,12 +103,26 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "together with --reparse" in capsys.readouterr().err
 
 
-def test_a_file_that_cannot_be_written_is_told_without_a_traceback(
-    jobs: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("refusal", [errno.ENOSPC, errno.EACCES, errno.EROFS])
+def test_a_file_that_cannot_be_written_is_told_by_its_name_without_a_traceback(
+    refusal: int, jobs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (jobs / "well" / "accounting.json" / "in the way").mkdir(parents=True)  # a read-only folder is none for root
-    assert run(["job", "collect", str(jobs / "late")]) == 0
+    # nothing is refused to root, as whom these tests may run
+    def refused(_: int) -> None:
+        raise OSError(refusal, os.strerror(refusal))
+
+    monkeypatch.setattr(os, "fsync", refused)
     assert run(["job", "collect", str(jobs / "well")]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("fugaku-gpt: ") and "accounting.json: " in error and "irectory" in error
-    assert not [path for path in (jobs / "well").iterdir() if path.name.endswith(".tmp")]
+    path = jobs / "well" / "accounting.json"
+    assert error == f"fugaku-gpt: {path}: cannot be read or written: {os.strerror(refusal)}"
+    assert not [left for left in (jobs / "well").iterdir() if left.name.endswith(".tmp")]
+
+
+def test_an_error_that_is_no_user_s_keeps_its_traceback(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "what should be there")
+
+    monkeypatch.setattr(os, "fsync", lost)
+    with pytest.raises(FileNotFoundError):
+        run(["job", "collect", str(jobs / "well")])

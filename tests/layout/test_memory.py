@@ -18,8 +18,6 @@ from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.memory import (
     Moment,
-    cast_elements,
-    cast_rows,
     ends_bytes,
     layer_bytes,
     moments_of,
@@ -269,10 +267,3 @@ def test_a_plan_for_sixty_four_stages_is_quick() -> None:
     kinds = recompute_of_layers(config, split_layers(128, 64))
     assert len(kinds) == 128
     print(f"64 stages of 512 micro-batches: {time.process_time() - before:.2f} s")
-
-
-def test_of_a_product_that_is_cast_a_part_is_at_one_time() -> None:
-    assert [cast_rows(columns) for columns in (768, 5120, 20480, 1)] == [8192, 1228, 512, 6 * 2**20]
-    for rows, columns in ((50304, 768), (3072, 768), (5120, 20480), (20000, 5120), (3, 0)):
-        most = min(rows, cast_rows(columns)) * columns
-        assert most <= cast_elements(rows, columns) <= most + columns

@@ -45,10 +45,14 @@ def test_lasting_categories_are_a_trainer_s_tensors(dtype: str, rollback: str) -
 
 
 def test_in_16_bits_a_part_of_a_large_product_is_held_on_its_way_to_the_sums() -> None:
-    settings = ["training.dtype=bfloat16", "model.seq_len=1024", "training.micro_batch=1", "node.threads_per_rank=2"]
-    narrow = memory_of_run(load_run_config(preset="124m", overrides=settings)).stages[0]
+    settings = ["model.seq_len=1024", "training.micro_batch=1", "node.threads_per_rank=2"]
+    narrow, wide = (
+        memory_of_run(load_run_config(preset="124m", overrides=[*settings, f"training.dtype={dtype}"])).stages[0]
+        for dtype in ("bfloat16", "float32")
+    )
     chunk, exponentials, product = 512 * 50304 * 2, 32 * 50304 * 4, 8192 * 768 * (2 + 4)
     assert narrow["logits"] == chunk + exponentials + product
+    assert narrow["workspace"] == wide["workspace"] // 2 + 3072 * 768 * (2 + 4)  # where GELU is done again
 
 
 @pytest.mark.parametrize(
