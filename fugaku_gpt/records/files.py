@@ -13,7 +13,7 @@ import re
 import time
 import uuid
 from pathlib import Path
-from typing import Any, List
+from typing import Any, Iterator, List
 
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
@@ -27,14 +27,13 @@ def write_text_atomically(path: Path, text: str) -> None:
         OSError: it cannot be written; names the file, not its neighbour.
     """
     temporary = _temporary(path)
-    try:
-        _write(temporary, text)
-        os.replace(temporary, path)
-    except BaseException as error:
-        _remove(temporary)
-        if isinstance(error, OSError):
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
+    with _naming(path):
+        try:
+            _write(temporary, text)
+            os.replace(temporary, path)
+        except BaseException:
+            _remove(temporary)
+            raise
 
 
 def write_json_atomically(path: Path, value: Any) -> None:
@@ -47,22 +46,17 @@ def create_text_atomically(path: Path, text: str) -> bool:
 
     Where the file system has no hard links, the first writer still wins, but a reader may find the file empty for a
     moment, or for good if the writer is killed in that moment.
+
+    Raises:
+        OSError: it cannot be written; names the file, not its neighbour.
     """
     temporary = _temporary(path)
-    try:
-        _write(temporary, text)
+    with _naming(path):
         try:
-            os.link(temporary, path)
-        except FileExistsError:
-            # over NFS the answer to a link that was made can be lost, and the second try then finds it there
-            return os.stat(temporary).st_nlink == 2
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            return _create_in_place(path, text)
-        return True
-    finally:
-        _remove(temporary)
+            _write(temporary, text)
+            return _link(temporary, path, text)
+        finally:
+            _remove(temporary)
 
 
 def create_json_atomically(path: Path, value: Any) -> bool:
@@ -119,6 +113,31 @@ def _ends_a_line(stream: Any) -> bool:
 
 def _json(value: Any) -> str:
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def _link(temporary: Path, path: Path, text: str) -> bool:
+    """Give a whole file its name, unless there is one of that name."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        # over NFS the answer to a link that was made can be lost, and the second try then finds it there
+        return os.stat(temporary).st_nlink == 2
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return _create_in_place(path, text)
+    return True
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """What the system refuses of a neighbour of a file is told of the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # not the system's: its words are all there is
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _temporary(path: Path) -> Path:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import List
 
 import pytest
 import torch
@@ -82,3 +83,21 @@ def test_the_grid_of_one_process_is_one_by_one() -> None:
     assert grid.world.size == grid.tp.size == grid.dp.size == 1
     with pytest.raises(ValueError, match="a layout of 2 ranks was given 1 ranks"):
         ProcessGrid(Communicator.alone(), LayoutConfig(dp=2))
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-4, 1e-3, 5e-3, 0.2])
+def test_ranks_that_share_cores_sleep_little_longer_than_they_have_to_wait(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: List[float] = []
+
+    class Request:
+        def Test(self) -> bool:
+            return sum(slept) >= seconds
+
+    monkeypatch.setattr(time, "sleep", slept.append)
+    group = Communicator(None, "a group", shares_cores=True)
+    group._wait(Request())
+    late = sum(slept) - seconds
+    assert 0.0 <= late <= min(1e-3, 2e-5 + seconds / 8) + 1e-12
+    assert max(slept, default=0.0) <= 1e-3 and len(slept) <= 60 + seconds / 1e-3  # who computes keeps its core

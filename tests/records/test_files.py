@@ -35,6 +35,22 @@ def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
     assert [child.name for child in tmp_path.iterdir()] == ["a.json"]
 
 
+@pytest.mark.parametrize("write", [write_text_atomically, create_text_atomically])
+@pytest.mark.parametrize("number", [errno.ENOSPC, None])
+def test_a_refusal_names_the_file_and_loses_no_words(
+    write: Any, number: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: int) -> None:
+        raise OSError("no number") if number is None else OSError(number, os.strerror(number), "a hidden neighbour")
+
+    monkeypatch.setattr(os, "fsync", refused)
+    with pytest.raises(OSError) as caught:
+        write(tmp_path / "a.json", "{}")
+    told = "no number" if number is None else f"[Errno {number}] {os.strerror(number)}: '{tmp_path / 'a.json'}'"
+    assert str(caught.value) == told
+    assert not list(tmp_path.iterdir())
+
+
 def _without_links(*_: Any, **__: Any) -> None:
     raise OSError(errno.EOPNOTSUPP, "no hard links here")
 
