@@ -15,6 +15,8 @@ $(if $(filter wheel system,$(MPI)),,$(error MPI=$(MPI): valid are MPI=wheel and 
 BIN  := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(MPI)
 DEV       := $(VENV)/.dev
+# what the kernels of each environment are compiled from, and how
+KERNELS   := fugaku_gpt/kernels/build.py $(wildcard fugaku_gpt/kernels/source/*)
 # Here and in `fugaku-gpt env create`: the one way to make an environment.
 MAKE_ENVIRONMENT = MPI=$(MPI) env/make_environment.sh
 
@@ -23,7 +25,7 @@ help: ## these lines
 
 install: $(INSTALLED) ## .venv with the pinned PyTorch, an MPI and the command fugaku-gpt
 
-$(INSTALLED): setup.cfg pyproject.toml $(PINS)
+$(INSTALLED): setup.cfg pyproject.toml $(PINS) $(KERNELS)
 	@echo "installing into $(VENV) with $(PYTHON): $$(grep -m1 ^torch $(PINS)), MPI: $(MPI)"
 	@$(MAKE_ENVIRONMENT) $(PYTHON) $(VENV) $(PINS) $(MPI) --quiet $(PIP_ARGS)
 
@@ -81,7 +83,7 @@ old:
 	{ echo "=== tests on PyTorch $(BUILD) ===" && $(OLD)/bin/python -m pytest -q $(OLD_TESTS); }; }
 
 $(OLD)/.installed-$(BUILD): override MPI := wheel
-$(OLD)/.installed-$(BUILD): setup.cfg pyproject.toml env/torch-$(BUILD).txt
+$(OLD)/.installed-$(BUILD): setup.cfg pyproject.toml env/torch-$(BUILD).txt $(KERNELS)
 	@echo "installing PyTorch $(BUILD) into $(OLD) with $(PYTHON)"
 	@$(MAKE_ENVIRONMENT) $(PYTHON) $(OLD) env/torch-$(BUILD).txt $(BUILD) --quiet $(PIP_ARGS)
 

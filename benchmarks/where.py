@@ -9,6 +9,9 @@ over the turns. ``floor`` are the part's products alone, each by the way whose m
 ``quickest`` of both: for every kind and shape of call its mean in the turn in which that was smallest: the least
 disturbed of each.
 
+Where attention is that of our compiled kernels, products, softmax and all are one call: it stands in the line of
+attention's products, and the line of the rest has next to nothing. (``--set node.compiled_kernels=false``: without.)
+
 The floor's products are those of the definition. Ours have more: attention's backward pass computes one of seven again;
 in 16 bits there is the addition to the float32 sums, and casts where the build multiplies in float32.
 """
@@ -101,7 +104,7 @@ def watched(clock: Clock) -> Iterator[None]:
 
     from fugaku_gpt import compat
     from fugaku_gpt.comm.observed import inside
-    from fugaku_gpt.model.causal_attention import _CausalAttention
+    from fugaku_gpt.model.causal_attention import _CausalAttention, _CompiledAttention
     from fugaku_gpt.parallel.buffers import MasterWeights
     from fugaku_gpt.parallel.cross_entropy import _CrossEntropy
     from fugaku_gpt.parallel.gradients import GradientSum
@@ -120,11 +123,14 @@ def watched(clock: Clock) -> Iterator[None]:
     places: List[Tuple[Any, str, Callable[[], str]]] = [(compat, name, product) for name in PRODUCTS]
     places += [(torch, "bmm", always(ATTENTION)), (torch.Tensor, "baddbmm_", always(ATTENTION))]
     places += [(compat, name, always(NORM_GELU)) for name in ("layer_norm", "gelu", "gelu_tanh")]
+    places += [(compat, name, always(ATTENTION)) for name in ("attention", "attention_gradient")]
     places += [(compat, "backward", backward), (compat, "sum_of_rows", always(BIASES))]
-    places += [(owner, "step", always(OPTIMISER)) for owner in (optimizer.FusedAdamW, optimizer.BlockedAdamW)]
+    optimisers = optimizer.FusedAdamW, optimizer.BlockedAdamW, optimizer.CompiledAdamW
+    places += [(owner, "step", always(OPTIMISER)) for owner in optimisers]
     places += [(trainer, "squares_of", always(OPTIMISER)), (GradientSum, "begin", always(OPTIMISER))]
     places += [(MasterWeights, "round", always(OPTIMISER))]
-    functions = ((_CausalAttention, "forward", ATTENTION_REST), (_CausalAttention, "backward", ATTENTION_REST))
+    ways = _CausalAttention, _CompiledAttention
+    functions = [(way, name, ATTENTION_REST) for way in ways for name in ("forward", "backward")]
     with contextlib.ExitStack() as watching:
         for owner, name, part in places:
             watching.enter_context(inside(owner, name, clock.of(part, name)))

@@ -53,4 +53,8 @@ if [ "${MPI:-wheel}" = system ] && ! "$inside" "$here/two_ranks.py" > /dev/null 
         "$(grep '^mpi4py==' "$pins")" || stopped
     "$inside" "$here/two_ranks.py" || fail "two ranks of the mpirun on PATH do not meet"
 fi
+# Nothing needs our own kernels: a machine that cannot compile them gets its environment too, and is told.
+"$inside" -m fugaku_gpt env kernels > /dev/null ||
+    echo "kernels: not compiled, see above: PyTorch's own will be used; \`fugaku-gpt env kernels\` in this environment \
+compiles them, once there is a C compiler" >&2
 touch "$folder/.installed-$mark"

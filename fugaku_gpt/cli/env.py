@@ -1,4 +1,5 @@
-"""``fugaku-gpt env``: the environments of the builds of PyTorch: list, create, check, and how they are compiled."""
+"""``fugaku-gpt env``: the environments of the builds of PyTorch: list, create, check, how they are compiled, and the
+kernels of our own in them."""
 
 from __future__ import annotations
 
@@ -126,7 +127,7 @@ def check(name: str, at: Optional[Path], form: str) -> int:
     """Compare what is inside the environment NAME with its profile.
 
     Its own Python tells, started as ranks are: versions, BLAS, the instruction set that is really used, threads, fused
-    kernels, denormals, MPI. Exit code 3 where something differs or is missing.
+    kernels, denormals, kernels of our own, MPI. Exit code 3 where something differs or is missing.
     """
     from fugaku_gpt.jobs.environments.check import check_environment
     from fugaku_gpt.jobs.environments.registry import require_made, resolve
@@ -163,6 +164,27 @@ def recipe(name: str, settings: Tuple[str, ...], package: Optional[str], out: Op
         click.echo(script.text, nl=False)
     else:
         _write(out, script.text)
+
+
+@env.command()
+@click.option("--compiler", metavar="COMMAND", help="The C compiler; default: the first of cc, gcc and clang on PATH.")
+@click.option("--again", is_flag=True, help="Compile them again where they are there.")
+def kernels(compiler: Optional[str], again: bool) -> None:
+    """Compile our own kernels for this processor, into the environment of this Python.
+
+    Nothing needs them: where they are not compiled, PyTorch's own are used. Of an environment's Python:
+    FOLDER/bin/python -m fugaku_gpt env kernels
+    """
+    from fugaku_gpt.kernels import compile_kernels, library_file
+
+    there = library_file()
+    if there.exists() and not again:
+        click.echo(f"kernels: are compiled already, in {_short(there)}; --again compiles them again")
+        return
+    click.echo("compiling kernels for this processor", err=True)
+    file, target = compile_kernels(compiler)
+    how = f"compiled by {target}" if target else "compiled"
+    click.echo(f"kernels: {how}, in {_short(file)}")
 
 
 def _write_recipe(

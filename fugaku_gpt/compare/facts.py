@@ -62,6 +62,7 @@ def facts_of(job: Job) -> Dict[str, str]:
     facts["in float32 for want of a kernel"] = _text(precision.get("in_float32"))
     facts["GELU from the error function"] = _text(precision.get("gelu_by_erf"))
     facts["products of layers by oneDNN"] = _text(precision.get("onednn"))
+    facts["our own compiled kernels"] = _text(precision.get("compiled"))
     ranks: Sequence[Mapping[str, Any]] = environment.get("ranks") or []
     facts["ranks"] = str(len(ranks)) if ranks else UNKNOWN
     for name, key in _RANK:

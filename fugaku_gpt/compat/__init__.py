@@ -2,7 +2,8 @@
 
 What the rest of the package calls is named here. Each file is one question: which operations 16-bit types have
 (``trials``) and what is done about the others (``wide``); which kernels compute products, GELU, softmax, LayerNorm,
-AdamW and sums of squares (``products``, ``activation``, ``softmax``, ``norm``, ``adamw``, ``squares``); how a backward
+AdamW and sums of squares (``products``, ``activation``, ``softmax``, ``norm``, ``adamw``, ``squares``), and which of
+our own do instead (``compiled``); how a backward
 pass begins (``gradients``) and operators are seen running (``profiler``); what there is to report (``build``). Where
 ranks could find different answers they agree on one (``agreed``).
 """
@@ -12,6 +13,19 @@ from __future__ import annotations
 from fugaku_gpt.compat.activation import compute_gelu_by_erf, gelu, gelu_by_erf, gelu_tanh
 from fugaku_gpt.compat.adamw import divides_gradients, fused_adamw
 from fugaku_gpt.compat.build import build_facts, flush_denormals
+from fugaku_gpt.compat.compiled import (
+    attends,
+    attention,
+    attention_gradient,
+    compute_by_compiled,
+    counts_losses,
+    has_compiled,
+    loss_gradient_,
+    loss_of_whole_rows_,
+    loss_sums,
+    step_adamw,
+    uses_compiled,
+)
 from fugaku_gpt.compat.gradients import backward
 from fugaku_gpt.compat.norm import layer_norm, sum_of_rows
 from fugaku_gpt.compat.products import (
@@ -32,19 +46,25 @@ from fugaku_gpt.compat.trials import can_train, compute_in_float32, has_kernel, 
 __all__ = [
     "Call",
     "add_product",
+    "attends",
+    "attention",
     "attention_dtype",
+    "attention_gradient",
     "backward",
     "build_facts",
     "can_train",
+    "compute_by_compiled",
     "compute_gelu_by_erf",
     "compute_in_float32",
     "compute_products_by_onednn",
+    "counts_losses",
     "divides_gradients",
     "flush_denormals",
     "fused_adamw",
     "gelu",
     "gelu_by_erf",
     "gelu_tanh",
+    "has_compiled",
     "has_kernel",
     "has_onednn",
     "has_profiler",
@@ -52,6 +72,9 @@ __all__ = [
     "layer_norm",
     "linear",
     "linear_into",
+    "loss_gradient_",
+    "loss_of_whole_rows_",
+    "loss_sums",
     "matmul",
     "matmul_into",
     "named",
@@ -59,7 +82,9 @@ __all__ = [
     "profiled",
     "softmax_",
     "softmax_gradient_",
+    "step_adamw",
     "sum_of_rows",
     "sum_of_squares",
+    "uses_compiled",
     "without_kernel",
 ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, Tuple
+
 import torch
 import torch.nn.functional as F
 
+from fugaku_gpt.compat import compiled
 from fugaku_gpt.compat.trials import WIDE
 from fugaku_gpt.compat.wide import InFloat32
 
@@ -17,10 +20,28 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     def normalised(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
+    y: torch.Tensor
+    if compiled.normalises(x, weight):
+        y = _CompiledLayerNorm.apply(x.contiguous(), weight, bias, eps)
+        return y
     if x.dtype in WIDE:
         return normalised(x, weight, bias)
-    y: torch.Tensor = InFloat32.apply(normalised, x, weight, bias)
+    y = InFloat32.apply(normalised, x, weight, bias)
     return y
+
+
+class _CompiledLayerNorm(torch.autograd.Function):
+    """By our own kernel, which takes 16 bits as they are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        y, kept = compiled.layer_norm(x, weight, bias, eps)
+        ctx.save_for_backward(x, weight, kept)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, y_grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+        return (*compiled.layer_norm_gradient(y_grad, *ctx.saved_tensors), None)
 
 
 def sum_of_rows(x: torch.Tensor) -> torch.Tensor:

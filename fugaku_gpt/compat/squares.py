@@ -6,12 +6,16 @@ import functools
 
 import torch
 
+from fugaku_gpt.compat.compiled import squares, sums_squares
+
 _ROW = 1024  # numbers of which a norm is taken, in their own type; float64 adds the rows up
 _BLOCK = 65536  # numbers of a dot product in their own type: a call takes as long as some thousands of them
 
 
 def sum_of_squares(x: torch.Tensor) -> float:
     """Of [n] float32 or float64 numbers. No clock chooses the way: of a build and a processor it is always the same."""
+    if sums_squares(x):
+        return squares(x)
     if not _norms_add_in_lanes():
         return sum(float(torch.dot(block, block)) for block in x.split(_BLOCK))
     whole = x.numel() - x.numel() % _ROW

@@ -277,6 +277,9 @@ class NodeConfig:
         "give each rank cores of its own, or cores and their memory, unless the launcher has",
         choices=("none", "cores", "memory"),
     )
+    compiled_kernels: bool = option(
+        True, "compute by our own kernels where they are compiled for the processor (fugaku-gpt env kernels)"
+    )
     tcmalloc: bool = option(False, "preload tcmalloc into the ranks with LD_PRELOAD")
     preload: Tuple[str, ...] = option(
         (), "more libraries for LD_PRELOAD of the ranks, after tcmalloc; never exported", form=_LIBRARY

@@ -1,9 +1,16 @@
-"""How attention is cut into blocks (``model/causal_attention.py``), and what memory it needs while it runs."""
+"""When compiled kernels compute attention, how it is cut into blocks where they do not (``model/causal_attention.py``),
+and what memory it needs while it runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fugaku_gpt.config.schema import RunConfig
+
+_COMPILED = ("float32", "bfloat16")
+_BUSY = 0.5  # of the threads' time, at least
+# of the kernels: queries and keys of a block; of a product's tile the columns, which are 8 to 32 by processor
+_COMPILED_QUERIES, _COMPILED_KEYS, _COLUMNS = 96, 64, 32
 # by measurement: elements that the scores of one thread may have, and queries of a block
 _SCORES = {True: 2**20, False: 2**18}  # of 16-bit types, of others
 _QUERIES = {True: 128, False: 64}
@@ -64,3 +71,36 @@ def attention_elements(blocks: Blocks, length: int, width: int, drops: bool) -> 
     groups = (8 if sums_apart(blocks, length) else 7) * blocks.products * length * width
     scores = (3 if drops else 2) * blocks.products * blocks.queries * length
     return groups + scores + blocks.products * blocks.queries * width
+
+
+def takes_heads_apart(samples: int, heads: int, threads: int) -> bool:
+    """Whether the compiled kernels, whose threads take one head of a sample at a time, keep the threads busy. With far
+    fewer of them than threads, products that all threads share are faster."""
+    return samples * heads >= _BUSY * heads_in_time(samples, heads, threads)
+
+
+def heads_in_time(samples: int, heads: int, threads: int) -> int:
+    """How many heads the threads could take in the time that they need for these."""
+    return threads * -(-samples * heads // threads)
+
+
+def may_be_compiled(config: RunConfig) -> bool:
+    """Whether a run's type is one that compiled kernels compute in, and they may be used where they are there. (Of
+    attention that :func:`takes_heads_apart` says whether they are.)"""
+    return config.node.compiled_kernels and config.training.dtype in _COMPILED
+
+
+def compiled_floats(length: int, width: int) -> int:
+    """float32 numbers that each thread of the compiled kernels needs at most: copies of a head's keys and values, or in
+    the backward pass of its queries, their gradients and the output's; and those of blocks of queries and of keys.
+
+    Args:
+        length: tokens of a sequence.
+        width: of a head.
+    """
+    queries, keys = _COMPILED_QUERIES, _COMPILED_KEYS
+    padded = -(-width // _COLUMNS) * _COLUMNS
+    whole = -(-length // keys) * keys
+    forward = padded * (2 * whole + 2 * queries + keys) + queries * (keys + 2)
+    backward = padded * (3 * length + 7 * keys) + length + 2 * queries * keys
+    return -(-max(forward, backward) // 16) * 16

@@ -30,6 +30,7 @@ from typing import (
 
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.layout.attention import may_be_compiled
 from fugaku_gpt.layout.schedules import Forward, Weights, stage_order
 from fugaku_gpt.layout.stages import Chunk, by_stage
 
@@ -52,7 +53,8 @@ def layer_bytes(config: RunConfig, kind: str) -> int:
     * in the cut layers: query, key, value and the attention's output, b s h / t each; the MLP's inner activations
       before GELU, b s f / t. LayerNorms and GELU are done again;
     * the flags of attention dropout (:func:`core_bytes`), which ``selective`` does not keep. ``full`` keeps the input
-      alone.
+      alone;
+    * where compiled kernels may compute attention, the logarithms of its sums: 4 bytes for each token and head.
 
     Args:
         kind: ``none``, ``selective`` or ``full``.
@@ -65,18 +67,20 @@ def layer_bytes(config: RunConfig, kind: str) -> int:
         return item * b * r * model.hidden
     between = b * r * model.hidden * (4 if model.dropout else 2)
     inside = b * s * (4 * model.hidden + model.ffn_size) // t
-    return item * (between + inside) + (core_bytes(config) if kind == "none" else 0)
+    log_sums = 4 * b * s * model.heads // t if may_be_compiled(config) else 0
+    return item * (between + inside) + log_sums + (core_bytes(config) if kind == "none" else 0)
 
 
 def _norm_bytes(config: RunConfig) -> int:
     """What a LayerNorm keeps besides its input: mean and deviation of each token; in 16 bits, where it computes them
-    again, its weight and bias in float32."""
+    again, its weight and bias in float32. Compiled kernels for 16 bits keep the former and the weight: what is more."""
     model, t = config.model, config.layout.tp
     item = ITEM_BYTES[config.training.dtype]
-    if item == 2:
-        return 2 * 4 * model.hidden
     r = model.seq_len // t if config.layout.sequence_parallel else model.seq_len
-    return 2 * item * config.training.micro_batch * r
+    of_tokens = 2 * max(item, 4) * config.training.micro_batch * r
+    if item > 2:
+        return of_tokens
+    return max(2 * 4 * model.hidden, 4 * model.hidden + of_tokens if may_be_compiled(config) else 0)
 
 
 def core_bytes(config: RunConfig) -> int:
@@ -90,13 +94,14 @@ def core_bytes(config: RunConfig) -> int:
     return b * model.heads // config.layout.tp * model.seq_len**2
 
 
-def freed_before_core(config: RunConfig) -> int:
-    """What the backward pass of a layer has freed when it comes to the attention core: all that lies behind it."""
+def freed_before_core(config: RunConfig, compiled: bool) -> int:
+    """What the backward pass of a layer has freed when it comes to the attention core: all that lies behind it, but
+    the output of the core itself where compiled kernels need it."""
     model, t = config.model, config.layout.tp
     b, s = config.training.micro_batch, model.seq_len
     r = s // t if config.layout.sequence_parallel else s
     between = b * r * model.hidden * (3 if model.dropout else 1)
-    inside = b * s * (model.hidden + model.ffn_size) // t
+    inside = b * s * ((0 if compiled else model.hidden) + model.ffn_size) // t
     return ITEM_BYTES[config.training.dtype] * (between + inside)
 
 
@@ -241,7 +246,7 @@ def _chunk_sizes(
     """
     all_kinds = {kinds[layer] for chunk in chunks for layer in chunk.layers} | {"none"}
     of_kind = {kind: layer_bytes(config, kind) for kind in all_kinds}
-    late, before_core = 0, -freed_before_core(config)
+    late, before_core = 0, -freed_before_core(config, may_be_compiled(config))
     if putting_off:
         late, before_core = late_bytes(config), before_core + _late_before_core(config)
     # more than is kept: at the start of the layer's backward pass, or at its attention core, whose flags are there then

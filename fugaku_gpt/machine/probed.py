@@ -15,6 +15,9 @@ VERSION = 1
 LINEAR, INPUT, WEIGHT = "linear", "input", "weight"  # a layer's product, and those of its two gradients
 SCORES, VALUES, KEYS = "scores", "values", "keys"  # attention's: [q, d][d, k], [q, k][k, d], [k, q][q, d] added up
 PRODUCTS = (LINEAR, INPUT, WEIGHT, SCORES, VALUES, KEYS)
+# all of attention by compiled kernels, of builds that have them: [s, d][d, s] of each head
+ATTENTION, ATTENTION_BACKWARD = "attention", "attention backward"
+COMPILED = (ATTENTION, ATTENTION_BACKWARD)
 PASSES = (
     "add",
     "copy",
@@ -42,7 +45,7 @@ class Product:
     """A product of ``batch`` pairs of matrices [rows, inner] and [inner, columns].
 
     Attributes:
-        kind: one of :data:`PRODUCTS`.
+        kind: one of :data:`PRODUCTS` or :data:`COMPILED`.
         dtype: trained in; what this build computes in float32 is measured with its casts.
     """
 
@@ -58,7 +61,8 @@ class Product:
 
     @property
     def flops(self) -> float:
-        """A multiply and an add count as two."""
+        """A multiply and an add count as two; of compiled attention, which leaves out half of all scores, those of the
+        forward pass's two products."""
         return 2.0 * self.batch * self.rows * self.inner * self.columns
 
 

@@ -1,9 +1,10 @@
 """Causal attention block by block, as one autograd function that keeps its input alone.
 
-Queries of one block meet the keys up to the block's end, so that what lies above the diagonal is not computed. The
-backward pass computes the probabilities again, one product of seven, instead of keeping [s, s] of them for each head
-(Dao et al. 2022, "FlashAttention", section 3.1). The products are batched over the heads of one or more samples, as
-many as leave the scores in the caches of all threads; the scores of all blocks are written into the same memory.
+Where there are compiled kernels for it they do the whole; what follows is PyTorch's way. Queries of one block meet the
+keys up to the block's end, so that what lies above the diagonal is not computed. The backward pass computes the
+probabilities again, one product of seven, instead of keeping [s, s] of them for each head (Dao et al. 2022,
+"FlashAttention", section 3.1). The products are batched over the heads of one or more samples, as many as leave the
+scores in the caches of all threads; the scores of all blocks are written into the same memory.
 """
 
 from __future__ import annotations
@@ -35,8 +36,28 @@ def causal_attention(
     Returns:
         [parts, b, s / parts, heads, d]
     """
-    y: torch.Tensor = _CausalAttention.apply(qkv, kept, 1.0 / (1.0 - probability), keep)
+    function = _CompiledAttention if compat.attends(qkv) else _CausalAttention
+    y: torch.Tensor = function.apply(qkv, kept, 1.0 / (1.0 - probability) if kept is not None else 1.0, keep)
     return y
+
+
+class _CompiledAttention(torch.autograd.Function):
+    """The same by our own kernels, where there are any. Kept besides the input are the output, which the next layer
+    keeps anyway, and a number for each query and head."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: torch.Tensor, kept: Optional[Kept], factor: float, keep: bool) -> torch.Tensor:
+        flags = kept() if kept is not None else None
+        y, log_sums = compat.attention(qkv, flags, factor)
+        ctx.save_for_backward(qkv, y, log_sums, *([flags] if flags is not None and keep else []))
+        ctx.kept, ctx.factor = kept, factor
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, y_grad: torch.Tensor) -> Tuple[torch.Tensor, None, None, None]:
+        qkv, y, log_sums, *saved = ctx.saved_tensors
+        flags = saved[0] if saved else ctx.kept() if ctx.kept is not None else None
+        return compat.attention_gradient(y_grad, qkv, y, log_sums, flags, ctx.factor), None, None, None
 
 
 class _CausalAttention(torch.autograd.Function):

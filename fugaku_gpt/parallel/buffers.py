@@ -50,6 +50,7 @@ class Run:
         counts: this rank is the one that counts them in the norm of the whole model's gradient.
         first: the flat tensors' element that is the first of them.
         parameters, gradients: [elements] views: what the optimiser steps, parameters or their masters, and the sums.
+        rounded: of masters, the parameters in 16 bits that are made from them.
     """
 
     decays: bool
@@ -57,6 +58,7 @@ class Run:
     first: int
     parameters: torch.Tensor
     gradients: torch.Tensor
+    rounded: Optional[torch.Tensor] = None
 
 
 def nbytes(*tensors: torch.Tensor) -> int:
@@ -148,7 +150,9 @@ class FlatBuffers:
         def run(kind: Tuple[bool, bool], mine: Owned, start: int, stop: int) -> Run:
             flat, own = (self.parameters, mine.parameters) if masters is None else (masters.values, mine.masters)
             here, sums = (part.start - mine.parameters.start for part in (own, mine.gradients))
-            return Run(*kind, start, flat[start + here : stop + here], self.gradients[start + sums : stop + sums])
+            rounded = None if masters is None else self.parameters[start:stop]
+            gradients = self.gradients[start + sums : stop + sums]
+            return Run(*kind, start, flat[start + here : stop + here], gradients, rounded)
 
         for mine in owned:
             part = mine.parameters

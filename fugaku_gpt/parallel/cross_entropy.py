@@ -137,6 +137,31 @@ def losses_of_logits(
     token, row = here.nonzero(as_tuple=True)[0], targets[here]
     target_logit, log_sum = torch.zeros(n, dtype=dtype), torch.empty(n, dtype=dtype)
     target_logit[token] = logits[token, row].to(dtype)
+    if compat.counts_losses(logits):
+        if tp.size == 1:
+            log_sum = compat.loss_of_whole_rows_(logits, gradient_scale, wants_gradient)
+        else:
+            log_sum, target_logit = _over_ranks(*compat.loss_sums(logits), target_logit, tp)
+            if wants_gradient:
+                compat.loss_gradient_(logits, log_sum, gradient_scale)
+    else:
+        target_logit = _by_operators(logits, log_sum, target_logit, tp, wants_gradient, gradient_scale)
+    if wants_gradient:  # at the target minus 1
+        logits[token, row] = (target_logit - log_sum).expm1_().mul_(gradient_scale)[token].to(logits.dtype)
+    return (log_sum - target_logit).sum(dtype=torch.float64)
+
+
+def _by_operators(
+    logits: torch.Tensor,
+    log_sum: torch.Tensor,
+    target_logit: torch.Tensor,
+    tp: Communicator,
+    wants_gradient: bool,
+    gradient_scale: float,
+) -> torch.Tensor:
+    """By PyTorch's operators: ``log_sum`` [n] is written, the logits become what :func:`losses_of_logits` says, but for
+    the targets; returns each token's logit of its target, whatever rank has it."""
+    n, dtype = logits.shape[0], log_sum.dtype
     # a rank that waits for others does so once for all tokens; alone, few tokens at a time stay in the cache
     at_once = _CACHED_ROWS * torch.get_num_threads() if tp.size == 1 else n
     for start in range(0, n, at_once):
@@ -148,9 +173,7 @@ def losses_of_logits(
             exponentials.mul_(largest.sub_(log_sum[part]).exp_().mul_(gradient_scale).unsqueeze(1))
             if dtype != logits.dtype:
                 logits[part].copy_(exponentials)
-    if wants_gradient:  # at the target minus 1
-        logits[token, row] = (target_logit - log_sum).expm1_().mul_(gradient_scale)[token].to(logits.dtype)
-    return (log_sum - target_logit).sum(dtype=torch.float64)
+    return target_logit
 
 
 def _exponentials(logits: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:

@@ -84,7 +84,9 @@ def _kept_run(path: Path, probed: Probed) -> "MeasuredRun | str":
     summary = summarise(config, run.metrics("iteration"), [])
     if summary["samples"] < _LEAST_SAMPLES or "timed_batch" in summary:
         return f"fewer than {_LEAST_SAMPLES} iterations are logged, or none of the full batch"
-    config = replace(config, node=replace(config.node, threads_per_rank=int(threads)))
+    # runs from before there were compiled kernels say nothing of them
+    compiled = bool((environment.get("precision") or {}).get("compiled", False))
+    config = replace(config, node=replace(config.node, threads_per_rank=int(threads), compiled_kernels=compiled))
     return MeasuredRun(str(path), config, float(summary["seconds_per_iteration"]))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.operations import SEND
-from fugaku_gpt.machine.probed import OF_STEPS, Probed
+from fugaku_gpt.machine.probed import COMPILED, OF_STEPS, Probed
 from fugaku_gpt.planner.hull import Outside, distance
 
 _NEAREST = 6
@@ -81,6 +81,11 @@ class Rates:
             rate = math.exp(float(np.sum(weight * rates[near]) / np.sum(weight)))
             self._known[key] = 2.0 * batch * rows * inner * columns / rate
         return self._known[key]
+
+    def has_compiled(self, dtype: str) -> bool:
+        """Whether attention by compiled kernels was measured: the build has them."""
+        measured = {one.kind for one in self._probed.products if one.dtype == dtype and one.ranks == self.ranks}
+        return measured.issuperset(COMPILED)
 
     def over(self, dtype: str, name: str, elements: int) -> float:
         """Seconds of a pass over so many elements."""

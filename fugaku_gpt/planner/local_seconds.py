@@ -110,7 +110,7 @@ class RunCost:
         self._crowd = max(1.0, layout.ranks * self._threads / probed.cores)
         self._rates = rates = Rates(probed, layout.ranks, self._threads)
         self._dtype = config.training.dtype
-        works = chunk_works(config)
+        works = chunk_works(config, rates.has_compiled(self._dtype))
         self._places = [work.chunk.stage for work in works]
         self._forward = [self._seconds(work.forward) for work in works]
         self._backward = [self._seconds(work.backward) for work in works]

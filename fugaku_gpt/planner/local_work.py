@@ -12,13 +12,29 @@ from typing import Counter as Counts
 from typing import Iterator, List, Tuple
 
 from fugaku_gpt.config.schema import SIXTEEN_BITS, RunConfig
-from fugaku_gpt.layout.attention import Blocks, attention_blocks
+from fugaku_gpt.layout.attention import (
+    Blocks,
+    attention_blocks,
+    heads_in_time,
+    may_be_compiled,
+    takes_heads_apart,
+)
 from fugaku_gpt.layout.flat import flat_layout_of, is_sharded
 from fugaku_gpt.layout.memory import ITEM_BYTES, recompute_of_layers
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from fugaku_gpt.layout.sequence import CHUNK_TOKENS
 from fugaku_gpt.layout.stages import Chunk, chunks_of
-from fugaku_gpt.machine.probed import INPUT, KEYS, LINEAR, NARROW_ALL_REDUCE, SCORES, VALUES, WEIGHT
+from fugaku_gpt.machine.probed import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    INPUT,
+    KEYS,
+    LINEAR,
+    NARROW_ALL_REDUCE,
+    SCORES,
+    VALUES,
+    WEIGHT,
+)
 
 
 @dataclass
@@ -93,8 +109,15 @@ class StageWork:
     passes: Tally
 
 
-def chunk_works(config: RunConfig) -> List[ChunkWork]:
-    """Of each chunk in the order of the forward pass."""
+def chunk_works(config: RunConfig, compiled: bool = False) -> List[ChunkWork]:
+    """Of each chunk in the order of the forward pass.
+
+    Args:
+        compiled: there are compiled kernels, which compute attention where the run's type and threads are for it.
+    """
+    heads = config.model.heads // config.layout.tp
+    apart = takes_heads_apart(config.training.micro_batch, heads, config.node.threads_per_rank or 1)
+    compiled = compiled and apart and may_be_compiled(config)
     chunks = chunks_of(config)
     kinds = recompute_of_layers(config, chunks)
     found = []
@@ -103,7 +126,7 @@ def chunk_works(config: RunConfig) -> List[ChunkWork]:
         if chunk.has_embedding:
             _embedding(config, forward, backward)
         for layer in chunk.layers:
-            _layer(config, kinds[layer], forward, backward)
+            _layer(config, kinds[layer], compiled, forward, backward)
             _weight_products(config, weights)
         if chunk.has_head:
             _head(config, forward, backward)
@@ -157,10 +180,18 @@ def _sum_name(config: RunConfig) -> str:
     return NARROW_ALL_REDUCE if config.training.dtype in SIXTEEN_BITS else ALL_REDUCE
 
 
-def _layer(config: RunConfig, recompute: str, forward: Tally, backward: Tally) -> None:
+def _layer(config: RunConfig, recompute: str, compiled: bool, forward: Tally, backward: Tally) -> None:
     once, back = Tally(), Tally()
     _layer_forward(config, once)
     _layer_backward(config, back)
+    if compiled:
+        _compiled_attention(config, ATTENTION, once)
+        _compiled_attention(config, ATTENTION_BACKWARD, back)
+    else:
+        _attention_forward(config, once)
+        _attention_backward(config, back)
+    if config.model.attention_dropout:
+        once.over("flags", _flags(config))
     if recompute == "full":
         back.add(once)
     elif recompute == "selective" and config.model.attention_dropout:
@@ -170,6 +201,7 @@ def _layer(config: RunConfig, recompute: str, forward: Tally, backward: Tally) -
 
 
 def _layer_forward(config: RunConfig, tally: Tally) -> None:
+    """But for attention between its linear layers."""
     model, t = config.model, config.layout.tp
     h, f = model.hidden, model.ffn_size
     tokens, here = config.training.micro_batch * model.seq_len, _between(config) * h
@@ -181,7 +213,6 @@ def _layer_forward(config: RunConfig, tally: Tally) -> None:
     for inner, outer in _linears(config):
         tally.product(LINEAR, tokens, inner, outer)
     tally.over(f"gelu_{model.gelu}", tokens * f // t)
-    _attention_forward(config, tally)
     if t > 1:
         size = ITEM_BYTES[config.training.dtype] * tokens * h
         if config.layout.sequence_parallel:
@@ -192,6 +223,7 @@ def _layer_forward(config: RunConfig, tally: Tally) -> None:
 
 
 def _layer_backward(config: RunConfig, tally: Tally) -> None:
+    """But for attention between its linear layers."""
     model, t = config.model, config.layout.tp
     h, f = model.hidden, model.ffn_size
     tokens, here = config.training.micro_batch * model.seq_len, _between(config) * h
@@ -207,7 +239,6 @@ def _layer_backward(config: RunConfig, tally: Tally) -> None:
         tally.over("sum_of_rows", tokens * outer)
     _weight_products(config, tally)
     tally.over(f"gelu_{model.gelu}_backward", tokens * f // t)
-    _attention_backward(config, tally)
     if t > 1:
         size = ITEM_BYTES[config.training.dtype] * tokens * h
         if config.layout.sequence_parallel:  # what was gathered is not kept
@@ -244,6 +275,13 @@ def _products(config: RunConfig) -> "Iterator[Tuple[int, int, int]]":
                 yield batch, high - low, high
 
 
+def _compiled_attention(config: RunConfig, kind: str, tally: Tally) -> None:
+    """All in one; with the heads that threads could have taken which have none left."""
+    model, threads = config.model, config.node.threads_per_rank or 1
+    heads = heads_in_time(config.training.micro_batch, model.heads // config.layout.tp, threads)
+    tally.product(kind, model.seq_len, model.head_size, model.seq_len, heads)
+
+
 def _attention_forward(config: RunConfig, tally: Tally) -> None:
     model = config.model
     d = model.head_size
@@ -251,7 +289,6 @@ def _attention_forward(config: RunConfig, tally: Tally) -> None:
     # query, key and value to their heads, the query scaled, rows of blocks, the result back
     tally.over("copy", mine, 6)
     if model.attention_dropout:
-        tally.over("flags", _flags(config))
         tally.over("copy", mine)  # the result scaled
     for batch, queries, keys in _products(config):
         tally.product(SCORES, queries, d, keys, batch)

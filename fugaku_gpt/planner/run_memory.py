@@ -10,6 +10,7 @@ Categories, each in bytes of one rank:
 * ``activations``: what forward passes keep at the fullest moment of a step (``layout/memory.py``), a layer that is
   recomputed then included.
 * ``workspace``: what the operations of a layer's backward pass need while they run, attention's blocks among it.
+  Whether there will be compiled kernels is not known: of attention with and without them, what needs more.
 * ``logits``: what the loss needs while it runs: logits of some hundred tokens, and what they are made to.
 * ``communication``: sums that travel in another type, messages between stages, and what MPI holds of sums on their way.
 * ``allocator``: blocks that the allocator keeps and nothing fits into. With PyTorch 2.13 it was 0.2 of activations and
@@ -28,7 +29,13 @@ from functools import lru_cache
 from typing import Dict, Hashable, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config.schema import SIXTEEN_BITS, RunConfig
-from fugaku_gpt.layout.attention import attention_blocks, attention_elements
+from fugaku_gpt.layout.attention import (
+    attention_blocks,
+    attention_elements,
+    compiled_floats,
+    may_be_compiled,
+    takes_heads_apart,
+)
 from fugaku_gpt.layout.flat import flat_elements, is_sharded
 from fugaku_gpt.layout.grid import strides_of
 from fugaku_gpt.layout.memory import (
@@ -172,10 +179,13 @@ def _layer_workspace(config: RunConfig, threads: int) -> int:
     gathered = 2 * b * s * model.hidden if cut else 0  # of a cut layer: its input or gradient, whole, and a partial sum
     inner = b * s * model.ffn_size // t
     mlp = max(3 * inner + stream, inner + 3 * stream) + gathered
-    drops = model.attention_dropout > 0
-    blocks = attention_blocks(s, b, model.heads // t, narrow, threads)
-    inside = attention_elements(blocks, s, model.head_size, drops) + 4 * b * s * model.hidden // t
-    attention = max(0, inside + 2 * stream + gathered - freed_before_core(config) // item)
+    heads, drops = model.heads // t, model.attention_dropout > 0
+    blocks = attention_blocks(s, b, heads, narrow, threads)
+    inside = attention_elements(blocks, s, model.head_size, drops) - freed_before_core(config, False) // item
+    if may_be_compiled(config) and takes_heads_apart(b, heads, threads):
+        compiled = threads * compiled_floats(s, model.head_size) * 4 // item
+        inside = max(inside, compiled - freed_before_core(config, True) // item)
+    attention = max(0, inside + 4 * b * s * model.hidden // t + 2 * stream + gathered)
     drawn = 3 * core_bytes(config)  # 16 bits of random numbers for each flag, and the comparison
     f, h = model.ffn_size // t, model.hidden
     matrices = ((3 * h // t, h), (h, h // t), (f, h), (h, f))  # of weights: their gradients are added to sums

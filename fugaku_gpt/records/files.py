@@ -21,6 +21,11 @@ _LEFTOVER_SECONDS = 3600.0  # a temporary file this old has lost its writer
 
 
 def write_text_atomically(path: Path, text: str) -> None:
+    """UTF-8 through :func:`write_bytes_atomically`."""
+    write_bytes_atomically(path, text.encode("utf-8"))
+
+
+def write_bytes_atomically(path: Path, content: bytes) -> None:
     """Write a file through a temporary neighbour and a rename, so that no reader ever sees half of it.
 
     Raises:
@@ -29,7 +34,7 @@ def write_text_atomically(path: Path, text: str) -> None:
     temporary = _temporary(path)
     with _naming(path):
         try:
-            _write(temporary, text)
+            _write(temporary, content)
             os.replace(temporary, path)
         except BaseException:
             _remove(temporary)
@@ -53,7 +58,7 @@ def create_text_atomically(path: Path, text: str) -> bool:
     temporary = _temporary(path)
     with _naming(path):
         try:
-            _write(temporary, text)
+            _write(temporary, text.encode("utf-8"))
             return _link(temporary, path, text)
         finally:
             _remove(temporary)
@@ -144,9 +149,9 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
 
 
-def _write(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8", newline="\n") as stream:
-        stream.write(text)
+def _write(path: Path, content: bytes) -> None:
+    with open(path, "wb") as stream:
+        stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
 

@@ -3,8 +3,8 @@
 Written by runs with ``training.profile_operators``. The classes are disjoint and sum to the iteration:
 
 * ``matrix product``: products of two matrices, of layers and of the logits alike;
-* ``batched product``: products of attention, batched over heads;
-* ``softmax``: of attention, with the scaling, masking and dropout of what it works on;
+* ``batched product``: products of attention, batched over heads; with compiled kernels all of attention;
+* ``softmax``: of attention, with the scaling, masking and dropout of what it works on; with compiled kernels nothing;
 * ``LayerNorm``, ``GELU``: forward and backward, and forward again where the backward pass does them again;
 * ``cross-entropy``: what the loss takes beside the products that make logits and their gradients;
 * ``optimiser``: clearing the gradients, their norm, AdamW;

@@ -2,8 +2,8 @@
 
 When all that lasts of a run is written, the trainer goes on for a few real iterations, first without PyTorch's profiler
 and then under it. Nothing is copied and nothing put back: what they change is thrown away with the process. On the way
-to there, profiling costs nothing: what the profiler cannot name by itself (calls of MPI and of the optimiser, copies
-between number types) is put in named parts for that time only, from outside.
+to there, profiling costs nothing: what the profiler cannot name by itself (calls of MPI, of the optimiser and of our
+own compiled kernels, copies between number types) is put in named parts for that time only, from outside.
 
 Every call's own time, without the calls inside it, goes to one class: by what computes it, or else by where it is
 called. The classes are told in ``records/operators.py``.
@@ -22,7 +22,7 @@ import torch
 
 from fugaku_gpt import compat
 from fugaku_gpt.comm.observed import calls_inside, inside
-from fugaku_gpt.compat import Call, trials
+from fugaku_gpt.compat import Call, compiled, squares, trials
 from fugaku_gpt.model import attention, dropout
 from fugaku_gpt.parallel.buffers import MasterWeights
 from fugaku_gpt.parallel.gradients import GradientSum
@@ -47,6 +47,19 @@ from fugaku_gpt.training.trainer import Trainer
 _ITERATION, _MASKS = "iteration", "masks of dropout"
 # named parts, and the class of what is inside them
 _PARTS = {OPTIMISER: OPTIMISER, CAST: CAST, GELU: GELU, COMMUNICATION: COMMUNICATION, _MASKS: OTHER}
+# our own compiled kernels by function: their class, which their own time is of, too: there are no operators in them
+_KERNELS = {
+    (compat, "attention"): BATCHED_PRODUCT,
+    (compat, "attention_gradient"): BATCHED_PRODUCT,
+    (compiled, "layer_norm"): LAYER_NORM,
+    (compiled, "layer_norm_gradient"): LAYER_NORM,
+    (compat, "loss_sums"): CROSS_ENTROPY,
+    (compat, "loss_gradient_"): CROSS_ENTROPY,
+    (compat, "loss_of_whole_rows_"): CROSS_ENTROPY,
+    (compat, "adamw"): OPTIMISER,
+    (squares, "squares"): OPTIMISER,
+}
+_BY_KERNEL = {f"kernel of {kind}": kind for kind in _KERNELS.values()}
 
 # by their names in PyTorch, in whatever build
 _BY_NAME: Dict[str, Tuple[str, ...]] = {
@@ -160,6 +173,7 @@ def _named_parts(communicates: bool) -> Iterator[None]:
     parts: List[Tuple[Any, str, Callable[..., ContextManager[Any]]]] = [
         (optimizer.BlockedAdamW, "step", _named(OPTIMISER)),
         (optimizer.FusedAdamW, "step", _named(OPTIMISER)),
+        (optimizer.CompiledAdamW, "step", _named(OPTIMISER)),
         (GradientSum, "begin", _named(OPTIMISER)),
         (trainer, "squares_of", _named(OPTIMISER)),
         (MasterWeights, "round", _named(CAST)),
@@ -167,6 +181,7 @@ def _named_parts(communicates: bool) -> Iterator[None]:
         (attention, "keep_mask", _named(_MASKS)),
         (dropout, "keep_mask", _named(_MASKS)),
         (torch.Tensor, "copy_", _cast),
+        *((owner, name, _named(f"kernel of {kind}")) for (owner, name), kind in _KERNELS.items()),
     ]
     with contextlib.ExitStack() as named:
         if communicates:
@@ -228,6 +243,8 @@ def _classify(name: str, place: _Place) -> Tuple[_Place, str]:
         if its_class == SOFTMAX and not known and name not in _OF_SCORES:
             its_class = OTHER
         return place._replace(known=known, operator=True), its_class
+    if name in _BY_KERNEL:
+        return place._replace(known=_BY_KERNEL[name]), _BY_KERNEL[name]
     if name in _PARTS and (not place.known or name == COMMUNICATION):
         place = place._replace(known=_PARTS[name])
     if place.known:  # of what is named for its own time, that of Python is the part's too

@@ -1,6 +1,7 @@
 """AdamW (Loshchilov and Hutter 2019, algorithm 2) on runs of the flat buffers, in place.
 
-Where this PyTorch has a one-pass CPU kernel, that is used. Elsewhere the same sums are done with in-place operations on
+Our own compiled kernel does all in one pass over memory; where it is not there, PyTorch's one-pass CPU kernel, if this
+build has one. Elsewhere the same sums are done with in-place operations on
 blocks that stay in the cache, 2.9 times faster than a loop of whole-tensor operations.
 """
 
@@ -28,7 +29,10 @@ class BlockedAdamW:
     Attributes:
         steps: done so far.
         moments: first and second moment of each run, in the order of the runs.
+        rounds: a step of masters writes the parameters that are rounded from them.
     """
+
+    rounds = False
 
     def __init__(self, runs: Sequence[Run], training: TrainingConfig) -> None:
         self._training = training
@@ -47,7 +51,8 @@ class BlockedAdamW:
                 self._blocks.append((training.weight_decay if run.decays else 0.0, views))
 
     def step(self, lr: float, divisor: float = 1.0) -> None:
-        """Divide the gradients by ``divisor``, and change the parameters by them."""
+        """Divide the gradients by ``divisor``, and change the parameters by them. What the gradients' memory holds
+        afterwards nobody needs."""
         t = self._training
         self.steps += 1
         root_correction = math.sqrt(1.0 - t.beta2**self.steps)
@@ -69,8 +74,10 @@ class FusedAdamW:
     gradients in the same pass, where this build's can.
 
     Attributes:
-        steps, moments: as of :class:`BlockedAdamW`.
+        steps, moments, rounds: as of :class:`BlockedAdamW`.
     """
+
+    rounds = False
 
     def __init__(self, runs: Sequence[Run], training: TrainingConfig) -> None:
         """There is a kernel for the runs' type."""
@@ -118,7 +125,42 @@ class FusedAdamW:
             )
 
 
-def build_optimizer(runs: Sequence[Run], training: TrainingConfig) -> "BlockedAdamW | FusedAdamW":
-    """AdamW over what this rank owns, by the fastest way that this build has."""
+class CompiledAdamW:
+    """Our own kernel: one call for each run, which rounds masters to bfloat16 in the same pass.
+
+    Attributes:
+        steps, moments, rounds: as of :class:`BlockedAdamW`.
+    """
+
+    def __init__(self, runs: Sequence[Run], training: TrainingConfig) -> None:
+        """The runs are float32."""
+        self._runs, self._training = list(runs), training
+        self.steps = 0
+        self.moments: Moments = [(torch.zeros_like(run.parameters), torch.zeros_like(run.parameters)) for run in runs]
+        self.rounds = all(run.rounded is not None and run.rounded.dtype == torch.bfloat16 for run in runs)
+
+    def step(self, lr: float, divisor: float = 1.0) -> None:
+        """As of :class:`BlockedAdamW`."""
+        t = self._training
+        self.steps += 1
+        root_correction = math.sqrt(1.0 - t.beta2**self.steps)
+        for run, moments in zip(self._runs, self.moments):
+            compat.step_adamw(
+                run.parameters,
+                run.gradients,
+                moments,
+                run.rounded if self.rounds else None,
+                divisor=divisor,
+                keeps=1.0 - lr * t.weight_decay if run.decays else 1.0,
+                betas=(t.beta1, t.beta2),
+                step_size=lr / (1.0 - t.beta1**self.steps) * root_correction,
+                eps=t.eps * root_correction,
+            )
+
+
+def build_optimizer(runs: Sequence[Run], training: TrainingConfig) -> "BlockedAdamW | FusedAdamW | CompiledAdamW":
+    """AdamW over what this rank owns, by the fastest way that there is."""
+    if runs and runs[0].parameters.dtype == torch.float32 and compat.uses_compiled():
+        return CompiledAdamW(runs, training)
     fused = bool(runs) and compat.fused_adamw(runs[0].parameters.dtype) is not None
     return FusedAdamW(runs, training) if fused else BlockedAdamW(runs, training)

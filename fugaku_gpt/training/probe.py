@@ -27,7 +27,7 @@ from fugaku_gpt.data.random_samples import RandomSamples
 from fugaku_gpt.errors import EXIT_OK, FugakuGptError, UsageError
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND
 from fugaku_gpt.machine import local
-from fugaku_gpt.machine.probed import NARROW_ALL_REDUCE, PRODUCTS, Message, Pass, Probed, Product, Step, probed_data
+from fugaku_gpt.machine.probed import NARROW_ALL_REDUCE, Message, Pass, Probed, Product, Step, probed_data
 from fugaku_gpt.training.probe_calls import (
     Call,
     Pool,
@@ -168,14 +168,18 @@ class Probe:
             dtype = getattr(torch, name)
             agree_on_kernels(load_run_config(overrides=[f"training.dtype={name}"]), self._world)
             pool = wide if dtype == torch.float32 else Pool(dtype)
-            asked = list(shapes(torch.empty(0, dtype=compat.attention_dtype(dtype)).element_size() == 2, self._threads))
+            narrow = torch.empty(0, dtype=compat.attention_dtype(dtype)).element_size() == 2
+            compiled = compat.attends(torch.empty(1, self._threads, 1, 3, 1, 1, dtype=dtype))
+            asked = list(shapes(narrow, self._threads, compiled))
+            kinds = set()
             end = share * (1.0 if place == len(dtypes) - 1 else 0.6)  # of one type most, as runs are of one
             slice_ = (end if not place else 0.4 * end) / len(asked)
-            for count, shape in enumerate(asked):
+            for shape in asked:
                 late = self._clock.left < share - end
                 long = rate and (_LEAST + 2) * shape.flops / rate > 4 * slice_
-                if count >= len(PRODUCTS) and (late or long):  # one of each kind there must be
+                if shape.kind in kinds and (late or long):  # one of each kind there must be
                     continue
+                kinds.add(shape.kind)
                 seconds, spread = self._clock.measure(product_call(shape, pool, wide), slice_)
                 rate = max(rate, shape.flops / seconds)
                 found.append(

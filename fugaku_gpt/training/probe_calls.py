@@ -14,8 +14,8 @@ from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.data.random_samples import RandomSamples
-from fugaku_gpt.layout.attention import attention_blocks
-from fugaku_gpt.machine.probed import INPUT, KEYS, LINEAR, SCORES, VALUES, WEIGHT
+from fugaku_gpt.layout.attention import attention_blocks, heads_in_time
+from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD, INPUT, KEYS, LINEAR, SCORES, VALUES, WEIGHT
 from fugaku_gpt.model.dropout import keep_mask, scaled_mask
 from fugaku_gpt.parallel.buffers import Run
 from fugaku_gpt.parallel.cross_entropy import losses_of_logits
@@ -52,7 +52,7 @@ _ROW = 512  # elements of a LayerNorm or a sum; of a softmax the half
 
 
 class Shape(NamedTuple):
-    """Of a product: ``batch`` of [rows, inner][inner, columns]."""
+    """Of a product: ``batch`` of [rows, inner][inner, columns]; as of :class:`fugaku_gpt.machine.probed.Product`."""
 
     kind: str
     batch: int
@@ -62,7 +62,7 @@ class Shape(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """A multiply and an add count as two."""
+        """As of a product that has been measured."""
         return 2.0 * self.batch * self.rows * self.inner * self.columns
 
 
@@ -84,8 +84,13 @@ class Pool:
         return self._numbers[self._next - -(-count // 64) * 64 :][:count].view(shape)
 
 
-def shapes(narrow: bool, threads: int) -> Iterator[Shape]:
-    """Products of GPT layers, those that tell most first."""
+def shapes(narrow: bool, threads: int, compiled: bool) -> Iterator[Shape]:
+    """Products of GPT layers, those that tell most first.
+
+    Args:
+        narrow: attention's scores have 16 bits where it is not compiled.
+        compiled: there are kernels for attention, which takes heads apart: as many as keep all threads busy.
+    """
     linears = [
         shape
         for width_in, width_out in _WIDTHS
@@ -97,6 +102,7 @@ def shapes(narrow: bool, threads: int) -> Iterator[Shape]:
         )
     ]
     attention = []
+    all_heads = heads_in_time(1, _HEADS, threads)
     for keys, width in _KEYS_AND_WIDTHS:
         cut = attention_blocks(keys, 8, _HEADS, narrow, threads)
         batch, queries = cut.products, cut.queries
@@ -105,11 +111,14 @@ def shapes(narrow: bool, threads: int) -> Iterator[Shape]:
             Shape(VALUES, batch, queries, keys, width),
             Shape(KEYS, batch, keys, queries, width),
         ]
-    share = -(-3 * len(linears) // len(attention))  # of linear layers' products, for each three of attention's
-    for place in range(0, len(attention), 3):
-        mine = linears[place // 3 * share : (place // 3 + 1) * share]
+        if compiled:
+            attention += [Shape(kind, all_heads, keys, width, keys) for kind in (ATTENTION, ATTENTION_BACKWARD)]
+    count = len(_KEYS_AND_WIDTHS)
+    of_one, share = len(attention) // count, -(-len(linears) // count)  # of linear layers' products, for each of these
+    for place in range(count):
+        mine = linears[place * share : (place + 1) * share]
         yield from mine[:3]
-        yield from attention[place : place + 3]
+        yield from attention[place * of_one : (place + 1) * of_one]
         yield from mine[3:]
 
 
@@ -130,6 +139,8 @@ def product_call(shape: Shape, pool: Pool, wide: Pool) -> Call:
         return _in_a_function(
             lambda: compat.add_product(wide.take(rows, columns), pool.take(inner, rows).t(), pool.take(inner, columns))
         )
+    if kind in (ATTENTION, ATTENTION_BACKWARD):
+        return _attention(pool.take(1, 1, rows, 3, batch, inner), backward=kind == ATTENTION_BACKWARD)
     dtype = compat.attention_dtype(pool.take(1).dtype)  # scores stay in the caches, so nothing is taken anew
     first = pool.take(batch, rows, inner).to(dtype)
     if kind == SCORES:
@@ -143,6 +154,14 @@ def product_call(shape: Shape, pool: Pool, wide: Pool) -> Call:
     return lambda: sums.baddbmm_(scores.transpose(1, 2), second)
 
 
+def _attention(qkv: torch.Tensor, backward: bool) -> Call:
+    """By compiled kernels."""
+    if not backward:
+        return lambda: compat.attention(qkv, None, 1.0)
+    y, log_sums = compat.attention(qkv, None, 1.0)
+    return lambda: compat.attention_gradient(y, qkv, y, log_sums, None, 1.0)
+
+
 def pass_calls(dtype: torch.dtype, pool: Pool) -> Iterator[Tuple[str, int, Call]]:
     """(name, elements, operation) of passes over activations."""
     for elements in _ELEMENTS:
@@ -151,7 +170,7 @@ def pass_calls(dtype: torch.dtype, pool: Pool) -> Iterator[Tuple[str, int, Call]
         x, y = pool.take(rows, _ROW).clone(), pool.take(rows, _ROW).clone()
         yield "add", elements, _add(x, y)
         yield "copy", elements, _copy(x)
-        weight, bias = torch.ones(_ROW, dtype=dtype), torch.zeros(_ROW, dtype=dtype)
+        weight, bias = torch.ones(_ROW), torch.zeros(_ROW)  # float32 beside 16 bits, as a model's
 
         def normalised(x: torch.Tensor, weight: torch.Tensor = weight, bias: torch.Tensor = bias) -> torch.Tensor:
             return compat.layer_norm(x, weight, bias, 1e-5)
@@ -260,14 +279,16 @@ def bandwidth_calls(elements: int) -> List[Tuple[str, int, Call]]:
 
 
 def layer_calls(dtype: str) -> Tuple[int, Call, Call]:
-    """Tokens, forward pass, and forward and backward pass, of one of our layers with next to no work in it."""
+    """Tokens, forward pass, and forward and backward pass, of one of our layers with next to no work in it; as many
+    heads as compiled attention wants for the threads."""
     config = load_run_config(overrides=[*TINY, f"training.dtype={dtype}", "training.global_batch=1"])
     trainer = Trainer(config, ProcessGrid.alone(), RandomSamples(config))
     block = trainer.pieces[0].blocks["0"]
-    x = torch.zeros(1, config.model.seq_len, config.model.hidden, dtype=getattr(torch, dtype)).requires_grad_()
+    samples = -(-torch.get_num_threads() // config.model.heads)
+    x = torch.zeros(samples, config.model.seq_len, config.model.hidden, dtype=getattr(torch, dtype)).requires_grad_()
     grad = torch.ones_like(x)
 
     def both(trainer: Trainer = trainer) -> None:  # the trainer holds what the layer adds its gradients to
         compat.backward(block(x, 0), grad)
 
-    return config.model.seq_len, lambda: block(x, 0), both
+    return samples * config.model.seq_len, lambda: block(x, 0), both

@@ -46,7 +46,8 @@ def agree_on_kernels(
     config: RunConfig, world: Communicator, keep: Optional[Mapping[str, Any]] = None
 ) -> Dict[str, Any]:
     """Have every rank compute the same operations in float32 for want of a good kernel, and the GELU in the same way,
-    so that all round alike: by the error function where PyTorch's own is slow on any.
+    so that all round alike: by the error function where PyTorch's own is slow on any, by our own compiled kernels where
+    all have them.
 
     Collective. What was agreed on stays: calling it again changes nothing.
 
@@ -64,6 +65,7 @@ def agree_on_kernels(
         "in_float32": [*kept["in_float32"], *compat.without_kernel(dtype)] if kept else compat.in_float32(dtype),
         "gelu_by_erf": kept.get("gelu_by_erf", _gelu_by_erf(config)),
         "onednn": _may_be_onednn(config, kept),
+        "compiled": config.node.compiled_kernels and kept.get("compiled", not kept) and compat.has_compiled(),
     }
     of_ranks = world.gather_json(mine) or []
     agreed: Dict[str, Any] = world.broadcast_json(
@@ -71,8 +73,10 @@ def agree_on_kernels(
             "in_float32": sorted({name for found in of_ranks for name in found["in_float32"]}),
             "gelu_by_erf": any(found["gelu_by_erf"] for found in of_ranks),
             "onednn": bool(of_ranks) and all(found["onednn"] for found in of_ranks),
+            "compiled": bool(of_ranks) and all(found["compiled"] for found in of_ranks),
         }
     )
+    compat.compute_by_compiled(agreed["compiled"])
     if config.training.dtype in SIXTEEN_BITS:
         compat.compute_in_float32(agreed["in_float32"], dtype)
     if config.model.gelu == "erf":
@@ -105,14 +109,15 @@ def _multiplies_in_float32(dtype: str, in_float32: Sequence[str]) -> bool:
 
 def kernels_in_use(config: RunConfig) -> Dict[str, Any]:
     """The type that is computed in, the operations that are computed in float32 all the same, whether the GELU is
-    computed from the error function, and whether layers' products are oneDNN's: with these, another start of a run
-    rounds as this one does."""
+    computed from the error function, whether layers' products are oneDNN's, and whether our own compiled kernels are
+    used: with these, another start of a run rounds as this one does."""
     dtype = config.training.dtype
     return {
         "dtype": dtype,
         "in_float32": compat.in_float32(getattr(torch, dtype)),
         "gelu_by_erf": _gelu_by_erf(config),
         "onednn": _by_onednn(config),
+        "compiled": compat.uses_compiled(),
     }
 
 
@@ -272,6 +277,8 @@ def _describe_precision(precision: Dict[str, Any]) -> List[str]:
         said.append(
             "GELU from the error function, wherever it is computed in float32 or float64: PyTorch's own is slow"
         )
+    if precision["compiled"]:
+        said.append("attention, loss and AdamW by our own compiled kernels, what of them is in float32 or bfloat16")
     if precision["onednn"]:
         said.append("products of layers by oneDNN: MKL has slower kernels for processors that are not Intel's")
     return said

@@ -198,7 +198,8 @@ class Trainer:
         elif verdict == SPIKE:
             self._settle()
             self._copy.go_back()
-        if verdict in (DONE, SPIKE) and self.masters is not None:
+        rounded = verdict == DONE and self._optimizer.rounds
+        if verdict in (DONE, SPIKE) and self.masters is not None and not rounded:
             self.masters.round()
         if verdict in (DONE, SPIKE) and self._gather is not None:
             self._gather.start()

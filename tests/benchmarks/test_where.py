@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import List
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import where  # noqa: E402
-from where import ATTENTION, LAYERS, LOGITS, LOSS_REST, NORM_GELU, REST, Clock, table, watched  # noqa: E402
+from where import ATTENTION, ATTENTION_REST, LAYERS, LOGITS, LOSS_REST, NORM_GELU, REST, Clock, table, watched  # noqa: E402
 
 from tests.training.test_operators import trainer  # noqa: E402
 
@@ -77,21 +78,38 @@ def test_the_table_puts_each_part_beside_its_products_of_the_floor(hand: Hand) -
     assert lines[-1] == "of the floor: 2.000 (1.429-2.800); the quickest of both: 1.750"
 
 
-def test_every_part_of_a_real_step_is_seen_and_the_functions_are_put_back() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_every_part_of_a_real_step_is_seen_and_the_functions_are_put_back(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fugaku_gpt import compat
-    from fugaku_gpt.model.causal_attention import _CausalAttention
+    from fugaku_gpt.compat.agreed import AGREED
+    from fugaku_gpt.model.causal_attention import _CausalAttention, _CompiledAttention
 
-    before = compat.linear, _CausalAttention.forward, _CausalAttention.backward
+    if compiled and not compat.has_compiled():
+        pytest.skip("no kernels are compiled here")
+    monkeypatch.setattr(AGREED, "compiled", None)  # what is agreed on here holds here
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # of more, few heads are too few for the kernels
+
+    def functions() -> List[object]:
+        ways = [
+            getattr(way, name) for way in (_CausalAttention, _CompiledAttention) for name in ("forward", "backward")
+        ]
+        return [compat.linear, compat.attention, *ways]
+
+    before = functions()
     clock = Clock()
     with watched(clock):
-        run = trainer("model.dropout=0", "model.attention_dropout=0")
+        run = trainer("model.dropout=0", "model.attention_dropout=0", f"node.compiled_kernels={compiled}")
         clock.turns.append(defaultdict(list))
         clock.runs = True
         run.step()
         clock.runs = False
-    assert (compat.linear, _CausalAttention.forward, _CausalAttention.backward) == before
+    assert functions() == before
     calls = {part: clock.calls(part) for part in where.PARTS}
     layers, passes = run.config.model.layers, run.config.micro_batches
     assert calls[LAYERS] == 4 * 3 * layers * passes  # four linear layers, each multiplied in three ways
     assert calls[LOGITS] % (3 * passes) == 0 and calls[LOSS_REST] >= passes
     assert all(calls.values())
+    if compiled:
+        assert calls[ATTENTION] == calls[ATTENTION_REST] == 2 * layers * passes

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 from fugaku_gpt.cli.main import run
+from fugaku_gpt.kernels import build
 
 HERE = f"name: here\npython: {sys.executable}\n"
 
@@ -21,6 +23,38 @@ def test_the_list_tells_what_there_is(capsys: pytest.CaptureFixture[str]) -> Non
     assert "CUDA" in rows["torch-1.13"]["note"]
     assert run(["env", "list"]) == 0
     assert capsys.readouterr().out.splitlines()[0].split() == ["name", "pytorch", "python", "where", "made", "note"]
+
+
+def test_kernels_are_compiled_once_and_again_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None:
+        pytest.skip("no C compiler on PATH")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "one.c").write_text("int one(void) { return 1; }\n", encoding="utf-8")
+    monkeypatch.setattr(build, "SOURCE", tmp_path / "source")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert run(["env", "kernels", "--compiler", compiler]) == 0
+    told = capsys.readouterr()
+    assert told.err == "compiling kernels for this processor\n"
+    made = Path(told.out.rstrip().rpartition(", in ")[2])
+    assert told.out.startswith("kernels: compiled") and made.is_file() and made.parent == Path("lib", "fugaku_gpt")
+    made.write_text("broken", encoding="utf-8")
+    assert run(["env", "kernels"]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith(f"kernels: are compiled already, in {made}; ") and not told.err
+    assert run(["env", "kernels", "--again"]) == 0 and made.read_bytes().startswith(b"\x7fELF")
+
+
+def test_kernels_without_a_compiler_are_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert run(["env", "kernels", "--compiler", "no-such-cc"]) == 2
+    assert "fugaku-gpt: no C compiler (no-such-cc) on PATH: install one" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("expected", "code"), [("{}", 0), ("{torch: 0.1}", 3)])

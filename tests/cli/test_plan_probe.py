@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from fugaku_gpt import compat
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.cli.plan_probe import rank_counts
 from fugaku_gpt.layout.operations import ALL_REDUCE, SEND
 from fugaku_gpt.machine.constants import load_machine
-from fugaku_gpt.machine.probed import PRODUCTS
+from fugaku_gpt.machine.probed import COMPILED, PRODUCTS
 from fugaku_gpt.planner.local_seconds import PARTS
 
 SMALL = ["model.layers=2", "model.hidden=128", "model.heads=4", "model.seq_len=64", "training.global_batch=8"]
@@ -30,7 +31,8 @@ def test_two_ranks_measure_this_machine_and_a_run_is_planned_on_it(
     assert "2 ranks of 1 threads: messages" in caught.err
     probed = load_machine("local").probed
     assert probed is not None
-    assert {one.kind for one in probed.products} == set(PRODUCTS) and {one.ranks for one in probed.products} == {1, 2}
+    kinds = {*PRODUCTS, *(COMPILED if compat.has_compiled() else ())}
+    assert {one.kind for one in probed.products} == kinds and {one.ranks for one in probed.products} == {1, 2}
     assert {ALL_REDUCE, SEND} <= {one.operation for one in probed.messages}
     assert set(probed.bandwidth) == {"copy 1", "triad 1", "copy 2", "triad 2"}
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 import pytest
 import torch
 
 from fugaku_gpt import compat
 from fugaku_gpt.compat import squares
+from fugaku_gpt.compat.agreed import AGREED
 
-WAYS = pytest.mark.parametrize("by_norms", [True, False], ids=["norms of rows", "dot products"])
+WAYS = pytest.mark.parametrize("by_norms", [True, False, None], ids=["norms of rows", "dot products", "compiled"])
 
 
-def _have(monkeypatch: pytest.MonkeyPatch, by_norms: bool) -> None:
+def _have(monkeypatch: pytest.MonkeyPatch, by_norms: Optional[bool]) -> None:
+    if by_norms is None:
+        if not compat.has_compiled():
+            pytest.skip("no compiled kernels")
+        return
     if by_norms and not hasattr(getattr(torch, "linalg", None), "vector_norm"):
         pytest.skip("this build has no norms of rows")
+    monkeypatch.setattr(AGREED, "compiled", False)
     monkeypatch.setattr(squares, "_norms_add_in_lanes", lambda: by_norms)
 
 
@@ -21,7 +29,7 @@ def _have(monkeypatch: pytest.MonkeyPatch, by_norms: bool) -> None:
 @pytest.mark.parametrize("count", [0, 1, 1023, 1024, 1025, 65536, 200_001])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_every_number_counts_once(
-    by_norms: bool, count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    by_norms: Optional[bool], count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _have(monkeypatch, by_norms)
     x = torch.randn(count, generator=torch.Generator().manual_seed(count)).to(dtype)
@@ -33,7 +41,7 @@ def test_every_number_counts_once(
 @pytest.mark.parametrize("place", [0, 1023, 1024, 9999])
 @pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
 def test_a_number_that_is_not_finite_is_not_lost(
-    by_norms: bool, place: int, bad: str, monkeypatch: pytest.MonkeyPatch
+    by_norms: Optional[bool], place: int, bad: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _have(monkeypatch, by_norms)
     x = torch.ones(10_000)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Dict, List, Sequence, Set, Tuple
+from typing import Dict, Iterator, List, Sequence, Set, Tuple
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.compat.agreed import AGREED
 from fugaku_gpt.compat.trials import TRIALS
@@ -33,6 +34,18 @@ from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
 KINDS = ("none", "selective", "full")
+
+
+@pytest.fixture(params=[False, True], ids=["by operators", "compiled"])
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Attention without compiled kernels, and with them: the setting that tells the formulas so."""
+    if request.param and not compat.has_compiled():
+        pytest.skip("no kernels are compiled here")
+    monkeypatch.setattr(AGREED, "compiled", request.param)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # of more, few heads are too few for the kernels
+    yield f"node.compiled_kernels={request.param}"
+    torch.set_num_threads(threads)
 
 
 def kept_by(config: RunConfig) -> int:
@@ -61,8 +74,8 @@ def kept_by(config: RunConfig) -> int:
     ],
     ids=str,
 )
-def test_the_formula_is_what_pytorch_saves(kind: str, changes: Sequence[str]) -> None:
-    config = tiny_config("model.layers=3", f"training.recompute={kind}", *changes)
+def test_the_formula_is_what_pytorch_saves(kind: str, changes: Sequence[str], compiled: str) -> None:
+    config = tiny_config("model.layers=3", f"training.recompute={kind}", compiled, *changes)
     (chunk,) = split_layers(3, 1)
     told = ends_bytes(config, chunk) + 3 * layer_bytes(config, kind)
     assert kept_by(config) == pytest.approx(told, rel=1e-3)
@@ -71,11 +84,13 @@ def test_the_formula_is_what_pytorch_saves(kind: str, changes: Sequence[str]) ->
 @pytest.mark.skipif(not HAS_HOOKS, reason="this PyTorch does not show what it saves")
 @pytest.mark.parametrize("forced", [False, True], ids=["as found", "in float32"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_formula_holds_in_16_bits_too(kind: str, forced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_formula_holds_in_16_bits_too(
+    kind: str, forced: bool, compiled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Operators in float32 keep no copies, but for the weights of LayerNorms."""
     if forced:
         monkeypatch.setitem(AGREED.in_float32, torch.bfloat16, frozenset(TRIALS))
-    config = tiny_config("model.layers=3", f"training.recompute={kind}", "training.dtype=bfloat16")
+    config = tiny_config("model.layers=3", f"training.recompute={kind}", "training.dtype=bfloat16", compiled)
     (chunk,) = split_layers(3, 1)
     told = ends_bytes(config, chunk) + 3 * layer_bytes(config, kind)
     assert kept_by(config) == pytest.approx(told, rel=1e-3)
@@ -84,7 +99,8 @@ def test_the_formula_holds_in_16_bits_too(kind: str, forced: bool, monkeypatch: 
 def test_the_paper_s_layer_is_a_special_case() -> None:
     """Korthikanti et al. 2022, equation 2: s b h (10 + 24 / t + 5 a s / (h t)) bytes, where a number takes two bytes
     and an element of a mask one. We keep the same tensors but for those that we compute again: the probabilities and
-    what dropout leaves of them (4 a s / (h t)), and what LayerNorms and GELU make (4 + 8 / t)."""
+    what dropout leaves of them (4 a s / (h t)), and what LayerNorms and GELU make (4 + 8 / t). The logarithms of sums
+    of compiled attention come on top."""
     s, h, a, t = 32, 64, 4, 2
     config = load_run_config(
         overrides=[
@@ -99,7 +115,7 @@ def test_the_paper_s_layer_is_a_special_case() -> None:
     )
     numbers, masks, flags = 2 * s * h + 8 * s * h // t, 2 * s * h, a * s * s // t
     assert 2 * numbers + masks + flags == s * h * (10 - 4 + (24 - 8) / t + (5 - 4) * a * s / (h * t))
-    assert layer_bytes(config, "none") == 4 * (numbers + masks) + flags
+    assert layer_bytes(config, "none") == 4 * (numbers + masks) + flags + 4 * a * s // t
 
 
 def test_sequence_parallelism_cuts_what_lies_between_by_tp() -> None:
@@ -237,17 +253,18 @@ def test_under_zero_bubble_the_first_stage_puts_nothing_off() -> None:
     assert moments_of(config, 0) == moments_of(pipeline("1f1b", 2, 2)[0], 0)
 
 
-def test_under_zero_bubble_a_later_stage_is_fullest_in_attention() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_under_zero_bubble_a_later_stage_is_fullest_in_attention(compiled: bool) -> None:
     """The second of two stages, in the attention of its first layer, when the second of two micro-batches goes back:
     what the first one's gradients of weights need is still there; of the second two layers are freed, and what their
     weights need is put off; of the layer itself what lies behind attention is freed, 4 + f / h tensors of b s h, and
-    4 + 2 f / h are put off."""
-    config, chunks = pipeline("zero_bubble", 2, 2)
+    4 + 2 f / h are put off. Compiled kernels need attention's output: one less is freed."""
+    config, chunks = pipeline("zero_bubble", 2, 2, 1, f"node.compiled_kernels={compiled}")
     mine = [chunk for chunk in chunks if chunk.stage == 1]
     layer, stream, f = layer_bytes(config, "none"), 4 * config.model.seq_len * config.model.hidden, 4
     put_off = (8 + 2 * f) * stream
     before = 3 * put_off + 3 * layer + ends_bytes(config, mine[0])
-    fullest = before + 2 * (put_off - layer) - (4 + f) * stream + (4 + 2 * f) * stream
+    fullest = before + 2 * (put_off - layer) - (4 - compiled + f) * stream + (4 + 2 * f) * stream
     assert config.model.ffn_size == f * config.model.hidden and config.model.dropout > 0
     assert peak_bytes(config, mine, dict.fromkeys(range(6), "none"), moments_of(config, 1)) == fullest
 

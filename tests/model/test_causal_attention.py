@@ -7,6 +7,7 @@ from typing import Callable, Optional, Tuple
 import pytest
 import torch
 
+from fugaku_gpt import compat
 from fugaku_gpt.compat.agreed import AGREED
 from fugaku_gpt.compat.trials import TRIALS
 from fugaku_gpt.layout import attention as blocks
@@ -36,6 +37,13 @@ def flags(shape: Tuple[int, ...]) -> torch.Tensor:
     return torch.rand(b, heads, parts * here, parts * here, generator=generator) < 0.75
 
 
+@pytest.fixture
+def by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By PyTorch's operators, whatever kernels there are."""
+    monkeypatch.setattr(AGREED, "compiled", False)
+
+
+@pytest.mark.usefixtures("by_blocks")
 @pytest.mark.parametrize("keep", [True, False], ids=["flags kept", "flags made again"])
 @pytest.mark.parametrize("drops", [False, True], ids=["", "dropout"])
 @pytest.mark.parametrize("scores", [1, 38 * 8 * 3, 38 * 8 * 4, 2**18], ids=["a head", "heads", "a sample", "all"])
@@ -64,6 +72,29 @@ def test_the_gradient_is_that_of_differences(monkeypatch: pytest.MonkeyPatch) ->
     assert torch.autograd.gradcheck(lambda x: causal_attention(x, lambda: flags(shape), 0.25), (x,))
 
 
+@pytest.mark.skipif(not compat.has_compiled(), reason="no compiled kernels")
+@pytest.mark.parametrize("keep", [True, False], ids=["flags kept", "flags made again"])
+@pytest.mark.parametrize("drops", [False, True], ids=["", "dropout"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_compiled_it_is_the_definition(dtype: torch.dtype, drops: bool, keep: bool) -> None:
+    made = []
+
+    def kept() -> torch.Tensor:
+        made.append(None)
+        return flags(SHAPE)
+
+    x = inputs(SHAPE, dtype)
+    assert compat.attends(x)
+    found = result_and_gradient(lambda x: causal_attention(x, kept if drops else None, 0.25, keep), x)
+    assert len(made) == (0 if not drops else 1 if keep else 2)
+    expected = result_and_gradient(lambda x: attend_naively(x, kept if drops else None, 0.25), x.float())
+    for ours, judge in zip(found, expected):
+        assert ours.dtype == dtype
+        tolerance = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+        assert float((ours.float() - judge).abs().max()) <= tolerance * float(judge.abs().max())
+
+
+@pytest.mark.usefixtures("by_blocks")
 @pytest.mark.parametrize("forced", [False, True], ids=["as found", "in float32"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(1, 2, 50, 3, 2, 8), (2, 3, 25, 3, 4, 8)], ids=["", "in parts"])
@@ -102,6 +133,7 @@ def test_scores_take_a_cache_s_worth_of_memory_for_each_thread_or_one_block(
         assert work._scores.numel() == 3 * max(products) * block * length
 
 
+@pytest.mark.usefixtures("by_blocks")
 def test_the_future_has_no_influence() -> None:
     x = inputs((1, 1, 200, 3, 2, 8), torch.float32)
     other = x.clone()

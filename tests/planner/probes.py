@@ -6,6 +6,7 @@ from typing import Dict, List
 
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND
 from fugaku_gpt.machine.probed import (
+    COMPILED,
     NARROW_ALL_REDUCE,
     OF_STEPS,
     PASSES,
@@ -22,8 +23,12 @@ LAYER_SECONDS = 1e-3  # of a layer with next to no work; backward twice that
 MESSAGE_SECONDS = 1e-9  # per byte, of any message
 
 
-def even_machine(cores: int = 2, ranks: int = 4) -> Probed:
-    """One thread a rank; ranks that have cores of their own do not disturb each other."""
+def even_machine(cores: int = 2, ranks: int = 4, compiled: bool = False) -> Probed:
+    """One thread a rank; ranks that have cores of their own do not disturb each other.
+
+    Args:
+        compiled: attention by compiled kernels was measured too, and is twice as fast.
+    """
     products: List[Product] = []
     passes: List[Pass] = []
     messages: List[Message] = []
@@ -39,9 +44,9 @@ def even_machine(cores: int = 2, ranks: int = 4) -> Probed:
         if count > cores:
             continue
         for width in (64, 512):
-            for kind in PRODUCTS:
-                flops = 2.0 * width**3
-                products.append(Product(kind, "float32", count, 1, width, width, width, flops / FLOPS, 0.01))
+            for kind in (*PRODUCTS, *(COMPILED if compiled else ())):
+                seconds = 2.0 * width**3 / FLOPS / (1.0 if kind in PRODUCTS else 2.0)
+                products.append(Product(kind, "float32", count, 1, width, width, width, seconds, 0.01))
         for elements in (1, 2**22):
             for name in (*PASSES, *OF_STEPS):
                 seconds = {"layer": LAYER_SECONDS, "layer_backward": 2 * LAYER_SECONDS}.get(

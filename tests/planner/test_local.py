@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 import pytest
 import torch
 
+from fugaku_gpt import compat
 from fugaku_gpt.cli.main import run as cli
 from fugaku_gpt.comm import ProcessGrid
+from fugaku_gpt.comm.observed import inside
+from fugaku_gpt.compat.agreed import AGREED
 from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.flops import exact_flops
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE
 from fugaku_gpt.layout.sequence import Collective, plan_of, program
 from fugaku_gpt.machine.constants import load_machine, machine_text
-from fugaku_gpt.machine.probed import Step
+from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD, COMPILED, SCORES, Step
 from fugaku_gpt.model.causal_attention import causal_attention
-from fugaku_gpt.planner.local_fitting import MeasuredRun, fit_local, local_machine
+from fugaku_gpt.planner.local_fitting import MeasuredRun, fit_local, kept_runs, local_machine
 from fugaku_gpt.planner.local_rates import Rates
 from fugaku_gpt.planner.local_seconds import PARTS, RunCost, predict_run, prior_constants
 from fugaku_gpt.planner.local_work import Tally, chunk_works, message_bytes, stage_work
@@ -43,10 +47,10 @@ def flops(tally: Tally) -> float:
     return sum(2.0 * n * batch * r * i * c for (_, batch, r, i, c), n in tally.products.items())
 
 
-def whole(config: RunConfig) -> Tally:
+def whole(config: RunConfig, compiled: bool = False) -> Tally:
     """Of one micro-batch through all chunks, there and back."""
     found = Tally()
-    for work in chunk_works(config):
+    for work in chunk_works(config, compiled):
         found.add(work.forward)
         found.add(work.backward)
     return found
@@ -66,6 +70,53 @@ def test_blocks_skip_what_lies_above_the_diagonal() -> None:
     scores = sum(n * r * c * batch for (kind, batch, r, _, c), n in whole(config).products.items() if kind == "scores")
     # four blocks of 64 queries meet 64, 128, 192 and 256 keys; three products with keys in a step: 4 layers, 4 heads
     assert scores == 3 * 4 * 4 * 64 * (64 + 128 + 192 + 256)
+
+
+def test_compiled_attention_is_one_product_of_each_layer_there_and_one_back() -> None:
+    plain, kernels = whole(run()), whole(run(), compiled=True)
+    attention = {key: n for key, n in kernels.products.items() if key[0] in COMPILED}
+    shape = (2 * 4, 64, 32, 64)  # samples times heads
+    assert attention == {(kind, *shape): 4 for kind in (ATTENTION, ATTENTION_BACKWARD)}
+    assert {key: n for key, n in kernels.products.items() if key not in attention} == {
+        key: n for key, n in plain.products.items() if key[0] not in ("scores", "values", "keys")
+    }
+    assert {name for name, _ in plain.passes} - {name for name, _ in kernels.passes} == {"softmax", "softmax_backward"}
+    again = whole(run("training.recompute=full"), compiled=True)
+    assert {key[0]: n for key, n in again.products.items() if key[0] in COMPILED} == {
+        ATTENTION: 8,
+        ATTENTION_BACKWARD: 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "heads"),
+    [
+        ((), 8),
+        (("node.threads_per_rank=3",), 9),  # the third round leaves one thread idle
+        (("node.threads_per_rank=12", "layout.tp=2"), 0),
+        (("training.dtype=float64",), 0),
+        (("training.dtype=bfloat16",), 8),
+        (("node.compiled_kernels=false",), 0),
+    ],
+)
+def test_compiled_kernels_compute_what_their_types_and_threads_allow(settings: Any, heads: int) -> None:
+    tally = whole(run(*settings), compiled=True)
+    assert {batch for kind, batch, *_ in tally.products if kind in COMPILED} == ({heads} if heads else set())
+    assert (SCORES in {key[0] for key in tally.products}) == (heads == 0)
+
+
+def test_attention_costs_what_the_probe_measured_of_compiled_kernels_where_it_did() -> None:
+    config = run()
+    seconds = {}
+    for compiled in (False, True):
+        tally = whole(config, compiled)
+        fast = sum(2.0 * n * b * r * i * c for (kind, b, r, i, c), n in tally.products.items() if kind in COMPILED)
+        seconds[compiled] = 8 * (flops(tally) - fast / 2) / FLOPS
+        parts = RunCost(config, even_machine(compiled=compiled)).parts(ONES)
+        assert parts["compute"] == pytest.approx(seconds[compiled])
+    assert seconds[True] < seconds[False]
+    off = RunCost(run("node.compiled_kernels=false"), even_machine(compiled=True)).parts(ONES)
+    assert off["compute"] == pytest.approx(seconds[False])
 
 
 @pytest.mark.parametrize(
@@ -196,6 +247,22 @@ def test_runs_that_are_kept_are_fitted_to_and_others_named(tmp_path: Path, capsy
     assert 1.2 < load_machine(str(out)).time.values["products"] <= 1.4  # two runs against what was taken for likely
 
 
+@pytest.mark.parametrize(
+    ("precision", "compiled"), [({}, False), ({"compiled": False}, False), ({"compiled": True}, True)]
+)
+def test_a_kept_run_is_fitted_to_with_the_kernels_that_it_had(tmp_path: Path, precision: Any, compiled: bool) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.create(dump_run_config(run()))
+    directory.write_environment({"processor": "even", "ranks": [{"threads": 1}], "precision": precision})
+    metrics = MetricsWriter(directory.metrics_file)
+    for iteration in range(6):
+        metrics.write("iteration", {"iteration": iteration, "seconds": 1.0, "loss": 1.0})
+    metrics.close()
+    directory.write_result(Result(OK, "", 0.0, 1.0))
+    (found,), left_out = kept_runs([tmp_path], even_machine())
+    assert not left_out and found.config.node.compiled_kernels == compiled
+
+
 def test_a_machine_of_the_probe_predicts_with_intervals_and_refuses_what_it_cannot() -> None:
     config = run("layout.dp=2")
     seconds = RunCost(config, even_machine()).seconds(prior_constants().values)
@@ -214,14 +281,26 @@ def test_a_machine_of_the_probe_predicts_with_intervals_and_refuses_what_it_cann
         predict_run(config, load_machine("v100"))
 
 
+@pytest.fixture(params=[False, True], ids=["by operators", "compiled"])
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """Attention without compiled kernels and with them, on one thread."""
+    if request.param and not compat.has_compiled():
+        pytest.skip("no kernels are compiled here")
+    monkeypatch.setattr(AGREED, "compiled", request.param)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield request.param
+    torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize(
     "settings",
     [[], ["model.seq_len=256"], ["training.recompute=full", "model.dropout=0.1", "model.attention_dropout=0.1"]],
     ids=["plain", "four blocks", "recompute"],
 )
-def test_products_counted_are_those_that_a_step_makes(settings: List[str]) -> None:
+def test_products_counted_are_those_that_a_step_makes(settings: List[str], compiled: bool) -> None:
     dispatch = pytest.importorskip("torch.utils._python_dispatch", reason="older builds do not show their products")
-    made: "Counter[Tuple[int, ...]]" = Counter()
+    made: "Counter[Tuple[Any, ...]]" = Counter()
 
     class Watch(dispatch.TorchDispatchMode):  # type: ignore[misc,name-defined]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -229,29 +308,37 @@ def test_products_counted_are_those_that_a_step_makes(settings: List[str]) -> No
             if name in ("mm", "bmm", "addmm", "baddbmm"):
                 first, second = args[-2:]
                 batch = first.shape[0] if first.dim() == 3 else 1
-                made[(batch, first.shape[-2], first.shape[-1], second.shape[-1])] += 1
+                made[("", batch, first.shape[-2], first.shape[-1], second.shape[-1])] += 1
             elif name == "_linear_pointwise":  # of oneDNN
                 x, weight = args[:2]
-                made[(1, x.numel() // x.shape[-1], x.shape[-1], weight.shape[0])] += 1
+                made[("", 1, x.numel() // x.shape[-1], x.shape[-1], weight.shape[0])] += 1
             return func(*args, **(kwargs or {}))
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        config = run("training.global_batch=4", "model.layers=2", *settings)
-        trainer = Trainer(config, ProcessGrid.alone(), ByteSamples(config.model.seq_len))
-        with Watch():
-            trainer.step()
-    finally:
-        torch.set_num_threads(threads)
-    counted: "Counter[Tuple[int, ...]]" = Counter()
-    for (_, *shape), count in whole(config).products.items():
-        counted[tuple(shape)] += 2 * count
+    @contextlib.contextmanager
+    def attention(qkv: torch.Tensor, *_: Any) -> Iterator[None]:
+        _, b, s, _, heads, d = qkv.shape
+        made[(ATTENTION, b * heads, s, d, s)] += 1
+        yield
+
+    @contextlib.contextmanager
+    def backward(y_grad: torch.Tensor, qkv: torch.Tensor, *_: Any) -> Iterator[None]:
+        _, b, s, heads, d = y_grad.shape
+        made[(ATTENTION_BACKWARD, b * heads, s, d, s)] += 1
+        yield
+
+    config = run("training.global_batch=4", "model.layers=2", f"node.compiled_kernels={compiled}", *settings)
+    trainer = Trainer(config, ProcessGrid.alone(), ByteSamples(config.model.seq_len))
+    with Watch(), inside(compat, "attention", attention), inside(compat, "attention_gradient", backward):
+        trainer.step()
+    counted: "Counter[Tuple[Any, ...]]" = Counter()
+    for (kind, *shape), count in whole(config, compiled).products.items():
+        counted[(kind if kind in COMPILED else "", *shape)] += 2 * count
     assert made == counted
+    assert any(kind == ATTENTION for kind, *_ in made) == compiled
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_copies_counted_of_attention_are_those_that_it_makes(dropout: float) -> None:
+def test_copies_counted_of_attention_are_those_that_it_makes(dropout: float, compiled: bool) -> None:
     dispatch = pytest.importorskip("torch.utils._python_dispatch", reason="older builds do not show their operations")
     elements = 0
 
@@ -267,9 +354,10 @@ def test_copies_counted_of_attention_are_those_that_it_makes(dropout: float) -> 
     flags = torch.ones(b, heads, s, s, dtype=torch.bool)
     qkv = torch.randn(1, b, s, 3, heads, d, requires_grad=True)
     with Watch():
-        causal_attention(qkv, (lambda: flags) if dropout else None, dropout).sum().backward()
+        y = causal_attention(qkv, (lambda: flags) if dropout else None, dropout)
+        y.backward(torch.ones_like(y))
     embedding = b * s * heads * d
-    counted = sum(n * size for (name, size), n in whole(config).passes.items() if name == "copy")
+    counted = sum(n * size for (name, size), n in whole(config, compiled).passes.items() if name == "copy")
     assert elements == counted - embedding
 
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.compat.agreed import AGREED
 from fugaku_gpt.config import RunConfig, load_run_config
@@ -56,11 +57,22 @@ def test_in_16_bits_a_part_of_a_large_product_is_held_on_its_way_to_the_sums() -
 
 
 @pytest.mark.parametrize(
-    ("ffn", "dropout", "fullest"), [(256, 0.0, "GELU"), (256, 0.1, "GELU"), (64, 0.0, "attention")]
+    ("ffn", "dropout", "threads", "compiled", "fullest"),
+    [
+        (256, 0.0, 1, False, "GELU"),
+        (256, 0.1, 1, False, "GELU"),
+        (64, 0.0, 1, False, "attention"),
+        (256, 0.1, 1, True, "GELU"),
+        (64, 0.0, 16, True, "attention"),  # with fewer threads, blocks of scores are more
+    ],
 )
 def test_workspace_of_a_layer_is_what_its_backward_pass_makes(
-    ffn: int, dropout: float, fullest: str, monkeypatch: pytest.MonkeyPatch
+    ffn: int, dropout: float, threads: int, compiled: bool, fullest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if compiled and not compat.has_compiled():
+        pytest.skip("no kernels are compiled here")
+    monkeypatch.setattr(AGREED, "compiled", compiled)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     # what was measured of this build's GELU, by whichever test came before, may have been disturbed
     monkeypatch.setattr(AGREED, "gelu_by_erf", False)
     config = load_run_config(
@@ -87,7 +99,7 @@ def test_workspace_of_a_layer_is_what_its_backward_pass_makes(
     # the gradient that comes is the workspace's, the layer's output that of the layer behind it
     seen = alive.most - kept - y.numel() * 4
     stream = 4 * y.numel()
-    told = memory_of_run(config, threads=1).stages[0]["workspace"]
+    told = memory_of_run(config, threads=threads).stages[0]["workspace"]
     assert (told == (3 * ffn // 64 + 1) * stream) == (fullest == "GELU")
     assert seen == pytest.approx(told, rel=0.01)
 

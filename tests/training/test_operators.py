@@ -100,6 +100,18 @@ def test_operators_without_a_class_of_their_own_have_that_of_the_function_they_a
     }  # fmt: skip
 
 
+def test_a_compiled_kernel_s_own_time_is_of_its_class_whatever_it_is_in() -> None:
+    found = seconds(
+        call("_CompiledAttention", 0.0, 20.0), call("kernel of batched product", 1.0, 16.0),
+        call("aten::empty", 2.0, 3.0), call("masks of dropout", 16.0, 18.0),
+        call("_CrossEntropy", 20.0, 30.0), call("aten::mm", 20.0, 24.0), call("kernel of cross-entropy", 24.0, 28.0),
+        call("optimiser", 30.0, 40.0), call("kernel of optimiser", 31.0, 38.0),
+    )  # fmt: skip
+    assert found == {
+        BATCHED_PRODUCT: 15.0, OTHER: 2.0, PRODUCT: 4.0, CROSS_ENTROPY: 4.0, OPTIMISER: 7.0, PYTHON: 100.0 - 32.0,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("prefix", ["", "autograd::engine::evaluate_function: "])
 def test_what_autograd_does_after_a_row_parallel_layer_is_gelu(prefix: str) -> None:
     found = seconds(
@@ -150,14 +162,22 @@ CONFIGS: Dict[str, List[str]] = {
 }
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["by operators", "compiled"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_class_but_communication_has_its_part_of_a_real_iteration(name: str) -> None:
+def test_every_class_but_communication_has_its_part_of_a_real_iteration(
+    name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if name == "bfloat16" and not compat.can_train(torch.bfloat16):
         pytest.skip("this PyTorch does not train in bfloat16")
-    found = profile(*CONFIGS[name])
+    if compiled and not compat.has_compiled():
+        pytest.skip("no kernels are compiled here")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # of more, few heads are too few for the kernels
+    monkeypatch.setattr(AGREED, "compiled", None)  # what is agreed on here holds here
+    found = profile(*CONFIGS[name], f"node.compiled_kernels={compiled}")
     assert tuple(found.classes) == CLASSES and found.ranks == found.iterations == 1
     assert sum(found.classes.values()) == pytest.approx(found.seconds_per_iteration, rel=1e-9)
-    assert [kind for kind, its in found.classes.items() if its == 0.0] == [COMMUNICATION]
+    none = [SOFTMAX, COMMUNICATION] if compiled else [COMMUNICATION]
+    assert [kind for kind, its in found.classes.items() if its == 0.0] == none
     assert found.slowdown > 0.0
 
 

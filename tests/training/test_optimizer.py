@@ -10,12 +10,13 @@ import torch
 
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
+from fugaku_gpt.compat.agreed import AGREED
 from fugaku_gpt.layout.tensors import model_tensors
 from fugaku_gpt.model import build_model
 from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights, Run
 from fugaku_gpt.training import optimizer as optimizers
 from fugaku_gpt.training.health import StateCopy, squares_of
-from fugaku_gpt.training.optimizer import BlockedAdamW, FusedAdamW, build_optimizer
+from fugaku_gpt.training.optimizer import BlockedAdamW, CompiledAdamW, FusedAdamW, build_optimizer
 from tests.support.tiny import tiny_config
 
 CONFIG = tiny_config("training.dtype=float64", "training.weight_decay=0.1", "training.eps=1e-6")
@@ -65,8 +66,15 @@ def test_each_way_equals_the_algorithm(build: Any, block: int, divisor: float, m
         assert np.abs(ours[part] - p[part]).max() <= 1e-12, placement.spec.name
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["by operators", "compiled"])
 @pytest.mark.parametrize("divisor", [1.0, 0.3, 3.3e9])
-def test_in_float32_too_each_way_divides_the_gradients(divisor: float) -> None:
+def test_in_float32_too_each_way_divides_the_gradients(
+    divisor: float, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if compiled and not compat.has_compiled():
+        pytest.skip("no compiled kernels")
+    monkeypatch.setattr(AGREED, "compiled", compiled)
+
     def stepped(build: Any) -> List[torch.Tensor]:
         generator = torch.Generator().manual_seed(0)
         values, gradients = (torch.randn(1000, generator=generator) for _ in range(2))
@@ -75,8 +83,8 @@ def test_in_float32_too_each_way_divides_the_gradients(divisor: float) -> None:
         run.gradients.copy_(gradients * divisor)
         if isinstance(adamw, FusedAdamW):
             assert compat.divides_gradients(torch.float32)
+        assert build is BlockedAdamW or isinstance(adamw, CompiledAdamW) == compiled
         adamw.step(0.01, divisor)
-        assert torch.allclose(run.gradients, gradients, rtol=1e-6)
         return [values, *adamw.moments[0]]
 
     for ours, judge in zip(stepped(build_optimizer), stepped(BlockedAdamW)):
@@ -88,6 +96,30 @@ def test_the_fused_kernel_is_taken_where_the_probe_finds_one() -> None:
     buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(CONFIG.model, 1))
     has_one = compat.build_facts()["fused_adamw"]
     assert isinstance(build_optimizer(runs_of(buffers), CONFIG.training), FusedAdamW if has_one else BlockedAdamW)
+
+
+@pytest.mark.skipif(not compat.has_compiled(), reason="no compiled kernels")
+@pytest.mark.parametrize("shards", [1, 3])
+def test_the_compiled_kernel_rounds_the_masters_that_a_rank_owns(shards: int) -> None:
+    config = tiny_config("training.dtype=bfloat16")
+    found = []
+    for build in (build_optimizer, BlockedAdamW):
+        model = build_model(config, Communicator.alone())
+        buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1), shards)
+        owned = buffers.layout.owned(shards - 1, shards)
+        masters = MasterWeights(buffers, owned)
+        adamw: Any = build(list(buffers.runs(owned, lambda spec: True, masters)), config.training)
+        assert adamw.rounds == (build is build_optimizer)
+        buffers.gradients.copy_(torch.from_numpy(gradient(0, buffers.gradients.numel())))
+        adamw.step(0.01)
+        if adamw.rounds:
+            stepped = buffers.parameters.clone()
+            masters.round()
+            assert torch.equal(buffers.parameters, stepped)
+        else:
+            masters.round()
+        found.append(buffers.parameters.float())
+    assert float((found[0] - found[1]).abs().max()) <= 2.0**-8 * float(found[1].abs().max())
 
 
 @pytest.mark.parametrize("build", [BlockedAdamW, build_optimizer], ids=["blocked", "this build's own"])

@@ -9,7 +9,7 @@ import torch
 
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, ProcessGrid
-from fugaku_gpt.compat import activation, products, trials
+from fugaku_gpt.compat import activation, compiled, products, trials
 from fugaku_gpt.compat.agreed import AGREED
 from fugaku_gpt.compat.trials import TRIALS
 from fugaku_gpt.config import TrainingConfig
@@ -135,7 +135,9 @@ def test_a_scale_that_is_much_too_large_comes_down_until_steps_are_done() -> Non
 
 
 def test_norms_and_clipping_do_not_depend_on_the_scale() -> None:
-    one, other = (trainer("training.dtype=float16", f"training.loss_scale={scale}") for scale in (256, 16384))
+    # PyTorch's kernels leave the divided gradients where they were
+    settings = ("training.dtype=float16", "node.compiled_kernels=false")
+    one, other = (trainer(*settings, f"training.loss_scale={scale}") for scale in (256, 16384))
     a, b = one.step(), other.step()
     assert a.grad_norm == pytest.approx(b.grad_norm, rel=2e-3) == pytest.approx(trainer().step().grad_norm, rel=2e-3)
     assert a.grad_norm > 0.5
@@ -218,8 +220,9 @@ def test_another_start_computes_as_the_first_did_whatever_a_clock_says(monkeypat
     monkeypatch.setattr(trials, "_is_precise", lambda operation, dtype: True)
     monkeypatch.setattr(AGREED, "gelu_by_erf", None)
     monkeypatch.setattr(activation, "_gelu_is_slow", lambda: True)
+    own = {"compiled": compat.has_compiled()}
     kept = startup.agree_on_kernels(config, alone)
-    assert kept == {"dtype": "bfloat16", "in_float32": ["linear"], "gelu_by_erf": True, "onednn": False}
+    assert kept == {"dtype": "bfloat16", "in_float32": ["linear"], "gelu_by_erf": True, "onednn": False, **own}
     assert kept == startup.agree_on_kernels(config, alone) == startup.kernels_in_use(config)
     monkeypatch.setattr(AGREED, "in_float32", {})
     monkeypatch.setattr(trials, "_is_fast", lambda operation, dtype: operation == "linear")
@@ -227,7 +230,8 @@ def test_another_start_computes_as_the_first_did_whatever_a_clock_says(monkeypat
     monkeypatch.setattr(AGREED, "gelu_by_erf", None)
     monkeypatch.setattr(activation, "_gelu_is_slow", lambda: False)
     found = startup.agree_on_kernels(config, alone, kept)
-    assert found == {"dtype": "bfloat16", "in_float32": ["linear", "gelu"], "gelu_by_erf": True, "onednn": False}
+    expected = {"dtype": "bfloat16", "in_float32": ["linear", "gelu"], "gelu_by_erf": True, "onednn": False, **own}
+    assert found == expected
     Trainer(config, ProcessGrid.alone(), ByteSamples(config.model.seq_len))
     assert startup.kernels_in_use(config) == found
 
@@ -293,6 +297,30 @@ def test_products_are_onednn_s_on_all_ranks_or_on_none_and_another_start_does_th
     assert not begin(False, {"onednn": False}, {**kept, "onednn": True})
     monkeypatch.setattr(compat, "has_onednn", lambda: False)
     assert not begin(False, {}, {**kept, "onednn": True})
+
+
+def test_compiled_kernels_are_used_by_all_ranks_or_by_none_and_by_another_start_as_by_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def begin(mine: bool, other: Dict[str, Any], keep: Any = None, wanted: bool = True) -> bool:
+        monkeypatch.setattr(AGREED, "compiled", None)
+        monkeypatch.setattr(compiled, "has_compiled", lambda: mine)
+        monkeypatch.setattr(compat, "has_compiled", lambda: mine)
+        monkeypatch.setattr(TwoRanks, "other", other, raising=False)
+        config = tiny_config(f"node.compiled_kernels={wanted}")
+        found = startup.agree_on_kernels(config, TwoRanks.alone(), keep)
+        assert found["compiled"] == compat.uses_compiled()
+        facts = startup.collect_environment(config, ProcessGrid.alone(), startup.prepare_process(1))
+        said = any("our own compiled kernels" in line for line in startup.describe_environment(facts))
+        assert said == found["compiled"]
+        return bool(found["compiled"])
+
+    assert begin(True, {}) and not begin(False, {}) and not begin(True, {"compiled": False})
+    assert not begin(True, {}, wanted=False)
+    kept = {"dtype": "float32", "in_float32": [], "gelu_by_erf": False, "onednn": False}
+    assert not begin(True, {}, kept)  # from a checkpoint of before there were any
+    assert begin(True, {}, {**kept, "compiled": True}) and not begin(True, {}, {**kept, "compiled": False})
+    assert not begin(False, {}, {**kept, "compiled": True})
 
 
 def test_products_of_16_bits_are_onednn_s_where_any_rank_s_clock_wants_them_in_float32(

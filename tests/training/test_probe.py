@@ -5,11 +5,15 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
 
+from fugaku_gpt import compat
+from fugaku_gpt.comm import Communicator
+from fugaku_gpt.compat.agreed import AGREED
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.machine.probed import PRODUCTS
-from fugaku_gpt.training.probe import small_runs, spread_of
-from fugaku_gpt.training.probe_calls import shapes
+from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD, COMPILED, PRODUCTS
+from fugaku_gpt.training.probe import Probe, small_runs, spread_of
+from fugaku_gpt.training.probe_calls import Pool, Shape, layer_calls, product_call, shapes
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -23,9 +27,52 @@ def test_small_runs_are_of_the_types_and_ranks_that_are_measured(ranks: int, dty
 
 
 def test_however_short_the_time_there_is_a_product_of_each_kind() -> None:
-    for narrow in (False, True):
-        first = itertools.islice(shapes(narrow, 1), len(PRODUCTS))
-        assert {shape.kind for shape in first} == set(PRODUCTS)
+    for narrow, compiled in itertools.product((False, True), repeat=2):
+        kinds = (*PRODUCTS, *(COMPILED if compiled else ()))
+        first = itertools.islice(shapes(narrow, 1, compiled), len(kinds))
+        assert {shape.kind for shape in first} == set(kinds)
+
+
+@pytest.mark.parametrize(("threads", "heads"), [(1, 16), (2, 16), (3, 18), (12, 24), (48, 48)])
+def test_compiled_attention_is_measured_with_work_for_all_threads(threads: int, heads: int) -> None:
+    found = [shape for shape in shapes(False, threads, True) if shape.kind in COMPILED]
+    assert {shape.batch for shape in found} == {heads}
+    assert all(shape.rows == shape.columns for shape in found) and len(set(found)) == len(found)
+    without = [shape for shape in shapes(False, threads, True) if shape.kind not in COMPILED]
+    assert without == list(shapes(False, threads, False))
+
+
+@pytest.mark.skipif(not compat.has_compiled(), reason="no kernels are compiled here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_attention_is_timed_on_real_shapes(dtype: torch.dtype) -> None:
+    pool = Pool(dtype)
+    forward, backward = (
+        product_call(Shape(kind, 16, 24, 8, 24), pool, pool) for kind in (ATTENTION, ATTENTION_BACKWARD)
+    )
+    assert forward()[0].shape == (1, 1, 24, 16, 8) and backward().shape == (1, 1, 24, 3, 16, 8)
+
+
+@pytest.mark.parametrize("threads", [1, 3, 4])
+def test_an_empty_layer_has_heads_for_all_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    attended = []
+    monkeypatch.setattr(compat, "attends", lambda qkv: attended.append(qkv.shape[1] * qkv.shape[4]))
+    tokens, forward, _ = layer_calls("float32")
+    forward()
+    assert attended == [2 * -(-threads // 2)] and tokens == 8 * -(-threads // 2)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_probe_times_compiled_attention_where_there_is_any(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if compiled and not compat.has_compiled():
+        pytest.skip("no kernels are compiled here")
+    if not compiled:
+        monkeypatch.setattr(compat, "has_compiled", lambda: False)
+    monkeypatch.setattr(AGREED, "compiled", None)  # what is agreed on here holds here
+    probe = Probe(Communicator.alone(), 1, 0.5, lambda text: None)
+    probe._clock.begin(0.2)
+    found = probe._products(["float32"]).products
+    assert {one.kind for one in found} == {*PRODUCTS, *(COMPILED if compiled else ())}
 
 
 def test_a_few_disturbed_timings_do_not_widen_the_spread() -> None:

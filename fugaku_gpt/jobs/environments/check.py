@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ OK = "ok"
 DIFFERS = "differs"
 MISSING = "missing"
 UNSTATED = "not stated"  # the profile does not say what it should be
+OPTIONAL = "optional"  # is not there, and nothing needs it
 PROBE_SECONDS = 120.0
 _ANSWER = "fugaku_gpt environment: "
 
@@ -37,12 +39,13 @@ def version(name):
         return found.version
 told = {{"python": "%d.%d.%d" % sys.version_info[:3], "packages": {{name: version(name) for name in sys.argv[2:]}}}}
 try:
-    from fugaku_gpt import compat
+    from fugaku_gpt import compat, kernels
     import torch
     build = compat.build_facts()
     build["flush_denormals"] = compat.flush_denormals()
     build["bfloat16_without_kernel"] = compat.without_kernel(torch.bfloat16)
     told["build"] = build
+    told["kernels"] = {{"compiled": kernels.library_file().exists(), "used": compat.has_compiled()}}
 except Exception as error:
     told["build_error"] = "%s: %s" % (type(error).__name__, error)
 try:
@@ -64,8 +67,8 @@ _FALLBACKS = ("DEFAULT", "NO AVX")
 
 @dataclass(frozen=True)
 class Finding:
-    """One row: what was looked at, what the profile says, what was found, ``ok``, ``differs``, ``missing`` or ``not
-    stated``, and how to mend it (empty where there is nothing to mend)."""
+    """One row: what was looked at, what the profile says, what was found, ``ok``, ``differs``, ``missing``, ``not
+    stated`` or ``optional``, and how to mend it (empty where there is nothing to mend)."""
 
     what: str
     expected: str
@@ -129,6 +132,7 @@ def compare(
         rows.append(Finding("PyTorch", expected.torch or "-", str(told.get("build_error")), MISSING, mend))
     else:
         rows += _build(expected, build, threads, flags, mend)
+        rows.append(_kernels(told, profile.python))
     mpi = told.get("mpi")
     if mpi is None:
         rows.append(Finding("MPI library", expected.mpi or "-", str(told.get("mpi_error")), MISSING, _MPI_MEND))
@@ -178,6 +182,20 @@ def _build(
             stated is not None and set(without) == set(stated), mend,
         ),
     ]  # fmt: skip
+
+
+def _kernels(told: Mapping[str, Any], python: str) -> Finding:
+    """Kernels of our own. No profile asks for them: without them the build's are used."""
+    kernels, mend = told.get("kernels"), f"{shlex.quote(python)} -m fugaku_gpt env kernels"
+    if kernels is None:
+        return Finding("kernels", "compiled", str(told.get("build_error")), OPTIONAL, f"{mend} --again")
+    if kernels["used"]:
+        return Finding("kernels", "compiled", "compiled", OK)
+    if kernels["compiled"]:
+        return Finding(
+            "kernels", "compiled", "do not run with this PyTorch: its own are used", OPTIONAL, f"{mend} --again"
+        )
+    return Finding("kernels", "compiled", "not for this processor: PyTorch's own are used", OPTIONAL, mend)
 
 
 def _row(what: str, expected: str, found: str, same: bool, mend: str) -> Finding:

@@ -16,7 +16,7 @@ from fugaku_gpt.jobs.processes import run_command
 
 _QUIET_SECONDS = 5.0  # without a word from pip, it is told that the work goes on
 _TOLD_LINES = 20
-# of pip's lines, those that tell how far it is
+# of the work's lines, those that tell how far it is, and what our own command says that compiles kernels
 _PROGRESS = (
     "Collecting ",
     "Downloading ",
@@ -26,6 +26,8 @@ _PROGRESS = (
     "Successfully ",
     "installing ",
     "compiling ",
+    "kernels: ",
+    "fugaku-gpt: ",
 )
 
 
@@ -129,7 +131,7 @@ class _Lines:
             return
         self.last = [*self.last, words][-_TOLD_LINES:]
         if words.startswith(_PROGRESS):
-            self._tell(f"{self._heard - self._started:6.1f} s  {words[:160]}")
+            self._tell(f"{self._heard - self._started:6.1f} s  {words[:200]}")
 
     def _tell_of_silence(self) -> None:
         while not self._over.wait(0.5):

@@ -16,6 +16,7 @@ from fugaku_gpt.jobs.environments.check import (
     DIFFERS,
     MISSING,
     OK,
+    OPTIONAL,
     UNSTATED,
     asked_threads,
     best_instruction_set,
@@ -51,6 +52,7 @@ TOLD: Dict[str, Any] = {
     "python": "3.8.18",
     "packages": {"numpy": "1.24.4", "fugaku_gpt": fugaku_gpt.__version__},
     "build": BUILD,
+    "kernels": {"compiled": True, "used": True},
     "mpi": MPI,
 }
 
@@ -103,8 +105,29 @@ def test_what_is_not_there_is_missing_and_the_rest_is_told() -> None:
 
 def test_what_a_profile_leaves_out_is_told_and_not_judged() -> None:
     rows = rows_of({**TOLD, "build": {**BUILD, "fused_adamw": True}}, Profile("p"))
-    assert {row[2] for name, row in rows.items() if name not in ("packages", "fugaku_gpt", "threads")} == {UNSTATED}
+    assert {row[2] for name, row in rows.items() if name not in ("packages", "fugaku_gpt", "threads", "kernels")} == {
+        UNSTATED
+    }
     assert rows["fused AdamW"][1] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("told", "found", "mend"),
+    [
+        ({"kernels": {"compiled": False, "used": False}}, "not for this processor", "env kernels"),
+        ({"kernels": {"compiled": True, "used": False}}, "do not run with this PyTorch", "env kernels --again"),
+        ({"kernels": None, "build_error": "OSError: no /proc"}, "OSError: no /proc", "env kernels --again"),
+    ],
+)
+def test_kernels_that_are_not_used_are_told_with_their_mend_and_are_no_fault(
+    told: Dict[str, Any], found: str, mend: str
+) -> None:
+    profile = replace(PROFILE, python="/my env/python")
+    rows = {row.what: row for row in compare(profile, {**TOLD, **told}, 3, {}, FLAGS, "make it")}
+    row = rows["kernels"]
+    assert row.status == OPTIONAL and row.found.startswith(found)
+    assert row.mend == f"'/my env/python' -m fugaku_gpt {mend}"
+    assert not any(row.wrong for row in rows.values())
 
 
 def test_a_version_is_compared_by_its_numbers() -> None:
@@ -130,6 +153,7 @@ def test_an_environment_tells_by_its_own_python(tmp_path: Path) -> None:
     assert rows["Python"].status == OK and rows["threads"].status == OK
     assert rows["PyTorch"].status == DIFFERS and rows["MPI library"].status == DIFFERS
     assert rows["preload"].status == MISSING
+    assert rows["kernels"].status in (OK, OPTIONAL)
     # the variables of the profile reach it
     assert "AVX" not in rows["instruction set"].found.replace("NO AVX", "")
 

@@ -46,6 +46,8 @@ def test_an_environment_is_whole_or_marked_as_not_and_is_finished_by_the_same_co
     assert (tmp_path / "venv" / "pyvenv.cfg").stat().st_mtime_ns == made  # what was there is used again
     require_made(profile)
     assert any("Installing collected packages: tiny" in line for line in told)
+    # our command lacks its packages here, so it compiles no kernels: that is told, and the environment is whole
+    assert any("kernels: not compiled, see above: PyTorch's own will be used" in line for line in told)
     rows = {row.what: row for row in check_environment(profile, "")}
     assert [rows[what].status for what in ("Python", "packages", "fugaku_gpt")] == [OK] * 3
 

@@ -96,9 +96,10 @@ def test_the_job_builds_and_leaves_a_tar_file(fork: Profile, tmp_path: Path) -> 
         assert not any(name.startswith("sources") for name in tar.getnames())
     prefix = tmp_path / "disk of the node" / "torch-9"
     assert (prefix / "words").read_text() == f"/opt/tools-1|{prefix}|/opt/tools-1/bin/fcc -Kfast|two words\n"
-    first, second, third = (prefix / "pip").read_text().splitlines()
+    first, second, kernels, check = (prefix / "pip").read_text().splitlines()
     assert first == "-m pip install --no-cache-dir --no-binary mpi4py mpi4py==4.1.2" and "--no-binary" not in second
-    assert third == f"-m fugaku_gpt env check {tmp_path}/mine.yaml --at {prefix.parent}"
+    assert kernels == "-m fugaku_gpt env kernels" and "kernels: not compiled" not in done.stdout
+    assert check == f"-m fugaku_gpt env check {tmp_path}/mine.yaml --at {prefix.parent}"
     assert [record.exit_code for record in exit_records(tmp_path / "job").values()] == [0]
 
 
@@ -128,6 +129,25 @@ def test_what_is_compiled_is_kept_where_the_rest_fails(fork: Profile, tmp_path: 
     assert "is made" not in done.stdout and "mine.incomplete.tar is compiled and lacks" in done.stdout
     assert sorted(path.name for path in (tmp_path / "job").iterdir()) == ["build.sh", "exit", "mine.incomplete.tar"]
     assert [record.exit_code for record in exit_records(tmp_path / "job").values()] == [9]
+
+
+def test_a_build_without_our_kernels_is_whole_and_is_told_to_lack_them(fork: Profile, tmp_path: Path) -> None:
+    text = PYTHON + 'case "$*" in *"env kernels") echo no C compiler >&2; exit 2;; esac\n'
+    (tmp_path / "fork" / "scripts" / "python").write_text(text, encoding="utf-8")
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", str(tmp_path / "fork")]
+    subprocess.run([*git, "commit", "-qam", "no compiler"], check=True)
+    done = _run(fork, tmp_path)
+    assert done.returncode == 0 and "mine.tar is made" in done.stdout
+    assert "no C compiler\nkernels: not compiled, see above: PyTorch's own will be used" in done.stdout
+    assert 'run "$python" -m fugaku_gpt env kernels there' in done.stdout
+
+
+@pytest.mark.parametrize("name", A64FX)
+def test_kernels_of_a_kept_build_lie_in_its_tar_file(name: str) -> None:
+    profile = resolve(name)
+    prefix = Path(profile.python).parents[1]  # sys.prefix: the kernels are in its lib/
+    kept = [Path(profile.build.prefix, folder) for folder in profile.build.keep] or [Path(profile.build.prefix)]
+    assert prefix in kept and " env kernels" in recipe(profile, find_profile(name), SETTINGS).text
 
 
 def test_what_is_needed_in_the_end_is_looked_for_first(fork: Profile, tmp_path: Path) -> None:

@@ -1,0 +1,126 @@
+"""Compile the kernels for this processor, into the environment of this Python."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import List, Optional, Sequence, Tuple
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.records.files import write_bytes_atomically
+
+SOURCE = Path(__file__).parent / "source"
+_COMPILERS = ("cc", "gcc", "clang")
+# No -ffast-math: what is no number must stay none, and gcc before 13 would flush denormals of whoever loads the library
+_OPTIONS = (
+    "-std=gnu11",
+    "-O3",
+    "-fPIC",
+    "-fopenmp",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+)
+# what tells one kind of processor from another in /proc/cpuinfo
+_PROCESSOR = re.compile(r"^(?:vendor_id|flags|Features|CPU implementer|CPU part)\s*:.*$", re.MULTILINE)
+_LONGEST = 300.0  # seconds of a compiler
+
+
+def sources() -> List[Path]:
+    """The files that are compiled."""
+    return sorted(SOURCE.glob("*.c"))
+
+
+def library_file(prefix: Optional[Path] = None) -> Path:
+    """Where the library of these sources for this kind of processor is, or would be: one that was compiled from others,
+    or for another kind, has another name.
+
+    Args:
+        prefix: of the environment; default: this Python's.
+    """
+    kind = hashlib.sha256(" ".join((platform.machine(), *_OPTIONS)).encode())
+    for file in sorted(SOURCE.iterdir()):
+        if file.suffix in (".c", ".h"):
+            kind.update(file.read_bytes())
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # not Linux, or hidden: the name tells the machine's family alone
+        text = ""
+    for line in sorted(set(_PROCESSOR.findall(text))):
+        kind.update(line.encode())
+    return (prefix or Path(sys.prefix)) / "lib" / "fugaku_gpt" / f"kernels-{kind.hexdigest()[:16]}.so"
+
+
+def compile_kernels(compiler: Optional[str] = None, prefix: Optional[Path] = None) -> Tuple[Path, str]:
+    """Compile the library for this processor and put it in its place; one that is there is replaced.
+
+    Args:
+        compiler: its command, with options if it needs some; default: the first of cc, gcc and clang on PATH.
+
+    Returns:
+        the library, and what the compiler was asked for.
+
+    Raises:
+        UsageError: there is no compiler, it cannot compile this, or the place cannot be written.
+    """
+    command = shlex.split(compiler) if compiler is not None else [name for name in _COMPILERS if shutil.which(name)][:1]
+    if not command or shutil.which(command[0]) is None:
+        looked_for = compiler if compiler is not None else ", ".join(_COMPILERS)
+        raise UsageError(
+            f"no C compiler ({looked_for}) on PATH: install one (Debian: apt-get install gcc), or name yours with "
+            "--compiler; without these kernels PyTorch's own are used"
+        )
+    place = library_file(prefix)
+    said = ""
+    with tempfile.TemporaryDirectory(prefix="fugaku-gpt-kernels-") as folder:
+        for target in _targets():
+            said = _run([*command, *_OPTIONS, *target, "-c", *map(str, sources())], folder)
+            if not said:
+                break
+        else:
+            raise UsageError(f"{command[0]} cannot compile the kernels:\n{said}")
+        objects = [f"{file.stem}.o" for file in sources()]
+        # without -fopenmp: its runtime must be the one that PyTorch has loaded, not another with threads of its own
+        said = _run([*command, "-shared", "-o", place.name, *objects, "-lm"], folder)
+        if said:
+            raise UsageError(f"{command[0]} cannot link the kernels:\n{said}")
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes_atomically(place, (Path(folder) / place.name).read_bytes())
+        except OSError as error:
+            raise UsageError(f"{place.parent}: {error.strerror}: the kernels are put into the environment") from None
+    return place, " ".join(target)
+
+
+def _targets() -> List[Sequence[str]]:
+    """Options by which compilers choose this processor's instructions, the best first."""
+    if platform.machine() != "aarch64":
+        return [("-march=native",), ()]
+    try:
+        length = int(Path("/proc/sys/abi/sve_default_vector_length").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return [("-mcpu=native",), ()]
+    bits = f"-msve-vector-bits={8 * length}"
+    return [("-mcpu=native", bits), ("-mcpu=a64fx", bits), ("-march=armv8.2-a+sve", bits), ("-mcpu=native",), ()]
+
+
+def _run(command: Sequence[str], folder: str) -> str:
+    """What a command that failed has said; of one that did its work nothing."""
+    try:
+        done = subprocess.run(
+            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LONGEST, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode == 0:
+        return ""
+    lines = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
+    return "\n".join(lines[:20])

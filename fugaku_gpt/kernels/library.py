@@ -1,0 +1,90 @@
+"""Load the compiled kernels, and call them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from pathlib import Path
+from typing import Any, List, Optional
+
+from fugaku_gpt.kernels.build import library_file
+
+FLOAT32, BFLOAT16 = 0, 1  # of a tensor's elements; as in common.h
+
+_OPENMP = re.compile(r"lib(gomp|omp|iomp5|fjomp\w*)\b[^/]*\.so[^/]*$")
+# of arguments
+_ADDRESS: Any = ctypes.c_void_p
+_INT64: Any = ctypes.c_int64
+_INT: Any = ctypes.c_int
+_FLOAT: Any = ctypes.c_float
+
+
+class Library:
+    """The kernels. Tensors are addresses of contiguous elements, None where there is none; nothing is checked."""
+
+    def __init__(self, loaded: ctypes.CDLL) -> None:
+        self._attention_floats = loaded.attention_floats
+        self._attention_floats.argtypes, self._attention_floats.restype = [_INT64, _INT64], _INT64
+        sizes = [*[_INT64] * 5, _INT, _FLOAT, _ADDRESS, _INT]
+        self.attention_forward = loaded.attention_forward
+        self.attention_forward.argtypes, self.attention_forward.restype = [*[_ADDRESS] * 4, *sizes], None
+        self.attention_backward = loaded.attention_backward
+        self.attention_backward.argtypes, self.attention_backward.restype = [*[_ADDRESS] * 6, *sizes], None
+
+        self.adamw = loaded.adamw
+        self.adamw.argtypes, self.adamw.restype = [*[_ADDRESS] * 5, _INT64, *[_FLOAT] * 8, _INT], None
+        self._squares = loaded.squares
+        self._squares.argtypes, self._squares.restype = [_ADDRESS, _INT64, _INT], ctypes.c_double
+        self.layer_norm = loaded.layer_norm
+        self.layer_norm.argtypes = [*[_ADDRESS] * 6, _INT64, _INT64, _FLOAT, _ADDRESS, _INT]
+        self.layer_norm.restype = None
+        self.layer_norm_gradient = loaded.layer_norm_gradient
+        self.layer_norm_gradient.argtypes = [*[_ADDRESS] * 8, _INT64, _INT64, _ADDRESS, _INT]
+        self.layer_norm_gradient.restype = None
+        rows = [_ADDRESS, *[_INT64] * 3, _INT]
+        self.loss_sums = loaded.loss_sums
+        self.loss_sums.argtypes, self.loss_sums.restype = [*rows, _ADDRESS, _ADDRESS, _INT], None
+        self.loss_gradient = loaded.loss_gradient
+        self.loss_gradient.argtypes, self.loss_gradient.restype = [*rows, _ADDRESS, _FLOAT, _INT], None
+        self.loss_of_whole_rows = loaded.loss_of_whole_rows
+        self.loss_of_whole_rows.argtypes = [*rows, _ADDRESS, _FLOAT, _INT, _INT]
+        self.loss_of_whole_rows.restype = None
+
+    def squares(self, x: int, n: int, threads: int) -> float:
+        """The sum of squares of n float32 numbers."""
+        return float(self._squares(x, n, threads))
+
+    def attention_floats(self, length: int, width: int) -> int:
+        """float32 numbers of memory that each thread of attention needs."""
+        return int(self._attention_floats(length, width))
+
+
+@functools.lru_cache(maxsize=None)
+def load_library(file: Optional[Path] = None) -> Optional[Library]:
+    """The kernels that were compiled for this processor, once PyTorch is imported; None where there are none, or where
+    PyTorch has loaded no OpenMP runtime that they can share.
+
+    Args:
+        file: the library; default: this environment's.
+    """
+    file = library_file() if file is None else file
+    if not file.exists():
+        return None
+    try:
+        for runtime in _openmp_runtimes():
+            ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)  # it is loaded already: now the kernels find its functions
+        return Library(ctypes.CDLL(str(file)))
+    except (OSError, AttributeError):  # no such runtime, or functions that are not those of this version
+        return None
+
+
+def _openmp_runtimes() -> List[str]:
+    """Files of the OpenMP runtimes in this process, PyTorch's own first: whose functions come first are used."""
+    try:
+        text = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    mapped = {line.split(maxsplit=5)[-1] for line in text.splitlines() if "/" in line}
+    found = sorted(file for file in mapped if _OPENMP.search(file))
+    return sorted(found, key=lambda file: "/torch" not in file)

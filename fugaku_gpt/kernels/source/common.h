@@ -1,0 +1,105 @@
+/* What the kernels have in common: vectors of this processor's width, numbers in 16 bits, powers of two, shared work. */
+#ifndef FUGAKU_GPT_KERNELS_COMMON_H
+#define FUGAKU_GPT_KERNELS_COMMON_H
+
+#include <stdint.h>
+#include <string.h>
+
+/* float32 numbers of a vector register, and rows of a product's tile: twice as many registers are sums, and leave some
+   of 16 (AVX2) or 32 (AVX-512, SVE, NEON) for the factors. A vector that the processor does not have is made of those
+   that it has: without -msve-vector-bits SVE's are NEON's. */
+#if defined(__AVX512F__) || (defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS == 512)
+#define LANES 16
+#define TILE_ROWS 12
+#elif defined(__AVX__) || (defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS == 256)
+#define LANES 8
+#define TILE_ROWS 6
+#elif defined(__aarch64__)
+#define LANES 4
+#define TILE_ROWS 12
+#else
+#define LANES 4
+#define TILE_ROWS 6
+#endif
+#define TILE_COLUMNS (2 * LANES)
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(4)));
+
+#define INLINE static inline __attribute__((always_inline))
+#define EXPORT __attribute__((visibility("default")))
+
+/* Of a tensor's elements; as in library.py. */
+enum { FLOAT32 = 0, BFLOAT16 = 1 };
+
+INLINE int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+INLINE float from_bfloat16(uint16_t x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float y;
+    memcpy(&y, &bits, 4);
+    return y;
+}
+
+/* To the nearest, of two equally near to the even one; what is no number stays none. */
+INLINE uint16_t to_bfloat16(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return x != x ? 0x7fc0 : (uint16_t)rounded;
+}
+
+/* y[j] = factor x[at + j] */
+INLINE void load(const void *x, int64_t at, int type, float factor, float *restrict y, int64_t n)
+{
+    if (type == BFLOAT16) {
+        const uint16_t *restrict from = (const uint16_t *)x + at;
+#pragma omp simd
+        for (int64_t j = 0; j < n; j++) y[j] = from_bfloat16(from[j]) * factor;
+    } else {
+        const float *restrict from = (const float *)x + at;
+#pragma omp simd
+        for (int64_t j = 0; j < n; j++) y[j] = from[j] * factor;
+    }
+}
+
+/* y[at + j] = factor x[j] */
+INLINE void store(const float *restrict x, float factor, void *y, int64_t at, int type, int64_t n)
+{
+    if (type == BFLOAT16) {
+        uint16_t *restrict to = (uint16_t *)y + at;
+#pragma omp simd
+        for (int64_t j = 0; j < n; j++) to[j] = to_bfloat16(x[j] * factor);
+    } else {
+        float *restrict to = (float *)y + at;
+#pragma omp simd
+        for (int64_t j = 0; j < n; j++) to[j] = x[j] * factor;
+    }
+}
+
+/* 2^x for x <= 126; from -126 down as of -126, 1e-38. What is no number stays none. x is split into a whole number, which
+   becomes the exponent, and a rest in [-0.5, 0.5], whose power is a polynomial fitted for the smallest relative error
+   (2e-9 before it is rounded). */
+INLINE float power_of_two(float x)
+{
+    x = x < -126.0f ? -126.0f : x;
+    float shifted = x + 12582912.0f; /* 1.5 2^23: the last bits of the sum are the whole number */
+    float rest = x - (shifted - 12582912.0f);
+    float y = 1.534581160e-4f;
+    y = y * rest + 1.339993122e-3f;
+    y = y * rest + 9.618488959e-3f;
+    y = y * rest + 5.550328777e-2f;
+    y = y * rest + 2.402264689e-1f;
+    y = y * rest + 6.931472057e-1f;
+    y = y * rest + 1.0f;
+    uint32_t bits, whole;
+    memcpy(&whole, &shifted, 4);
+    memcpy(&bits, &y, 4);
+    bits += whole << 23;
+    memcpy(&y, &bits, 4);
+    return y;
+}
+
+#endif

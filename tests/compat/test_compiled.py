@@ -1,0 +1,228 @@
+"""Our own compiled kernels, each against its definition in float64, in any shape."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Iterator, Tuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fugaku_gpt import compat
+from fugaku_gpt.compat import compiled
+from fugaku_gpt.compat.agreed import AGREED
+from fugaku_gpt.model.attention import attend_naively
+
+pytestmark = pytest.mark.skipif(not compat.has_compiled(), reason="no compiled kernels: fugaku-gpt env kernels")
+
+TYPES = {torch.float32: 3e-6, torch.bfloat16: 1e-2}  # and how far off a result may be, of the largest
+DTYPES = pytest.mark.parametrize("dtype", TYPES, ids=str)
+
+
+@pytest.fixture(autouse=True, params=[1, 3], ids=["one thread", "three threads"])
+def threads(request: Any) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def numbers(*shape: int, seed: int = 0, spread: float = 1.0) -> torch.Tensor:
+    return spread * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def near(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+    return float((found.double() - expected).abs().max()) <= tolerance * max(float(expected.abs().max()), 1e-30)
+
+
+def attention_and_gradient(
+    qkv: torch.Tensor, y_grad: torch.Tensor, flags: Any, factor: float
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    y, log_sums = compat.attention(qkv, flags, factor)
+    return y, compat.attention_gradient(y_grad, qkv, y, log_sums, flags, factor)
+
+
+@DTYPES
+@settings(max_examples=40)
+@given(
+    parts=st.integers(1, 3), samples=st.integers(1, 3), here=st.sampled_from([1, 2, 31, 64, 65, 96, 97, 150]),
+    heads=st.integers(1, 4), width=st.sampled_from([1, 4, 8, 16, 20, 64, 80, 128]),
+    spread=st.sampled_from([0.1, 1.0, 5.0]), drops=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_attention_is_its_definition(
+    dtype: torch.dtype,
+    parts: int,
+    samples: int,
+    here: int,
+    heads: int,
+    width: int,
+    spread: float,
+    drops: bool,
+    seed: int,
+) -> None:
+    qkv = numbers(parts, samples, here, 3, heads, width, seed=seed, spread=spread).to(dtype)
+    y_grad = numbers(parts, samples, here, heads, width, seed=seed + 1).to(dtype)
+    length, kept, share = parts * here, None, 0.0
+    if drops:
+        share = 0.25
+        flags = numbers(samples, heads, length, length, seed=seed + 2) > -0.67
+        kept = lambda: flags  # noqa: E731
+    found = attention_and_gradient(qkv, y_grad, kept() if kept else None, 1.0 / (1.0 - share))
+    leaf = qkv.double().requires_grad_()
+    judge = attend_naively(leaf, kept, share)
+    judge.backward(y_grad.double())
+    assert leaf.grad is not None and all(its.dtype == dtype for its in found)
+    tolerance = TYPES[dtype] * max(1.0, spread**2)  # of scores that are as much larger, roundings are
+    assert near(found[0], judge.detach(), tolerance) and near(found[1], leaf.grad, tolerance)
+
+
+@DTYPES
+def test_the_future_has_no_influence(dtype: torch.dtype) -> None:
+    x = numbers(1, 1, 200, 3, 2, 8).to(dtype)
+    other = x.clone()
+    other[:, :, 150:] = 9.0
+    assert torch.equal(compat.attention(x, None, 1.0)[0][:, :, :150], compat.attention(other, None, 1.0)[0][:, :, :150])
+
+
+def test_scores_of_any_size_do_not_overflow() -> None:
+    x = numbers(1, 1, 130, 3, 1, 8).float()
+    for spread in (1e3, 1e10):
+        y, grad = attention_and_gradient(spread * x, torch.ones(1, 1, 130, 1, 8), None, 1.0)
+        assert bool(torch.isfinite(y).all()) and bool(torch.isfinite(grad).all())
+
+
+@DTYPES
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_no_number_is_seen_from_there_on(bad: float, which: int, dtype: torch.dtype) -> None:
+    x = numbers(1, 1, 130, 3, 2, 8).to(dtype)
+    x[0, 0, 70, which, 1] = bad
+    y, log_sums = compat.attention(x, None, 1.0)
+    finite = torch.isfinite(y.float()).all(-1)[0, 0]
+    assert bool(finite[:, 0].all()) and not bool(finite[70, 1])
+    assert which == 2 or bool(finite[:70, 1].all())  # of a block's values all are multiplied, some by 0
+    grad = compat.attention_gradient(torch.ones_like(y), x, y, log_sums, None, 1.0)
+    assert not bool(torch.isfinite(grad[:, :, :, :, 1].float()).all())
+
+
+def test_gradients_that_lie_apart_in_memory_are_taken_as_they_are() -> None:
+    x = numbers(1, 2, 40, 3, 2, 8).float()
+    y, log_sums = compat.attention(x, None, 1.0)
+    wide = numbers(1, 2, 40, 2, 16).float()
+    found = compat.attention_gradient(wide[..., ::2], x, y, log_sums, None, 1.0)
+    expected = compat.attention_gradient(wide[..., ::2].contiguous(), x, y, log_sums, None, 1.0)
+    assert torch.equal(found, expected)
+
+
+def test_results_do_not_depend_on_the_number_of_threads(threads: int) -> None:
+    x, y_grad = numbers(1, 3, 100, 3, 5, 16).float(), numbers(1, 3, 100, 5, 16).float()
+    logits, many = numbers(40, 999).float(), numbers(200_001).float()
+    found = (*attention_and_gradient(x, y_grad, None, 1.0), compat.loss_of_whole_rows_(logits, 1.0, True), logits)
+    norm = compat.sum_of_squares(many)
+    torch.set_num_threads(2)
+    logits = numbers(40, 999).float()
+    again = (*attention_and_gradient(x, y_grad, None, 1.0), compat.loss_of_whole_rows_(logits, 1.0, True), logits)
+    assert all(map(torch.equal, found, again)) and norm == compat.sum_of_squares(many)
+
+
+def test_few_heads_for_many_threads_and_other_types_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(1, 2, 4, 3, 3, 8)
+    assert compat.attends(x) and compat.attends(x.bfloat16())
+    assert not compat.attends(x.double()) and not compat.attends(x.half())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 13)
+    assert not compat.attends(x)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 12)
+    assert compat.attends(x)
+    monkeypatch.setattr(AGREED, "compiled", False)
+    assert not compat.attends(x) and not compat.uses_compiled() and compat.has_compiled()
+
+
+@DTYPES
+@settings(max_examples=60)
+@given(
+    rows=st.integers(1, 9), columns=st.integers(1, 2100), gap=st.integers(0, 3),
+    spread=st.sampled_from([0.1, 3.0, 40.0]), scale=st.sampled_from([1.0, 0.25, 1024.0]),
+    shift=st.sampled_from([0.0, 100.0, -3000.0]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_rows_of_logits_become_their_probabilities(
+    dtype: torch.dtype, rows: int, columns: int, gap: int, spread: float, scale: float, shift: float, seed: int
+) -> None:
+    whole = (numbers(rows, columns + gap, seed=seed, spread=spread) + shift).to(dtype)
+    wide = whole[:, :columns].double()
+    log_sums, expected = torch.logsumexp(wide, 1), scale * torch.softmax(wide, 1)
+    found, alone, apart = whole.clone(), whole.clone(), whole.clone()
+    its = compat.loss_of_whole_rows_(found[:, :columns], scale, True)
+    assert torch.equal(its, compat.loss_of_whole_rows_(alone[:, :columns], scale, False)) and torch.equal(alone, whole)
+    largest, sums = compat.loss_sums(apart[:, :columns])
+    assert torch.equal(largest.double(), wide.max(1)[0])
+    assert near(sums, (wide - wide.max(1, keepdim=True)[0]).exp().sum(1), 1e-5)
+    compat.loss_gradient_(apart[:, :columns], its, scale)
+    assert torch.equal(apart, found) and torch.equal(found[:, columns:], whole[:, columns:])
+    assert near(its, log_sums, 1e-6)
+    # logits and their sums' logarithms are rounded themselves
+    assert near(found[:, :columns], expected, TYPES[dtype] + 2e-7 * float(whole.float().abs().max()))
+
+
+def test_of_no_columns_the_sum_is_nothing() -> None:
+    largest, sums = compat.loss_sums(torch.zeros(3, 0))
+    assert bool((largest == torch.finfo(torch.float32).min).all()) and bool((sums == 0.0).all())
+
+
+@DTYPES
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_logit_that_is_no_number_is_not_lost(bad: float, dtype: torch.dtype) -> None:
+    logits = torch.zeros(3, 50).to(dtype)
+    logits[1, 20] = bad
+    found = compat.loss_of_whole_rows_(logits, 1.0, True)
+    assert torch.isfinite(found).tolist() == [True, False, True]
+    assert not bool(torch.isfinite(logits[1].float()).all())
+
+
+@settings(max_examples=40)
+@given(rows=st.integers(1, 200), width=st.integers(1, 300), shift=st.sampled_from([0.0, 5.0]), seed=st.integers(0, 99))
+def test_layer_norm_in_16_bits_is_that_in_float64_rounded(rows: int, width: int, shift: float, seed: int) -> None:
+    x = (numbers(rows, width, seed=seed) + shift).bfloat16()
+    weight, bias = numbers(width, seed=seed + 1).float(), numbers(width, seed=seed + 2).float()
+    y_grad = numbers(rows, width, seed=seed + 3).bfloat16()
+    y, kept = compiled.layer_norm(x, weight, bias, 1e-2)
+    found = (y, *compiled.layer_norm_gradient(y_grad, x, weight, kept))
+    leaves = [its.double().requires_grad_() for its in (x, weight, bias)]
+    judge = F.layer_norm(leaves[0], (width,), leaves[1], leaves[2], 1e-2)
+    expected = (judge.detach(), *torch.autograd.grad(judge, leaves, y_grad.double()))
+    for its, right, tolerance in zip(found, expected, (1e-2, 1e-2, 1e-5, 1e-5)):
+        assert float((its.double() - right).abs().max()) <= tolerance * max(1.0, float(right.abs().max()))
+
+
+@pytest.mark.parametrize("count", [1, 7, 4096, 4097, 500_000])
+def test_adamw_rounds_what_it_steps_as_pytorch_rounds(count: int) -> None:
+    parameters, gradients = numbers(count).float(), numbers(count, seed=1).float()
+    moments = (numbers(count, seed=2).float(), numbers(count, seed=3).float() ** 2)
+    (p, g, m, v), before = (its.double() for its in (parameters, gradients, *moments)), gradients.clone()
+    rounded = torch.zeros(count, dtype=torch.bfloat16)
+    compat.step_adamw(
+        parameters, gradients, moments, rounded, divisor=3.0, keeps=0.99, betas=(0.9, 0.999), step_size=0.1, eps=0.01
+    )
+    m, v = 0.9 * m + 0.1 * (g / 3.0), 0.999 * v + 0.001 * (g / 3.0) ** 2
+    p = 0.99 * p - 0.1 * m / (v.sqrt() + 0.01)
+    assert near(parameters, p, 1e-6) and near(moments[0], m, 1e-6) and near(moments[1], v, 1e-6)
+    assert torch.equal(rounded, parameters.bfloat16()) and torch.equal(gradients, before)
+
+
+def test_numbers_are_rounded_to_16_bits_as_pytorch_rounds_them() -> None:
+    bits = torch.arange(0, 2**32, 65521, dtype=torch.int64)  # of all exponents and signs, ties among them
+    bits = torch.cat([bits, torch.tensor([0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7FFFFFFF])])
+    x = torch.from_numpy(bits.numpy().astype("uint32").view("float32"))
+    rounded = torch.zeros(len(x), dtype=torch.bfloat16)
+    zeros = (torch.zeros_like(x), torch.ones_like(x))
+    compat.step_adamw(
+        x, torch.zeros_like(x), zeros, rounded, divisor=1.0, keeps=1.0, betas=(0.9, 0.9), step_size=0.0, eps=1.0
+    )
+    assert torch.equal(rounded.float().nan_to_num(7.0) if hasattr(x, "nan_to_num") else rounded, _rounded(x))
+
+
+def _rounded(x: torch.Tensor) -> torch.Tensor:
+    rounded = x.bfloat16()
+    return rounded.float().nan_to_num(7.0) if hasattr(x, "nan_to_num") else rounded
