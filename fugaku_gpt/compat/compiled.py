@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Optional, Tuple
+import math
+from typing import Iterator, Optional, Tuple
 
 import torch
 
@@ -98,9 +99,9 @@ def _rows(logits: torch.Tensor) -> Tuple[int, int, int, int, int]:
     return logits.data_ptr(), logits.shape[0], logits.shape[1], logits.stride(0), _TYPES[logits.dtype]
 
 
-def normalises(x: torch.Tensor, weight: torch.Tensor) -> bool:
+def normalises(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> bool:
     """Whether LayerNorm of x [..., width] with a weight (and bias) [width] is a kernel's."""
-    return x.dtype == torch.bfloat16 and weight.dtype == torch.float32 and uses_compiled()
+    return x.dtype == torch.bfloat16 and weight.dtype == bias.dtype == torch.float32 and uses_compiled()
 
 
 def layer_norm(
@@ -110,7 +111,7 @@ def layer_norm(
     width, threads = x.shape[-1], torch.get_num_threads()
     rows = x.numel() // width
     y, kept = torch.empty_like(x), x.new_empty(2, rows, dtype=torch.float32)
-    work = torch.empty(threads * width)
+    work = _floats(threads * width)
     tensors = (x, weight.contiguous(), bias.contiguous(), y, kept[0], kept[1])
     numbers = (rows, width, eps, work.data_ptr(), threads)
     _library().layer_norm(*(tensor.data_ptr() for tensor in tensors), *numbers)
@@ -122,8 +123,8 @@ def layer_norm_gradient(
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of :func:`layer_norm`'s x, and in float32 of its weight and bias."""
     width, threads = x.shape[-1], torch.get_num_threads()
-    x_grad, weight_grad, bias_grad = torch.empty_like(x), torch.empty(width), torch.empty(width)
-    work = torch.empty(threads * 6 * width)
+    x_grad, weight_grad, bias_grad = torch.empty_like(x), _floats(width), _floats(width)
+    work = _floats(threads * 6 * width)
     tensors = (x, weight.contiguous(), kept[0], kept[1], y_grad.contiguous(), x_grad, weight_grad, bias_grad)
     numbers = (x.numel() // width, width, work.data_ptr(), threads)
     _library().layer_norm_gradient(*(tensor.data_ptr() for tensor in tensors), *numbers)
@@ -169,7 +170,11 @@ def step_adamw(
 def _work(qkv: torch.Tensor) -> torch.Tensor:
     """Memory for all threads."""
     floats = _library().attention_floats(qkv.shape[0] * qkv.shape[2], qkv.shape[5])
-    return torch.empty(torch.get_num_threads() * floats)
+    return _floats(torch.get_num_threads() * floats)
+
+
+def _floats(count: int) -> torch.Tensor:
+    return torch.empty(count, dtype=torch.float32)
 
 
 def _address(x: Optional[torch.Tensor]) -> Optional[int]:
@@ -184,13 +189,58 @@ def _library() -> Library:
 
 @functools.lru_cache(maxsize=None)
 def _tried() -> Optional[Library]:
-    """The library, once it has computed something like the definition: it may be broken, or its threads may be."""
+    """The library, once each of its kernels has done what it should: a compiler may be wrong, or threads may be."""
     library = load_library()
-    if library is None:
-        return None
-    qkv = waves(1, 2, 70, 3, 2, 8)
-    y, log_sums = attention(qkv, None, 1.0)
+    return library if library is not None and all(_near(*its) for its in _trials()) else None
+
+
+def _near(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether a result is the expected one but for some roundings of its type."""
+    near = 16.0 * torch.finfo(found.dtype).eps * max(1.0, float(expected.abs().max()))
+    return bool(torch.isfinite(found.float()).all()) and float((found.double() - expected).abs().max()) <= near
+
+
+def _trials() -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+    """Of each kernel what it finds, and what it should."""
+    for dtype in _TYPES:
+        qkv, y_grad = waves(1, 2, 70, 3, 2, 8).to(dtype), waves(1, 2, 70, 2, 8).cos().to(dtype)
+        y, log_sums = attention(qkv, None, 1.0)
+        yield y, _defined(qkv.double())
+        # the gradient, along some direction, is what the result changes by
+        step = 1e-4 * waves(1, 2, 70, 3, 2, 8).double().cos()
+        change = (_defined(qkv.double() + step) - _defined(qkv.double() - step)) * y_grad.double()
+        grad = attention_gradient(y_grad, qkv, y, log_sums, None, 1.0)
+        yield ((grad.double() * step).sum() / 1e-4).to(dtype), change.sum() / 2e-4
+        logits = waves(3, 70).to(dtype)
+        wide = logits.double()
+        largest, sums = loss_sums(logits)
+        yield sums, (wide - largest.double().unsqueeze(1)).exp().sum(1)
+        yield loss_of_whole_rows_(logits, 2.0, True), wide.logsumexp(1)
+        yield logits, 2.0 * torch.softmax(wide, 1)
+    x, weight, bias = waves(5, 70).bfloat16(), waves(70), waves(70).cos()
+    mean, root = x.double().mean(1, keepdim=True), (x.double().var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    normal = (x.double() - mean) / root
+    y, kept = layer_norm(x, weight, bias, 1e-5)
+    yield y, normal * weight.double() + bias.double()
+    ones = torch.ones_like(x)
+    x_grad, weight_grad, bias_grad = layer_norm_gradient(ones, x, weight, kept)
+    its = weight.double()
+    yield x_grad, (its - its.mean() - normal * (normal * its).mean(1, keepdim=True)) / root
+    yield weight_grad, normal.sum(0)
+    yield bias_grad, torch.full((70,), 5.0, dtype=torch.float64)
+    parameters, gradients, rounded = waves(70), waves(70).cos(), torch.zeros(70, dtype=torch.bfloat16)
+    moments, before = (torch.zeros(70), torch.ones(70)), parameters.double()
+    numbers = {"divisor": 2.0, "keeps": 0.5, "betas": (0.5, 0.75), "step_size": 0.25, "eps": 0.125}
+    step_adamw(parameters, gradients, moments, rounded, **numbers)  # type: ignore[arg-type]
+    first, second = 0.25 * gradients.double(), 0.75 + 0.0625 * gradients.double() ** 2
+    yield parameters, 0.5 * before - 0.25 * first / (second.sqrt() + 0.125)
+    yield rounded, parameters.double()
+    yield torch.tensor(squares(gradients)), (gradients.double() ** 2).sum()
+
+
+def _defined(qkv: torch.Tensor) -> torch.Tensor:
+    """Attention by its definition."""
     q, k, v = qkv[0].permute(2, 0, 3, 1, 4).unbind(0)
-    scores = q.matmul(k.transpose(-2, -1)) / 8**0.5 + torch.full((70, 70), float("-inf")).triu(1)
-    expected = torch.softmax(scores, -1).matmul(v).permute(0, 2, 1, 3)
-    return library if float((y[0] - expected).abs().max()) <= 1e-4 else None
+    future = torch.full((q.shape[2], q.shape[2]), -math.inf, dtype=qkv.dtype).triu(1)
+    scores = q.matmul(k.transpose(-2, -1)) / math.sqrt(q.shape[-1]) + future
+    return torch.softmax(scores, -1).matmul(v).permute(0, 2, 1, 3).unsqueeze(0)

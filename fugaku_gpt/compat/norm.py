@@ -6,6 +6,7 @@ from typing import Any, Tuple
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
 from fugaku_gpt.compat import compiled
 from fugaku_gpt.compat.trials import WIDE
@@ -21,7 +22,7 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
     y: torch.Tensor
-    if compiled.normalises(x, weight):
+    if compiled.normalises(x, weight, bias):
         y = _CompiledLayerNorm.apply(x.contiguous(), weight, bias, eps)
         return y
     if x.dtype in WIDE:
@@ -40,6 +41,7 @@ class _CompiledLayerNorm(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, y_grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
         return (*compiled.layer_norm_gradient(y_grad, *ctx.saved_tensors), None)
 

@@ -30,7 +30,7 @@ _OPTIONS = (
     "-ffp-contract=fast",
 )
 # what tells one kind of processor from another in /proc/cpuinfo
-_PROCESSOR = re.compile(r"^(?:vendor_id|flags|Features|CPU implementer|CPU part)\s*:.*$", re.MULTILINE)
+_PROCESSOR = re.compile(r"^(?:vendor_id|cpu family|model|flags|Features|CPU implementer|CPU part)\s*:.*$", re.MULTILINE)
 _LONGEST = 300.0  # seconds of a compiler
 
 
@@ -46,7 +46,7 @@ def library_file(prefix: Optional[Path] = None) -> Path:
     Args:
         prefix: of the environment; default: this Python's.
     """
-    kind = hashlib.sha256(" ".join((platform.machine(), *_OPTIONS)).encode())
+    kind = hashlib.sha256(repr((platform.machine(), _OPTIONS, _targets())).encode())
     for file in sorted(SOURCE.iterdir()):
         if file.suffix in (".c", ".h"):
             kind.update(file.read_bytes())
@@ -118,7 +118,9 @@ def _run(command: Sequence[str], folder: str) -> str:
         done = subprocess.run(
             command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LONGEST, check=False
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"{command[0]} was not done after {_LONGEST:.0f} s: try it by hand, or another") from None
+    except OSError as error:
         return str(error)
     if done.returncode == 0:
         return ""

@@ -80,11 +80,12 @@ def load_library(file: Optional[Path] = None) -> Optional[Library]:
 
 
 def _openmp_runtimes() -> List[str]:
-    """Files of the OpenMP runtimes in this process, PyTorch's own first: whose functions come first are used."""
+    """Files of the OpenMP runtimes in this process; where PyTorch has brought one, that alone: threads of another would
+    come on top of its own."""
     try:
         text = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
     mapped = {line.split(maxsplit=5)[-1] for line in text.splitlines() if "/" in line}
     found = sorted(file for file in mapped if _OPENMP.search(file))
-    return sorted(found, key=lambda file: "/torch" not in file)
+    return [file for file in found if "/torch/lib/" in file or "/torch.libs/" in file] or found

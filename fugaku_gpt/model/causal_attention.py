@@ -14,6 +14,7 @@ import math
 from typing import Any, Callable, Iterator, Optional, Tuple
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from fugaku_gpt import compat
 from fugaku_gpt.layout.attention import attention_blocks, sums_apart
@@ -54,6 +55,7 @@ class _CompiledAttention(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, y_grad: torch.Tensor) -> Tuple[torch.Tensor, None, None, None]:
         qkv, y, log_sums, *saved = ctx.saved_tensors
         flags = saved[0] if saved else ctx.kept() if ctx.kept is not None else None

@@ -56,7 +56,7 @@ _KERNELS = {
     (compat, "loss_sums"): CROSS_ENTROPY,
     (compat, "loss_gradient_"): CROSS_ENTROPY,
     (compat, "loss_of_whole_rows_"): CROSS_ENTROPY,
-    (compat, "adamw"): OPTIMISER,
+    (compat, "step_adamw"): OPTIMISER,
     (squares, "squares"): OPTIMISER,
 }
 _BY_KERNEL = {f"kernel of {kind}": kind for kind in _KERNELS.values()}

@@ -65,7 +65,7 @@ def agree_on_kernels(
         "in_float32": [*kept["in_float32"], *compat.without_kernel(dtype)] if kept else compat.in_float32(dtype),
         "gelu_by_erf": kept.get("gelu_by_erf", _gelu_by_erf(config)),
         "onednn": _may_be_onednn(config, kept),
-        "compiled": config.node.compiled_kernels and kept.get("compiled", not kept) and compat.has_compiled(),
+        "compiled": config.node.compiled_kernels and kept.get("compiled", not kept) and compat.uses_compiled(),
     }
     of_ranks = world.gather_json(mine) or []
     agreed: Dict[str, Any] = world.broadcast_json(
@@ -278,7 +278,7 @@ def _describe_precision(precision: Dict[str, Any]) -> List[str]:
             "GELU from the error function, wherever it is computed in float32 or float64: PyTorch's own is slow"
         )
     if precision["compiled"]:
-        said.append("attention, loss and AdamW by our own compiled kernels, what of them is in float32 or bfloat16")
+        said.append("attention, loss, norms in 16 bits, AdamW by our own compiled kernels, but for float64 and float16")
     if precision["onednn"]:
         said.append("products of layers by oneDNN: MKL has slower kernels for processors that are not Intel's")
     return said
@@ -295,9 +295,19 @@ def _describe_sums(sums: Dict[str, Any]) -> List[str]:
 
 def _notes(config: RunConfig) -> List[str]:
     """What a run asks for in vain."""
+    notes = []
+    if config.node.compiled_kernels and not compat.uses_compiled() and config.training.dtype != "float64":
+        why = (
+            "some rank has none, or the start that this one goes on from had none"
+            if compat.has_compiled()
+            else "none are compiled for this processor and version, or they do not run here: fugaku-gpt env kernels"
+        )
+        notes.append(f"PyTorch's kernels in place of our own compiled ones: {why}")
     if config.training.recompute == "selective" and config.model.attention_dropout == 0.0:
-        return ["training.recompute selective changes nothing: there are no flags of attention dropout to make again"]
-    return []
+        notes.append(
+            "training.recompute selective changes nothing: there are no flags of attention dropout to make again"
+        )
+    return notes
 
 
 _RANKS_SHOWN = 8

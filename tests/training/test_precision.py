@@ -310,9 +310,11 @@ def test_compiled_kernels_are_used_by_all_ranks_or_by_none_and_by_another_start_
         config = tiny_config(f"node.compiled_kernels={wanted}")
         found = startup.agree_on_kernels(config, TwoRanks.alone(), keep)
         assert found["compiled"] == compat.uses_compiled()
+        if wanted:  # of a trainer that is made afterwards, which has heard of no earlier start
+            assert startup.agree_on_kernels(config, TwoRanks.alone())["compiled"] == found["compiled"]
         facts = startup.collect_environment(config, ProcessGrid.alone(), startup.prepare_process(1))
-        said = any("our own compiled kernels" in line for line in startup.describe_environment(facts))
-        assert said == found["compiled"]
+        said = any("own compiled" in line for line in startup.describe_environment(facts))
+        assert said == (found["compiled"] or wanted)  # used, or a note of why not
         return bool(found["compiled"])
 
     assert begin(True, {}) and not begin(False, {}) and not begin(True, {"compiled": False})

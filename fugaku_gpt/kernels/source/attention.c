@@ -3,7 +3,8 @@
    Forward: the softmax over a block's keys is corrected when a later one has a larger score (Milakov and Gimelshein 2018,
    "Online normalizer calculation for softmax"); what is kept is the logarithm of each query's sum. Backward: with it the
    probabilities are made again block by block, and the sum over keys that a softmax's gradient needs is that of the
-   output with its gradient (Dao et al. 2022, "FlashAttention", section 3.1 and appendix B.4).
+   output with its gradient (Dao et al. 2022, "FlashAttention", section 3.1 and appendix B.4); of an output in 16 bits that
+   sum is off by its rounding.
 
    A head's numbers are copied into float32 rows without gaps first, whatever their type: width numbers, and zeros up to
    a multiple of TILE_COLUMNS. Products are tiles of sums in registers. Threads take heads one by one. */
@@ -17,6 +18,9 @@
 #define KEYS 64
 
 #define LOG2_E 1.44269504088896341f
+
+/* By which queries are multiplied: scores are powers of two then. Both passes must round it alike. */
+static float scale_of(int64_t width) { return LOG2_E / sqrtf((float)width); }
 
 typedef struct {
     int64_t parts, samples, here, heads, width; /* qkv: [parts, samples, here, 3, heads, width] */
@@ -178,7 +182,7 @@ static void forward(const Shape *s, const void *qkv, int64_t sample, int64_t hea
                     void *y, float *log_sums, float *work)
 {
     const int64_t padded = s->padded, all = round_up(s->length, KEYS) * padded;
-    const float scale = LOG2_E / sqrtf((float)s->width);
+    const float scale = scale_of(s->width);
     float *keys = work, *values = keys + all, *queries = values + all, *out = queries + QUERIES * padded;
     float *block = out + QUERIES * padded, *scores = block + KEYS * padded, *tops = scores + QUERIES * KEYS;
     float *sums = tops + QUERIES;
@@ -231,14 +235,14 @@ static void backward(const Shape *s, const void *qkv, int64_t sample, int64_t he
                      const void *y, const void *y_grad, const float *log_sums, void *qkv_grad, float *work)
 {
     const int64_t padded = s->padded, all = s->length * padded, some = KEYS * padded;
-    const float scale = 1.0f / sqrtf((float)s->width);
+    const float scale = scale_of(s->width);
     float *queries = work, *out_grad = queries + all, *queries_grad = out_grad + all;
     float *keys = queries_grad + all, *values = keys + some, *keys_turned = values + some, *values_turned = keys_turned + some;
     float *keys_grad = values_turned + some, *values_grad = keys_grad + some, *row = values_grad + some;
     float *scores = row + some, *scores_grad = scores + QUERIES * KEYS, *sums = scores_grad + QUERIES * KEYS;
     for (int64_t t = 0; t < s->length; t++) {
         float *grad = out_grad + t * padded, sum = 0.0f;
-        load_row(s, qkv, input_at(s, sample, head, t, 0), scale * LOG2_E, queries + t * padded);
+        load_row(s, qkv, input_at(s, sample, head, t, 0), scale, queries + t * padded);
         load_row(s, y, output_at(s, sample, head, t), 1.0f, row);
         load_row(s, y_grad, output_at(s, sample, head, t), 1.0f, grad);
 #pragma omp simd reduction(+ : sum)
@@ -286,13 +290,13 @@ static void backward(const Shape *s, const void *qkv, int64_t sample, int64_t he
         }
         for (int64_t t = first; t < smaller(first + KEYS, s->length); t++) {
             const int64_t at = (t - first) * padded;
-            /* the queries had been multiplied by scale log2 e */
+            /* the queries had been multiplied by log2 e too */
             store(keys_grad + at, 1.0f / LOG2_E, qkv_grad, input_at(s, sample, head, t, 1), s->type, s->width);
             store(values_grad + at, 1.0f, qkv_grad, input_at(s, sample, head, t, 2), s->type, s->width);
         }
     }
     for (int64_t t = 0; t < s->length; t++)
-        store(queries_grad + t * padded, scale, qkv_grad, input_at(s, sample, head, t, 0), s->type, s->width);
+        store(queries_grad + t * padded, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, 0), s->type, s->width);
 }
 
 /* float32 numbers of memory that each thread needs. */

@@ -79,14 +79,14 @@ INLINE void store(const float *restrict x, float factor, void *y, int64_t at, in
     }
 }
 
-/* 2^x for x <= 126; from -126 down as of -126, 1e-38. What is no number stays none. x is split into a whole number, which
-   becomes the exponent, and a rest in [-0.5, 0.5], whose power is a polynomial fitted for the smallest relative error
-   (2e-9 before it is rounded). */
+/* 2^x for x <= 126, from there on 2^126; below -126, where numbers are denormal, 0. What is no number stays none. x is
+   split into a whole number, which becomes the exponent, and a rest in [-0.5, 0.5], whose power is a polynomial fitted
+   for the smallest relative error (2e-9 before it is rounded). */
 INLINE float power_of_two(float x)
 {
-    x = x < -126.0f ? -126.0f : x;
-    float shifted = x + 12582912.0f; /* 1.5 2^23: the last bits of the sum are the whole number */
-    float rest = x - (shifted - 12582912.0f);
+    const float within = x < -126.0f ? -126.0f : x > 126.0f ? 126.0f : x;
+    const float shifted = within + 12582912.0f; /* 1.5 2^23: the last bits of the sum are the whole number */
+    const float rest = within - (shifted - 12582912.0f);
     float y = 1.534581160e-4f;
     y = y * rest + 1.339993122e-3f;
     y = y * rest + 9.618488959e-3f;
@@ -99,7 +99,8 @@ INLINE float power_of_two(float x)
     memcpy(&bits, &y, 4);
     bits += whole << 23;
     memcpy(&y, &bits, 4);
-    return y;
+    const float outside = x < -126.0f ? 0.0f : x;
+    return x >= -126.0f ? y : outside;
 }
 
 #endif

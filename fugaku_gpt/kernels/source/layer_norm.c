@@ -69,7 +69,7 @@ EXPORT void layer_norm_gradient(const uint16_t *x, const float *weight, const fl
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t part = 0; part < threads; part++) {
         float *restrict row = work + part * 6 * width, *restrict grad = row + width;
-        float *restrict some = grad + width, *restrict some_bias = some + width, *sums = some_bias + width;
+        float *some = grad + width, *some_bias = some + width, *sums = some_bias + width;
         const int64_t end = (part + 1) * each < n ? (part + 1) * each : n;
         for (int64_t i = part * each; i < end; i++) {
             const float mean = means[i], scale = scales[i];
