@@ -149,8 +149,8 @@ def _within(scope: Callable[..., ContextManager[None]], function: Callable[..., 
     return called
 
 
-def measure(config: RunConfig, turns: int) -> List[str]:
-    """The table's lines."""
+def measure(config: RunConfig, turns: int, calls: bool) -> List[str]:
+    """The table's lines; with ``calls`` those of :func:`calls_table` too."""
     import torch
     from gemm_floor import Floor
 
@@ -181,7 +181,7 @@ def measure(config: RunConfig, turns: int) -> List[str]:
             work()
         print(f"turn {turn}/{turns}: {steps[-1]:.2f} s, {floors[-1]['seconds']:.2f} s", file=sys.stderr, flush=True)
     del clock.turns[0]  # the first of each is not counted: it touches fresh memory
-    return table(clock, steps[1:], by_one_way(floors[1:]))
+    return table(clock, steps[1:], by_one_way(floors[1:])) + (calls_table(clock) if calls else [])
 
 
 def table(clock: Clock, steps: Sequence[float], floors: Sequence[Mapping[str, Sequence[Any]]]) -> List[str]:
@@ -209,6 +209,18 @@ def table(clock: Clock, steps: Sequence[float], floors: Sequence[Mapping[str, Se
     return [*lines, f"of the floor: {middle(ratios)}; the quickest of both: {quick / quick_floor:.3f}"]
 
 
+def calls_table(clock: Clock) -> List[str]:
+    """Of every kind of call its number in the last turn, median milliseconds of all turns, and seconds of a step."""
+    lines = [f"{'part':30}{'call':20}{'calls':>6}{'ms':>10}{'s/step':>9}  shapes"]
+    for kind in sorted(clock.turns[-1], key=str):
+        part, name, shapes = kind
+        its = [seconds for turn in clock.turns for seconds in turn.get(kind, ())]
+        told = " ".join(str(list(shape)) for shape in shapes)
+        count, middle_one = len(clock.turns[-1][kind]), statistics.median(its)
+        lines.append(f"{part:30}{name:20}{count:6}{1e3 * middle_one:10.3f}{count * middle_one:9.3f}  {told}")
+    return lines
+
+
 def _part_of(product: str) -> str:
     kind = product.split()[0]
     return {"attention": ATTENTION, "logits": LOGITS}.get(kind, LAYERS)
@@ -221,6 +233,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     parser.add_argument("--shape", default="1024x1", metavar="SxB", help="sequence length x micro-batch")
     parser.add_argument("--turns", type=int, default=3, help="that are counted, after one that is not")
     parser.add_argument("--micro-batches", type=int, default=4, help="forward and backward passes per step")
+    parser.add_argument("--calls", action="store_true", help="a line for every kind and shape of call too")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args(arguments)
     try:
@@ -235,7 +248,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     count = config.node.threads_per_rank or len(usable_cores())
     # read when the libraries are loaded, which is later
     os.environ.update({**thread_environment(count), **thread_variables(count)})
-    lines = measure(config, options.turns)
+    lines = measure(config, options.turns, options.calls)
     import torch
 
     told = (

@@ -182,9 +182,11 @@ def kernels(compiler: Optional[str], again: bool) -> None:
         click.echo(f"kernels: are compiled already, in {_short(there)}; --again compiles them again")
         return
     click.echo("compiling kernels for this processor", err=True)
-    file, target = compile_kernels(compiler)
-    how = f"compiled by {target}" if target else "compiled"
-    click.echo(f"kernels: {how}, in {_short(file)}")
+    made = compile_kernels(compiler)
+    if made.refused:
+        click.echo(f"note: the kernels may be slower than they could be; the compiler refused {made.refused}", err=True)
+    how = f"compiled by {made.target}" if made.target else "compiled"
+    click.echo(f"kernels: {how}, in {_short(made.file)}")
 
 
 def _write_recipe(

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import List, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.files import write_bytes_atomically
@@ -32,6 +32,20 @@ _OPTIONS = (
 # what tells one kind of processor from another in /proc/cpuinfo
 _PROCESSOR = re.compile(r"^(?:vendor_id|cpu family|model|flags|Features|CPU implementer|CPU part)\s*:.*$", re.MULTILINE)
 _LONGEST = 300.0  # seconds of a compiler
+
+
+class Compiled(NamedTuple):
+    """Kernels that were compiled.
+
+    Attributes:
+        file: the library.
+        target: what the compiler was asked for besides the options that are always there.
+        refused: what it said to the better targets that were tried first; "" where the best one did.
+    """
+
+    file: Path
+    target: str
+    refused: str
 
 
 def sources() -> List[Path]:
@@ -59,14 +73,11 @@ def library_file(prefix: Optional[Path] = None) -> Path:
     return (prefix or Path(sys.prefix)) / "lib" / "fugaku_gpt" / f"kernels-{kind.hexdigest()[:16]}.so"
 
 
-def compile_kernels(compiler: Optional[str] = None, prefix: Optional[Path] = None) -> Tuple[Path, str]:
+def compile_kernels(compiler: Optional[str] = None, prefix: Optional[Path] = None) -> Compiled:
     """Compile the library for this processor and put it in its place; one that is there is replaced.
 
     Args:
         compiler: its command, with options if it needs some; default: the first of cc, gcc and clang on PATH.
-
-    Returns:
-        the library, and what the compiler was asked for.
 
     Raises:
         UsageError: there is no compiler, it cannot compile this, or the place cannot be written.
@@ -79,12 +90,13 @@ def compile_kernels(compiler: Optional[str] = None, prefix: Optional[Path] = Non
             "--compiler; without these kernels PyTorch's own are used"
         )
     place = library_file(prefix)
-    said = ""
+    refused: List[str] = []
     with tempfile.TemporaryDirectory(prefix="fugaku-gpt-kernels-") as folder:
         for target in _targets():
             said = _run([*command, *_OPTIONS, *target, "-c", *map(str, sources())], folder)
             if not said:
                 break
+            refused.append(f"{' '.join(target) or 'without a target'}: {said}")
         else:
             raise UsageError(f"{command[0]} cannot compile the kernels:\n{said}")
         objects = [f"{file.stem}.o" for file in sources()]
@@ -97,7 +109,7 @@ def compile_kernels(compiler: Optional[str] = None, prefix: Optional[Path] = Non
             write_bytes_atomically(place, (Path(folder) / place.name).read_bytes())
         except OSError as error:
             raise UsageError(f"{place.parent}: {error.strerror}: the kernels are put into the environment") from None
-    return place, " ".join(target)
+    return Compiled(place, " ".join(target), "\n".join(refused))
 
 
 def _targets() -> List[Sequence[str]]:

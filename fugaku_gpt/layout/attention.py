@@ -93,6 +93,7 @@ def may_be_compiled(config: RunConfig) -> bool:
 def compiled_floats(length: int, width: int) -> int:
     """float32 numbers that each thread of the compiled kernels needs at most: copies of a head's keys and values, or in
     the backward pass of its queries, their gradients and the output's; and those of blocks of queries and of keys.
+    Where products are of 16 bits, two numbers take the place of one, but more is copied in two layouts.
 
     Args:
         length: tokens of a sequence.
@@ -103,4 +104,6 @@ def compiled_floats(length: int, width: int) -> int:
     whole = -(-length // keys) * keys
     forward = padded * (2 * whole + 2 * queries + keys) + queries * (keys + 2)
     backward = padded * (3 * length + 7 * keys) + length + 2 * queries * keys
-    return -(-max(forward, backward) // 16) * 16
+    even = length + length % 2
+    of_16_bits = padded // 2 * (4 * even + 2 * length + 8 * keys) + length + 7 * queries * keys // 2
+    return -(-max(forward, backward, of_16_bits) // 16) * 16

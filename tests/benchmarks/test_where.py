@@ -13,7 +13,19 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import where  # noqa: E402
-from where import ATTENTION, ATTENTION_REST, LAYERS, LOGITS, LOSS_REST, NORM_GELU, REST, Clock, table, watched  # noqa: E402
+from where import (  # noqa: E402
+    ATTENTION,
+    ATTENTION_REST,
+    LAYERS,
+    LOGITS,
+    LOSS_REST,
+    NORM_GELU,
+    REST,
+    Clock,
+    calls_table,
+    table,
+    watched,
+)
 
 from tests.training.test_operators import trainer  # noqa: E402
 
@@ -76,6 +88,23 @@ def test_the_table_puts_each_part_beside_its_products_of_the_floor(hand: Hand) -
     assert found[REST] == ["2.000", "20.0%", "1.000"]  # 14 - 12, 8 - 6, 10 - 9
     assert found["a step"] == ["10.000", "100.0%", "7.000", "5.000", "4.000"]
     assert lines[-1] == "of the floor: 2.000 (1.429-2.800); the quickest of both: 1.750"
+
+
+def test_every_kind_and_shape_of_call_has_a_line(hand: Hand) -> None:
+    clock = Clock()
+    clock.runs = True
+    linear = clock.of(lambda: LAYERS, "linear")
+    for seconds in (4.0, 1.0, 2.0):
+        clock.turns.append(defaultdict(list))
+        for shape, times in (((2, 3), 2), ((5,), 1)):
+            for _ in range(times):
+                with linear(torch.zeros(shape), torch.zeros(3)):
+                    hand.now += seconds * times
+    lines = calls_table(clock)
+    assert [line.split() for line in lines[1:]] == [
+        f"{LAYERS} linear 2 4000.000 8.000 [2, 3] [3]".split(),
+        f"{LAYERS} linear 1 2000.000 2.000 [5] [3]".split(),
+    ]
 
 
 @pytest.mark.parametrize("compiled", [False, True])

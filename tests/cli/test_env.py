@@ -48,6 +48,25 @@ def test_kernels_are_compiled_once_and_again_where_that_is_asked_for(
     assert run(["env", "kernels", "--again"]) == 0 and made.read_bytes().startswith(b"\x7fELF")
 
 
+def test_a_target_that_the_compiler_refuses_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("no cc on PATH")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "one.c").write_text("int one(void) { return 1; }\n", encoding="utf-8")
+    compiler = tmp_path / "mycc"
+    refuses = 'case "$*" in *-march=*|*-mcpu=*) echo what processor >&2; exit 1;; esac; exec cc "$@"'
+    compiler.write_text(f"#!/bin/sh\n{refuses}\n", encoding="utf-8")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(build, "SOURCE", tmp_path / "source")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert run(["env", "kernels", "--compiler", str(compiler)]) == 0
+    told = capsys.readouterr()
+    assert "note: the kernels may be slower than they could be; the compiler refused -m" in told.err
+    assert "=native" in told.err and "what processor" in told.err and told.out.startswith("kernels: compiled, in ")
+
+
 def test_kernels_without_a_compiler_are_exit_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

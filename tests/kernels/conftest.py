@@ -9,12 +9,13 @@ from typing import Tuple
 import pytest
 
 from fugaku_gpt.kernels import compile_kernels
+from fugaku_gpt.kernels.build import Compiled
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, Path, str]:
-    """(a prefix, the library in it, what the compiler was asked for)."""
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, Compiled]:
+    """(a prefix, the library in it)."""
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         pytest.skip("no C compiler on PATH")
     prefix = tmp_path_factory.mktemp("prefix")
-    return (prefix, *compile_kernels(prefix=prefix))
+    return prefix, compile_kernels(prefix=prefix)

@@ -11,6 +11,7 @@ import pytest
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.kernels import build, compile_kernels, library_file
+from fugaku_gpt.kernels.build import Compiled
 
 
 @pytest.fixture
@@ -32,8 +33,8 @@ def compiler(folder: Path, words: str) -> str:
     return str(file)
 
 
-def test_the_library_is_in_the_environment_under_the_name_of_its_sources(compiled: Tuple[Path, Path, str]) -> None:
-    prefix, file, _ = compiled
+def test_the_library_is_in_the_environment_under_the_name_of_its_sources(compiled: Tuple[Path, Compiled]) -> None:
+    prefix, file = compiled[0], compiled[1].file
     assert file == library_file(prefix) and file.is_file()
     assert [path for path in prefix.rglob("*") if path.is_file()] == [file]
     assert library_file() == Path(sys.prefix) / file.relative_to(prefix)
@@ -83,8 +84,23 @@ def test_a_compiler_that_does_not_know_this_processor_is_asked_for_less(tiny: Pa
     if shutil.which("cc") is None:
         pytest.skip("no cc on PATH")
     words = 'case "$*" in *-march=*|*-mcpu=*) echo what processor >&2; exit 1;; esac; exec cc "$@"'
-    file, target = compile_kernels(compiler(tmp_path, words), tmp_path / "prefix")
-    assert file.is_file() and target == ""
+    made = compile_kernels(compiler(tmp_path, words), tmp_path / "prefix")
+    assert made.file.is_file() and made.target == ""
+    refused = [" ".join(target) for target in build._targets() if target]
+    assert made.refused == "\n".join(f"{target}: what processor" for target in refused)
+
+
+def test_whatever_target_the_compiler_knows_it_compiles_the_kernels_for(
+    compiled: Tuple[Path, Compiled], tmp_path: Path
+) -> None:
+    (tmp_path / "nothing.c").write_text("int nothing;\n", encoding="utf-8")
+    command = next(name for name in build._COMPILERS if shutil.which(name))
+    knows = [
+        " ".join(target)
+        for target in build._targets()
+        if not build._run([command, *target, "-c", "nothing.c"], str(tmp_path))
+    ]
+    assert compiled[1].target == knows[0]  # an error in what is compiled for some processors alone would be hidden
 
 
 def test_a_place_that_cannot_be_written_is_named(tiny: Path, tmp_path: Path) -> None:

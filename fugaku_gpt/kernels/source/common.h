@@ -26,6 +26,12 @@
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(4)));
 
+/* Processors that multiply pairs of bfloat16 numbers, and add both products to a float32 sum. */
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#define HAS_PAIRS 1
+#include <immintrin.h>
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 #define EXPORT __attribute__((visibility("default")))
 
