@@ -27,7 +27,7 @@ from fugaku_gpt.training.checkpoint import Checkpoints
 from fugaku_gpt.training.resume import load
 from fugaku_gpt.training.startup import agree_on_kernels
 from tests.matrix.cases import CASES, READ_BY, SAVED, SAVED_BY
-from tests.matrix.curves import FOLDER, distances, draw, part, read_golden, too_far, trainer_of
+from tests.matrix.curves import FOLDER, distances, draw, part, read_golden, too_far, trainer_for, trainer_of
 
 FIXTURES_FOLDER = FOLDER / "checkpoints"
 
@@ -47,7 +47,7 @@ class Resumed:
 
 def write(world: Optional[Communicator], folder: Path, name: str, layout: str) -> None:
     """Train a case in a layout up to where checkpoints are written, and write one to FOLDER/NAME. Collective."""
-    trainer = trainer_of(CASES[name].config(layout, "checkpoint.ranks_per_file=1"), world)
+    trainer = trainer_for(name, layout, "checkpoint.ranks_per_file=1", world=world)
     draw(trainer, SAVED)
     folder.mkdir(parents=True, exist_ok=True)
     Checkpoints(trainer, folder / name, build=compat.build_facts()).save({}, wait=True)

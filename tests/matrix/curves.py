@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
+import torch
 
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
+from fugaku_gpt.compat.agreed import AGREED
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.load import changed_settings
 from fugaku_gpt.data.samples import SampleSource, open_samples
@@ -58,6 +60,17 @@ class Golden:
 def trainer_of(config: RunConfig, world: Optional[Communicator] = None) -> Trainer:
     """On all ranks of a world or, without one, on this rank alone; on the text of ``tests/golden``."""
     return trained.trainer_of(world, config, samples_of(config, "train"), samples_of(config, "valid"))
+
+
+def trainer_for(name: str, layout: str = "", *more: str, world: Optional[Communicator] = None) -> Trainer:
+    """Of a case in a layout, with more ``key=value``: :func:`trainer_of`, once it is agreed on what is computed in
+    float32."""
+    config, chosen = CASES[name].config(layout, *more), CASES[name].in_float32
+    dtype = getattr(torch, config.training.dtype)
+    AGREED.in_float32.pop(dtype, None)
+    if chosen is not None:
+        compat.compute_in_float32(sorted({*chosen, *compat.without_kernel(dtype)}), dtype)
+    return trainer_of(config, world)
 
 
 def samples_of(config: RunConfig, split: str) -> SampleSource:

@@ -16,7 +16,7 @@ from typing import List, Optional
 import torch
 
 from tests.matrix.cases import CASES
-from tests.matrix.curves import FOLDER, distances, draw, golden_text, made_by, read_golden, too_far, trainer_of
+from tests.matrix.curves import FOLDER, distances, draw, golden_text, made_by, read_golden, too_far, trainer_for
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -30,7 +30,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     for name in options.names or CASES:
         if name not in CASES:
             parser.error(f"{name}: valid: {', '.join(CASES)}")
-        curve = draw(trainer_of(CASES[name].config()))
+        curve = draw(trainer_for(name))
         words = ""
         if (FOLDER / f"{name}.json").exists():
             found = distances(curve, read_golden(name).curve)

@@ -7,8 +7,20 @@ from typing import Iterator, List, Tuple
 import pytest
 import torch
 
+from fugaku_gpt import compat
 from tests.matrix.cases import CASES
-from tests.matrix.curves import distances, draw, golden_text, names, part, read_golden, settings_of, too_far, trainer_of
+from tests.matrix.curves import (
+    distances,
+    draw,
+    golden_text,
+    names,
+    part,
+    read_golden,
+    settings_of,
+    too_far,
+    trainer_for,
+    trainer_of,
+)
 from tests.matrix.mutations import MUTATIONS, NONE, Mutation
 
 MISTAKES: List[Tuple[str, str, Mutation]] = [
@@ -31,7 +43,14 @@ def one_thread() -> Iterator[None]:
 def test_one_rank_draws_the_golden_curve(name: str) -> None:
     kept = read_golden(name)
     assert kept.settings == settings_of(CASES[name].config()), "write it anew: python -m tests.matrix.golden --write"
-    found = distances(draw(trainer_of(CASES[name].config())), kept.curve)
+    found = distances(draw(trainer_for(name)), kept.curve)
+    assert too_far(found, CASES[name]) == {}
+
+
+def test_products_in_float16_draw_the_same_curve_however_slow_they_are_here() -> None:
+    name = "float16-products"
+    compat.compute_in_float32(compat.without_kernel(torch.float16), torch.float16)
+    found = distances(draw(trainer_of(CASES[name].config())), read_golden(name).curve)
     assert too_far(found, CASES[name]) == {}
 
 
@@ -49,12 +68,11 @@ def test_every_file_is_a_case_and_is_what_the_program_writes() -> None:
 def test_a_mistake_is_far_from_the_golden_curve(
     name: str, words: str, mutation: Mutation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, kept = CASES[name].config(), part(read_golden(name).curve, 0, ENOUGH)
-    if callable(mutation):
-        mutation(monkeypatch)
-    else:
-        config = CASES[name].config("", *mutation)
-    found = distances(draw(trainer_of(config), ENOUGH), kept)
+    kept, settings = part(read_golden(name).curve, 0, ENOUGH), mutation
+    if callable(settings):
+        settings(monkeypatch)
+        settings = ()
+    found = distances(draw(trainer_for(name, "", *settings), ENOUGH), kept)
     times = {what: distance / CASES[name].tolerance[what] for what, distance in found.items()}
     print(f"mistake {name}, {words}: {times}")
     assert max(times.values()) > CLEAR
@@ -64,5 +82,5 @@ def test_a_mistake_is_far_from_the_golden_curve(
 def test_the_optimiser_of_the_mistakes_is_right_without_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert callable(NONE)
     NONE(monkeypatch)
-    found = distances(draw(trainer_of(CASES[name].config())), read_golden(name).curve)
+    found = distances(draw(trainer_for(name)), read_golden(name).curve)
     assert too_far(found, CASES[name]) == {}

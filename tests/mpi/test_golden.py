@@ -9,7 +9,7 @@ import pytest
 from fugaku_gpt.comm import Communicator
 from tests.matrix.cases import CASES, FIXTURE, FIXTURES
 from tests.matrix.checkpoints import FIXTURES_FOLDER, only_checkpoint, resume
-from tests.matrix.curves import distances, draw, read_golden, too_far, trainer_of
+from tests.matrix.curves import distances, draw, read_golden, too_far, trainer_for
 
 LAYOUTS: List[Tuple[str, str]] = [(name, layout) for name, case in CASES.items() for layout in case.layouts]
 
@@ -17,10 +17,9 @@ LAYOUTS: List[Tuple[str, str]] = [(name, layout) for name, case in CASES.items()
 @pytest.mark.parametrize(("name", "layout"), LAYOUTS, ids=[f"{name}: {layout}" for name, layout in LAYOUTS])
 def test_a_layout_draws_the_golden_curve(world: Communicator, name: str, layout: str) -> None:
     case = CASES[name]
-    config = case.config(layout)
-    if config.layout.ranks != world.size:
+    if case.config(layout).layout.ranks != world.size:
         pytest.skip("another number of ranks")
-    found = distances(draw(trainer_of(config, world)), read_golden(name).curve)
+    found = distances(draw(trainer_for(name, layout, world=world)), read_golden(name).curve)
     if world.rank == 0:
         words = " ".join(f"{what} {distance:.1e}" for what, distance in found.items())
         print(f"\ngolden {name}, {layout}: {words}")
