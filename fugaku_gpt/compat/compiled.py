@@ -131,6 +131,25 @@ def layer_norm_gradient(
     return x_grad, weight_grad, bias_grad
 
 
+def adds_up(x: torch.Tensor, sums: Optional[torch.Tensor] = None) -> bool:
+    """Whether sums of x are a kernel's: new ones, or those that it is added to."""
+    if sums is not None and not (sums.dtype == torch.float32 and sums.is_contiguous()):
+        return False
+    return x.dtype == torch.bfloat16 and x.is_contiguous() and uses_compiled()
+
+
+def add_to_sums_(sums: torch.Tensor, x: torch.Tensor) -> None:
+    """Add bfloat16 x to contiguous float32 sums of its shape."""
+    _library().add_to_sums(sums.data_ptr(), x.data_ptr(), x.numel(), torch.get_num_threads())
+
+
+def sum_of_rows(x: torch.Tensor) -> torch.Tensor:
+    """[n, width] in bfloat16 → [width], float32."""
+    sums = _floats(x.shape[1])
+    _library().sum_of_rows(x.data_ptr(), *x.shape, sums.data_ptr(), torch.get_num_threads())
+    return sums
+
+
 def sums_squares(x: torch.Tensor) -> bool:
     """Whether the sum of squares of [n] numbers is a kernel's."""
     return x.dtype == torch.float32 and x.is_contiguous() and uses_compiled()
@@ -228,6 +247,11 @@ def _trials() -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
     yield x_grad, (its - its.mean() - normal * (normal * its).mean(1, keepdim=True)) / root
     yield weight_grad, normal.sum(0)
     yield bias_grad, torch.full((70,), 5.0, dtype=torch.float64)
+    many, sums = waves(70, 150).bfloat16(), waves(70, 150).cos()
+    before = sums.double()
+    add_to_sums_(sums, many)
+    yield sums, before + many.double()
+    yield sum_of_rows(many), many.double().sum(0)
     parameters, gradients, rounded = waves(70), waves(70).cos(), torch.zeros(70, dtype=torch.bfloat16)
     moments, before = (torch.zeros(70), torch.ones(70)), parameters.double()
     numbers = {"divisor": 2.0, "keeps": 0.5, "betas": (0.5, 0.75), "step_size": 0.25, "eps": 0.125}

@@ -8,6 +8,7 @@ from typing import Callable, Iterator, Optional, Tuple
 import torch
 import torch.nn.functional as F
 
+from fugaku_gpt.compat import compiled
 from fugaku_gpt.compat.agreed import AGREED
 from fugaku_gpt.compat.trials import has_kernel, waves
 from fugaku_gpt.compat.wide import or_in_float32
@@ -61,9 +62,13 @@ def add_product(sums: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
     """Add x y to ``sums``: [rows, inner], [inner, columns], [rows, columns]; in the same pass where it is computed in
     the type of the sums and PyTorch's product is as fast as any."""
     if sums.dtype != x.dtype:
-        if has_kernel("matmul", x.dtype):  # a part at a time: what is added is cast in memory of its own
+        if has_kernel("matmul", x.dtype):  # a part at a time: what is added is in memory of its own
             for part, rows in _in_step(sums, x, cast_rows(sums.shape[1])):
-                part.add_(torch.matmul(rows, y))
+                added = torch.matmul(rows, y)
+                if compiled.adds_up(added, part):
+                    compiled.add_to_sums_(part, added)
+                else:
+                    part.add_(added)
             return
         # the product is one of float32 anyway, and is not rounded on its way
         x, y = x.to(sums.dtype), y.to(sums.dtype)

@@ -42,6 +42,10 @@ class Library:
         self.layer_norm_gradient = loaded.layer_norm_gradient
         self.layer_norm_gradient.argtypes = [*[_ADDRESS] * 8, _INT64, _INT64, _ADDRESS, _INT]
         self.layer_norm_gradient.restype = None
+        self.add_to_sums = loaded.add_to_sums
+        self.add_to_sums.argtypes, self.add_to_sums.restype = [_ADDRESS, _ADDRESS, _INT64, _INT], None
+        self.sum_of_rows = loaded.sum_of_rows
+        self.sum_of_rows.argtypes, self.sum_of_rows.restype = [_ADDRESS, _INT64, _INT64, _ADDRESS, _INT], None
         rows = [_ADDRESS, *[_INT64] * 3, _INT]
         self.loss_sums = loaded.loss_sums
         self.loss_sums.argtypes, self.loss_sums.restype = [*rows, _ADDRESS, _ADDRESS, _INT], None

@@ -149,6 +149,35 @@ def test_results_do_not_depend_on_the_number_of_threads(threads: int) -> None:
     assert all(map(torch.equal, found, again)) and norm == compat.sum_of_squares(many)
 
 
+@settings(max_examples=40)
+@given(rows=st.integers(0, 200), width=st.integers(1, 400), seed=st.integers(0, 99))
+def test_numbers_in_16_bits_are_added_up_in_float32(rows: int, width: int, seed: int) -> None:
+    x, sums = numbers(rows, width, seed=seed).bfloat16(), numbers(rows, width, seed=seed + 1).float()
+    expected = sums + x.float()
+    assert compiled.adds_up(x, sums)
+    compiled.add_to_sums_(sums, x)
+    assert torch.equal(sums, expected)
+    found = compat.sum_of_rows(x)
+    assert found.dtype == torch.float32 and found.shape == (width,)
+    assert float((found.double() - x.double().sum(0)).abs().max()) <= 1e-6 * max(
+        1.0, float(x.double().abs().sum(0).max())
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    assert torch.equal(found, compat.sum_of_rows(x))
+    torch.set_num_threads(threads)
+
+
+def test_a_product_in_16_bits_is_added_to_sums_with_gaps_too() -> None:
+    x, y = numbers(40, 30).bfloat16(), numbers(30, 20).bfloat16()
+    whole, apart = torch.zeros(40, 20), torch.zeros(40, 40)[:, ::2]
+    for sums in (whole, apart):
+        compat.add_product(sums, x, y)
+        compat.add_product(sums, x, y)
+    assert torch.equal(whole, apart) and near(whole, 2.0 * (x.double() @ y.double()), 1e-2)
+    assert not compiled.adds_up(x, torch.zeros(40, 30).double()) and not compiled.adds_up(x.float())
+
+
 def test_few_heads_for_many_threads_and_other_types_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.zeros(1, 2, 4, 3, 3, 8)
     assert compat.attends(x) and compat.attends(x.bfloat16())
