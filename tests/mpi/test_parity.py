@@ -1,12 +1,13 @@
 """Every layout is the same training: weights, losses, norms and every gradient equal those of one rank.
 
-What is compared, and why AdamW's epsilon is 1e-5 in float32. Gradients are held to 1e-12 in float64 and 1e-5 in
+What is compared, and why AdamW's epsilon is 1e-4 in float32. Gradients are held to 1e-12 in float64 and 1e-5 in
 float32, relative to the largest entry of their tensor, and so are the weights after five steps. AdamW's first steps are
 close to lr * sign(gradient): where the exact gradient is 0 or nearly so, g / (|g| + eps) turns what is nothing but
 rounding, some 1e-9 in float32, into a tenth of a full step with eps = 1e-8, whose sign depends on the order of sums. So
 weights of float32 are up to 2e-5 apart where their gradients are 1e-6 apart, and more is no error of a layout: one rank
-with another micro-batch shows the same. With eps = 1e-5, far above the rounding and far below most gradients, the bar
-of 1e-5 judges layouts and not roundings. In float64 rounding is far below any epsilon, and the usual one is kept.
+with another micro-batch shows the same. With eps = 1e-5 they are up to 4e-6 apart on one processor and 1.1e-5 on
+another, whose products round otherwise; with 1e-4, still far below most gradients, up to 1.3e-6: there the bar of 1e-5
+judges layouts and not roundings. In float64 rounding is far below any epsilon, and the usual one is kept.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
-TYPES = {"float64": ("training.dtype=float64",), "float32": ("training.dtype=float32", "training.eps=1e-5")}
+TYPES = {"float64": ("training.dtype=float64",), "float32": ("training.dtype=float32", "training.eps=1e-4")}
 
 
 def trainer_of(world: Communicator, dtype: str, *settings: str) -> Trainer:
