@@ -132,8 +132,8 @@ def layer_norm_gradient(
 
 
 def adds_up(x: torch.Tensor, sums: Optional[torch.Tensor] = None) -> bool:
-    """Whether sums of x are a kernel's: new ones, or those that it is added to."""
-    if sums is not None and not (sums.dtype == torch.float32 and sums.is_contiguous()):
+    """Whether sums of x are a kernel's: new ones, or those of its shape that it is added to."""
+    if sums is not None and not (sums.dtype == torch.float32 and sums.is_contiguous() and sums.shape == x.shape):
         return False
     return x.dtype == torch.bfloat16 and x.is_contiguous() and uses_compiled()
 

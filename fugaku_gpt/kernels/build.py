@@ -115,7 +115,8 @@ def compile_kernels(compiler: Optional[str] = None, prefix: Optional[Path] = Non
 def _targets() -> List[Sequence[str]]:
     """Options by which compilers choose this processor's instructions, the best first."""
     if platform.machine() != "aarch64":
-        return [("-march=native",), ()]
+        # an assembler may be older than the compiler
+        return [("-march=native",), ("-march=native", "-mno-avx512bf16"), ()]
     try:
         length = int(Path("/proc/sys/abi/sve_default_vector_length").read_text(encoding="ascii"))
     except (OSError, ValueError):

@@ -7,8 +7,8 @@ _FEWEST_ROWS = 512  # fewer make slow products; not measured of matrices wider t
 
 
 def cast_rows(columns: int) -> int:
-    """Rows at one time: what is added is cast first, in memory of its own (seen: 230 MiB for the logits of 124M, when
-    all of them were)."""
+    """Rows at one time: a product is in memory of its own before it is added, and PyTorch's own addition casts it there
+    first (seen: 230 MiB for the logits of 124M, when all of them were)."""
     return max(_FEWEST_ROWS, _ELEMENTS // max(1, columns))
 
 

@@ -194,7 +194,8 @@ def _layer_workspace(config: RunConfig, threads: int) -> int:
 
 
 def _added(rows: int, columns: int, item: int) -> int:
-    """Bytes of a product in 16 bits on its way to a sum in float32. Where the build has no kernel for 16-bit products,
+    """Bytes of a product in 16 bits on its way to a sum in float32, with the copy that PyTorch's addition makes and our
+    own kernel does not. Where the build has no kernel for 16-bit products,
     all of what is multiplied is cast to float32 instead: that is not counted."""
     return cast_elements(rows, columns) * (item + 4)
 

@@ -110,7 +110,8 @@ def _multiplies_in_float32(dtype: str, in_float32: Sequence[str]) -> bool:
 def kernels_in_use(config: RunConfig) -> Dict[str, Any]:
     """The type that is computed in, the operations that are computed in float32 all the same, whether the GELU is
     computed from the error function, whether layers' products are oneDNN's, and whether our own compiled kernels are
-    used: with these, another start of a run rounds as this one does."""
+    used: with these, another start of a run rounds as this one does on processors of the same kind. (On another kind a
+    kernel, ours or PyTorch's, may add in another order, or round to 16 bits elsewhere.)"""
     dtype = config.training.dtype
     return {
         "dtype": dtype,

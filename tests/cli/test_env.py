@@ -38,7 +38,7 @@ def test_kernels_are_compiled_once_and_again_where_that_is_asked_for(
     monkeypatch.chdir(tmp_path)
     assert run(["env", "kernels", "--compiler", compiler]) == 0
     told = capsys.readouterr()
-    assert told.err == "compiling kernels for this processor\n"
+    assert told.err.startswith("compiling kernels for this processor\n")
     made = Path(told.out.rstrip().rpartition(", in ")[2])
     assert told.out.startswith("kernels: compiled") and made.is_file() and made.parent == Path("lib", "fugaku_gpt")
     made.write_text("broken", encoding="utf-8")

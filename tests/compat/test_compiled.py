@@ -46,7 +46,7 @@ def test_what_is_compiled_is_used() -> None:
     assert compat.has_compiled() and compat.uses_compiled()
 
 
-@pytest.mark.parametrize("name", ["attention", "attention_gradient", "loss_sums", "loss_of_whole_rows_", "squares"])
+@pytest.mark.parametrize("name", ["attention", "attention_gradient", "loss_sums", "loss_of_whole_rows_", "sum_of_rows", "squares"])
 def test_a_kernel_that_computes_something_else_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = getattr(compiled, name)
 
@@ -170,6 +170,7 @@ def test_numbers_in_16_bits_are_added_up_in_float32(rows: int, width: int, seed:
 
 def test_a_product_in_16_bits_is_added_to_sums_with_gaps_too() -> None:
     x, y = numbers(40, 30).bfloat16(), numbers(30, 20).bfloat16()
+    compat.compute_in_float32(compat.without_kernel(torch.bfloat16), torch.bfloat16)  # however slow products are
     whole, apart = torch.zeros(40, 20), torch.zeros(40, 40)[:, ::2]
     for sums in (whole, apart):
         compat.add_product(sums, x, y)
@@ -177,6 +178,9 @@ def test_a_product_in_16_bits_is_added_to_sums_with_gaps_too() -> None:
     expected = 2.0 * (x.double() @ y.double())
     assert near(whole, expected, 1e-2) and near(apart, expected, 1e-2)
     assert not compiled.adds_up(x, torch.zeros(40, 30).double()) and not compiled.adds_up(x.float())
+    with pytest.raises(RuntimeError):
+        compat.add_product(torch.zeros(40, 19), x, y)
+    assert not compiled.adds_up(x, torch.zeros(40, 20)) and not compiled.adds_up(x[:, ::2])
 
 
 def test_few_heads_for_many_threads_and_other_types_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,17 +90,17 @@ def test_a_compiler_that_does_not_know_this_processor_is_asked_for_less(tiny: Pa
     assert made.refused == "\n".join(f"{target}: what processor" for target in refused)
 
 
-def test_whatever_target_the_compiler_knows_it_compiles_the_kernels_for(
-    compiled: Tuple[Path, Compiled], tmp_path: Path
-) -> None:
+def test_the_kernels_compile_for_every_target_that_the_compiler_knows(tmp_path: Path) -> None:
     (tmp_path / "nothing.c").write_text("int nothing;\n", encoding="utf-8")
-    command = next(name for name in build._COMPILERS if shutil.which(name))
-    knows = [
-        " ".join(target)
-        for target in build._targets()
-        if not build._run([command, *target, "-c", "nothing.c"], str(tmp_path))
-    ]
-    assert compiled[1].target == knows[0]  # an error in what is compiled for some processors alone would be hidden
+    command = next((name for name in build._COMPILERS if shutil.which(name)), None)
+    if command is None:
+        pytest.skip("no C compiler on PATH")
+    # an error in what is compiled for some processors alone would be hidden behind the next target
+    words = [command, *build._OPTIONS, "-S"]  # an assembler may know less
+    known = [target for target in build._targets() if not build._run([*words, *target, "nothing.c"], str(tmp_path))]
+    assert () in known
+    for target in known:
+        assert build._run([*words, *target, *map(str, build.sources())], str(tmp_path)) == ""
 
 
 def test_a_place_that_cannot_be_written_is_named(tiny: Path, tmp_path: Path) -> None:

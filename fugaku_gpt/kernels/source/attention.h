@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-/* Queries of a block, by measurement; an even multiple of TILE_ROWS. Keys, of TILE_COLUMNS. Those of 48 to 192 and 64 to 128
+/* Queries of a block, by measurement; a multiple of 2 and of TILE_ROWS. Keys, of TILE_COLUMNS. Those of 48 to 192 and 64 to 128
    were within some 10 % of each other. */
 #define QUERIES 96
 #define KEYS 64
@@ -34,7 +34,10 @@ INLINE int64_t token(const Shape *s, int64_t sample, int64_t t)
     return (t / s->here * s->samples + sample) * s->here + t % s->here;
 }
 
-/* Where a head's query (which 0), key (1) or value (2) begins. */
+/* Of a head's rows; the first three as they follow each other in qkv. */
+enum { QUERY = 0, KEY = 1, VALUE = 2, OUTPUT = 3 };
+
+/* Where a head's query, key or value begins. */
 INLINE int64_t input_at(const Shape *s, int64_t sample, int64_t head, int64_t t, int which)
 {
     return ((token(s, sample, t) * 3 + which) * s->heads + head) * s->width;
@@ -124,7 +127,7 @@ INLINE void gradients(float *restrict p, float *restrict g, int64_t valid, const
 }
 
 /* The two ways. kept: [length, length] flags of dropout, or none; the others are scaled by factor. log_sums: [length].
-   work: as many float32 numbers as floats() says. */
+   work: as many float32 numbers as float32_floats(), or bfloat16_floats(), says. */
 int64_t float32_floats(const Shape *s);
 void float32_forward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *kept, float factor,
                      void *y, float *log_sums, float *work);

@@ -22,6 +22,8 @@ int64_t bfloat16_floats(const Shape *s) { return larger(forward_floats(s), backw
 
 #ifdef HAS_PAIRS
 
+_Static_assert(QUERIES % 2 == 0 && KEYS % TILE_COLUMNS == 0, "pairs of queries, and tiles of keys, are whole");
+
 typedef uint32_t pair;
 
 /* c[rows, TILE_COLUMNS] = scale times, or +=, a[rows, 2 k] b[2 k, TILE_COLUMNS]; a's pair (i, j) is at i * a_row +
@@ -116,8 +118,6 @@ INLINE void turn_two(const float *x, int has_second, pair *y)
     }
 }
 
-enum { QUERY = 0, KEY = 1, VALUE = 2, OUTPUT = 3 };
-
 /* A head's rows [count, padded] from position first on; zeros after the last, and behind a row's numbers. */
 static void load_rows(const Shape *s, const void *x, int64_t sample, int64_t head, int64_t first, int64_t count, int which,
                       pair *y)
@@ -155,8 +155,8 @@ void bfloat16_forward(const Shape *s, const void *qkv, int64_t sample, int64_t h
     const int64_t padded = s->padded, half = padded / 2, all = round_up(s->length, KEYS) * half;
     const float scale = scale_of(s->width);
     pair *keys = (pair *)work, *values = keys + all, *queries = values + all, *block = queries + QUERIES * half;
-    pair *rounded = block + KEYS * half;
-    float *out = (float *)(rounded + QUERIES * KEYS / 2), *scores = out + QUERIES * padded, *tops = scores + QUERIES * KEYS;
+    pair *p_rows = block + KEYS * half;
+    float *out = (float *)(p_rows + QUERIES * KEYS / 2), *scores = out + QUERIES * padded, *tops = scores + QUERIES * KEYS;
     float *sums = tops + QUERIES;
     for (int64_t first = 0; first < s->length; first += KEYS) {
         load_rows(s, qkv, sample, head, first, KEYS, KEY, block);
@@ -180,9 +180,9 @@ void bfloat16_forward(const Shape *s, const void *qkv, int64_t sample, int64_t h
                 const int64_t valid = smaller(KEYS, low + i + 1 - first);
                 const uint8_t *flags = kept ? kept + (low + i) * s->length + first : 0;
                 probabilities(row, valid, flags, tops + i, sums + i, out + i * padded, padded);
-                round_row(row, rounded + (i - from) * KEYS / 2);
+                round_row(row, p_rows + (i - from) * KEYS / 2);
             }
-            add_rows_product(count - from, padded, KEYS / 2, rounded, values + first * half, out + from * padded);
+            add_rows_product(count - from, padded, KEYS / 2, p_rows, values + first * half, out + from * padded);
         }
         for (int64_t i = 0; i < count; i++) {
             store(out + i * padded, factor / sums[i], y, output_at(s, sample, head, low + i), s->type, s->width);
@@ -245,11 +245,11 @@ void bfloat16_backward(const Shape *s, const void *qkv, int64_t sample, int64_t 
         }
         for (int64_t t = first; t < smaller(first + KEYS, s->length); t++) {
             const int64_t at = (t - first) * padded;
-            store(keys_grad + at, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, 1), s->type, s->width);
-            store(values_grad + at, factor, qkv_grad, input_at(s, sample, head, t, 2), s->type, s->width);
+            store(keys_grad + at, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, KEY), s->type, s->width);
+            store(values_grad + at, factor, qkv_grad, input_at(s, sample, head, t, VALUE), s->type, s->width);
         }
     }
     for (int64_t t = 0; t < s->length; t++)
-        store(queries_grad + t * padded, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, 0), s->type, s->width);
+        store(queries_grad + t * padded, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, QUERY), s->type, s->width);
 }
 #endif

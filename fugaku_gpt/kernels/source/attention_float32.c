@@ -99,14 +99,14 @@ void float32_forward(const Shape *s, const void *qkv, int64_t sample, int64_t he
     float *block = out + QUERIES * padded, *scores = block + KEYS * padded, *tops = scores + QUERIES * KEYS;
     float *sums = tops + QUERIES;
     for (int64_t first = 0; first < s->length; first += KEYS) {
-        load_keys(s, qkv, sample, head, first, 1, block);
+        load_keys(s, qkv, sample, head, first, KEY, block);
         transpose(block, padded, keys + first * padded);
-        load_keys(s, qkv, sample, head, first, 2, values + first * padded);
+        load_keys(s, qkv, sample, head, first, VALUE, values + first * padded);
     }
     for (int64_t low = 0; low < s->length; low += QUERIES) {
         const int64_t count = smaller(QUERIES, s->length - low);
         for (int64_t i = 0; i < count; i++) {
-            load_row(s, qkv, input_at(s, sample, head, low + i, 0), scale, queries + i * padded);
+            load_row(s, qkv, input_at(s, sample, head, low + i, QUERY), scale, queries + i * padded);
             tops[i] = -INFINITY;
             sums[i] = 0.0f;
         }
@@ -144,7 +144,7 @@ void float32_backward(const Shape *s, const void *qkv, int64_t sample, int64_t h
     float *scores = row + some, *scores_grad = scores + QUERIES * KEYS, *sums = scores_grad + QUERIES * KEYS;
     for (int64_t t = 0; t < s->length; t++) {
         float *grad = out_grad + t * padded, sum = 0.0f;
-        load_row(s, qkv, input_at(s, sample, head, t, 0), scale, queries + t * padded);
+        load_row(s, qkv, input_at(s, sample, head, t, QUERY), scale, queries + t * padded);
         load_row(s, y, output_at(s, sample, head, t), 1.0f, row);
         load_row(s, y_grad, output_at(s, sample, head, t), 1.0f, grad);
 #pragma omp simd reduction(+ : sum)
@@ -155,8 +155,8 @@ void float32_backward(const Shape *s, const void *qkv, int64_t sample, int64_t h
     }
     memset(queries_grad, 0, all * sizeof *queries_grad);
     for (int64_t first = 0; first < s->length; first += KEYS) {
-        load_keys(s, qkv, sample, head, first, 1, keys);
-        load_keys(s, qkv, sample, head, first, 2, values);
+        load_keys(s, qkv, sample, head, first, KEY, keys);
+        load_keys(s, qkv, sample, head, first, VALUE, values);
         transpose(keys, padded, keys_turned);
         transpose(values, padded, values_turned);
         memset(keys_grad, 0, 2 * some * sizeof *keys_grad); /* and values_grad */
@@ -176,12 +176,12 @@ void float32_backward(const Shape *s, const void *qkv, int64_t sample, int64_t h
         for (int64_t t = first; t < smaller(first + KEYS, s->length); t++) {
             const int64_t at = (t - first) * padded;
             /* the queries had been multiplied by log2 e too */
-            store(keys_grad + at, 1.0f / LOG2_E, qkv_grad, input_at(s, sample, head, t, 1), s->type, s->width);
-            store(values_grad + at, 1.0f, qkv_grad, input_at(s, sample, head, t, 2), s->type, s->width);
+            store(keys_grad + at, 1.0f / LOG2_E, qkv_grad, input_at(s, sample, head, t, KEY), s->type, s->width);
+            store(values_grad + at, 1.0f, qkv_grad, input_at(s, sample, head, t, VALUE), s->type, s->width);
         }
     }
     for (int64_t t = 0; t < s->length; t++)
-        store(queries_grad + t * padded, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, 0), s->type, s->width);
+        store(queries_grad + t * padded, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, QUERY), s->type, s->width);
 }
 
 int64_t float32_floats(const Shape *s) { return larger(forward_floats(s), backward_floats(s)); }
