@@ -46,7 +46,9 @@ def test_what_is_compiled_is_used() -> None:
     assert compat.has_compiled() and compat.uses_compiled()
 
 
-@pytest.mark.parametrize("name", ["attention", "attention_gradient", "loss_sums", "loss_of_whole_rows_", "sum_of_rows", "squares"])
+@pytest.mark.parametrize(
+    "name", ["attention", "attention_gradient", "loss_sums", "loss_of_whole_rows_", "sum_of_rows", "squares"]
+)
 def test_a_kernel_that_computes_something_else_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = getattr(compiled, name)
 

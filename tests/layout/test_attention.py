@@ -12,7 +12,9 @@ from fugaku_gpt.kernels import load_library
 from fugaku_gpt.layout.attention import compiled_floats, heads_in_time, may_be_compiled, takes_heads_apart
 
 
-@pytest.mark.parametrize(("length", "width"), [(1, 1), (24, 8), (25, 32), (100, 64), (1024, 64), (2048, 128), (4096, 96)])
+@pytest.mark.parametrize(
+    ("length", "width"), [(1, 1), (24, 8), (25, 32), (100, 64), (1024, 64), (2048, 128), (4096, 96)]
+)
 def test_memory_of_the_compiled_kernels_is_what_they_ask_for_or_a_little_more(length: int, width: int) -> None:
     library = load_library()
     if library is None:
