@@ -32,6 +32,7 @@ from fugaku_gpt.layout.operations import (
 from fugaku_gpt.records.flight import DIRECTIONS
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 2e-5, 1e-3
+_LAST_WORDS_SECONDS = 0.5  # before all ranks are ended
 _PAUSES_GROW = 1.125  # so that, but for the first few, a pause is about an eighth of what has been waited before it
 
 
@@ -308,8 +309,10 @@ class Communicator:
         return json.loads(data.numpy().tobytes().decode("utf-8"))
 
     def abort(self, code: int) -> None:
-        """End every rank of the job at once; does not return where there are others."""
+        """End every rank of the job; does not return where there are others. What this one has said last gets a moment:
+        a launcher that is ended may not have passed it on (seen: MPICH's, on busy cores)."""
         if self._handle is not None:
+            time.sleep(_LAST_WORDS_SECONDS)
             self._handle.Abort(code)
 
     def _divisible(self, tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
