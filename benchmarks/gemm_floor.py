@@ -13,7 +13,8 @@ is computed a second time. So no step that computes these products can be faster
 
 A product's time is that of the fastest of several ways to the same numbers: every way in which its operands and its
 result may lie in memory, with the result written into memory that is there; ``F.linear``; what layers of ours call
-(``compat``: oneDNN, where that is better); the result a few hundred rows at a time; for attention products of all
+(``compat``: our own kernels or oneDNN, where these are better; the gradient of a weight is added
+to sums in float32, as in a step); the result a few hundred rows at a time; for attention products of all
 heads at once or one head at a time, whole or in blocks of rows that leave out what the causal mask would throw away,
 each block in memory of its own. The first turn tries all of them; later turns time those that came within ``NEAR`` of
 the best. Over several turns it is one way for each product (``step.by_one_way``): of ten ways that are equally fast,
@@ -101,7 +102,13 @@ def linear_product(name: str, count: int, m: int, n: int, k: int) -> Product:
 
         return way
 
-    ways: Dict[str, Way] = {"linear": linear, "nn, ours": ours(True), "nt, ours": ours(False)}
+    def added(memory: torch.Tensor, _: torch.Tensor) -> Call:
+        """To sums in float32, as gradients of weights are."""
+        a, b = memory[: m * k].view(k, m).t(), memory[m * k : m * k + k * n].view(k, n)
+        sums = torch.zeros(m, n)
+        return lambda: compat.add_product(sums, a, b)
+
+    ways: Dict[str, Way] = {"linear": linear, "nn, ours": ours(True), "nt, ours": ours(False), "tn, ours": added}
     for a_whole in (True, False):
         for b_whole in (True, False):
             letters = ("n" if a_whole else "t") + ("n" if b_whole else "t")

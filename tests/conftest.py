@@ -30,5 +30,6 @@ def kernels_as_they_were() -> Iterator[None]:
 def _agreed() -> Any:
     agreed: Any = sys.modules.get("fugaku_gpt.compat.agreed")  # of most tests, nothing needs PyTorch
     if agreed is None:
-        return {"in_float32": {}, "gelu_by_erf": None, "products_by_onednn": None, "compiled": None}
+        names = ("gelu_by_erf", "products_by_onednn", "compiled", "compiled_products")
+        return {"in_float32": {}, **dict.fromkeys(names)}
     return {**vars(agreed.AGREED), "in_float32": dict(agreed.AGREED.in_float32)}

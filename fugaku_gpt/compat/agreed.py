@@ -17,12 +17,14 @@ class Agreed:
         gelu_by_erf: the exact GELU is computed from the error function; None: not agreed on yet.
         products_by_onednn: float32 products of layers are oneDNN's; None: not agreed on yet.
         compiled: our own compiled kernels are used; None: not agreed on yet.
+        compiled_products: layers' products are theirs too, where they may be; None: not agreed on yet.
     """
 
     in_float32: Dict[torch.dtype, FrozenSet[str]] = field(default_factory=dict)
     gelu_by_erf: Optional[bool] = None
     products_by_onednn: Optional[bool] = None
     compiled: Optional[bool] = None
+    compiled_products: Optional[bool] = None
 
 
 AGREED = Agreed()

@@ -1,4 +1,5 @@
-"""Products of two matrices, and whether float32 ones are oneDNN's."""
+"""Products of two matrices: by our own kernels where these are the better ones (``compiled``), and whether other
+float32 ones are oneDNN's."""
 
 from __future__ import annotations
 
@@ -38,6 +39,8 @@ def linear_into(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tor
     oneDNN writes into memory of its own choosing, and what it takes for a large result again and again leaves holes
     (seen: 100 MiB of 124M's logits): it gets a part of the outputs at a time.
     """
+    if compiled.multiplies(x, weight.t(), out):
+        return compiled.multiply_(out, x, weight.t())
     if not _suits_onednn(x):
         return torch.mm(x, weight.t(), out=out)
     for part, rows in _in_step(out.t(), weight, _AT_ONCE):
@@ -50,6 +53,8 @@ def matmul_into(out: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Te
 
     oneDNN gets a part of the inner dimension at a time: of all that it takes there is a copy.
     """
+    if compiled.multiplies(x, y, out):
+        return compiled.multiply_(out, x, y)
     if not _sums_suit_onednn(x, y):
         return torch.mm(x, y, out=out)
     out.zero_()
@@ -61,7 +66,7 @@ def matmul_into(out: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Te
 def add_product(sums: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
     """Add x y to ``sums``: [rows, inner], [inner, columns], [rows, columns]; in the same pass where it is computed in
     the type of the sums and PyTorch's product is as fast as any."""
-    if sums.dtype != x.dtype:
+    if sums.dtype != x.dtype and not compiled.multiplies(x, y, sums):
         if has_kernel("matmul", x.dtype):  # a part at a time: what is added is in memory of its own
             for part, rows in _in_step(sums, x, cast_rows(sums.shape[1])):
                 added = torch.matmul(rows, y)
@@ -72,6 +77,9 @@ def add_product(sums: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
             return
         # the product is one of float32 anyway, and is not rounded on its way
         x, y = x.to(sums.dtype), y.to(sums.dtype)
+    if compiled.multiplies(x, y, sums):
+        compiled.multiply_(sums, x, y, adds=True)
+        return
     if not _sums_suit_onednn(x, y):
         sums.addmm_(x, y)
         return
@@ -87,11 +95,30 @@ def _in_step(one: torch.Tensor, other: torch.Tensor, rows: int) -> Iterator[Tupl
 
 
 def _linear_of_its_type(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
+    if _by_kernel(x, weight.t()):
+        return _multiplied(x, weight.t(), bias)
     return _by_onednn(x, weight, bias) if _suits_onednn(x) else F.linear(x, weight, bias)
 
 
 def _matmul_of_its_type(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if _by_kernel(x, y):
+        return _multiplied(x, y)
     return _by_onednn(x, y.t()) if _suits_onednn(x) else torch.matmul(x, y)
+
+
+def _by_kernel(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether a product [..., inner], [inner, columns] is our kernel's, whose sums are not rounded."""
+    return x.dtype == torch.float32 and y.dim() == 2 and compiled.multiplies(_rows(x), y)
+
+
+def _multiplied(x: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
+    out = x.new_empty(*x.shape[:-1], y.shape[1])
+    compiled.multiply_(_rows(out), _rows(x), y, None if bias is None else bias.contiguous())
+    return out
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
 
 
 # where autograd differentiates them, it keeps the float32 copies

@@ -46,6 +46,14 @@ class Library:
         self.add_to_sums.argtypes, self.add_to_sums.restype = [_ADDRESS, _ADDRESS, _INT64, _INT], None
         self.sum_of_rows = loaded.sum_of_rows
         self.sum_of_rows.argtypes, self.sum_of_rows.restype = [_ADDRESS, _INT64, _INT64, _ADDRESS, _INT], None
+        self._product_floats = loaded.product_floats
+        self._product_floats.argtypes, self._product_floats.restype = [_INT64, _INT64], _INT64
+        self._multiplies = loaded.multiplies
+        self._multiplies.argtypes, self._multiplies.restype = [_INT], _INT
+        self.multiply = loaded.multiply
+        side, result = [_ADDRESS, _INT64, _INT64], [_ADDRESS, _INT64, _INT]
+        self.multiply.argtypes = [*side, *side, _INT, _ADDRESS, *result, *[_INT64] * 3, _ADDRESS, _INT]
+        self.multiply.restype = None
         rows = [_ADDRESS, *[_INT64] * 3, _INT]
         self.loss_sums = loaded.loss_sums
         self.loss_sums.argtypes, self.loss_sums.restype = [*rows, _ADDRESS, _ADDRESS, _INT], None
@@ -58,6 +66,14 @@ class Library:
     def squares(self, x: int, n: int, threads: int) -> float:
         """The sum of squares of n float32 numbers."""
         return float(self._squares(x, n, threads))
+
+    def multiplies(self, kind: int) -> bool:
+        """Whether matrices of this type (``FLOAT32``, ``BFLOAT16``) are multiplied."""
+        return bool(self._multiplies(kind))
+
+    def product_floats(self, rows: int, columns: int) -> int:
+        """float32 numbers of memory that a product needs."""
+        return int(self._product_floats(rows, columns))
 
     def attention_floats(self, length: int, width: int) -> int:
         """float32 numbers of memory that each thread of attention needs."""

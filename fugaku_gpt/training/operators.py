@@ -56,6 +56,7 @@ _KERNELS = {
     (compat, "loss_sums"): CROSS_ENTROPY,
     (compat, "loss_gradient_"): CROSS_ENTROPY,
     (compat, "loss_of_whole_rows_"): CROSS_ENTROPY,
+    (compiled, "multiply_"): PRODUCT,
     (compiled, "add_to_sums_"): OTHER,
     (compiled, "sum_of_rows"): OTHER,
     (compat, "step_adamw"): OPTIMISER,

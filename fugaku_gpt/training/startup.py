@@ -66,6 +66,7 @@ def agree_on_kernels(
         "gelu_by_erf": kept.get("gelu_by_erf", _gelu_by_erf(config)),
         "onednn": _may_be_onednn(config, kept),
         "compiled": config.node.compiled_kernels and kept.get("compiled", not kept) and compat.uses_compiled(),
+        "compiled_products": kept.get("compiled_products", not kept and compat.compiled_products()),
     }
     of_ranks = world.gather_json(mine) or []
     agreed: Dict[str, Any] = world.broadcast_json(
@@ -74,9 +75,11 @@ def agree_on_kernels(
             "gelu_by_erf": any(found["gelu_by_erf"] for found in of_ranks),
             "onednn": bool(of_ranks) and all(found["onednn"] for found in of_ranks),
             "compiled": bool(of_ranks) and all(found["compiled"] for found in of_ranks),
+            "compiled_products": bool(of_ranks) and all(found["compiled_products"] for found in of_ranks),
         }
     )
     compat.compute_by_compiled(agreed["compiled"])
+    compat.compute_products_by_compiled(agreed["compiled_products"])
     if config.training.dtype in SIXTEEN_BITS:
         compat.compute_in_float32(agreed["in_float32"], dtype)
     if config.model.gelu == "erf":
@@ -110,8 +113,8 @@ def _multiplies_in_float32(dtype: str, in_float32: Sequence[str]) -> bool:
 def kernels_in_use(config: RunConfig) -> Dict[str, Any]:
     """The type that is computed in, the operations that are computed in float32 all the same, whether the GELU is
     computed from the error function, whether layers' products are oneDNN's, and whether our own compiled kernels are
-    used: with these, another start of a run rounds as this one does on processors of the same kind. (On another kind a
-    kernel, ours or PyTorch's, may add in another order, or round to 16 bits elsewhere.)"""
+    used, for products too: with these, another start of a run rounds as this one does on processors of the same kind.
+    (On another kind a kernel, ours or PyTorch's, may add in another order, or round to 16 bits elsewhere.)"""
     dtype = config.training.dtype
     return {
         "dtype": dtype,
@@ -119,6 +122,7 @@ def kernels_in_use(config: RunConfig) -> Dict[str, Any]:
         "gelu_by_erf": _gelu_by_erf(config),
         "onednn": _by_onednn(config),
         "compiled": compat.uses_compiled(),
+        "compiled_products": compat.compiled_products(),
     }
 
 
@@ -280,6 +284,9 @@ def _describe_precision(precision: Dict[str, Any]) -> List[str]:
         )
     if precision["compiled"]:
         said.append("attention, loss, norms in 16 bits, AdamW by our own compiled kernels, but for float64 and float16")
+    if precision["compiled_products"]:
+        of = "products of layers that are large enough" if dtype == "float32" else "weights' gradients"
+        said.append(f"{of} by our own compiled kernels: MKL has slower ones for processors that are not Intel's")
     if precision["onednn"]:
         said.append("products of layers by oneDNN: MKL has slower kernels for processors that are not Intel's")
     return said

@@ -1,0 +1,374 @@
+/* Products of two matrices with float32 sums: of float32 numbers, and of pairs of bfloat16 numbers on processors that
+   multiply these.
+
+   As Goto and van de Geijn do (Anatomy of high-performance matrix multiplication, 2008), blocks of both sides are copied
+   ("packed") into the order in which they are read. A tile of ROWS x COLUMNS sums stays in registers while its panels
+   pass by: the left one [depth, ROWS] out of the first cache, the right one [depth, COLUMNS] out of the second, which
+   holds a strip of them. The sums are in memory once for each DEPTH of the inner dimension: that is so large that the
+   left panel almost fills the first cache, since sums cost more. Each thread has rows of its own before it shares rows
+   with others: two that write to the same pages take lines from each other.
+
+   What is multiplied is a unit of 32 bits: a float32 number, or two bfloat16 numbers that are neighbours along the
+   inner dimension. Either is copied as a float. Each sum has the same order by any number of threads. */
+#include <omp.h>
+
+#include "common.h"
+
+#if TILE_ROWS == 12 /* 32 registers */
+#define ROWS 8
+#else
+#define ROWS 4
+#endif
+#define VECTORS 3
+#define COLUMNS (VECTORS * LANES)
+#define DEPTH 768 /* units */
+#define STRIP 4       /* right panels of that depth; of a smaller one up to twice as many */
+#define GROUP 16                      /* left panels that are packed together */
+#define BLOCK_ROWS (128 * ROWS)       /* of a block */
+#define BLOCK_COLUMNS (64 * COLUMNS)  /* of a block */
+/* from one panel to the next: not a multiple of a page, or all would fall into the same few places of a cache */
+#define LEFT_PANEL (ROWS * DEPTH + LANES)
+#define RIGHT_PANEL (COLUMNS * DEPTH + LANES)
+
+typedef struct {
+    const char *x;
+    int64_t row, column, size; /* distances of neighbours in elements, one of which is 1, and bytes of an element */
+} Side;
+
+INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+INLINE const void *at(const Side *s, int64_t row, int64_t column)
+{
+    return s->x + (row * s->row + column * s->column) * s->size;
+}
+
+/* ---- Packing */
+
+/* units of a row: `count` elements, and zeros behind them */
+INLINE void take(const void *x, int64_t count, int64_t size, float *to, int64_t units)
+{
+    memcpy(to, x, count * size);
+    memset((char *)to + count * size, 0, units * sizeof *to - count * size);
+}
+
+/* Pairs of the numbers of two rows, the second one zeros where there is none. */
+INLINE void pair_up(const uint16_t *x, const uint16_t *second, const int64_t count, float *to)
+{
+    int64_t i = 0;
+#ifdef HAS_PAIRS
+    for (; second && i + 8 <= count; i += 8) {
+        const __m256i low = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(x + i)));
+        const __m256i high = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(second + i)));
+        _mm256_storeu_si256((__m256i *)(to + i), _mm256_or_si256(low, _mm256_slli_epi32(high, 16)));
+    }
+#endif
+    for (; i < count; i++) {
+        const uint32_t pair = (uint32_t)x[i] | (second ? (uint32_t)second[i] << 16 : 0);
+        memcpy(to + i, &pair, sizeof pair);
+    }
+}
+
+/* `count` elements that are neighbours across the inner dimension, of its unit `j`; of [k] elements along it. */
+INLINE void across(const char *x, int64_t stride, int64_t size, int64_t j, int64_t k, const int64_t count, float *to)
+{
+    if (size == 4) {
+        memcpy(to, x + j * stride * 4, count * 4);
+        return;
+    }
+    const uint16_t *low = (const uint16_t *)x + 2 * j * stride;
+    pair_up(low, 2 * j + 1 < k ? low + stride : 0, count, to);
+}
+
+/* Panels of `width` that are neighbours: [panels, units, width], `panel` apart; zeros behind the last of `count`. */
+INLINE void lay(const char *x, int64_t stride, int64_t size, int64_t k, int64_t count, const int64_t width, float *to,
+                int64_t panel)
+{
+    const int64_t units = size == 4 ? k : (k + 1) / 2;
+    const int64_t whole = count / width, rest = count % width;
+    for (int64_t j = 0; j < units; j++) {
+        for (int64_t p = 0; p < whole; p++)
+            across(x + p * width * size, stride, size, j, k, width, to + p * panel + j * width);
+        if (rest) {
+            float *last = to + whole * panel + j * width;
+            across(x + whole * width * size, stride, size, j, k, rest, last);
+            memset(last + rest, 0, (width - rest) * sizeof *last);
+        }
+    }
+}
+
+/* Left panels of `count` rows from `row` on, of [k] elements from `column` on. */
+static void pack_left(const Side *a, int64_t row, int64_t column, int64_t count, int64_t k, float *to)
+{
+    const int64_t units = a->size == 4 ? k : (k + 1) / 2;
+    if (a->column != 1) {
+        lay(at(a, row, column), a->column, a->size, k, count, ROWS, to, LEFT_PANEL);
+        return;
+    }
+    for (int64_t i = 0; i < round_up(count, ROWS); i++) {
+        float *its = to + i / ROWS * LEFT_PANEL + i % ROWS * DEPTH;
+        if (i < count)
+            take(at(a, row + i, column), k, a->size, its, units);
+        else
+            memset(its, 0, units * sizeof *its);
+    }
+}
+
+/* [LANES] rows of LANES numbers, turned. */
+INLINE void turn(vec *x)
+{
+#if LANES == 16 && !defined(__clang__) /* which has no such shuffle */
+    typedef int32_t order __attribute__((vector_size(4 * LANES)));
+#pragma GCC unroll 4
+    for (int step = 1; step < LANES; step *= 2) {
+        order low, high;
+        for (int lane = 0; lane < LANES; lane++) {
+            low[lane] = lane & step ? LANES + lane - step : lane;
+            high[lane] = lane & step ? LANES + lane : lane + step;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) {
+            if (i & step) continue;
+            const vec one = x[i], other = x[i + step];
+            x[i] = __builtin_shuffle(one, other, low);
+            x[i + step] = __builtin_shuffle(one, other, high);
+        }
+    }
+#else
+    float y[LANES][LANES];
+    memcpy(y, x, sizeof y);
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < LANES; j++) x[i][j] = y[j][i];
+#endif
+}
+
+/* A right panel [units, COLUMNS] of `count` columns that are rows in memory, from `column` on. */
+static void turn_right(const Side *b, int64_t row, int64_t column, int64_t count, int64_t k, float *to)
+{
+    const int64_t units = b->size == 4 ? k : (k + 1) / 2;
+    float rows[LANES][DEPTH + LANES]; /* whose cache lines do not all fall into the same few places */
+    for (int64_t first = 0; first < COLUMNS; first += LANES) {
+        for (int64_t i = 0; i < LANES; i++) {
+            if (first + i < count)
+                take(at(b, row, column + first + i), k, b->size, rows[i], units);
+            else
+                memset(rows[i], 0, units * sizeof(float));
+        }
+        for (int64_t j = 0; j < units; j += LANES) { /* behind the last unit is room in `rows` */
+            vec block[LANES];
+            for (int i = 0; i < LANES; i++) block[i] = *(const loose_vec *)(rows[i] + j);
+            turn(block);
+            const int64_t some = smaller(LANES, units - j);
+            for (int i = 0; i < some; i++) *(loose_vec *)(to + (j + i) * COLUMNS + first) = block[i];
+        }
+    }
+}
+
+/* Right panels of `count` columns from `column` on, of [k] elements from `row` on. */
+static void pack_right(const Side *b, int64_t row, int64_t column, int64_t count, int64_t k, float *to)
+{
+    if (b->column == 1)
+        lay(at(b, row, column), b->row, b->size, k, count, COLUMNS, to, RIGHT_PANEL);
+    else
+        for (int64_t j = 0; j < count; j += COLUMNS)
+            turn_right(b, row, column + j, smaller(COLUMNS, count - j), k, to + j / COLUMNS * RIGHT_PANEL);
+}
+
+/* ---- Tiles */
+
+/* sum[lane] += the unit x times y's unit of the lane */
+INLINE vec add_units(vec sum, float x, vec y, const int type)
+{
+#ifdef HAS_PAIRS
+    if (type == BFLOAT16) return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_ps(x), (__m512bh)y);
+#endif
+    (void)type;
+    return sum + x * y;
+}
+
+/* A tile of c, whose rows are `row` apart, becomes or gets added the product of a left panel (where unit (i, j) is at
+   i a_row + j a_column) and a right one of `units`, and `start`, if there is one. */
+INLINE void tile(const int type, const int adds, int64_t units, const float *a, const int64_t a_row, const int64_t a_column,
+                 const float *b, const float *start, float *c, int64_t row)
+{
+    vec sums[ROWS][VECTORS];
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) {
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) {
+            sums[i][v] = start ? *(const loose_vec *)(start + v * LANES) : (vec){0};
+            __builtin_prefetch(c + i * row + v * LANES, 1);
+        }
+    }
+#pragma GCC unroll 2
+    for (int64_t j = 0; j < units; j++) {
+        vec right[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) right[v] = *(const loose_vec *)(b + j * COLUMNS + v * LANES);
+#pragma GCC unroll 16
+        for (int i = 0; i < ROWS; i++) {
+            const float left = a[i * a_row + j * a_column];
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) sums[i][v] = add_units(sums[i][v], left, right[v], type);
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) {
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) {
+            loose_vec *to = (loose_vec *)(c + i * row + v * LANES);
+            *to = adds ? *to + sums[i][v] : sums[i][v];
+        }
+    }
+}
+
+typedef void Tile(int64_t units, const float *a, const float *b, const float *start, float *c, int64_t row);
+
+#define TILE(name, type, adds, a_row, a_column)                                                                           \
+    static void name(int64_t units, const float *a, const float *b, const float *start, float *c, int64_t row)            \
+    {                                                                                                                     \
+        tile(type, adds, units, a, a_row, a_column, b, start, c, row);                                                    \
+    }
+#define TILES_OF(bits, type)                                                                                              \
+    TILE(set_rows_##bits, type, 0, DEPTH, 1)                                                                              \
+    TILE(set_columns_##bits, type, 0, 1, ROWS)                                                                            \
+    TILE(add_rows_##bits, type, 1, DEPTH, 1)                                                                              \
+    TILE(add_columns_##bits, type, 1, 1, ROWS)
+TILES_OF(32, FLOAT32)
+#ifdef HAS_PAIRS
+TILES_OF(16, BFLOAT16)
+#endif
+/* [type][whether they add][whether the left side's columns are without gaps, and so are its panels'] */
+static Tile *const TILES[2][2][2] = {
+    {{set_rows_32, set_columns_32}, {add_rows_32, add_columns_32}},
+#ifdef HAS_PAIRS
+    {{set_rows_16, set_columns_16}, {add_rows_16, add_columns_16}},
+#endif
+};
+
+/* ---- Products */
+
+typedef struct {
+    Side a, b;
+    int64_t m, n, k;
+    const float *bias;
+    float *c;
+    int64_t c_row;
+    int type, adds;
+    float *left, *right; /* both sides' blocks */
+} Product;
+
+/* Rows and columns of c, in panels, that are one thread's. */
+typedef struct {
+    int64_t first, last, strip_first, strip_last;
+} Part;
+
+/* Threads for rows, of all: so that the one with the most tiles has as few as can be. */
+static int threads_for_rows(int64_t rows, int64_t columns, int threads)
+{
+    int64_t fewest = INT64_MAX;
+    int found = 1;
+    for (int some = threads; some >= 1; some--) {
+        if (threads % some) continue;
+        const int64_t others = threads / some, most = (rows + some - 1) / some * ((columns + others - 1) / others);
+        if (most < fewest) {
+            fewest = most;
+            found = some;
+        }
+    }
+    return found;
+}
+
+/* A tile of which c has not all rows or columns. */
+static void tile_of_edge(Tile *sets, int64_t rows, int64_t columns, int adds, int64_t units, const float *a, const float *b,
+                         const float *start, float *c, int64_t row)
+{
+    float sums[ROWS * COLUMNS];
+    sets(units, a, b, start, sums, COLUMNS);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < columns; j++)
+            c[i * row + j] = adds ? c[i * row + j] + sums[i * COLUMNS + j] : sums[i * COLUMNS + j];
+}
+
+/* A thread's part of a block of c from (row, column) on, of elements [first, first + k) of the inner dimension. */
+static void multiply_part(const Product *p, const Part *part, int64_t row, int64_t column, int64_t first, int64_t k)
+{
+    const int64_t units = p->type == BFLOAT16 ? (k + 1) / 2 : k, most = units > DEPTH / 2 ? STRIP : 2 * STRIP;
+    const int adds = p->adds || first > 0, biased = p->bias && first == 0, of_columns = p->a.column != 1;
+    Tile *whole = TILES[p->type][adds][of_columns], *sets = TILES[p->type][0][of_columns];
+    for (int64_t strip = part->strip_first; strip < part->strip_last; strip += most) {
+        const int64_t last = smaller(strip + most, part->strip_last), its = column + strip * COLUMNS;
+        float starts[2 * STRIP * COLUMNS] = {0.0f};
+        if (biased) memcpy(starts, p->bias + its, smaller((last - strip) * COLUMNS, p->n - its) * sizeof *starts);
+        for (int64_t i = part->first; i < part->last; i++) {
+            const int64_t rows = p->m - row - i * ROWS;
+            for (int64_t j = strip; j < last; j++) {
+                const int64_t columns = p->n - column - j * COLUMNS;
+                const float *a = p->left + i * LEFT_PANEL, *b = p->right + j * RIGHT_PANEL;
+                const float *start = biased ? starts + (j - strip) * COLUMNS : 0;
+                float *c = p->c + (row + i * ROWS) * p->c_row + column + j * COLUMNS;
+                if (rows >= ROWS && columns >= COLUMNS)
+                    whole(units, a, b, start, c, p->c_row);
+                else
+                    tile_of_edge(sets, smaller(ROWS, rows), smaller(COLUMNS, columns), adds, units, a, b, start, c,
+                                 p->c_row);
+            }
+        }
+    }
+}
+
+/* Elements of the inner dimension. */
+static int64_t most_at_once(int type) { return type == BFLOAT16 ? 2 * DEPTH : DEPTH; }
+
+/* A block of c, by all threads. */
+static void multiply_block(const Product *p, int64_t row, int64_t column, int thread, int threads)
+{
+    const int64_t m = smaller(BLOCK_ROWS, p->m - row), n = smaller(BLOCK_COLUMNS, p->n - column);
+    const int64_t row_panels = (m + ROWS - 1) / ROWS, column_panels = (n + COLUMNS - 1) / COLUMNS;
+    const int rows_by = threads_for_rows(row_panels, column_panels, threads), columns_by = threads / rows_by;
+    const int here = thread % rows_by, across_from = thread / rows_by;
+    const Part part = {row_panels * here / rows_by, row_panels * (here + 1) / rows_by,
+                       column_panels * across_from / columns_by, column_panels * (across_from + 1) / columns_by};
+    const int64_t passes = (p->k + most_at_once(p->type) - 1) / most_at_once(p->type);
+    const int64_t step = round_up((p->k + passes - 1) / passes, 2 * LANES);
+    for (int64_t first = 0; first < p->k; first += step) {
+        const int64_t k = smaller(step, p->k - first);
+        for (int64_t i = part.first + across_from * GROUP; i < part.last; i += columns_by * GROUP) {
+            const int64_t rows = smaller(smaller(GROUP, part.last - i) * ROWS, m - i * ROWS);
+            pack_left(&p->a, row + i * ROWS, first, rows, k, p->left + i * LEFT_PANEL);
+        }
+        const int64_t panel = column_panels * thread / threads, end = column_panels * (thread + 1) / threads;
+        const int64_t columns = smaller(end * COLUMNS, n) - panel * COLUMNS;
+        pack_right(&p->b, first, column + panel * COLUMNS, columns, k, p->right + panel * RIGHT_PANEL);
+#pragma omp barrier
+        multiply_part(p, &part, row, column, first, k);
+#pragma omp barrier
+    }
+}
+
+static int64_t left_floats(int64_t m) { return (smaller(m, BLOCK_ROWS) + ROWS - 1) / ROWS * LEFT_PANEL; }
+
+static int64_t right_floats(int64_t n) { return (smaller(n, BLOCK_COLUMNS) + COLUMNS - 1) / COLUMNS * RIGHT_PANEL; }
+
+/* Of memory that a product [m, n] needs. */
+EXPORT int64_t product_floats(int64_t m, int64_t n) { return left_floats(m) + right_floats(n) + LANES; }
+
+/* Whether matrices of this type are multiplied. */
+EXPORT int multiplies(int type) { return TILES[type][0][0] != 0; }
+
+/* c [m, n] = or += a [m, k] b [k, n] + bias [n]; c and bias are float32. Of each side either rows or columns are without
+   gaps, of c rows. */
+EXPORT void multiply(const void *a, int64_t a_row, int64_t a_column, const void *b, int64_t b_row, int64_t b_column,
+                     int type, const float *bias, float *c, int64_t c_row, int adds, int64_t m, int64_t n, int64_t k,
+                     float *work, int threads)
+{
+    const int64_t size = type == BFLOAT16 ? 2 : 4;
+    float *left = (float *)round_up((int64_t)work, 4 * LANES), *right = left + left_floats(m);
+    const Product p = {{a, a_row, a_column, size}, {b, b_row, b_column, size}, m, n, k, bias, c, c_row, type, adds, left,
+                       right};
+#pragma omp parallel num_threads(threads)
+    {
+        for (int64_t row = 0; row < m; row += BLOCK_ROWS)
+            for (int64_t column = 0; column < n; column += BLOCK_COLUMNS)
+                multiply_block(&p, row, column, omp_get_thread_num(), omp_get_num_threads());
+    }
+}
