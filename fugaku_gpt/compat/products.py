@@ -66,7 +66,7 @@ def matmul_into(out: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Te
 def add_product(sums: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
     """Add x y to ``sums``: [rows, inner], [inner, columns], [rows, columns]; in the same pass where it is computed in
     the type of the sums and PyTorch's product is as fast as any."""
-    if sums.dtype != x.dtype and not compiled.multiplies(x, y, sums):
+    if sums.dtype != x.dtype and not compiled.multiplies(x, y, sums, adds=True):
         if has_kernel("matmul", x.dtype):  # a part at a time: what is added is in memory of its own
             for part, rows in _in_step(sums, x, cast_rows(sums.shape[1])):
                 added = torch.matmul(rows, y)
@@ -77,7 +77,7 @@ def add_product(sums: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
             return
         # the product is one of float32 anyway, and is not rounded on its way
         x, y = x.to(sums.dtype), y.to(sums.dtype)
-    if compiled.multiplies(x, y, sums):
+    if compiled.multiplies(x, y, sums, adds=True):
         compiled.multiply_(sums, x, y, adds=True)
         return
     if not _sums_suit_onednn(x, y):
@@ -107,13 +107,13 @@ def _matmul_of_its_type(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _by_kernel(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether a product [..., inner], [inner, columns] is our kernel's, whose sums are not rounded."""
-    return x.dtype == torch.float32 and y.dim() == 2 and compiled.multiplies(_rows(x), y)
+    """Whether a product [..., inner], [inner, columns] is our kernel's."""
+    return x.dim() > 1 and y.dim() == 2 and compiled.multiplies(_rows(x), y)
 
 
 def _multiplied(x: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
     out = x.new_empty(*x.shape[:-1], y.shape[1])
-    compiled.multiply_(_rows(out), _rows(x), y, None if bias is None else bias.contiguous())
+    compiled.multiply_(_rows(out), _rows(x), y, bias)
     return out
 
 

@@ -47,11 +47,11 @@ class Library:
         self.sum_of_rows = loaded.sum_of_rows
         self.sum_of_rows.argtypes, self.sum_of_rows.restype = [_ADDRESS, _INT64, _INT64, _ADDRESS, _INT], None
         self._product_floats = loaded.product_floats
-        self._product_floats.argtypes, self._product_floats.restype = [_INT64, _INT64], _INT64
+        self._product_floats.argtypes, self._product_floats.restype = [*[_INT64] * 3, *[_INT] * 3], _INT64
         self._multiplies = loaded.multiplies
         self._multiplies.argtypes, self._multiplies.restype = [_INT], _INT
         self.multiply = loaded.multiply
-        side, result = [_ADDRESS, _INT64, _INT64], [_ADDRESS, _INT64, _INT]
+        side, result = [_ADDRESS, _INT64, _INT64], [_ADDRESS, _INT64, _INT, _INT]
         self.multiply.argtypes = [*side, *side, _INT, _ADDRESS, *result, *[_INT64] * 3, _ADDRESS, _INT]
         self.multiply.restype = None
         rows = [_ADDRESS, *[_INT64] * 3, _INT]
@@ -71,9 +71,9 @@ class Library:
         """Whether matrices of this type (``FLOAT32``, ``BFLOAT16``) are multiplied."""
         return bool(self._multiplies(kind))
 
-    def product_floats(self, rows: int, columns: int) -> int:
+    def product_floats(self, rows: int, columns: int, inner: int, kind: int, kind_of_result: int, threads: int) -> int:
         """float32 numbers of memory that a product needs."""
-        return int(self._product_floats(rows, columns))
+        return int(self._product_floats(rows, columns, inner, kind, kind_of_result, threads))
 
     def attention_floats(self, length: int, width: int) -> int:
         """float32 numbers of memory that each thread of attention needs."""

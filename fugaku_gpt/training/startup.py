@@ -285,8 +285,7 @@ def _describe_precision(precision: Dict[str, Any]) -> List[str]:
     if precision["compiled"]:
         said.append("attention, loss, norms in 16 bits, AdamW by our own compiled kernels, but for float64 and float16")
     if precision["compiled_products"]:
-        of = "products of layers that are large enough" if dtype == "float32" else "weights' gradients"
-        said.append(f"{of} by our own compiled kernels: MKL has slower ones for processors that are not Intel's")
+        said.append("products of layers that are large enough too: libraries have slower ones for this processor")
     if precision["onednn"]:
         said.append("products of layers by oneDNN: MKL has slower kernels for processors that are not Intel's")
     return said

@@ -34,6 +34,7 @@ def onednn(request: Any, monkeypatch: pytest.MonkeyPatch) -> List[Any]:
     monkeypatch.setattr(products, "_onednn", lambda: operator)
     monkeypatch.setattr(products, "_by_onednn", noted)
     monkeypatch.setattr(AGREED, "products_by_onednn", True)
+    monkeypatch.setattr(AGREED, "compiled_products", False)
     return asked
 
 

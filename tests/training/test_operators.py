@@ -142,6 +142,7 @@ def test_onednn_s_operators_are_known_as_products_by_the_names_that_this_build_g
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(AGREED, "products_by_onednn", True)
+    monkeypatch.setattr(AGREED, "compiled_products", False)
     x, weight, bias, sums = torch.ones(256, 512), torch.ones(5000, 512), torch.ones(5000), torch.ones(512, 5000)
 
     def products() -> None:

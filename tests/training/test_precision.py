@@ -220,7 +220,7 @@ def test_another_start_computes_as_the_first_did_whatever_a_clock_says(monkeypat
     monkeypatch.setattr(trials, "_is_precise", lambda operation, dtype: True)
     monkeypatch.setattr(AGREED, "gelu_by_erf", None)
     monkeypatch.setattr(activation, "_gelu_is_slow", lambda: True)
-    own = {"compiled": compat.has_compiled()}
+    own = {"compiled": compat.has_compiled(), "compiled_products": compat.compiled_products()}
     kept = startup.agree_on_kernels(config, alone)
     assert kept == {"dtype": "bfloat16", "in_float32": ["linear"], "gelu_by_erf": True, "onednn": False, **own}
     assert kept == startup.agree_on_kernels(config, alone) == startup.kernels_in_use(config)
@@ -323,6 +323,30 @@ def test_compiled_kernels_are_used_by_all_ranks_or_by_none_and_by_another_start_
     assert not begin(True, {}, kept)  # from a checkpoint of before there were any
     assert begin(True, {}, {**kept, "compiled": True}) and not begin(True, {}, {**kept, "compiled": False})
     assert not begin(False, {}, {**kept, "compiled": True})
+
+
+@pytest.mark.skipif(not compat.has_compiled(), reason="no kernels are compiled here")
+def test_products_are_the_kernels_on_all_ranks_or_on_none_and_another_start_does_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def begin(better: bool, other: Dict[str, Any], keep: Any = None, *settings: str) -> bool:
+        monkeypatch.setattr(AGREED, "compiled", None)
+        monkeypatch.setattr(AGREED, "compiled_products", None)
+        monkeypatch.setattr(compiled, "_multiplies_better", lambda: better)
+        monkeypatch.setattr(TwoRanks, "other", other, raising=False)
+        found = startup.agree_on_kernels(tiny_config(*settings), TwoRanks.alone(), keep)
+        assert found["compiled_products"] == compat.compiled_products()
+        facts = startup.collect_environment(tiny_config(*settings), ProcessGrid.alone(), startup.prepare_process(1))
+        said = [line for line in startup.describe_environment(facts) if "products of layers that are large" in line]
+        assert len(said) == found["compiled_products"]
+        return bool(found["compiled_products"])
+
+    assert begin(True, {}) and not begin(False, {}) and not begin(True, {"compiled_products": False})
+    assert not begin(True, {"compiled": False}) and not begin(True, {}, None, "node.compiled_kernels=false")
+    kept = {"dtype": "float32", "in_float32": [], "gelu_by_erf": False, "onednn": False, "compiled": True}
+    assert not begin(True, {}, kept)  # from a checkpoint of before there were such products
+    assert begin(False, {}, {**kept, "compiled_products": True})
+    assert not begin(True, {}, {**kept, "compiled_products": False})
 
 
 def test_products_of_16_bits_are_onednn_s_where_any_rank_s_clock_wants_them_in_float32(

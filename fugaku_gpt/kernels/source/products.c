@@ -1,12 +1,13 @@
 /* Products of two matrices with float32 sums: of float32 numbers, and of pairs of bfloat16 numbers on processors that
-   multiply these.
+   multiply these, whose sums may be rounded in the end.
 
    As Goto and van de Geijn do (Anatomy of high-performance matrix multiplication, 2008), blocks of both sides are copied
    ("packed") into the order in which they are read. A tile of ROWS x COLUMNS sums stays in registers while its panels
-   pass by: the left one [depth, ROWS] out of the first cache, the right one [depth, COLUMNS] out of the second, which
-   holds a strip of them. The sums are in memory once for each DEPTH of the inner dimension: that is so large that the
-   left panel almost fills the first cache, since sums cost more. Each thread has rows of its own before it shares rows
-   with others: two that write to the same pages take lines from each other.
+   pass by: the left one [depth, ROWS], most often out of the first cache, and the right one [depth, COLUMNS] out of the
+   second, which holds a GROUP of left panels and a STRIP of right ones. DEPTH is so large that the left panel almost
+   fills the first cache, since to load and store the sums costs more. All threads pack right panels together, each packs
+   the left panels of its own rows: what one thread has written is slow to read, or to write, for another that shares no
+   cache with it.
 
    What is multiplied is a unit of 32 bits: a float32 number, or two bfloat16 numbers that are neighbours along the
    inner dimension. Either is copied as a float. Each sum has the same order by any number of threads. */
@@ -22,10 +23,10 @@
 #define VECTORS 3
 #define COLUMNS (VECTORS * LANES)
 #define DEPTH 768 /* units */
-#define STRIP 4       /* right panels of that depth; of a smaller one up to twice as many */
-#define GROUP 16                      /* left panels that are packed together */
-#define BLOCK_ROWS (128 * ROWS)       /* of a block */
-#define BLOCK_COLUMNS (64 * COLUMNS)  /* of a block */
+#define STRIP 2                      /* right panels of that depth; of a smaller one twice as many */
+#define GROUP 16                     /* left panels */
+#define BLOCK_COLUMNS (64 * COLUMNS) /* whose right panels are packed at one time */
+#define AHEAD 8                      /* rows, of which what comes next is asked for while one is packed */
 /* from one panel to the next: not a multiple of a page, or all would fall into the same few places of a cache */
 #define LEFT_PANEL (ROWS * DEPTH + LANES)
 #define RIGHT_PANEL (COLUMNS * DEPTH + LANES)
@@ -83,9 +84,11 @@ INLINE void across(const char *x, int64_t stride, int64_t size, int64_t j, int64
 INLINE void lay(const char *x, int64_t stride, int64_t size, int64_t k, int64_t count, const int64_t width, float *to,
                 int64_t panel)
 {
-    const int64_t units = size == 4 ? k : (k + 1) / 2;
+    const int64_t units = size == 4 ? k : (k + 1) / 2, in_unit = size == 4 ? 1 : 2;
     const int64_t whole = count / width, rest = count % width;
     for (int64_t j = 0; j < units; j++) {
+        for (int64_t row = in_unit * (j + AHEAD); row < smaller(in_unit * (j + AHEAD + 1), k); row++)
+            for (int64_t byte = 0; byte < count * size; byte += 64) __builtin_prefetch(x + row * stride * size + byte);
         for (int64_t p = 0; p < whole; p++)
             across(x + p * width * size, stride, size, j, k, width, to + p * panel + j * width);
         if (rest) {
@@ -185,10 +188,27 @@ INLINE vec add_units(vec sum, float x, vec y, const int type)
     return sum + x * y;
 }
 
-/* A tile of c, whose rows are `row` apart, becomes or gets added the product of a left panel (where unit (i, j) is at
-   i a_row + j a_column) and a right one of `units`, and `start`, if there is one. */
-INLINE void tile(const int type, const int adds, int64_t units, const float *a, const int64_t a_row, const int64_t a_column,
-                 const float *b, const float *start, float *c, int64_t row)
+/* Sums in float32, and the numbers that they are rounded to if they are, both at a tile's place. */
+typedef struct {
+    float *sums;
+    int64_t row; /* from one row to the next */
+    uint16_t *rounded;
+    int64_t rounded_row;
+} Place;
+
+INLINE void store_rounded(uint16_t *to, vec x)
+{
+#ifdef HAS_PAIRS
+    _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#else
+    for (int i = 0; i < LANES; i++) to[i] = to_bfloat16(x[i]);
+#endif
+}
+
+/* A tile's sums become, or get added, the product of a left panel (where unit (i, j) is at i a_row + j a_column) and a
+   right one of `units`, and `start`, if there is one. With `rounds` they are not stored but rounded. */
+INLINE void tile(const int type, const int rounds, const int adds, int64_t units, const float *a, const int64_t a_row,
+                 const int64_t a_column, const float *b, const float *start, Place c)
 {
     vec sums[ROWS][VECTORS];
 #pragma GCC unroll 16
@@ -196,7 +216,7 @@ INLINE void tile(const int type, const int adds, int64_t units, const float *a, 
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) {
             sums[i][v] = start ? *(const loose_vec *)(start + v * LANES) : (vec){0};
-            __builtin_prefetch(c + i * row + v * LANES, 1);
+            if (adds || !rounds) __builtin_prefetch(c.sums + i * c.row + v * LANES, 1);
         }
     }
 #pragma GCC unroll 2
@@ -215,33 +235,39 @@ INLINE void tile(const int type, const int adds, int64_t units, const float *a, 
     for (int i = 0; i < ROWS; i++) {
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) {
-            loose_vec *to = (loose_vec *)(c + i * row + v * LANES);
-            *to = adds ? *to + sums[i][v] : sums[i][v];
+            loose_vec *to = (loose_vec *)(c.sums + i * c.row + v * LANES);
+            const vec all = adds ? *to + sums[i][v] : sums[i][v];
+            if (rounds)
+                store_rounded(c.rounded + i * c.rounded_row + v * LANES, all);
+            else
+                *to = all;
         }
     }
 }
 
-typedef void Tile(int64_t units, const float *a, const float *b, const float *start, float *c, int64_t row);
+typedef void Tile(int64_t units, const float *a, const float *b, const float *start, Place c);
 
-#define TILE(name, type, adds, a_row, a_column)                                                                           \
-    static void name(int64_t units, const float *a, const float *b, const float *start, float *c, int64_t row)            \
+#define TILE(name, type, rounds, adds, a_row, a_column)                                                                   \
+    static void name(int64_t units, const float *a, const float *b, const float *start, Place c)                          \
     {                                                                                                                     \
-        tile(type, adds, units, a, a_row, a_column, b, start, c, row);                                                    \
+        tile(type, rounds, adds, units, a, a_row, a_column, b, start, c);                                                 \
     }
-#define TILES_OF(bits, type)                                                                                              \
-    TILE(set_rows_##bits, type, 0, DEPTH, 1)                                                                              \
-    TILE(set_columns_##bits, type, 0, 1, ROWS)                                                                            \
-    TILE(add_rows_##bits, type, 1, DEPTH, 1)                                                                              \
-    TILE(add_columns_##bits, type, 1, 1, ROWS)
-TILES_OF(32, FLOAT32)
+#define TILES_OF(name, type, rounds)                                                                                      \
+    TILE(set_rows_##name, type, rounds, 0, DEPTH, 1)                                                                      \
+    TILE(set_columns_##name, type, rounds, 0, 1, ROWS)                                                                    \
+    TILE(add_rows_##name, type, rounds, 1, DEPTH, 1)                                                                      \
+    TILE(add_columns_##name, type, rounds, 1, 1, ROWS)
+#define NAMES_OF(name) {{set_rows_##name, set_columns_##name}, {add_rows_##name, add_columns_##name}}
+TILES_OF(32, FLOAT32, 0)
 #ifdef HAS_PAIRS
-TILES_OF(16, BFLOAT16)
+TILES_OF(16, BFLOAT16, 0)
+TILES_OF(16_rounded, BFLOAT16, 1)
 #endif
-/* [type][whether they add][whether the left side's columns are without gaps, and so are its panels'] */
-static Tile *const TILES[2][2][2] = {
-    {{set_rows_32, set_columns_32}, {add_rows_32, add_columns_32}},
+/* [type][whether they round][whether they add][whether the left side's columns are without gaps, and its panels' are] */
+static Tile *const TILES[2][2][2][2] = {
+    {NAMES_OF(32)},
 #ifdef HAS_PAIRS
-    {{set_rows_16, set_columns_16}, {add_rows_16, add_columns_16}},
+    {NAMES_OF(16), NAMES_OF(16_rounded)},
 #endif
 };
 
@@ -251,26 +277,29 @@ typedef struct {
     Side a, b;
     int64_t m, n, k;
     const float *bias;
-    float *c;
+    void *c;
     int64_t c_row;
-    int type, adds;
-    float *left, *right; /* both sides' blocks */
+    int type, c_type, adds;
+    float *sums; /* [m, a block's columns], of c that is rounded after more than one pass */
+    float *right; /* its packed panels */
 } Product;
 
-/* Rows and columns of c, in panels, that are one thread's. */
+/* Rows and columns of c, in panels, the columns within a block of them: one thread's. */
 typedef struct {
-    int64_t first, last, strip_first, strip_last;
+    int64_t first, last, column_first, column_last;
 } Part;
 
-/* Threads for rows, of all: so that the one with the most tiles has as few as can be. */
+/* Threads for rows, of all: so that the one with the most tiles has as few as can be. Else no two share columns where
+   there are more of these, whose panels then nobody else reads, and no two share rows where there are not. */
 static int threads_for_rows(int64_t rows, int64_t columns, int threads)
 {
+    const int more_columns = columns * COLUMNS > rows * ROWS;
     int64_t fewest = INT64_MAX;
     int found = 1;
-    for (int some = threads; some >= 1; some--) {
+    for (int some = 1; some <= threads; some++) {
         if (threads % some) continue;
         const int64_t others = threads / some, most = (rows + some - 1) / some * ((columns + others - 1) / others);
-        if (most < fewest) {
+        if (more_columns ? most < fewest : most <= fewest) {
             fewest = most;
             found = some;
         }
@@ -279,96 +308,123 @@ static int threads_for_rows(int64_t rows, int64_t columns, int threads)
 }
 
 /* A tile of which c has not all rows or columns. */
-static void tile_of_edge(Tile *sets, int64_t rows, int64_t columns, int adds, int64_t units, const float *a, const float *b,
-                         const float *start, float *c, int64_t row)
+static void tile_of_edge(Tile *sets, int64_t rows, int64_t columns, int rounds, int adds, int64_t units, const float *a,
+                         const float *b, const float *start, Place c)
 {
     float sums[ROWS * COLUMNS];
-    sets(units, a, b, start, sums, COLUMNS);
+    sets(units, a, b, start, (Place){sums, COLUMNS, 0, 0});
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < columns; j++)
-            c[i * row + j] = adds ? c[i * row + j] + sums[i * COLUMNS + j] : sums[i * COLUMNS + j];
+        for (int64_t j = 0; j < columns; j++) {
+            const float its = sums[i * COLUMNS + j], all = adds ? c.sums[i * c.row + j] + its : its;
+            if (rounds)
+                c.rounded[i * c.rounded_row + j] = to_bfloat16(all);
+            else
+                c.sums[i * c.row + j] = all;
+        }
 }
 
-/* A thread's part of a block of c from (row, column) on, of elements [first, first + k) of the inner dimension. */
-static void multiply_part(const Product *p, const Part *part, int64_t row, int64_t column, int64_t first, int64_t k)
+/* From one row of such sums to the next. */
+static int64_t sums_row(int64_t n) { return smaller(n, BLOCK_COLUMNS); }
+
+/* The tile at (row, column), in a block from column `block` on. */
+INLINE Place place(const Product *p, int64_t row, int64_t column, int64_t block)
+{
+    if (p->c_type == FLOAT32) return (Place){(float *)p->c + row * p->c_row + column, p->c_row, 0, 0};
+    float *sums = p->sums ? p->sums + row * sums_row(p->n) + column - block : 0;
+    return (Place){sums, sums_row(p->n), (uint16_t *)p->c + row * p->c_row + column, p->c_row};
+}
+
+/* A thread's part of a block of c from `column` on, of elements [first, first + k) of the inner dimension. */
+static void multiply_part(const Product *p, const Part *part, float *left, int64_t column, int64_t first, int64_t k)
 {
     const int64_t units = p->type == BFLOAT16 ? (k + 1) / 2 : k, most = units > DEPTH / 2 ? STRIP : 2 * STRIP;
-    const int adds = p->adds || first > 0, biased = p->bias && first == 0, of_columns = p->a.column != 1;
-    Tile *whole = TILES[p->type][adds][of_columns], *sets = TILES[p->type][0][of_columns];
-    for (int64_t strip = part->strip_first; strip < part->strip_last; strip += most) {
-        const int64_t last = smaller(strip + most, part->strip_last), its = column + strip * COLUMNS;
-        float starts[2 * STRIP * COLUMNS] = {0.0f};
-        if (biased) memcpy(starts, p->bias + its, smaller((last - strip) * COLUMNS, p->n - its) * sizeof *starts);
-        for (int64_t i = part->first; i < part->last; i++) {
-            const int64_t rows = p->m - row - i * ROWS;
-            for (int64_t j = strip; j < last; j++) {
-                const int64_t columns = p->n - column - j * COLUMNS;
-                const float *a = p->left + i * LEFT_PANEL, *b = p->right + j * RIGHT_PANEL;
-                const float *start = biased ? starts + (j - strip) * COLUMNS : 0;
-                float *c = p->c + (row + i * ROWS) * p->c_row + column + j * COLUMNS;
-                if (rows >= ROWS && columns >= COLUMNS)
-                    whole(units, a, b, start, c, p->c_row);
-                else
-                    tile_of_edge(sets, smaller(ROWS, rows), smaller(COLUMNS, columns), adds, units, a, b, start, c,
-                                 p->c_row);
+    const int adds = p->adds || first > 0, rounds = p->c_type == BFLOAT16 && first + k == p->k;
+    const int biased = p->bias && first == 0, of_columns = p->a.column != 1;
+    Tile *whole = TILES[p->type][rounds][adds][of_columns], *sets = TILES[p->type][0][0][of_columns];
+    for (int64_t group = part->first; group < part->last; group += GROUP) {
+        const int64_t end = smaller(group + GROUP, part->last);
+        pack_left(&p->a, group * ROWS, first, smaller(end * ROWS, p->m) - group * ROWS, k, left);
+        for (int64_t strip = part->column_first; strip < part->column_last; strip += most) {
+            const int64_t last = smaller(strip + most, part->column_last), its = column + strip * COLUMNS;
+            float starts[2 * STRIP * COLUMNS] = {0.0f};
+            if (biased) memcpy(starts, p->bias + its, smaller((last - strip) * COLUMNS, p->n - its) * sizeof *starts);
+            for (int64_t i = group; i < end; i++) {
+                for (int64_t j = strip; j < last; j++) {
+                    const int64_t rows = p->m - i * ROWS, columns = p->n - column - j * COLUMNS;
+                    const float *a = left + (i - group) * LEFT_PANEL, *b = p->right + j * RIGHT_PANEL;
+                    const float *start = biased ? starts + (j - strip) * COLUMNS : 0;
+                    const Place c = place(p, i * ROWS, column + j * COLUMNS, column);
+                    if (rows >= ROWS && columns >= COLUMNS)
+                        whole(units, a, b, start, c);
+                    else
+                        tile_of_edge(sets, smaller(ROWS, rows), smaller(COLUMNS, columns), rounds, adds, units, a, b,
+                                     start, c);
+                }
             }
         }
     }
 }
 
-/* Elements of the inner dimension. */
-static int64_t most_at_once(int type) { return type == BFLOAT16 ? 2 * DEPTH : DEPTH; }
-
-/* A block of c, by all threads. */
-static void multiply_block(const Product *p, int64_t row, int64_t column, int thread, int threads)
+/* Over the inner dimension. */
+static int64_t passes_of(int64_t k, int type)
 {
-    const int64_t m = smaller(BLOCK_ROWS, p->m - row), n = smaller(BLOCK_COLUMNS, p->n - column);
-    const int64_t row_panels = (m + ROWS - 1) / ROWS, column_panels = (n + COLUMNS - 1) / COLUMNS;
+    const int64_t most = type == BFLOAT16 ? 2 * DEPTH : DEPTH;
+    return (k + most - 1) / most;
+}
+
+/* A block of c of all rows, by all threads. */
+static void multiply_block(const Product *p, float *left, int64_t column, int thread, int threads)
+{
+    const int64_t n = smaller(BLOCK_COLUMNS, p->n - column);
+    const int64_t row_panels = (p->m + ROWS - 1) / ROWS, column_panels = (n + COLUMNS - 1) / COLUMNS;
     const int rows_by = threads_for_rows(row_panels, column_panels, threads), columns_by = threads / rows_by;
-    const int here = thread % rows_by, across_from = thread / rows_by;
-    const Part part = {row_panels * here / rows_by, row_panels * (here + 1) / rows_by,
-                       column_panels * across_from / columns_by, column_panels * (across_from + 1) / columns_by};
-    const int64_t passes = (p->k + most_at_once(p->type) - 1) / most_at_once(p->type);
+    const int of_rows = thread % rows_by, of_columns = thread / rows_by;
+    const Part part = {row_panels * of_rows / rows_by, row_panels * (of_rows + 1) / rows_by,
+                       column_panels * of_columns / columns_by, column_panels * (of_columns + 1) / columns_by};
+    const int64_t panel = column_panels * thread / threads, end = column_panels * (thread + 1) / threads;
+    const int64_t columns = smaller(end * COLUMNS, n) - panel * COLUMNS;
+    const int64_t passes = passes_of(p->k, p->type);
     const int64_t step = round_up((p->k + passes - 1) / passes, 2 * LANES);
     for (int64_t first = 0; first < p->k; first += step) {
         const int64_t k = smaller(step, p->k - first);
-        for (int64_t i = part.first + across_from * GROUP; i < part.last; i += columns_by * GROUP) {
-            const int64_t rows = smaller(smaller(GROUP, part.last - i) * ROWS, m - i * ROWS);
-            pack_left(&p->a, row + i * ROWS, first, rows, k, p->left + i * LEFT_PANEL);
-        }
-        const int64_t panel = column_panels * thread / threads, end = column_panels * (thread + 1) / threads;
-        const int64_t columns = smaller(end * COLUMNS, n) - panel * COLUMNS;
         pack_right(&p->b, first, column + panel * COLUMNS, columns, k, p->right + panel * RIGHT_PANEL);
 #pragma omp barrier
-        multiply_part(p, &part, row, column, first, k);
+        multiply_part(p, &part, left, column, first, k);
 #pragma omp barrier
     }
 }
 
-static int64_t left_floats(int64_t m) { return (smaller(m, BLOCK_ROWS) + ROWS - 1) / ROWS * LEFT_PANEL; }
-
 static int64_t right_floats(int64_t n) { return (smaller(n, BLOCK_COLUMNS) + COLUMNS - 1) / COLUMNS * RIGHT_PANEL; }
 
-/* Of memory that a product [m, n] needs. */
-EXPORT int64_t product_floats(int64_t m, int64_t n) { return left_floats(m) + right_floats(n) + LANES; }
+static int64_t sums_floats(int64_t m, int64_t n, int64_t k, int type, int c_type)
+{
+    return c_type == BFLOAT16 && passes_of(k, type) > 1 ? m * sums_row(n) : 0;
+}
+
+/* Of memory that a product needs. */
+EXPORT int64_t product_floats(int64_t m, int64_t n, int64_t k, int type, int c_type, int threads)
+{
+    return threads * GROUP * LEFT_PANEL + right_floats(n) + sums_floats(m, n, k, type, c_type) + LANES;
+}
 
 /* Whether matrices of this type are multiplied. */
-EXPORT int multiplies(int type) { return TILES[type][0][0] != 0; }
+EXPORT int multiplies(int type) { return TILES[type][0][0][0] != 0; }
 
-/* c [m, n] = or += a [m, k] b [k, n] + bias [n]; c and bias are float32. Of each side either rows or columns are without
-   gaps, of c rows. */
+/* c [m, n] = or += a [m, k] b [k, n] + bias [n]. Of each side either rows or columns are without gaps, of c rows. The
+   bias is float32; c too, or it is bfloat16 as both sides are, and nothing is added to it. */
 EXPORT void multiply(const void *a, int64_t a_row, int64_t a_column, const void *b, int64_t b_row, int64_t b_column,
-                     int type, const float *bias, float *c, int64_t c_row, int adds, int64_t m, int64_t n, int64_t k,
-                     float *work, int threads)
+                     int type, const float *bias, void *c, int64_t c_row, int c_type, int adds, int64_t m, int64_t n,
+                     int64_t k, float *work, int threads)
 {
     const int64_t size = type == BFLOAT16 ? 2 : 4;
-    float *left = (float *)round_up((int64_t)work, 4 * LANES), *right = left + left_floats(m);
-    const Product p = {{a, a_row, a_column, size}, {b, b_row, b_column, size}, m, n, k, bias, c, c_row, type, adds, left,
-                       right};
+    float *left = (float *)round_up((int64_t)work, 4 * LANES), *right = left + threads * GROUP * LEFT_PANEL;
+    float *sums = sums_floats(m, n, k, type, c_type) ? right + right_floats(n) : 0;
+    const Product p = {{a, a_row, a_column, size}, {b, b_row, b_column, size}, m, n, k, bias, c, c_row, type, c_type,
+                       adds, sums, right};
 #pragma omp parallel num_threads(threads)
     {
-        for (int64_t row = 0; row < m; row += BLOCK_ROWS)
-            for (int64_t column = 0; column < n; column += BLOCK_COLUMNS)
-                multiply_block(&p, row, column, omp_get_thread_num(), omp_get_num_threads());
+        const int thread = omp_get_thread_num();
+        for (int64_t column = 0; column < n; column += BLOCK_COLUMNS)
+            multiply_block(&p, left + thread * GROUP * LEFT_PANEL, column, thread, omp_get_num_threads());
     }
 }
