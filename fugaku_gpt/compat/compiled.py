@@ -174,8 +174,8 @@ def _multiplies_better() -> bool:
 
 
 def multiplies(x: torch.Tensor, y: torch.Tensor, into: Optional[torch.Tensor] = None, *, adds: bool = False) -> bool:
-    """Whether a product x y, [rows, inner], [inner, columns], is a kernel's, which autograd is not to see: a new one, or
-    what ``into`` [rows, columns] becomes, or what is added to it."""
+    """Whether a product x y, [rows, inner], [inner, columns], is a kernel's, which autograd is not to see: a new one,
+    or what ``into`` [rows, columns] becomes, or what is added to it."""
     if x.dtype not in _TYPES or y.dtype != x.dtype or torch.is_grad_enabled() or x.dim() != 2:
         return False
     (rows, inner), columns = x.shape, y.shape[1]
@@ -198,11 +198,22 @@ def multiply_(
     (rows, inner), columns, threads = x.shape, y.shape[1], torch.get_num_threads()
     kind, its_kind = _TYPES[x.dtype], _TYPES[into.dtype]
     bias = None if bias is None else bias.float().contiguous()
-    work = _floats(_library().product_floats(rows, columns, inner, kind, its_kind, threads))
+    work = _panels(_library().product_floats(rows, columns, inner, kind, its_kind, threads))
     sides = (x.data_ptr(), *_strides(x), y.data_ptr(), *_strides(y), kind)
     result = (_address(bias), into.data_ptr(), into.stride(0), its_kind, int(adds))
     _library().multiply(*sides, *result, rows, columns, inner, work.data_ptr(), threads)
     return into
+
+
+def _panels(floats: int) -> torch.Tensor:
+    """Memory for products, the same for all: what is packed is in the caches while it is in use, and was before."""
+    global _memory_of_panels
+    if _memory_of_panels.numel() < floats:
+        _memory_of_panels = _floats(floats)
+    return _memory_of_panels
+
+
+_memory_of_panels = torch.empty(0)
 
 
 def _strides(x: torch.Tensor) -> Tuple[int, int]:
