@@ -102,13 +102,15 @@ def linear_product(name: str, count: int, m: int, n: int, k: int) -> Product:
 
         return way
 
-    def added(memory: torch.Tensor, _: torch.Tensor) -> Call:
+    def added(memory: torch.Tensor, result: torch.Tensor) -> Call:
         """To sums in float32, as gradients of weights are."""
         a, b = memory[: m * k].view(k, m).t(), memory[m * k : m * k + k * n].view(k, n)
-        sums = torch.zeros(m, n)
+        sums = result[: m * n].view(m, n) if result.dtype == torch.float32 else torch.zeros(m, n)
         return lambda: compat.add_product(sums, a, b)
 
-    ways: Dict[str, Way] = {"linear": linear, "nn, ours": ours(True), "nt, ours": ours(False), "tn, ours": added}
+    ways: Dict[str, Way] = {"linear": linear, "nn, ours": ours(True), "nt, ours": ours(False)}
+    if name.endswith("weight's gradient"):
+        ways["tn, ours"] = added
     for a_whole in (True, False):
         for b_whole in (True, False):
             letters = ("n" if a_whole else "t") + ("n" if b_whole else "t")

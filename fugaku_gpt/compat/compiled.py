@@ -13,11 +13,10 @@ from fugaku_gpt.compat.trials import waves
 from fugaku_gpt.kernels import Library, load_library
 from fugaku_gpt.kernels.library import BFLOAT16, FLOAT32
 from fugaku_gpt.layout.attention import takes_heads_apart
+from fugaku_gpt.layout.products import LEAST, LEAST_PRODUCT
 from fugaku_gpt.machine.local import processor_name, vector_flags
 
 _TYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
-# of a product, from which on ours is no slower: of each of its three dimensions, and of them multiplied
-_LEAST, _LEAST_PRODUCT = 64, 2**24
 
 
 def has_compiled() -> bool:
@@ -27,7 +26,7 @@ def has_compiled() -> bool:
 
 def uses_compiled() -> bool:
     """Whether the kernels are used: what was agreed on; before that, whether there are any."""
-    return has_compiled() and AGREED.compiled is not False
+    return AGREED.compiled is not False and has_compiled()
 
 
 def compute_by_compiled(use: bool) -> None:
@@ -154,7 +153,7 @@ def sum_of_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def compiled_products() -> bool:
-    """Whether layers' products are a kernel's, of types that it multiplies and of matrices that are large enough: what
+    """Whether layers' products are a kernel's, in float32 and bfloat16, of matrices that are large enough: what
     was agreed on; before that, whether it is the better one on this processor (seen, with AVX-512 on one that is
     not Intel's: 5 to 20 % faster than MKL, in bfloat16 as fast as oneDNN or up to 5 % faster, 15 % where it is added to
     sums in float32; without AVX-512 slower)."""
@@ -170,16 +169,19 @@ def compute_products_by_compiled(use: bool) -> None:
 
 @functools.lru_cache(maxsize=None)
 def _multiplies_better() -> bool:
-    return "intel" not in processor_name().lower() and "avx512f" in vector_flags()
+    if "intel" in processor_name().lower() or "avx512f" not in vector_flags():
+        return False
+    library = _library()  # a compiler may have left out what the processor has
+    return library.lanes() == 16 and all(map(library.multiplies, _TYPES.values()))
 
 
 def multiplies(x: torch.Tensor, y: torch.Tensor, into: Optional[torch.Tensor] = None, *, adds: bool = False) -> bool:
     """Whether a product x y, [rows, inner], [inner, columns], is a kernel's, which autograd is not to see: a new one,
     or what ``into`` [rows, columns] becomes, or what is added to it."""
-    if x.dtype not in _TYPES or y.dtype != x.dtype or torch.is_grad_enabled() or x.dim() != 2:
+    if x.dtype not in _TYPES or y.dtype != x.dtype or torch.is_grad_enabled() or x.dim() != 2 or y.dim() != 2:
         return False
     (rows, inner), columns = x.shape, y.shape[1]
-    if min(rows, inner, columns) < _LEAST or rows * inner * columns < _LEAST_PRODUCT or y.shape[0] != inner:
+    if min(rows, inner, columns) < LEAST or rows * inner * columns < LEAST_PRODUCT or y.shape[0] != inner:
         return False
     if 1 not in x.stride() or 1 not in y.stride():
         return False
@@ -187,14 +189,17 @@ def multiplies(x: torch.Tensor, y: torch.Tensor, into: Optional[torch.Tensor] = 
         types = (torch.float32,) if adds else (torch.float32, x.dtype)
         if into.dtype not in types or into.shape != (rows, columns) or into.stride(1) != 1:
             return False
-    return compiled_products() and _library().multiplies(_TYPES[x.dtype])
+    return compiled_products()
 
 
 def multiply_(
     into: torch.Tensor, x: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None, *, adds: bool = False
 ) -> torch.Tensor:
     """``into``, which becomes x y + bias, or to which in float32 that is added: [rows, columns], [rows, inner], [inner,
-    columns], [columns]; of sums in float32, which are rounded at most once."""
+    columns], [columns]; of sums in float32, which are rounded at most once. ``into`` is in memory of its own.
+
+    By one Python thread at a time: the memory of panels is the process's.
+    """
     (rows, inner), columns, threads = x.shape, y.shape[1], torch.get_num_threads()
     kind, its_kind = _TYPES[x.dtype], _TYPES[into.dtype]
     bias = None if bias is None else bias.float().contiguous()
@@ -209,6 +214,7 @@ def _panels(floats: int) -> torch.Tensor:
     """Memory for products, the same for all: what is packed is in the caches while it is in use, and was before."""
     global _memory_of_panels
     if _memory_of_panels.numel() < floats:
+        _memory_of_panels = torch.empty(0)  # not beside the new one
         _memory_of_panels = _floats(floats)
     return _memory_of_panels
 
@@ -324,11 +330,16 @@ def _trials() -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
     yield sum_of_rows(many), many.double().sum(0)
     for dtype in _TYPES:
         if _library().multiplies(_TYPES[dtype]):
-            x, y = waves(70, 50).to(dtype), waves(90, 50).to(dtype)  # each side as it lies, and turned
-            plain, bias = x.double() @ y.double().t(), waves(90)
-            for kind in (dtype, torch.float32):
-                yield multiply_(torch.empty(70, 90, dtype=kind), x, y.t(), bias), plain + bias.double()
-            yield multiply_(torch.ones(70, 90), x.t().contiguous().t(), y.t().contiguous(), adds=True), plain + 1.0
+            # each side as it lies, and turned; more than one pass of any type, an odd number of elements, more than a
+            # strip; of whole numbers, whose sums are not rounded
+            x, y = ((4.0 * waves(rows, 1601)).round().to(dtype) for rows in (20, 110))
+            bias = (4.0 * waves(110)).round()
+            plain = x.double() @ y.double().t()
+            for left in (x, x.t().contiguous().t()):
+                for right in (y.t(), y.t().contiguous()):
+                    for kind in (dtype, torch.float32):
+                        yield multiply_(torch.empty(20, 110, dtype=kind), left, right, bias), plain + bias.double()
+                    yield multiply_(torch.ones(20, 110), left, right, adds=True), plain + 1.0
     parameters, gradients, rounded = waves(70), waves(70).cos(), torch.zeros(70, dtype=torch.bfloat16)
     moments, before = (torch.zeros(70), torch.ones(70)), parameters.double()
     numbers = {"divisor": 2.0, "keeps": 0.5, "betas": (0.5, 0.75), "step_size": 0.25, "eps": 0.125}

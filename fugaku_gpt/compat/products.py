@@ -66,7 +66,10 @@ def matmul_into(out: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Te
 def add_product(sums: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
     """Add x y to ``sums``: [rows, inner], [inner, columns], [rows, columns]; in the same pass where it is computed in
     the type of the sums and PyTorch's product is as fast as any."""
-    if sums.dtype != x.dtype and not compiled.multiplies(x, y, sums, adds=True):
+    if compiled.multiplies(x, y, sums, adds=True):
+        compiled.multiply_(sums, x, y, adds=True)
+        return
+    if sums.dtype != x.dtype:
         if has_kernel("matmul", x.dtype):  # a part at a time: what is added is in memory of its own
             for part, rows in _in_step(sums, x, cast_rows(sums.shape[1])):
                 added = torch.matmul(rows, y)
@@ -76,9 +79,7 @@ def add_product(sums: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
                     part.add_(added)
             return
         # the product is one of float32 anyway, and is not rounded on its way
-        x, y = x.to(sums.dtype), y.to(sums.dtype)
-    if compiled.multiplies(x, y, sums, adds=True):
-        compiled.multiply_(sums, x, y, adds=True)
+        add_product(sums, x.to(sums.dtype), y.to(sums.dtype))
         return
     if not _sums_suit_onednn(x, y):
         sums.addmm_(x, y)
@@ -95,30 +96,32 @@ def _in_step(one: torch.Tensor, other: torch.Tensor, rows: int) -> Iterator[Tupl
 
 
 def _linear_of_its_type(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
-    if _by_kernel(x, weight.t()):
-        return _multiplied(x, weight.t(), bias)
+    if _may_be_multiplied(x, weight) and (bias is None or bias.shape == weight.shape[:1]):
+        rows = x.reshape(-1, x.shape[-1])
+        if compiled.multiplies(rows, weight.t()):
+            return _multiplied(x, rows, weight.t(), bias)
     return _by_onednn(x, weight, bias) if _suits_onednn(x) else F.linear(x, weight, bias)
 
 
 def _matmul_of_its_type(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    if _by_kernel(x, y):
-        return _multiplied(x, y)
+    if _may_be_multiplied(x, y):
+        rows = x.reshape(-1, x.shape[-1])
+        if compiled.multiplies(rows, y):
+            return _multiplied(x, rows, y)
     return _by_onednn(x, y.t()) if _suits_onednn(x) else torch.matmul(x, y)
 
 
-def _by_kernel(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether a product [..., inner], [inner, columns] is our kernel's."""
-    return x.dim() > 1 and y.dim() == 2 and compiled.multiplies(_rows(x), y)
+def _may_be_multiplied(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether it is worth a look if [..., inner] and a matrix are multiplied by our kernel."""
+    return y.dim() == 2 and x.numel() > 0 and not torch.is_grad_enabled() and compiled.compiled_products()
 
 
-def _multiplied(x: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
-    out = x.new_empty(*x.shape[:-1], y.shape[1])
-    compiled.multiply_(_rows(out), _rows(x), y, bias)
-    return out
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+def _multiplied(
+    x: torch.Tensor, rows: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None
+) -> torch.Tensor:
+    """By our kernel; ``rows`` are those of x."""
+    out = x.new_empty(rows.shape[0], y.shape[1])
+    return compiled.multiply_(out, rows, y, bias).view(*x.shape[:-1], y.shape[1])
 
 
 # where autograd differentiates them, it keeps the float32 copies

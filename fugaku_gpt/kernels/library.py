@@ -21,7 +21,8 @@ _FLOAT: Any = ctypes.c_float
 
 
 class Library:
-    """The kernels. Tensors are addresses of contiguous elements, None where there is none; nothing is checked."""
+    """The kernels. Tensors are addresses of elements, which are contiguous but where distances are asked for, or None
+    where there is none; nothing is checked."""
 
     def __init__(self, loaded: ctypes.CDLL) -> None:
         self._attention_floats = loaded.attention_floats
@@ -50,6 +51,8 @@ class Library:
         self._product_floats.argtypes, self._product_floats.restype = [*[_INT64] * 3, *[_INT] * 3], _INT64
         self._multiplies = loaded.multiplies
         self._multiplies.argtypes, self._multiplies.restype = [_INT], _INT
+        self._lanes = loaded.lanes
+        self._lanes.argtypes, self._lanes.restype = [], _INT
         self.multiply = loaded.multiply
         side, result = [_ADDRESS, _INT64, _INT64], [_ADDRESS, _INT64, _INT, _INT]
         self.multiply.argtypes = [*side, *side, _INT, _ADDRESS, *result, *[_INT64] * 3, _ADDRESS, _INT]
@@ -66,6 +69,10 @@ class Library:
     def squares(self, x: int, n: int, threads: int) -> float:
         """The sum of squares of n float32 numbers."""
         return float(self._squares(x, n, threads))
+
+    def lanes(self) -> int:
+        """float32 numbers of a vector that they were compiled for."""
+        return int(self._lanes())
 
     def multiplies(self, kind: int) -> bool:
         """Whether matrices of this type (``FLOAT32``, ``BFLOAT16``) are multiplied."""

@@ -1,4 +1,5 @@
-"""How much of a product in 16 bits is added to its sum in float32 at one time."""
+"""How much of a product in 16 bits is added to its sum in float32 at one time, and which products are for our compiled
+kernels, with what memory."""
 
 from __future__ import annotations
 
@@ -15,3 +16,22 @@ def cast_rows(columns: int) -> int:
 def cast_elements(rows: int, columns: int) -> int:
     """Elements of a product [rows, columns] at one time, at most; never more for a smaller product."""
     return min(rows * columns, max(_ELEMENTS, _FEWEST_ROWS * columns))
+
+
+# from which on theirs is no slower than a library's: of each of a product's three dimensions, and of them multiplied
+LEAST, LEAST_PRODUCT = 64, 2**24
+# of products.c, with the vectors that it is used with: panels [DEPTH, ROWS], [DEPTH, COLUMNS] and what is between them
+_LEFT_PANEL, _RIGHT_PANEL = 8 * 768 + 16, 48 * 768 + 16
+_GROUP, _BLOCK_ROWS, _BLOCK_COLUMNS = 16, 1024, 64 * 48
+
+
+def panel_bytes(columns: int, later: int, threads: int) -> int:
+    """Memory that compiled products keep.
+
+    Args:
+        columns: of the widest.
+        later: columns of the widest whose sums are rounded to 16 bits only after some passes, 0 without any.
+    """
+    right = -(-min(columns, _BLOCK_COLUMNS) // 48) * _RIGHT_PANEL
+    sums = _BLOCK_ROWS * min(later, _BLOCK_COLUMNS)
+    return 4 * (threads * _GROUP * _LEFT_PANEL + right + sums + 16)

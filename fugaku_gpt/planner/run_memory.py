@@ -47,7 +47,7 @@ from fugaku_gpt.layout.memory import (
     recompute_of_layers,
     shape_of,
 )
-from fugaku_gpt.layout.products import cast_elements
+from fugaku_gpt.layout.products import LEAST, LEAST_PRODUCT, cast_elements, panel_bytes
 from fugaku_gpt.layout.sequence import CHUNK_TOKENS
 from fugaku_gpt.layout.stages import Chunk, by_stage, chunks_of
 from fugaku_gpt.machine.framework import Framework, framework_of
@@ -134,7 +134,8 @@ def _but_activations(config: RunConfig, chunks: Sequence[Chunk], base: Framework
     held["workspace"] = _layer_workspace(config, threads)
     held["logits"] = _logits(config, threads) if any(chunk.has_head for chunk in chunks) else 0
     held["communication"] = _communication(config, chunks)
-    held["base"] = base.own + base.shared + (base.narrow if config.training.dtype in SIXTEEN_BITS else 0)
+    narrow = base.narrow if config.training.dtype in SIXTEEN_BITS else 0
+    held["base"] = base.own + base.shared + narrow + _panels(config, threads)
     return held
 
 
@@ -191,6 +192,16 @@ def _layer_workspace(config: RunConfig, threads: int) -> int:
     matrices = ((3 * h // t, h), (h, h // t), (f, h), (h, f))  # of weights: their gradients are added to sums
     product = max(_added(rows, columns, item) for rows, columns in matrices) if narrow else 0
     return item * max(mlp, attention) + product + drawn
+
+
+def _panels(config: RunConfig, threads: int) -> int:
+    """What our compiled kernels keep for products, where a layer's or the logits are large enough for them."""
+    model, t = config.model, config.layout.tp
+    tokens, h = config.training.micro_batch * model.seq_len, model.hidden
+    widest = max(3 * h // t, model.ffn_size // t, config.padded_vocab // t)
+    if not may_be_compiled(config) or min(tokens, h) < LEAST or tokens * h * widest < LEAST_PRODUCT:
+        return 0
+    return panel_bytes(widest, h if config.training.dtype in SIXTEEN_BITS else 0, threads)
 
 
 def _added(rows: int, columns: int, item: int) -> int:

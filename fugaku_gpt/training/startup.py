@@ -66,7 +66,7 @@ def agree_on_kernels(
         "gelu_by_erf": kept.get("gelu_by_erf", _gelu_by_erf(config)),
         "onednn": _may_be_onednn(config, kept),
         "compiled": config.node.compiled_kernels and kept.get("compiled", not kept) and compat.uses_compiled(),
-        "compiled_products": kept.get("compiled_products", not kept and compat.compiled_products()),
+        "compiled_products": _may_be_compiled(config, kept),
     }
     of_ranks = world.gather_json(mine) or []
     agreed: Dict[str, Any] = world.broadcast_json(
@@ -87,6 +87,13 @@ def agree_on_kernels(
     if _multiplies_in_float32(config.training.dtype, agreed["in_float32"]):
         compat.compute_products_by_onednn(agreed["onednn"])
     return kernels_in_use(config)
+
+
+def _may_be_compiled(config: RunConfig, kept: Mapping[str, Any]) -> bool:
+    """Whether layers' products could be our own kernels', as far as this rank knows."""
+    if not config.node.compiled_kernels or kept:
+        return bool(config.node.compiled_kernels and kept.get("compiled_products", False))
+    return compat.compiled_products()
 
 
 def _gelu_by_erf(config: RunConfig) -> bool:
@@ -284,7 +291,7 @@ def _describe_precision(precision: Dict[str, Any]) -> List[str]:
         )
     if precision["compiled"]:
         said.append("attention, loss, norms in 16 bits, AdamW by our own compiled kernels, but for float64 and float16")
-    if precision["compiled_products"]:
+    if precision["compiled_products"] and dtype in ("float32", "bfloat16"):
         said.append("products of layers that are large enough too: libraries have slower ones for this processor")
     if precision["onednn"]:
         said.append("products of layers by oneDNN: MKL has slower kernels for processors that are not Intel's")

@@ -36,8 +36,8 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[List[Any]]:
         return multiply(into, x, *others, **options)
 
     monkeypatch.setattr(compiled, "multiply_", noted)
-    monkeypatch.setattr(compiled, "_LEAST", 4)
-    monkeypatch.setattr(compiled, "_LEAST_PRODUCT", 1)
+    monkeypatch.setattr(compiled, "LEAST", 4)
+    monkeypatch.setattr(compiled, "LEAST_PRODUCT", 1)
     monkeypatch.setattr(AGREED, "compiled", True)
     monkeypatch.setattr(AGREED, "compiled_products", True)
     yield asked
@@ -55,7 +55,7 @@ def near(found: torch.Tensor, expected: torch.Tensor, inner: int) -> bool:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @settings(max_examples=150)
 @given(
-    rows=st.sampled_from([*SIZES, 300]), inner=st.sampled_from([*SIZES, 769, 1540]),
+    rows=st.sampled_from([*SIZES, 300, 1030]), inner=st.sampled_from([*SIZES, 769, 1540]),
     columns=st.sampled_from([*SIZES, 3100]), turned=st.tuples(st.booleans(), st.booleans()), gap=st.integers(0, 3),
     adds=st.booleans(), rounds=st.booleans(), biased=st.booleans(), threads=st.integers(1, 3), seed=st.integers(0, 9),
 )  # fmt: skip
@@ -146,6 +146,11 @@ def test_layers_of_float32_are_the_kernels(taken: List[Any]) -> None:
     for y, judge in zip(found, (plain + bias.double(), *[plain] * 5)):
         assert y.is_contiguous() and y.shape == judge.shape and near(y, judge, 40)
     assert near(sums, 1.0 + plain.view(-1, 24).t() @ rows.double(), 60)
+    turned = x.transpose(0, 1)
+    with torch.no_grad():
+        assert torch.equal(compat.linear(turned, weight, bias), found[0].transpose(0, 1)) and len(taken) == 8
+        assert near(compat.linear(x, weight, bias[:1]), plain + bias[:1].double(), 40) and len(taken) == 8
+        assert compat.linear(x[:, :0], weight).shape == (3, 0, 24) and len(taken) == 8
 
 
 def test_layers_of_bfloat16_are_and_sums_of_gradients_are_not_rounded(
@@ -189,6 +194,8 @@ def test_what_does_not_suit_the_kernels_is_not_theirs(taken: List[Any], monkeypa
             "with gaps both ways": (numbers(40, 60)[::2, ::2], y),
             "small": (x[:3], y),
             "that do not belong together": (x[:, :29], y),
+            "of a vector": (x, y[:, 0]),
+            "of many matrices": (x, y.expand(30, 30, 24)),
             "into other 16 bits": (x, y, torch.empty(20, 24).bfloat16()),
             "into too few rows": (x, y, torch.empty(19, 24)),
             "into columns with gaps": (x, y, torch.empty(24, 20).t()),
@@ -197,9 +204,9 @@ def test_what_does_not_suit_the_kernels_is_not_theirs(taken: List[Any], monkeypa
         rounded = x.bfloat16(), y.bfloat16(), torch.empty(20, 24).bfloat16()
         assert compiled.multiplies(*rounded) is multiplied(torch.bfloat16)
         assert not compiled.multiplies(*rounded, adds=True)
-        monkeypatch.setattr(compiled, "_LEAST_PRODUCT", 20 * 30 * 24 + 1)
+        monkeypatch.setattr(compiled, "LEAST_PRODUCT", 20 * 30 * 24 + 1)
         assert not compiled.multiplies(x, y)
-        monkeypatch.setattr(compiled, "_LEAST_PRODUCT", 1)
+        monkeypatch.setattr(compiled, "LEAST_PRODUCT", 1)
         monkeypatch.setattr(AGREED, "compiled_products", False)
         assert not compiled.multiplies(x, y) and not compat.compiled_products()
         monkeypatch.setattr(AGREED, "compiled_products", True)
@@ -213,6 +220,14 @@ def test_what_does_not_suit_the_kernels_is_not_theirs(taken: List[Any], monkeypa
         leaf = y.clone().requires_grad_()
         compat.matmul(x, leaf).sum().backward()
     assert leaf.grad is not None and not taken
+
+
+class Compiled:
+    """A library, as far as it says what it is."""
+
+    def __init__(self, lanes: int, pairs: bool) -> None:
+        self.lanes = lambda: lanes
+        self.multiplies = lambda kind: pairs or kind != BFLOAT16
 
 
 @pytest.mark.parametrize(
@@ -230,8 +245,12 @@ def test_products_are_the_kernels_where_these_were_seen_to_be_faster_unless_agre
     monkeypatch.setattr(compiled, "processor_name", lambda: processor)
     monkeypatch.setattr(compiled, "vector_flags", lambda: flags)
     monkeypatch.setattr(compiled, "_multiplies_better", compiled._multiplies_better.__wrapped__)
+    monkeypatch.setattr(compiled, "_library", lambda: Compiled(16, True))
     monkeypatch.setattr(AGREED, "compiled_products", None)
     assert compat.compiled_products() is better
+    for lacking in (Compiled(8, True), Compiled(16, False)):  # of the same processor, by another compiler
+        monkeypatch.setattr(compiled, "_library", lambda its=lacking: its)
+        assert not compat.compiled_products()
     compat.compute_products_by_compiled(not better)
     assert compat.compiled_products() is not better
 

@@ -16,6 +16,7 @@ from fugaku_gpt import compat
 from fugaku_gpt.cli.main import run as cli
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.comm.observed import inside
+from fugaku_gpt.compat import compiled as kernels
 from fugaku_gpt.compat.agreed import AGREED
 from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config
 from fugaku_gpt.errors import UsageError
@@ -326,9 +327,15 @@ def test_products_counted_are_those_that_a_step_makes(settings: List[str], compi
         made[(ATTENTION_BACKWARD, b * heads, s, d, s)] += 1
         yield
 
+    @contextlib.contextmanager
+    def multiply(into: torch.Tensor, x: torch.Tensor, *_: Any, **__: Any) -> Iterator[None]:
+        made[("", 1, *x.shape, into.shape[1])] += 1
+        yield
+
     config = run("training.global_batch=4", "model.layers=2", f"node.compiled_kernels={compiled}", *settings)
     trainer = Trainer(config, ProcessGrid.alone(), ByteSamples(config.model.seq_len))
-    with Watch(), inside(compat, "attention", attention), inside(compat, "attention_gradient", backward):
+    of_attention = inside(compat, "attention", attention), inside(compat, "attention_gradient", backward)
+    with Watch(), of_attention[0], of_attention[1], inside(kernels, "multiply_", multiply):
         trainer.step()
     counted: "Counter[Tuple[Any, ...]]" = Counter()
     for (kind, *shape), count in whole(config, compiled).products.items():

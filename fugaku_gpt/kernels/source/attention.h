@@ -48,7 +48,6 @@ INLINE int64_t output_at(const Shape *s, int64_t sample, int64_t head, int64_t t
     return (token(s, sample, t) * s->heads + head) * s->width;
 }
 
-INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* The probabilities of a query, but for their sum: x[j] = 2^(x[j] - top) of those keys that are not after it, else 0. */

@@ -38,6 +38,8 @@ typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(4)));
 /* Of a tensor's elements; as in library.py. */
 enum { FLOAT32 = 0, BFLOAT16 = 1 };
 
+INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
 INLINE int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 INLINE float from_bfloat16(uint16_t x)

@@ -26,6 +26,7 @@
 #define STRIP 2                      /* right panels of that depth; of a smaller one twice as many */
 #define GROUP 16                     /* left panels */
 #define BLOCK_COLUMNS (64 * COLUMNS) /* whose right panels are packed at one time */
+#define BLOCK_ROWS (128 * ROWS)      /* of sums that are rounded only after some passes: they stay near */
 #define AHEAD 8                      /* rows, of which what comes next is asked for while one is packed */
 /* from one panel to the next: not a multiple of a page, or all would fall into the same few places of a cache */
 #define LEFT_PANEL (ROWS * DEPTH + LANES)
@@ -35,8 +36,6 @@ typedef struct {
     const char *x;
     int64_t row, column, size; /* distances of neighbours in elements, one of which is 1, and bytes of an element */
 } Side;
-
-INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 INLINE const void *at(const Side *s, int64_t row, int64_t column)
 {
@@ -235,12 +234,12 @@ INLINE void tile(const int type, const int rounds, const int adds, int64_t units
     for (int i = 0; i < ROWS; i++) {
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) {
-            loose_vec *to = (loose_vec *)(c.sums + i * c.row + v * LANES);
-            const vec all = adds ? *to + sums[i][v] : sums[i][v];
+            vec all = sums[i][v];
+            if (adds) all += *(const loose_vec *)(c.sums + i * c.row + v * LANES);
             if (rounds)
                 store_rounded(c.rounded + i * c.rounded_row + v * LANES, all);
             else
-                *to = all;
+                *(loose_vec *)(c.sums + i * c.row + v * LANES) = all;
         }
     }
 }
@@ -280,7 +279,7 @@ typedef struct {
     void *c;
     int64_t c_row;
     int type, c_type, adds;
-    float *sums; /* [m, a block's columns], of c that is rounded after more than one pass */
+    float *sums; /* [m, a block's columns], of c that is rounded only after some passes */
     float *right; /* its packed panels */
 } Product;
 
@@ -307,7 +306,7 @@ static int threads_for_rows(int64_t rows, int64_t columns, int threads)
     return found;
 }
 
-/* A tile of which c has not all rows or columns. */
+/* A tile of which c has not all rows or columns. (Denormal numbers are rounded to bfloat16 here, flushed in others.) */
 static void tile_of_edge(Tile *sets, int64_t rows, int64_t columns, int rounds, int adds, int64_t units, const float *a,
                          const float *b, const float *start, Place c)
 {
@@ -396,19 +395,21 @@ static void multiply_block(const Product *p, float *left, int64_t column, int th
 
 static int64_t right_floats(int64_t n) { return (smaller(n, BLOCK_COLUMNS) + COLUMNS - 1) / COLUMNS * RIGHT_PANEL; }
 
-static int64_t sums_floats(int64_t m, int64_t n, int64_t k, int type, int c_type)
-{
-    return c_type == BFLOAT16 && passes_of(k, type) > 1 ? m * sums_row(n) : 0;
-}
+/* Whether c is rounded only after some passes. */
+static int rounds_later(int64_t k, int type, int c_type) { return c_type == BFLOAT16 && passes_of(k, type) > 1; }
 
 /* Of memory that a product needs. */
 EXPORT int64_t product_floats(int64_t m, int64_t n, int64_t k, int type, int c_type, int threads)
 {
-    return threads * GROUP * LEFT_PANEL + right_floats(n) + sums_floats(m, n, k, type, c_type) + LANES;
+    const int64_t sums = rounds_later(k, type, c_type) ? smaller(m, BLOCK_ROWS) * sums_row(n) : 0;
+    return threads * GROUP * LEFT_PANEL + right_floats(n) + sums + LANES;
 }
 
 /* Whether matrices of this type are multiplied. */
 EXPORT int multiplies(int type) { return TILES[type][0][0][0] != 0; }
+
+/* Numbers of a vector that it was compiled for. */
+EXPORT int lanes(void) { return LANES; }
 
 /* c [m, n] = or += a [m, k] b [k, n] + bias [n]. Of each side either rows or columns are without gaps, of c rows. The
    bias is float32; c too, or it is bfloat16 as both sides are, and nothing is added to it. */
@@ -418,11 +419,15 @@ EXPORT void multiply(const void *a, int64_t a_row, int64_t a_column, const void 
 {
     const int64_t size = type == BFLOAT16 ? 2 : 4;
     float *left = (float *)round_up((int64_t)work, 4 * LANES), *right = left + threads * GROUP * LEFT_PANEL;
-    float *sums = sums_floats(m, n, k, type, c_type) ? right + right_floats(n) : 0;
-    const Product p = {{a, a_row, a_column, size}, {b, b_row, b_column, size}, m, n, k, bias, c, c_row, type, c_type,
-                       adds, sums, right};
+    const int later = rounds_later(k, type, c_type);
+    const int64_t step = later ? BLOCK_ROWS : m, c_size = c_type == BFLOAT16 ? 2 : 4;
 #pragma omp parallel num_threads(threads)
-    {
+    for (int64_t row = 0; row < m; row += step) {
+        const Side its_a = {(const char *)a + row * a_row * size, a_row, a_column, size};
+        const Side its_b = {b, b_row, b_column, size};
+        void *its_c = (char *)c + row * c_row * c_size;
+        float *sums = later ? right + right_floats(n) : 0;
+        const Product p = {its_a, its_b, smaller(step, m - row), n, k, bias, its_c, c_row, type, c_type, adds, sums, right};
         const int thread = omp_get_thread_num();
         for (int64_t column = 0; column < n; column += BLOCK_COLUMNS)
             multiply_block(&p, left + thread * GROUP * LEFT_PANEL, column, thread, omp_get_num_threads());
