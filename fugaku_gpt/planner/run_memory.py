@@ -135,7 +135,7 @@ def _but_activations(config: RunConfig, chunks: Sequence[Chunk], base: Framework
     held["logits"] = _logits(config, threads) if any(chunk.has_head for chunk in chunks) else 0
     held["communication"] = _communication(config, chunks)
     narrow = base.narrow if config.training.dtype in SIXTEEN_BITS else 0
-    held["base"] = base.own + base.shared + narrow + _panels(config, threads)
+    held["base"] = base.own + base.shared + narrow + (_panels(config, threads) if base.multiplies else 0)
     return held
 
 

@@ -18,6 +18,7 @@ from fugaku_gpt.layout import memory
 from fugaku_gpt.layout.flat import flat_elements, flat_layout_of
 from fugaku_gpt.layout.grid import coordinates_of
 from fugaku_gpt.layout.memory import layer_bytes, moments_of, peak_bytes, recompute_of_layers
+from fugaku_gpt.layout.products import panel_bytes
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.layout.tensors import model_tensors
 from fugaku_gpt.machine.framework import framework_of
@@ -221,3 +222,15 @@ def test_what_a_rank_takes_without_a_model_is_that_of_the_build() -> None:
         base = framework_of(build)
         assert memory_of_run(config, base).stages[0]["base"] == base.own + base.shared
     assert framework_of("2.99") == framework_of("2.13") == framework_of()
+
+
+@pytest.mark.parametrize(("dtype", "later"), [("float32", 0), ("bfloat16", 768)])
+def test_the_memory_that_compiled_products_keep_counts_where_there_may_be_such(dtype: str, later: int) -> None:
+    def base(*settings: str, **fields: Any) -> int:
+        words = [f"training.dtype={dtype}", "training.micro_batch=1", "node.threads_per_rank=2", *settings]
+        config = load_run_config(preset="124m", overrides=words)
+        return memory_of_run(config, replace(framework_of(), **fields)).stages[0]["base"]
+
+    without = base("node.compiled_kernels=false")
+    assert base() - without == panel_bytes(50304, later, 2)
+    assert base(multiplies=False) == base("model.seq_len=32") == without  # another machine, and rows that are too few
