@@ -214,7 +214,7 @@ def multiply_(
 
 def _panels(floats: int) -> int:
     """The address of memory for products, the same for all: what is packed is in the caches while it is in use, and was
-    before. It lies outside of the heap, which it would part into pieces (seen: 140 MiB more of 124M)."""
+    before. It lies outside of the heap, which it would part into pieces."""
     global _memory_of_panels
     if len(_memory_of_panels) < 4 * floats:
         _memory_of_panels = b""  # not beside the new one

@@ -145,6 +145,7 @@ def test_layers_of_float32_are_the_kernels(taken: List[Any]) -> None:
     plain = x.double() @ inner.double()
     for y, judge in zip(found, (plain + bias.double(), *[plain] * 5)):
         assert y.is_contiguous() and y.shape == judge.shape and near(y, judge, 40)
+    assert all(y._base is None for y in found[:4])  # autograd would keep what a view is of
     assert near(sums, 1.0 + plain.view(-1, 24).t() @ rows.double(), 60)
     turned = x.transpose(0, 1)
     with torch.no_grad():
