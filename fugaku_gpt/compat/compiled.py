@@ -214,11 +214,12 @@ def multiply_(
 
 def _panels(floats: int) -> int:
     """The address of memory for products, the same for all: what is packed is in the caches while it is in use, and was
-    before. It lies outside of the heap, which it would part into pieces."""
+    before. It lies outside of the heap, and a forked process has its own."""
     global _memory_of_panels
     if len(_memory_of_panels) < 4 * floats:
         _memory_of_panels = b""  # not beside the new one
-        _memory_of_panels = (ctypes.c_char * (4 * floats)).from_buffer(mmap.mmap(-1, 4 * floats))
+        private = mmap.mmap(-1, 4 * floats, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        _memory_of_panels = (ctypes.c_char * (4 * floats)).from_buffer(private)
     return ctypes.addressof(_memory_of_panels)
 
 

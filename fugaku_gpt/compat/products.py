@@ -120,7 +120,7 @@ def _multiplied(
     x: torch.Tensor, rows: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None
 ) -> torch.Tensor:
     """By our kernel; ``rows`` are those of x."""
-    out = x.new_empty(*x.shape[:-1], y.shape[1])  # no view, whose base autograd would keep: 12 MiB a layer of 124M
+    out = x.new_empty(*x.shape[:-1], y.shape[1])  # no view
     compiled.multiply_(out.view(-1, y.shape[1]), rows, y, bias)
     return out
 

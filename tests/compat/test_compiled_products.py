@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from typing import Any, Dict, Iterator, List
 
 import pytest
@@ -145,7 +147,7 @@ def test_layers_of_float32_are_the_kernels(taken: List[Any]) -> None:
     plain = x.double() @ inner.double()
     for y, judge in zip(found, (plain + bias.double(), *[plain] * 5)):
         assert y.is_contiguous() and y.shape == judge.shape and near(y, judge, 40)
-    assert all(y._base is None for y in found[:4])  # autograd would keep what a view is of
+    assert all(y._base is None for y in found[:4])  # no views: in-place work on them may be refused
     assert near(sums, 1.0 + plain.view(-1, 24).t() @ rows.double(), 60)
     turned = x.transpose(0, 1)
     with torch.no_grad():
@@ -261,3 +263,14 @@ def test_pairs_of_16_bits_are_multiplied_where_the_processor_has_such_products()
 
     if "avx512_bf16" not in vector_flags():
         assert not compiled._library().multiplies(BFLOAT16)
+
+
+def test_a_forked_process_has_panels_of_its_own() -> None:
+    address = compiled._panels(16)
+    ctypes.memset(address, 1, 64)
+    child = os.fork()
+    if child == 0:
+        ctypes.memset(address, 2, 64)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert ctypes.string_at(address, 64) == b"\x01" * 64
