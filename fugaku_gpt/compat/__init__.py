@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from fugaku_gpt.compat.activation import compute_gelu_by_erf, gelu, gelu_by_erf, gelu_tanh
 from fugaku_gpt.compat.adamw import divides_gradients, fused_adamw
+from fugaku_gpt.compat.blocks import empty_block
 from fugaku_gpt.compat.build import build_facts, flush_denormals
 from fugaku_gpt.compat.compiled import (
     attends,
@@ -65,6 +66,7 @@ __all__ = [
     "divides_gradients",
     "flush_denormals",
     "fused_adamw",
+    "empty_block",
     "gelu",
     "gelu_by_erf",
     "gelu_tanh",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import math
 import time
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
-from fugaku_gpt.compat import trials
+from fugaku_gpt.compat import compiled, trials
 from fugaku_gpt.compat.agreed import AGREED
 from fugaku_gpt.compat.trials import WIDE, has_kernel, waves
 from fugaku_gpt.compat.wide import InFloat32
@@ -18,6 +19,8 @@ from fugaku_gpt.compat.wide import InFloat32
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
     """The exact GELU."""
+    if compiled.activates(x):
+        return _by_compiled(x, False)
     y: torch.Tensor = _gelu(x) if has_kernel("gelu", x.dtype) else InFloat32.apply(_gelu, x)
     return y
 
@@ -26,6 +29,24 @@ def _gelu(x: torch.Tensor) -> torch.Tensor:
     if x.dtype not in WIDE or not gelu_by_erf():  # in 16 bits 1 + erf(x) would have lost all of x below -3
         return F.gelu(x)
     y: torch.Tensor = GeluByErf.apply(x)
+    return y
+
+
+class _CompiledGelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, by_tanh: bool) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.by_tanh = by_tanh
+        return compiled.gelu(x, by_tanh)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, y_grad: torch.Tensor) -> Tuple[torch.Tensor, None]:
+        return compiled.gelu_gradient(y_grad, *ctx.saved_tensors, ctx.by_tanh), None
+
+
+def _by_compiled(x: torch.Tensor, by_tanh: bool) -> torch.Tensor:
+    y: torch.Tensor = _CompiledGelu.apply(x.contiguous(), by_tanh)
     return y
 
 
@@ -76,6 +97,8 @@ def _gelu_is_slow() -> bool:
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """GELU by its tanh approximation, as in GPT-2's published weights (Hendrycks and Gimpel 2016, section 2)."""
+    if compiled.activates(x):
+        return _by_compiled(x, True)
     of_build = trials.gelu_tanh_of_build  # looked up here, where whoever measures it may have put another in its place
     y: torch.Tensor = of_build(x) if has_kernel("gelu_tanh", x.dtype) else InFloat32.apply(of_build, x)
     return y

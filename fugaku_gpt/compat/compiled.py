@@ -11,6 +11,7 @@ from typing import Any, Iterator, Optional, Tuple
 import torch
 
 from fugaku_gpt.compat.agreed import AGREED
+from fugaku_gpt.compat.blocks import empty_block
 from fugaku_gpt.compat.trials import waves
 from fugaku_gpt.kernels import Library, load_library
 from fugaku_gpt.kernels.library import BFLOAT16, FLOAT32
@@ -47,7 +48,7 @@ def attention(qkv: torch.Tensor, flags: Optional[torch.Tensor], factor: float) -
     """Causal attention of [parts, b, s / parts, 3, heads, d] with kept flags of dropout [b, heads, s, s], whose others
     are scaled by ``factor``: [parts, b, s / parts, heads, d], and logarithms of sums that its gradient needs."""
     parts, b, here, _, heads, d = qkv.shape
-    y = qkv.new_empty(parts, b, here, heads, d)
+    y = empty_block((parts, b, here, heads, d), qkv.dtype)
     log_sums = qkv.new_empty(b, heads, parts * here, dtype=torch.float32)
     library, qkv, work, threads = _library(), qkv.contiguous(), _work(qkv), torch.get_num_threads()
     shape = (parts, b, here, heads, d, _TYPES[qkv.dtype], factor, work.data_ptr(), threads)
@@ -66,7 +67,7 @@ def attention_gradient(
     """The gradient of :func:`attention`'s ``qkv``."""
     parts, b, here, _, heads, d = qkv.shape
     library, qkv, work, threads = _library(), qkv.contiguous(), _work(qkv), torch.get_num_threads()
-    y_grad, grad = y_grad.contiguous(), torch.empty_like(qkv)
+    y_grad, grad = y_grad.contiguous(), empty_block(qkv.shape, qkv.dtype)
     shape = (parts, b, here, heads, d, _TYPES[qkv.dtype], factor, work.data_ptr(), threads)
     tensors = (qkv, y, y_grad, log_sums)
     library.attention_backward(*(x.data_ptr() for x in tensors), _address(flags), grad.data_ptr(), *shape)
@@ -105,19 +106,19 @@ def _rows(logits: torch.Tensor) -> Tuple[int, int, int, int, int]:
 
 def normalises(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> bool:
     """Whether LayerNorm of x [..., width] with a weight (and bias) [width] is a kernel's."""
-    return x.dtype == torch.bfloat16 and weight.dtype == bias.dtype == torch.float32 and uses_compiled()
+    return x.dtype in _TYPES and weight.dtype == bias.dtype == torch.float32 and uses_compiled()
 
 
 def layer_norm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """LayerNorm of contiguous bfloat16 x [..., width], and [2, rows] that its gradient needs."""
+    """LayerNorm of contiguous x [..., width], and [2, rows] that its gradient needs."""
     width, threads = x.shape[-1], torch.get_num_threads()
     rows = x.numel() // width
-    y, kept = torch.empty_like(x), x.new_empty(2, rows, dtype=torch.float32)
+    y, kept = empty_block(x.shape, x.dtype), x.new_empty(2, rows, dtype=torch.float32)
     work = _floats(threads * width)
     tensors = (x, weight.contiguous(), bias.contiguous(), y, kept[0], kept[1])
-    numbers = (rows, width, eps, work.data_ptr(), threads)
+    numbers = (rows, width, _TYPES[x.dtype], eps, work.data_ptr(), threads)
     _library().layer_norm(*(tensor.data_ptr() for tensor in tensors), *numbers)
     return y, kept
 
@@ -127,12 +128,32 @@ def layer_norm_gradient(
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of :func:`layer_norm`'s x, and in float32 of its weight and bias."""
     width, threads = x.shape[-1], torch.get_num_threads()
-    x_grad, weight_grad, bias_grad = torch.empty_like(x), _floats(width), _floats(width)
+    x_grad, weight_grad, bias_grad = empty_block(x.shape, x.dtype), _floats(width), _floats(width)
     work = _floats(threads * 6 * width)
     tensors = (x, weight.contiguous(), kept[0], kept[1], y_grad.contiguous(), x_grad, weight_grad, bias_grad)
-    numbers = (x.numel() // width, width, work.data_ptr(), threads)
+    numbers = (x.numel() // width, width, _TYPES[x.dtype], work.data_ptr(), threads)
     _library().layer_norm_gradient(*(tensor.data_ptr() for tensor in tensors), *numbers)
     return x_grad, weight_grad, bias_grad
+
+
+def activates(x: torch.Tensor) -> bool:
+    """Whether GELU of x is a kernel's."""
+    return x.dtype in _TYPES and uses_compiled()
+
+
+def gelu(x: torch.Tensor, by_tanh: bool) -> torch.Tensor:
+    """GELU of contiguous x, exact or by its tanh approximation."""
+    y, threads = empty_block(x.shape, x.dtype), torch.get_num_threads()
+    _library().gelu(x.data_ptr(), y.data_ptr(), x.numel(), _TYPES[x.dtype], int(by_tanh), threads)
+    return y
+
+
+def gelu_gradient(y_grad: torch.Tensor, x: torch.Tensor, by_tanh: bool) -> torch.Tensor:
+    """The gradient of :func:`gelu`'s x."""
+    y_grad, x_grad, threads = y_grad.contiguous(), empty_block(x.shape, x.dtype), torch.get_num_threads()
+    tensors = (x.data_ptr(), y_grad.data_ptr(), x_grad.data_ptr())
+    _library().gelu_gradient(*tensors, x.numel(), _TYPES[x.dtype], int(by_tanh), threads)
+    return x_grad
 
 
 def adds_up(x: torch.Tensor, sums: Optional[torch.Tensor] = None) -> bool:
@@ -316,17 +337,8 @@ def _trials() -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
         yield sums, (wide - largest.double().unsqueeze(1)).exp().sum(1)
         yield loss_of_whole_rows_(logits, 2.0, True), wide.logsumexp(1)
         yield logits, 2.0 * torch.softmax(wide, 1)
-    x, weight, bias = waves(5, 70).bfloat16(), waves(70), waves(70).cos()
-    mean, root = x.double().mean(1, keepdim=True), (x.double().var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
-    normal = (x.double() - mean) / root
-    y, kept = layer_norm(x, weight, bias, 1e-5)
-    yield y, normal * weight.double() + bias.double()
-    ones = torch.ones_like(x)
-    x_grad, weight_grad, bias_grad = layer_norm_gradient(ones, x, weight, kept)
-    its = weight.double()
-    yield x_grad, (its - its.mean() - normal * (normal * its).mean(1, keepdim=True)) / root
-    yield weight_grad, normal.sum(0)
-    yield bias_grad, torch.full((70,), 5.0, dtype=torch.float64)
+        yield from _trials_of_layer_norm(waves(5, 70).to(dtype))
+        yield from _trials_of_gelu((8.0 * waves(3, 70)).to(dtype))
     many, sums = waves(70, 150).bfloat16(), waves(70, 150).cos()
     before = sums.double()
     add_to_sums_(sums, many)
@@ -352,6 +364,31 @@ def _trials() -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
     yield parameters, 0.5 * before - 0.25 * first / (second.sqrt() + 0.125)
     yield rounded, parameters.double()
     yield torch.tensor(squares(gradients)), (gradients.double() ** 2).sum()
+
+
+def _trials_of_layer_norm(x: torch.Tensor) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+    weight, bias, wide = waves(70), waves(70).cos(), x.double()
+    root = (wide.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    normal = (wide - wide.mean(1, keepdim=True)) / root
+    y, kept = layer_norm(x, weight, bias, 1e-5)
+    yield y, normal * weight.double() + bias.double()
+    x_grad, weight_grad, bias_grad = layer_norm_gradient(torch.ones_like(x), x, weight, kept)
+    its = weight.double()
+    yield x_grad, (its - its.mean() - normal * (normal * its).mean(1, keepdim=True)) / root
+    yield weight_grad, normal.sum(0)
+    yield bias_grad, torch.full((70,), 5.0, dtype=torch.float64)
+
+
+def _trials_of_gelu(x: torch.Tensor) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+    wide, y_grad = x.double(), x.cos()
+    falls = (-0.5 * wide**2).exp() / math.sqrt(2.0 * math.pi)
+    slope = math.sqrt(8.0 / math.pi) * (1.0 + 3.0 * 0.044715 * wide**2)
+    by_tanh = torch.sigmoid(math.sqrt(8.0 / math.pi) * (wide + 0.044715 * wide**3))
+    by_erf = 0.5 * (1.0 + torch.erf(wide * math.sqrt(0.5)))
+    yield gelu(x, False), wide * by_erf
+    yield gelu_gradient(y_grad, x, False), y_grad.double() * (by_erf + wide * falls)
+    yield gelu(x, True), wide * by_tanh
+    yield gelu_gradient(y_grad, x, True), y_grad.double() * (by_tanh + wide * by_tanh * (1.0 - by_tanh) * slope)
 
 
 def _defined(qkv: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from fugaku_gpt.compat import compiled
 from fugaku_gpt.compat.agreed import AGREED
+from fugaku_gpt.compat.blocks import empty_block
 from fugaku_gpt.compat.trials import has_kernel, waves
 from fugaku_gpt.compat.wide import or_in_float32
 from fugaku_gpt.layout.products import cast_rows
@@ -34,13 +35,15 @@ def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def linear_into(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """``out`` [rows, outputs], which becomes x weightᵀ: [rows, inputs], [outputs, inputs], float32 or float64.
+    """``out`` [rows, outputs], which becomes x weightᵀ: [rows, inputs], [outputs, inputs].
 
     oneDNN writes into memory of its own choosing, and what it takes for a large result again and again leaves holes
     (seen: 100 MiB of 124M's logits): it gets a part of the outputs at a time.
     """
     if compiled.multiplies(x, weight.t(), out):
         return compiled.multiply_(out, x, weight.t())
+    if not has_kernel("matmul", x.dtype):
+        return out.copy_(_matmul(x, weight.t()))
     if not _suits_onednn(x):
         return torch.mm(x, weight.t(), out=out)
     for part, rows in _in_step(out.t(), weight, _AT_ONCE):
@@ -49,12 +52,14 @@ def linear_into(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tor
 
 
 def matmul_into(out: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """``out`` [rows, columns], which becomes x y: [rows, inner], [inner, columns], float32 or float64.
+    """``out`` [rows, columns], which becomes x y: [rows, inner], [inner, columns].
 
     oneDNN gets a part of the inner dimension at a time: of all that it takes there is a copy.
     """
     if compiled.multiplies(x, y, out):
         return compiled.multiply_(out, x, y)
+    if not has_kernel("matmul", x.dtype):
+        return out.copy_(_matmul(x, y))
     if not _sums_suit_onednn(x, y):
         return torch.mm(x, y, out=out)
     out.zero_()
@@ -120,7 +125,7 @@ def _multiplied(
     x: torch.Tensor, rows: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None
 ) -> torch.Tensor:
     """By our kernel; ``rows`` are those of x."""
-    out = x.new_empty(*x.shape[:-1], y.shape[1])  # no view
+    out = empty_block((*x.shape[:-1], y.shape[1]), x.dtype)
     compiled.multiply_(out.view(-1, y.shape[1]), rows, y, bias)
     return out
 

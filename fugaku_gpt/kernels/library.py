@@ -38,11 +38,15 @@ class Library:
         self._squares = loaded.squares
         self._squares.argtypes, self._squares.restype = [_ADDRESS, _INT64, _INT], ctypes.c_double
         self.layer_norm = loaded.layer_norm
-        self.layer_norm.argtypes = [*[_ADDRESS] * 6, _INT64, _INT64, _FLOAT, _ADDRESS, _INT]
+        self.layer_norm.argtypes = [*[_ADDRESS] * 6, _INT64, _INT64, _INT, _FLOAT, _ADDRESS, _INT]
         self.layer_norm.restype = None
         self.layer_norm_gradient = loaded.layer_norm_gradient
-        self.layer_norm_gradient.argtypes = [*[_ADDRESS] * 8, _INT64, _INT64, _ADDRESS, _INT]
+        self.layer_norm_gradient.argtypes = [*[_ADDRESS] * 8, _INT64, _INT64, _INT, _ADDRESS, _INT]
         self.layer_norm_gradient.restype = None
+        self.gelu = loaded.gelu
+        self.gelu.argtypes, self.gelu.restype = [*[_ADDRESS] * 2, _INT64, *[_INT] * 3], None
+        self.gelu_gradient = loaded.gelu_gradient
+        self.gelu_gradient.argtypes, self.gelu_gradient.restype = [*[_ADDRESS] * 3, _INT64, *[_INT] * 3], None
         self.add_to_sums = loaded.add_to_sums
         self.add_to_sums.argtypes, self.add_to_sums.restype = [_ADDRESS, _ADDRESS, _INT64, _INT], None
         self.sum_of_rows = loaded.sum_of_rows

@@ -76,8 +76,8 @@ class Block(nn.Module):
         return self._layer(x, first_sample)
 
     def _layer(self, x: torch.Tensor, first_sample: int) -> torch.Tensor:
-        x = x + self.attention_dropout(self.attention(x, first_sample, self.attention_norm), first_sample)
-        return x + self.mlp_dropout(self.mlp(x, self.mlp_norm), first_sample)
+        x = self.attention_dropout(self.attention(x, first_sample, self.attention_norm), first_sample).add_(x)
+        return self.mlp_dropout(self.mlp(x, self.mlp_norm), first_sample).add_(x)
 
 
 class GPT(nn.Module):

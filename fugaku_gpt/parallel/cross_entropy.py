@@ -78,26 +78,21 @@ class _CrossEntropy(torch.autograd.Function):
         used = max(0, min(weight.shape[0], vocab_size - first_row))
         loss = hidden.new_zeros((), dtype=torch.float64)  # thousands of terms: the sum itself should not round
         sums = gradient_sum(weight)
-        grad_hidden = torch.empty_like(hidden) if wants_gradient else None
+        grad_hidden = compat.empty_block(hidden.shape, dtype) if wants_gradient else None
         grad_weight = sums
         if wants_gradient and sums is None:
             grad_weight = torch.zeros_like(weight, dtype=dtype if wide else torch.float32)
         # padding included: rows of logits that do not begin at a cache line made the first product 1.4 times as slow
-        buffer = hidden.new_empty(min(chunk_tokens, tokens) if wide else 0, weight.shape[0])
+        buffer = compat.empty_block((min(chunk_tokens, tokens), weight.shape[0]), dtype)
         for start in range(0, tokens, chunk_tokens):
             rows = slice(start, min(start + chunk_tokens, tokens))
             chunk, local = hidden[rows], targets[rows] - first_row
-            if wide:
-                logits = compat.linear_into(buffer[: chunk.shape[0]], chunk, weight)
-            else:
-                logits = compat.matmul(chunk, weight.t())
+            logits = compat.linear_into(buffer[: chunk.shape[0]], chunk, weight)
             logits[:, used:] = 0.0  # the gradient of padding
             loss += losses_of_logits(logits[:, :used], local, tp, wants_gradient, gradient_scale)
             if grad_hidden is not None and grad_weight is not None:
-                if wide:  # without padding, whatever its rows hold; as fast
-                    compat.matmul_into(grad_hidden[rows], logits[:, :used], weight[:used])
-                else:
-                    grad_hidden[rows] = compat.matmul(logits[:, :used], weight[:used])
+                # without padding, whatever its rows hold; as fast
+                compat.matmul_into(grad_hidden[rows], logits[:, :used], weight[:used])
                 compat.add_product(grad_weight, logits.t(), chunk)
         if grad_hidden is not None and sequence_parallel:
             grad_hidden = scatter(grad_hidden, tp).clone()  # a tensor of its own, so that the whole one is freed

@@ -219,11 +219,12 @@ class _RowParallel(_CutLinear):
         prepare: Optional[Prepare],
     ) -> torch.Tensor:
         x, weight = _CutLinear.keep(ctx, x, weight, bias, tp, prepare)
-        if tp.size == 1:
-            return compat.linear(x, weight, bias)
-        y = compat.linear(x, weight)
-        tp.all_reduce(y)
-        return y.add_(bias)
+        # PyTorch's result may be a view, to which the residual could not be added in place
+        y = compat.linear(x, weight, bias if tp.size == 1 else None).data
+        if tp.size > 1:
+            tp.all_reduce(y)
+            y.add_(bias)
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> _Gradients:

@@ -53,6 +53,8 @@ _KERNELS = {
     (compat, "attention_gradient"): BATCHED_PRODUCT,
     (compiled, "layer_norm"): LAYER_NORM,
     (compiled, "layer_norm_gradient"): LAYER_NORM,
+    (compiled, "gelu"): GELU,
+    (compiled, "gelu_gradient"): GELU,
     (compat, "loss_sums"): CROSS_ENTROPY,
     (compat, "loss_gradient_"): CROSS_ENTROPY,
     (compat, "loss_of_whole_rows_"): CROSS_ENTROPY,

@@ -59,6 +59,7 @@ def test_sums_over_tokens_are_neither_rounded_nor_overflow_in_16_bits(dtype: tor
 
 def test_wide_types_are_computed_by_pytorch_s_own_operations_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activation, "gelu_by_erf", lambda: False)
+    compat.compute_by_compiled(False)
     for ours, judge, inputs in OPERATIONS.values():
         for dtype in (torch.float32, torch.float64):
             wide = [x.to(dtype) for x in inputs]

@@ -78,8 +78,15 @@ INLINE void store(const float *restrict x, float factor, void *y, int64_t at, in
 {
     if (type == BFLOAT16) {
         uint16_t *restrict to = (uint16_t *)y + at;
+        int64_t j = 0;
+#ifdef HAS_PAIRS
+        for (; j + LANES <= n; j += LANES) {
+            const __m512 some = _mm512_loadu_ps(x + j) * factor;
+            _mm256_storeu_si256((__m256i *)(to + j), (__m256i)_mm512_cvtneps_pbh(some));
+        }
+#endif
 #pragma omp simd
-        for (int64_t j = 0; j < n; j++) to[j] = to_bfloat16(x[j] * factor);
+        for (int64_t i = j; i < n; i++) to[i] = to_bfloat16(x[i] * factor);
     } else {
         float *restrict to = (float *)y + at;
 #pragma omp simd
@@ -87,14 +94,12 @@ INLINE void store(const float *restrict x, float factor, void *y, int64_t at, in
     }
 }
 
-/* 2^x for x <= 126, from there on 2^126; below -126, where numbers are denormal, 0. What is no number stays none. x is
-   split into a whole number, which becomes the exponent, and a rest in [-0.5, 0.5], whose power is a polynomial fitted
-   for the smallest relative error (2e-9 before it is rounded). */
-INLINE float power_of_two(float x)
+/* 2^x for x from -126 to 126, split into a whole number, which becomes the exponent, and a rest in [-0.5, 0.5], whose
+   power is a polynomial fitted for the smallest relative error (2e-9 before it is rounded). */
+INLINE float power_within(float x)
 {
-    const float within = x < -126.0f ? -126.0f : x > 126.0f ? 126.0f : x;
-    const float shifted = within + 12582912.0f; /* 1.5 2^23: the last bits of the sum are the whole number */
-    const float rest = within - (shifted - 12582912.0f);
+    const float shifted = x + 12582912.0f; /* 1.5 2^23: the last bits of the sum are the whole number */
+    const float rest = x - (shifted - 12582912.0f);
     float y = 1.534581160e-4f;
     y = y * rest + 1.339993122e-3f;
     y = y * rest + 9.618488959e-3f;
@@ -107,6 +112,13 @@ INLINE float power_of_two(float x)
     memcpy(&bits, &y, 4);
     bits += whole << 23;
     memcpy(&y, &bits, 4);
+    return y;
+}
+
+/* 2^x for x <= 126, from there on 2^126; below -126, where numbers are denormal, 0. What is no number stays none. */
+INLINE float power_of_two(float x)
+{
+    const float y = power_within(x < -126.0f ? -126.0f : x > 126.0f ? 126.0f : x);
     const float outside = x < -126.0f ? 0.0f : x;
     return x >= -126.0f ? y : outside;
 }

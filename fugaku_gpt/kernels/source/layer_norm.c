@@ -1,5 +1,4 @@
-/* LayerNorm (Ba et al. 2016) over rows in bfloat16, and its gradients; computed in float32. (Of float32 rows PyTorch's
-   kernel takes as long as this one would.) */
+/* LayerNorm (Ba et al. 2016) over rows, and its gradients; computed in float32. */
 #include "common.h"
 
 #include <math.h>
@@ -27,8 +26,8 @@ INLINE float sum_of(const float *x, int64_t n, float mean, const int squares)
 
 /* y [n, width] of x, with weight and bias [width]; means and scales (1 / deviation) [n] are what the gradient needs.
    work: width float32 numbers for each thread. */
-EXPORT void layer_norm(const uint16_t *x, const float *weight, const float *bias, uint16_t *y, float *means,
-                       float *scales, int64_t n, int64_t width, float eps, float *work, int threads)
+EXPORT void layer_norm(const void *x, const float *weight, const float *bias, void *y, float *means, float *scales,
+                       int64_t n, int64_t width, int type, float eps, float *work, int threads)
 {
     int64_t arrived = 0;
 #pragma omp parallel num_threads(threads)
@@ -36,12 +35,12 @@ EXPORT void layer_norm(const uint16_t *x, const float *weight, const float *bias
         float *row = work + __atomic_fetch_add(&arrived, 1, __ATOMIC_RELAXED) * width;
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < n; i++) {
-            load(x, i * width, BFLOAT16, 1.0f, row, width);
+            load(x, i * width, type, 1.0f, row, width);
             const float mean = sum_of(row, width, 0.0f, 0) / (float)width;
             const float scale = 1.0f / sqrtf(sum_of(row, width, mean, 1) / (float)width + eps);
 #pragma omp simd
             for (int64_t j = 0; j < width; j++) row[j] = (row[j] - mean) * scale * weight[j] + bias[j];
-            store(row, 1.0f, y, i * width, BFLOAT16, width);
+            store(row, 1.0f, y, i * width, type, width);
             means[i] = mean;
             scales[i] = scale;
         }
@@ -59,9 +58,9 @@ static void add_and_clear(float *restrict sums, float *restrict some, int64_t n)
 
 /* x_grad [n, width], and weight_grad and bias_grad [width], which are written, from y_grad. work: 6 width float32 numbers
    for each thread. */
-EXPORT void layer_norm_gradient(const uint16_t *x, const float *weight, const float *means, const float *scales,
-                                const uint16_t *y_grad, uint16_t *x_grad, float *weight_grad, float *bias_grad,
-                                int64_t n, int64_t width, float *work, int threads)
+EXPORT void layer_norm_gradient(const void *x, const float *weight, const float *means, const float *scales,
+                                const void *y_grad, void *x_grad, float *weight_grad, float *bias_grad, int64_t n,
+                                int64_t width, int type, float *work, int threads)
 {
     /* rows in as many parts as there are threads, whichever thread takes one: sums are always added in one order */
     const int64_t each = (n + threads - 1) / threads;
@@ -74,8 +73,8 @@ EXPORT void layer_norm_gradient(const uint16_t *x, const float *weight, const fl
         for (int64_t i = part * each; i < end; i++) {
             const float mean = means[i], scale = scales[i];
             float sum = 0.0f, along = 0.0f;
-            load(x, i * width, BFLOAT16, 1.0f, row, width);
-            load(y_grad, i * width, BFLOAT16, 1.0f, grad, width);
+            load(x, i * width, type, 1.0f, row, width);
+            load(y_grad, i * width, type, 1.0f, grad, width);
 #pragma omp simd reduction(+ : sum, along)
             for (int64_t j = 0; j < width; j++) {
                 const float normal = (row[j] - mean) * scale, its = grad[j], weighted = its * weight[j];
@@ -90,7 +89,7 @@ EXPORT void layer_norm_gradient(const uint16_t *x, const float *weight, const fl
             along /= (float)width;
 #pragma omp simd
             for (int64_t j = 0; j < width; j++) row[j] = (grad[j] - sum - row[j] * along) * scale;
-            store(row, 1.0f, x_grad, i * width, BFLOAT16, width);
+            store(row, 1.0f, x_grad, i * width, type, width);
             if ((i - part * each) % ROWS == ROWS - 1) add_and_clear(sums, some, 2 * width);
         }
         add_and_clear(sums, some, 2 * width);
