@@ -42,7 +42,8 @@ class _CompiledGelu(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, y_grad: torch.Tensor) -> Tuple[torch.Tensor, None]:
-        return compiled.gelu_gradient(y_grad, *ctx.saved_tensors, ctx.by_tanh), None
+        (x,) = ctx.saved_tensors
+        return compiled.gelu_gradient(y_grad, x, ctx.by_tanh), None
 
 
 def _by_compiled(x: torch.Tensor, by_tanh: bool) -> torch.Tensor:

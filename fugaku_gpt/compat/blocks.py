@@ -2,7 +2,7 @@
 
 glibc's heap hardly ever gives what a tensor has left to the next one of its size: to align that it asks for some bytes
 more than it uses, and small objects have come to lie in those beside the old one. Here what is freed is the next block
-of its size. Seen: 124M's passes kept 370 MiB in a heap of 740; with this they take 420.
+of its size. Seen: of 124M's passes 470 MiB were in use at most, for which the heap grew by 740; all blocks take 430.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Blocks:
         self._free: Dict[int, List[mmap.mmap]] = {}
         self._lent: Dict[int, "weakref.ref[memoryview]"] = {}
         self._takes = 0
-        self._last_take: Dict[int, int] = {}
+        self._last_use: Dict[int, int] = {}
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of this shape whose numbers are whatever they are, and which is no view of another."""
@@ -37,7 +37,7 @@ class Blocks:
         if size < _LEAST_BYTES or _FROM_BUFFER is None:
             return torch.empty(*shape, dtype=dtype)
         self._takes += 1
-        self._last_take[size] = self._takes
+        self._last_use[size] = self._takes
         if self._takes % _TAKES_BETWEEN_LOOKS == 0:
             self._hand_back_unused()
         free = self._free.get(size)
@@ -47,6 +47,7 @@ class Blocks:
 
         def give_back(_: object) -> None:
             del self._lent[number]
+            self._last_use[size] = self._takes
             self._free.setdefault(size, []).append(memory)
 
         self._lent[number] = weakref.ref(loan, give_back)  # the tensor's storage is who has the loan
@@ -57,9 +58,9 @@ class Blocks:
         return sum(size * len(blocks) for size, blocks in self._free.items())
 
     def _hand_back_unused(self) -> None:
-        for size, last in list(self._last_take.items()):
+        for size, last in list(self._last_use.items()):
             if last < self._takes - _UNUSED_FOR:
-                del self._last_take[size]
+                del self._last_use[size]
                 self._free.pop(size, None)
 
 

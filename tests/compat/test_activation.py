@@ -37,9 +37,10 @@ def test_gelu_tanh_is_near_the_exact_gelu_and_not_equal_to_it() -> None:
     assert 1e-5 < difference < 1e-3
 
 
-@pytest.mark.parametrize("slow", [True, False], ids=["by the error function", "PyTorch's"])
-def test_gelu_is_the_same_by_whatever_kernel(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activation, "gelu_by_erf", lambda: slow)
+@pytest.mark.parametrize("kernel", ["ours", "by the error function", "PyTorch's"])
+def test_gelu_is_the_same_by_whatever_kernel(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compat.compute_by_compiled(kernel == "ours")
+    monkeypatch.setattr(activation, "gelu_by_erf", lambda: kernel == "by the error function")
     x = torch.linspace(-12, 12, 400, dtype=torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(compat.gelu, (x,))
     assert float((compat.gelu(x) - F.gelu(x)).detach().abs().max()) <= 1e-14

@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import sys
-from typing import Any, Iterator, Tuple
+from typing import Any, Callable, Iterator, Tuple
 
 import pytest
 import torch
@@ -48,8 +48,9 @@ def test_what_is_compiled_is_used() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["attention", "attention_gradient", "loss_sums", "loss_of_whole_rows_", "sum_of_rows", "squares", "multiply_"],
-)
+    ["attention", "attention_gradient", "loss_sums", "loss_of_whole_rows_", "sum_of_rows", "squares", "multiply_",
+     "layer_norm", "layer_norm_gradient", "gelu", "gelu_gradient"],
+)  # fmt: skip
 def test_a_kernel_that_computes_something_else_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = getattr(compiled, name)
 
@@ -239,24 +240,29 @@ def test_a_logit_that_is_no_number_is_not_lost(bad: float, dtype: torch.dtype) -
     assert not bool(torch.isfinite(logits[1].float()).all())
 
 
+@DTYPES
 @settings(max_examples=40)
 @given(rows=st.integers(1, 200), width=st.integers(1, 300), shift=st.sampled_from([0.0, 5.0]), seed=st.integers(0, 99))
-def test_layer_norm_in_16_bits_is_that_in_float64_rounded(rows: int, width: int, shift: float, seed: int) -> None:
-    x = (numbers(rows, width, seed=seed) + shift).bfloat16()
+def test_layer_norm_is_that_in_float64_rounded(
+    dtype: torch.dtype, rows: int, width: int, shift: float, seed: int
+) -> None:
+    x = (numbers(rows, width, seed=seed) + shift).to(dtype)
     weight, bias = numbers(width, seed=seed + 1).float(), numbers(width, seed=seed + 2).float()
-    y_grad = numbers(rows, width, seed=seed + 3).bfloat16()
+    y_grad = numbers(rows, width, seed=seed + 3).to(dtype)
     y, kept = compiled.layer_norm(x, weight, bias, 1e-2)
     found = (y, *compiled.layer_norm_gradient(y_grad, x, weight, kept))
     leaves = [its.double().requires_grad_() for its in (x, weight, bias)]
     judge = F.layer_norm(leaves[0], (width,), leaves[1], leaves[2], 1e-2)
     expected = (judge.detach(), *torch.autograd.grad(judge, leaves, y_grad.double()))
-    for its, right, tolerance in zip(found, expected, (1e-2, 1e-2, 1e-5, 1e-5)):
+    for its, right in zip(found, expected):
+        tolerance = 1e-2 if its.dtype == torch.bfloat16 else 2e-5
         assert float((its.double() - right).abs().max()) <= tolerance * max(1.0, float(right.abs().max()))
 
 
-def test_layer_norm_by_autograd_is_that_of_the_operators_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, weight, bias = numbers(2, 9, 40).bfloat16(), numbers(40).float(), numbers(40, seed=1).float()
-    y_grad = numbers(2, 9, 40, seed=2).bfloat16()
+@DTYPES
+def test_layer_norm_by_autograd_is_that_of_the_operators(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, bias = numbers(2, 9, 40).to(dtype), numbers(40).float(), numbers(40, seed=1).float()
+    y_grad = numbers(2, 9, 40, seed=2).to(dtype)
     found = []
     for use in (True, False):
         monkeypatch.setattr(AGREED, "compiled", use)
@@ -270,13 +276,79 @@ def test_layer_norm_by_autograd_is_that_of_the_operators_rounded(monkeypatch: py
         assert near(ours, judge.double(), tolerance)
 
 
-def test_a_row_that_is_no_number_stays_one_in_layer_norm() -> None:
-    x = torch.ones(3, 40).bfloat16()
+@DTYPES
+def test_a_row_that_is_no_number_stays_one_in_layer_norm(dtype: torch.dtype) -> None:
+    x = torch.ones(3, 40).to(dtype)
     x[1, 7] = math.nan
     y, kept = compiled.layer_norm(x, torch.ones(40), torch.zeros(40), 1e-5)
     assert (y == y).all(1).tolist() == [True, False, True]
     _, weight_grad, _ = compiled.layer_norm_gradient(torch.ones_like(x), x, torch.ones(40), kept)
     assert bool((weight_grad != weight_grad).any())
+
+
+def gelu_and_slope(x: torch.Tensor, by_tanh: bool) -> Tuple[torch.Tensor, torch.Tensor]:
+    """In float64; of the exact one what is left of large negative numbers, which 1 + erf(x) would lose."""
+    x = x.double()
+    if by_tanh:
+        z, slope = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3), math.sqrt(2.0 / math.pi) * (1 + 0.134145 * x**2)
+        share = torch.sigmoid(2.0 * z)
+        return x * share, share + 2.0 * x * share * (1.0 - share) * slope
+    share = 0.5 * torch.erfc(-x * math.sqrt(0.5))
+    return x * share, share + x * torch.exp(-0.5 * x**2) / math.sqrt(2.0 * math.pi)
+
+
+@pytest.mark.parametrize("by_tanh", [False, True], ids=["exact", "by tanh"])
+@DTYPES
+@settings(max_examples=40)
+@given(count=st.integers(1, 9000), spread=st.sampled_from([0.01, 1.0, 4.0, 30.0]), seed=st.integers(0, 99))
+def test_gelu_is_its_formula_in_float64_rounded(
+    dtype: torch.dtype, by_tanh: bool, count: int, spread: float, seed: int
+) -> None:
+    x, y_grad = numbers(count, seed=seed, spread=spread).to(dtype), numbers(count, seed=seed + 1).to(dtype)
+    y, slope = gelu_and_slope(x, by_tanh)
+    eps = torch.finfo(dtype).eps
+    for found, expected in (
+        (compiled.gelu(x, by_tanh), y),
+        (compiled.gelu_gradient(y_grad, x, by_tanh), y_grad.double() * slope),
+    ):
+        assert found.dtype == dtype
+        assert bool(((found.double() - expected).abs() <= 2.0 * eps * expected.abs() + 2e-6).all())
+
+
+def test_the_exact_gelu_of_large_negative_numbers_keeps_its_digits() -> None:
+    x = torch.linspace(-12.0, 0.0, 5000)
+    expected, _ = gelu_and_slope(x, False)
+    found = compiled.gelu(x, False).double()
+    assert bool(((found - expected).abs() <= 1e-5 * expected.abs()).all())  # PyTorch's are 0 from -6 on
+
+
+@pytest.mark.parametrize("by_tanh", [False, True], ids=["exact", "by tanh"])
+@DTYPES
+def test_gelu_of_what_is_infinite_or_no_number(dtype: torch.dtype, by_tanh: bool) -> None:
+    x = torch.tensor([math.nan, math.inf, 1e30, -1e30, 0.0] * 30).to(dtype)
+    y = compiled.gelu(x, by_tanh)
+    assert bool((y[0::5] != y[0::5]).all()) and bool((y[1::5] == math.inf).all()) and torch.equal(y[2::5], x[2::5])
+    assert bool((y[3::5].abs() <= 1e-6).all()) and bool((y[4::5] == 0.0).all())
+    slope = compiled.gelu_gradient(torch.ones_like(x), x, by_tanh)
+    assert bool((slope[0::5] != slope[0::5]).all()) and bool((slope[4::5] == 0.5).all())
+
+
+@pytest.mark.parametrize("function", [compat.gelu, compat.gelu_tanh], ids=["exact", "by tanh"])
+@DTYPES
+def test_gelu_by_autograd_is_that_of_the_operators(
+    dtype: torch.dtype, function: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y_grad = numbers(9, 40).to(dtype).t(), numbers(40, 9, seed=2).to(dtype)
+    found = []
+    for use in (True, False):
+        monkeypatch.setattr(AGREED, "compiled", use)
+        leaf = x.clone().requires_grad_()
+        y = function(leaf)
+        y.backward(y_grad)
+        found.append((y.detach(), leaf.grad))
+    for ours, judge in zip(*found):
+        assert ours is not None and judge is not None and ours.dtype == judge.dtype
+        assert near(ours, judge.double(), 1e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
 @pytest.mark.parametrize("count", [1, 7, 4096, 4097, 500_000])

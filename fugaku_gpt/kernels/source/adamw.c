@@ -3,9 +3,28 @@
 #include "common.h"
 
 #include <math.h>
+#ifdef __x86_64__
+#include <emmintrin.h>
+#endif
 
 #define BLOCK 4096 /* numbers whose float32 sum is added up in float64 */
 #define PARTS 96   /* of a sum, one after the other for each thread: a multiple of most numbers of threads */
+
+/* Up to BLOCK parameters in bfloat16. They are not read before the next step: where the processor can, they are written
+   past the caches, which would read first what is overwritten. */
+static void store_rounded(const float *restrict parameters, uint16_t *restrict to, int64_t n)
+{
+    uint16_t rounded[BLOCK] __attribute__((aligned(16)));
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) rounded[i] = to_bfloat16(parameters[i]);
+    int64_t i = 0;
+#ifdef __x86_64__
+    if (((uintptr_t)to & 15) == 0)
+        for (; i + 8 <= n; i += 8)
+            _mm_stream_si128((__m128i *)(to + i), *(const __m128i *)(rounded + i));
+#endif
+    memcpy(to + i, rounded + i, (size_t)(n - i) * sizeof *to);
+}
 
 /* parameters, moments and gradients [n]; the gradient is multiplied by factor, the parameter by keeps (1 - lr weight
    decay); then it moves by step_size first / (sqrt(second) + eps), in which the corrections of the moments' bias are.
@@ -25,10 +44,7 @@ EXPORT void adamw(float *restrict parameters, const float *restrict gradients, f
             second[i] = square;
             parameters[i] = parameters[i] * keeps - step_size * mean / (sqrtf(square) + eps);
         }
-        if (rounded) {
-#pragma omp simd
-            for (int64_t i = block; i < end; i++) rounded[i] = to_bfloat16(parameters[i]);
-        }
+        if (rounded) store_rounded(parameters + block, rounded + block, end - block);
     }
 }
 

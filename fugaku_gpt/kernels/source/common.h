@@ -73,7 +73,7 @@ INLINE void load(const void *x, int64_t at, int type, float factor, float *restr
     }
 }
 
-/* y[at + j] = factor x[j] */
+/* y[at + j] = factor x[j]. (Where the processor rounds to 16 bits, denormal numbers become 0.) */
 INLINE void store(const float *restrict x, float factor, void *y, int64_t at, int type, int64_t n)
 {
     if (type == BFLOAT16) {

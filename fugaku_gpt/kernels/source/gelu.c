@@ -16,7 +16,8 @@ typedef struct {
 INLINE Gelu exact(float x)
 {
     const float size = fabsf(x), v = 1.0f / (1.0f + 0.345f * size);
-    const float exponent = x * x * -0.72134752f, falls = power_within(exponent > -126.0f ? exponent : -126.0f); /* log2(e) / 2 */
+    const float exponent = x * x * -0.72134752f; /* log2(e) / 2 */
+    const float falls = power_within(exponent < -126.0f ? -126.0f : exponent);
     float y = -2.842730611e-2f;
     y = y * v + 1.454884182e-1f;
     y = y * v - 2.715707689e-1f;
@@ -35,53 +36,54 @@ INLINE Gelu exact(float x)
 INLINE Gelu by_tanh(float x)
 {
     const float square = x * x;
-    const float share = 1.0f / (1.0f + power_of_two(x * (1.0f + 0.044715f * square) * -2.302208198f)); /* log2(e) */
-    return (Gelu){share, share + x * share * (1.0f - share) * 1.595769122f * (1.0f + 3.0f * 0.044715f * square)};
+    const float falls = power_of_two(x * (1.0f + 0.044715f * square) * -2.302208198f); /* exp(-2 z): times log2(e) */
+    const float share = 1.0f / (1.0f + falls), rest = falls * share; /* 1 - share would have lost digits */
+    return (Gelu){share, share + x * share * rest * 1.595769122f * (1.0f + 3.0f * 0.044715f * square)};
 }
 
-INLINE void products(const float *x, const float *grad, float *y, int64_t n, const int by_tanh_too)
+INLINE void products(const float *x, const float *grad, float *y, int64_t n, const int approximate)
 {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
-        const Gelu its = by_tanh_too ? by_tanh(x[i]) : exact(x[i]);
+        const Gelu its = approximate ? by_tanh(x[i]) : exact(x[i]);
         y[i] = grad ? grad[i] * its.slope : x[i] * its.share;
     }
 }
 
-INLINE void some_products(const float *x, const float *grad, float *y, int64_t n, int by_tanh_too)
+INLINE void some_products(const float *x, const float *grad, float *y, int64_t n, int approximate)
 {
-    if (by_tanh_too)
+    if (approximate)
         grad ? products(x, grad, y, n, 1) : products(x, 0, y, n, 1);
     else
         grad ? products(x, grad, y, n, 0) : products(x, 0, y, n, 0);
 }
 
-static void all_products(const void *x, const void *grad, void *y, int64_t n, int type, int by_tanh_too, int threads)
+static void all_products(const void *x, const void *grad, void *y, int64_t n, int type, int approximate, int threads)
 {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t first = 0; first < n; first += BLOCK) {
         const int64_t some = smaller(BLOCK, n - first);
         if (type == FLOAT32) {
             const float *its_grad = grad ? (const float *)grad + first : 0;
-            some_products((const float *)x + first, its_grad, (float *)y + first, some, by_tanh_too);
+            some_products((const float *)x + first, its_grad, (float *)y + first, some, approximate);
             continue;
         }
         float its[BLOCK], its_grad[BLOCK];
         load(x, first, type, 1.0f, its, some);
         if (grad) load(grad, first, type, 1.0f, its_grad, some);
-        some_products(its, grad ? its_grad : 0, its, some, by_tanh_too);
+        some_products(its, grad ? its_grad : 0, its, some, approximate);
         store(its, 1.0f, y, first, type, some);
     }
 }
 
-/* y [n] of x, exact or, with `by_tanh_too`, by its approximation. */
-EXPORT void gelu(const void *x, void *y, int64_t n, int type, int by_tanh_too, int threads)
+/* y [n] of x, exact or, with `approximate`, by its approximation. */
+EXPORT void gelu(const void *x, void *y, int64_t n, int type, int approximate, int threads)
 {
-    all_products(x, 0, y, n, type, by_tanh_too, threads);
+    all_products(x, 0, y, n, type, approximate, threads);
 }
 
 /* x_grad [n] from y_grad. */
-EXPORT void gelu_gradient(const void *x, const void *y_grad, void *x_grad, int64_t n, int type, int by_tanh_too, int threads)
+EXPORT void gelu_gradient(const void *x, const void *y_grad, void *x_grad, int64_t n, int type, int approximate, int threads)
 {
-    all_products(x, y_grad, x_grad, n, type, by_tanh_too, threads);
+    all_products(x, y_grad, x_grad, n, type, approximate, threads);
 }
