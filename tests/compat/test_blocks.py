@@ -114,7 +114,7 @@ def test_no_two_living_tensors_share_memory(steps: "List[tuple[int, int]]") -> N
 
 
 _PASSES = """
-import json, re, sys
+import ctypes, json, sys
 import torch
 from fugaku_gpt import compat
 from fugaku_gpt.comm import ProcessGrid
@@ -123,9 +123,13 @@ from fugaku_gpt.data.random_samples import RandomSamples
 from fugaku_gpt.training.startup import prepare_process
 from fugaku_gpt.training.trainer import Trainer
 
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in "arena ordblks smblks hblks hblkhd a b c d e".split()]
+
 def heap():
-    first, last = re.search(r"^([0-9a-f]+)-([0-9a-f]+) .*\\[heap\\]$", open("/proc/self/maps").read(), re.M).groups()
-    return int(last, 16) - int(first, 16)
+    libc = ctypes.CDLL(None)
+    libc.mallinfo.restype = Info
+    return libc.mallinfo().arena
 
 keeps = prepare_process(1)["allocator_keeps_pages"]
 settings = [
