@@ -61,11 +61,12 @@ def agree_on_kernels(
     """
     dtype = getattr(torch, config.training.dtype)
     kept: Mapping[str, Any] = keep if keep is not None and keep.get("dtype") == config.training.dtype else {}
+    compiled = config.node.compiled_kernels and kept.get("compiled", not kept) and compat.uses_compiled()
     mine = {
         "in_float32": [*kept["in_float32"], *compat.without_kernel(dtype)] if kept else compat.in_float32(dtype),
-        "gelu_by_erf": kept.get("gelu_by_erf", _gelu_by_erf(config)),
+        "gelu_by_erf": kept["gelu_by_erf"] if kept else not compiled and _gelu_by_erf(config),
         "onednn": _may_be_onednn(config, kept),
-        "compiled": config.node.compiled_kernels and kept.get("compiled", not kept) and compat.uses_compiled(),
+        "compiled": compiled,
         "compiled_products": _may_be_compiled(config, kept),
     }
     of_ranks = world.gather_json(mine) or []
