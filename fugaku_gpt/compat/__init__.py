@@ -3,9 +3,9 @@
 What the rest of the package calls is named here. Each file is one question: which operations 16-bit types have
 (``trials``) and what is done about the others (``wide``); which kernels compute products, GELU, softmax, LayerNorm,
 AdamW and sums of squares (``products``, ``activation``, ``softmax``, ``norm``, ``adamw``, ``squares``), and which of
-our own do instead (``compiled``); how a backward
-pass begins (``gradients``) and operators are seen running (``profiler``); what there is to report (``build``). Where
-ranks could find different answers they agree on one (``agreed``).
+our own do instead (``compiled``); whether large tensors can be in memory of ours (``blocks``); how a backward pass
+begins (``gradients``) and operators are seen running (``profiler``); what there is to report (``build``). Where ranks
+could find different answers they agree on one (``agreed``).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fugaku_gpt.compat.adamw import divides_gradients, fused_adamw
 from fugaku_gpt.compat.blocks import empty_block
 from fugaku_gpt.compat.build import build_facts, flush_denormals
 from fugaku_gpt.compat.compiled import (
+    activates,
     attends,
     attention,
     attention_gradient,
@@ -48,6 +49,7 @@ from fugaku_gpt.compat.trials import can_train, compute_in_float32, has_kernel, 
 
 __all__ = [
     "Call",
+    "activates",
     "add_product",
     "attends",
     "attention",

@@ -62,9 +62,10 @@ def agree_on_kernels(
     dtype = getattr(torch, config.training.dtype)
     kept: Mapping[str, Any] = keep if keep is not None and keep.get("dtype") == config.training.dtype else {}
     compiled = config.node.compiled_kernels and kept.get("compiled", not kept) and compat.uses_compiled()
+    own_gelu = compiled and compat.activates(torch.empty(0, dtype=dtype))
     mine = {
         "in_float32": [*kept["in_float32"], *compat.without_kernel(dtype)] if kept else compat.in_float32(dtype),
-        "gelu_by_erf": kept["gelu_by_erf"] if kept else not compiled and _gelu_by_erf(config),
+        "gelu_by_erf": kept["gelu_by_erf"] if "gelu_by_erf" in kept else not own_gelu and _gelu_by_erf(config),
         "onednn": _may_be_onednn(config, kept),
         "compiled": compiled,
         "compiled_products": _may_be_compiled(config, kept),
@@ -291,7 +292,7 @@ def _describe_precision(precision: Dict[str, Any]) -> List[str]:
             "GELU from the error function, wherever it is computed in float32 or float64: PyTorch's own is slow"
         )
     if precision["compiled"]:
-        said.append("attention, loss, norms in 16 bits, AdamW by our own compiled kernels, but for float64 and float16")
+        said.append("attention, LayerNorm, GELU, loss, AdamW by our own compiled kernels, but for float64 and float16")
     if precision["compiled_products"] and dtype in ("float32", "bfloat16"):
         said.append("products of layers that are large enough too: libraries have slower ones for this processor")
     if precision["onednn"]:

@@ -221,8 +221,9 @@ def test_another_start_computes_as_the_first_did_whatever_a_clock_says(monkeypat
     monkeypatch.setattr(AGREED, "gelu_by_erf", None)
     monkeypatch.setattr(activation, "_gelu_is_slow", lambda: True)
     own = {"compiled": compat.has_compiled(), "compiled_products": compat.compiled_products()}
+    by_erf = not compat.has_compiled()  # our own kernel is neither fast nor slow: nobody asks
     kept = startup.agree_on_kernels(config, alone)
-    assert kept == {"dtype": "bfloat16", "in_float32": ["linear"], "gelu_by_erf": True, "onednn": False, **own}
+    assert kept == {"dtype": "bfloat16", "in_float32": ["linear"], "gelu_by_erf": by_erf, "onednn": False, **own}
     assert kept == startup.agree_on_kernels(config, alone) == startup.kernels_in_use(config)
     monkeypatch.setattr(AGREED, "in_float32", {})
     monkeypatch.setattr(trials, "_is_fast", lambda operation, dtype: operation == "linear")
@@ -230,7 +231,7 @@ def test_another_start_computes_as_the_first_did_whatever_a_clock_says(monkeypat
     monkeypatch.setattr(AGREED, "gelu_by_erf", None)
     monkeypatch.setattr(activation, "_gelu_is_slow", lambda: False)
     found = startup.agree_on_kernels(config, alone, kept)
-    expected = {"dtype": "bfloat16", "in_float32": ["linear", "gelu"], "gelu_by_erf": True, "onednn": False, **own}
+    expected = {"dtype": "bfloat16", "in_float32": ["linear", "gelu"], "gelu_by_erf": by_erf, "onednn": False, **own}
     assert found == expected
     Trainer(config, ProcessGrid.alone(), ByteSamples(config.model.seq_len))
     assert startup.kernels_in_use(config) == found
