@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from fugaku_gpt.compat.activation import compute_gelu_by_erf, gelu, gelu_by_erf, gelu_tanh
 from fugaku_gpt.compat.adamw import divides_gradients, fused_adamw
-from fugaku_gpt.compat.blocks import empty_block
+from fugaku_gpt.compat.blocks import empty_block, use_blocks
 from fugaku_gpt.compat.build import build_facts, flush_denormals
 from fugaku_gpt.compat.compiled import (
     activates,
@@ -66,9 +66,9 @@ __all__ = [
     "compute_products_by_onednn",
     "counts_losses",
     "divides_gradients",
+    "empty_block",
     "flush_denormals",
     "fused_adamw",
-    "empty_block",
     "gelu",
     "gelu_by_erf",
     "gelu_tanh",
@@ -93,6 +93,7 @@ __all__ = [
     "step_adamw",
     "sum_of_rows",
     "sum_of_squares",
+    "use_blocks",
     "uses_compiled",
     "without_kernel",
 ]

@@ -3,10 +3,14 @@
 glibc's heap hardly ever gives what a tensor has left to the next one of its size: to align that it asks for some bytes
 more than it uses, and small objects have come to lie in those beside the old one. Here what is freed is the next block
 of its size. Seen: of 124M's passes 470 MiB were in use at most, for which the heap grew by 740; all blocks take 430.
+
+Blocks are used once a process has said so (``training/startup.py``), which it does where it runs on glibc's heap: other
+allocators have ways of their own, and large pages.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
 import weakref
@@ -20,7 +24,8 @@ _UNUSED_FOR = 2**14  # takes: more than those of a micro-batch of a thousand lay
 
 
 class Blocks:
-    """Blocks by size, each lent to one tensor until nothing uses that tensor's memory any more.
+    """Blocks by size, each lent to one tensor until nothing uses that tensor's memory any more: of each size as many as
+    were in use at one time.
 
     Sizes that have not been asked for in a long time, of another sequence length say, are handed back.
     """
@@ -28,22 +33,22 @@ class Blocks:
     def __init__(self) -> None:
         self._free: Dict[int, List[mmap.mmap]] = {}
         self._lent: Dict[int, "weakref.ref[memoryview]"] = {}
+        self._numbers = itertools.count()
         self._takes = 0
         self._last_use: Dict[int, int] = {}
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of this shape whose numbers are whatever they are, and which is no view of another."""
-        size = math.prod(shape) * dtype_bytes(dtype)
+        size = math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
         if size < _LEAST_BYTES or _FROM_BUFFER is None:
-            return torch.empty(*shape, dtype=dtype)
+            return torch.empty(tuple(shape), dtype=dtype)
         self._takes += 1
         self._last_use[size] = self._takes
         if self._takes % _TAKES_BETWEEN_LOOKS == 0:
             self._hand_back_unused()
         free = self._free.get(size)
-        memory = free.pop() if free else mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        loan = memoryview(memory)
-        number = self._takes
+        memory = free.pop() if free else private_memory(size)
+        loan, number = memoryview(memory), next(self._numbers)
 
         def give_back(_: object) -> None:
             del self._lent[number]
@@ -51,28 +56,34 @@ class Blocks:
             self._free.setdefault(size, []).append(memory)
 
         self._lent[number] = weakref.ref(loan, give_back)  # the tensor's storage is who has the loan
-        return _FROM_BUFFER(loan, dtype=dtype).resize_(*shape)
+        return _FROM_BUFFER(loan, dtype=dtype).resize_(tuple(shape))
 
-    def free_bytes(self) -> int:
-        """Of blocks that wait for a tensor."""
+    def waiting_bytes(self) -> int:
+        """Of blocks that no tensor has."""
         return sum(size * len(blocks) for size, blocks in self._free.items())
 
     def _hand_back_unused(self) -> None:
-        for size, last in list(self._last_use.items()):
+        for size, last in self._last_use.items():
             if last < self._takes - _UNUSED_FOR:
-                del self._last_use[size]
                 self._free.pop(size, None)
 
 
-def dtype_bytes(dtype: torch.dtype) -> int:
-    """Of one number."""
-    return torch.empty(0, dtype=dtype).element_size()
+def private_memory(size: int) -> mmap.mmap:
+    """So many bytes outside of the heap; a forked process has its own."""
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 _FROM_BUFFER: Optional[Callable[..., torch.Tensor]] = getattr(torch, "frombuffer", None)
 _BLOCKS = Blocks()
+_used = False
+
+
+def use_blocks(use: bool) -> None:
+    """From now on large tensors get blocks, where PyTorch can use memory of others, or do not."""
+    global _used
+    _used = use
 
 
 def empty_block(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """``torch.empty`` in a block of the process's, where it is large and PyTorch can use memory of others."""
-    return _BLOCKS.empty(shape, dtype)
+    """``torch.empty``, in a block of the process's where blocks are used and it is large."""
+    return _BLOCKS.empty(shape, dtype) if _used else torch.empty(tuple(shape), dtype=dtype)

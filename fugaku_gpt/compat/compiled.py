@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-import mmap
 from typing import Any, Iterator, Optional, Tuple
 
 import torch
 
 from fugaku_gpt.compat.agreed import AGREED
-from fugaku_gpt.compat.blocks import empty_block
+from fugaku_gpt.compat.blocks import empty_block, private_memory
 from fugaku_gpt.compat.trials import waves
 from fugaku_gpt.kernels import Library, load_library
 from fugaku_gpt.kernels.library import BFLOAT16, FLOAT32
@@ -239,8 +238,7 @@ def _panels(floats: int) -> int:
     global _memory_of_panels
     if len(_memory_of_panels) < 4 * floats:
         _memory_of_panels = b""  # not beside the new one
-        private = mmap.mmap(-1, 4 * floats, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        _memory_of_panels = (ctypes.c_char * (4 * floats)).from_buffer(private)
+        _memory_of_panels = (ctypes.c_char * (4 * floats)).from_buffer(private_memory(4 * floats))
     return ctypes.addressof(_memory_of_panels)
 
 

@@ -32,7 +32,7 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
 
 
 class _CompiledLayerNorm(torch.autograd.Function):
-    """By our own kernel, which takes 16 bits as they are."""
+    """By our own kernel."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:

@@ -43,7 +43,7 @@ def linear_into(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tor
     if compiled.multiplies(x, weight.t(), out):
         return compiled.multiply_(out, x, weight.t())
     if not has_kernel("matmul", x.dtype):
-        return out.copy_(_matmul(x, weight.t()))
+        return out.copy_(_matmul_of_its_type(x.float(), weight.t().float()))
     if not _suits_onednn(x):
         return torch.mm(x, weight.t(), out=out)
     for part, rows in _in_step(out.t(), weight, _AT_ONCE):
@@ -59,7 +59,7 @@ def matmul_into(out: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Te
     if compiled.multiplies(x, y, out):
         return compiled.multiply_(out, x, y)
     if not has_kernel("matmul", x.dtype):
-        return out.copy_(_matmul(x, y))
+        return out.copy_(_matmul_of_its_type(x.float(), y.float()))
     if not _sums_suit_onednn(x, y):
         return torch.mm(x, y, out=out)
     out.zero_()

@@ -16,7 +16,7 @@ from fugaku_gpt.config.schema import NodeConfig
 from fugaku_gpt.machine.memory import control_groups
 
 SIMULATED = "FUGAKU_GPT_SIMULATOR"  # set in jobs of `fugaku-gpt sim`
-_ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
+_ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc", "libmpg")  # the last one: large pages of A64FX
 _LIBRARY_DIRS = ("/usr/lib", "/usr/lib64", "/lib64", "/usr/local/lib", "/usr/local/lib64")
 _VECTOR_FLAGS = ("avx512f", "avx512_bf16", "amx_bf16", "avx2", "fma", "sve2", "sve", "asimd")
 

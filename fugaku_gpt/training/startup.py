@@ -34,20 +34,22 @@ _keeps_freed_pages = False
 def prepare_process(threads: int) -> Dict[str, Any]:
     """Set threads, denormal flushing and the allocator; returns what took effect."""
     torch.set_num_threads(threads)
+    keeps_pages = keep_freed_pages()
+    compat.use_blocks(keeps_pages)
     return {
         "threads": torch.get_num_threads(),
         "flush_denormals": compat.flush_denormals(),
         "allocator": local.allocator_in_use(),
-        "allocator_keeps_pages": keep_freed_pages(),
+        "allocator_keeps_pages": keeps_pages,
     }
 
 
 def agree_on_kernels(
     config: RunConfig, world: Communicator, keep: Optional[Mapping[str, Any]] = None
 ) -> Dict[str, Any]:
-    """Have every rank compute the same operations in float32 for want of a good kernel, and the GELU in the same way,
-    so that all round alike: by the error function where PyTorch's own is slow on any, by our own compiled kernels where
-    all have them.
+    """Have every rank compute the same operations in float32 for want of a good kernel, and the others in the same way,
+    so that all round alike: by our own compiled kernels where all have them, GELU else by the error function where
+    PyTorch's own is slow on any.
 
     Collective. What was agreed on stays: calling it again changes nothing.
 
@@ -63,9 +65,10 @@ def agree_on_kernels(
     kept: Mapping[str, Any] = keep if keep is not None and keep.get("dtype") == config.training.dtype else {}
     compiled = config.node.compiled_kernels and kept.get("compiled", not kept) and compat.uses_compiled()
     own_gelu = compiled and compat.activates(torch.empty(0, dtype=dtype))
+    answered = "gelu_by_erf" in kept and not kept.get("compiled")  # or nobody may have asked
     mine = {
         "in_float32": [*kept["in_float32"], *compat.without_kernel(dtype)] if kept else compat.in_float32(dtype),
-        "gelu_by_erf": kept["gelu_by_erf"] if "gelu_by_erf" in kept else not own_gelu and _gelu_by_erf(config),
+        "gelu_by_erf": not own_gelu and (kept["gelu_by_erf"] if answered else _gelu_by_erf(config)),
         "onednn": _may_be_onednn(config, kept),
         "compiled": compiled,
         "compiled_products": _may_be_compiled(config, kept),
@@ -281,6 +284,8 @@ def describe_environment(environment: Dict[str, Any]) -> List[str]:
 
 def _describe_precision(precision: Dict[str, Any]) -> List[str]:
     dtype, operations = precision["dtype"], precision["in_float32"]
+    if precision["compiled"] and dtype == "bfloat16":
+        operations = [operation for operation in operations if not operation.startswith("gelu")]
     said = []
     if dtype in SIXTEEN_BITS:
         said.append(

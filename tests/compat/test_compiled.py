@@ -322,6 +322,15 @@ def test_the_exact_gelu_of_large_negative_numbers_keeps_its_digits() -> None:
     assert bool(((found - expected).abs() <= 1e-5 * expected.abs()).all())  # PyTorch's are 0 from -6 on
 
 
+@pytest.mark.parametrize("count", [1, 15, 16, 1000, 5003])
+def test_results_in_16_bits_are_those_in_float32_rounded_as_pytorch_rounds(count: int) -> None:
+    x = numbers(3, count).bfloat16()
+    assert torch.equal(compiled.gelu(x, False), compiled.gelu(x.float(), False).bfloat16())
+    weight, bias = numbers(count).float(), numbers(count, seed=1).float()
+    (y, _), (judge, _) = (compiled.layer_norm(its, weight, bias, 1e-5) for its in (x, x.float()))
+    assert torch.equal(y, judge.bfloat16())
+
+
 @pytest.mark.parametrize("by_tanh", [False, True], ids=["exact", "by tanh"])
 @DTYPES
 def test_gelu_of_what_is_infinite_or_no_number(dtype: torch.dtype, by_tanh: bool) -> None:
@@ -331,6 +340,8 @@ def test_gelu_of_what_is_infinite_or_no_number(dtype: torch.dtype, by_tanh: bool
     assert bool((y[3::5].abs() <= 1e-6).all()) and bool((y[4::5] == 0.0).all())
     slope = compiled.gelu_gradient(torch.ones_like(x), x, by_tanh)
     assert bool((slope[0::5] != slope[0::5]).all()) and bool((slope[4::5] == 0.5).all())
+    assert bool((slope[1::5] == 1.0).all()) and bool((slope[2::5] == 1.0).all())
+    assert bool((slope[3::5].abs() <= 1e-30).all())
 
 
 @pytest.mark.parametrize("function", [compat.gelu, compat.gelu_tanh], ids=["exact", "by tanh"])
@@ -352,11 +363,12 @@ def test_gelu_by_autograd_is_that_of_the_operators(
 
 
 @pytest.mark.parametrize("count", [1, 7, 4096, 4097, 500_000])
-def test_adamw_rounds_what_it_steps_as_pytorch_rounds(count: int) -> None:
+@pytest.mark.parametrize("behind", [0, 1, 8], ids="aligned but for {}".format)
+def test_adamw_rounds_what_it_steps_as_pytorch_rounds(count: int, behind: int) -> None:
     parameters, gradients = numbers(count).float(), numbers(count, seed=1).float()
     moments = (numbers(count, seed=2).float(), numbers(count, seed=3).float() ** 2)
     (p, g, m, v), before = (its.double() for its in (parameters, gradients, *moments)), gradients.clone()
-    rounded = torch.zeros(count, dtype=torch.bfloat16)
+    rounded = torch.zeros(behind + count, dtype=torch.bfloat16)[behind:]
     compat.step_adamw(
         parameters, gradients, moments, rounded, divisor=3.0, keeps=0.99, betas=(0.9, 0.999), step_size=0.1, eps=0.01
     )

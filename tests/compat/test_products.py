@@ -249,3 +249,20 @@ def test_an_operator_of_onednn_s_that_is_not_what_it_should_be_is_not_taken(
     assert products._onednn.__wrapped__() is (own if products._is_right(own) else None)
     monkeypatch.setattr(products, "_of_its_own_tensors", wrong)
     assert products._onednn.__wrapped__() is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_products_of_16_bits_without_a_kernel_are_rounded_once_where_they_go(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(AGREED.in_float32, dtype, frozenset(TRIALS))
+    compat.compute_by_compiled(False)
+    x, weight = random(20, 40).to(dtype), random(30, 40).to(dtype)
+    judge = x.double() @ weight.double().t()
+    memory = torch.zeros(21, 30, dtype=dtype)
+    for into, other in ((compat.linear_into, weight), (compat.matmul_into, weight.t())):
+        with torch.no_grad():
+            assert into(memory[:-1], x, other).data_ptr() == memory.data_ptr()
+        assert bool(((memory[:-1].double() - judge).abs() <= 0.51 * torch.finfo(dtype).eps * judge.abs() + 1e-6).all())
+        assert not bool(memory[-1].any())
+        memory.zero_()

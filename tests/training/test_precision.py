@@ -237,6 +237,24 @@ def test_another_start_computes_as_the_first_did_whatever_a_clock_says(monkeypat
     assert startup.kernels_in_use(config) == found
 
 
+def test_a_start_without_our_own_gelu_asks_although_one_with_it_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AGREED, "in_float32", {})
+    monkeypatch.setattr(activation, "_gelu_is_slow", lambda: True)
+    kept = {"dtype": "float32", "in_float32": [], "gelu_by_erf": False, "onednn": False, "compiled": True}
+    config = tiny_config("node.compiled_kernels=false")
+    found = startup.agree_on_kernels(config, Communicator.alone(), kept)
+    assert found["gelu_by_erf"] and not found["compiled"]
+
+
+def test_the_report_names_gelu_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    precision = {
+        **startup.kernels_in_use(tiny_config()),
+        **{"dtype": "bfloat16", "in_float32": ["gelu", "gelu_tanh", "linear"], "compiled": True},
+    }
+    (line,) = [line for line in startup._describe_precision(precision) if "in float32" in line]
+    assert line.endswith("for want of a good kernel: linear")
+
+
 class TwoRanks(Communicator):
     """The first of two ranks, of which the other says what a test lets it say."""
 

@@ -10,9 +10,9 @@
 #define BLOCK 4096 /* numbers whose float32 sum is added up in float64 */
 #define PARTS 96   /* of a sum, one after the other for each thread: a multiple of most numbers of threads */
 
-/* Up to BLOCK parameters in bfloat16. They are not read before the next step: where the processor can, they are written
-   past the caches, which would read first what is overwritten. */
-static void store_rounded(const float *restrict parameters, uint16_t *restrict to, int64_t n)
+/* Up to BLOCK parameters in bfloat16, denormal ones too. The caches would not hold them all until they are read: where
+   the processor can, they are written past these, which would read first what is overwritten. */
+static void store_past_caches(const float *restrict parameters, uint16_t *restrict to, int64_t n)
 {
     uint16_t rounded[BLOCK] __attribute__((aligned(16)));
 #pragma omp simd
@@ -22,6 +22,7 @@ static void store_rounded(const float *restrict parameters, uint16_t *restrict t
     if (((uintptr_t)to & 15) == 0)
         for (; i + 8 <= n; i += 8)
             _mm_stream_si128((__m128i *)(to + i), *(const __m128i *)(rounded + i));
+    _mm_sfence(); /* such stores are ordered with no others */
 #endif
     memcpy(to + i, rounded + i, (size_t)(n - i) * sizeof *to);
 }
@@ -44,7 +45,7 @@ EXPORT void adamw(float *restrict parameters, const float *restrict gradients, f
             second[i] = square;
             parameters[i] = parameters[i] * keeps - step_size * mean / (sqrtf(square) + eps);
         }
-        if (rounded) store_rounded(parameters + block, rounded + block, end - block);
+        if (rounded) store_past_caches(parameters + block, rounded + block, end - block);
     }
 }
 

@@ -73,17 +73,23 @@ INLINE void load(const void *x, int64_t at, int type, float factor, float *restr
     }
 }
 
-/* y[at + j] = factor x[j]. (Where the processor rounds to 16 bits, denormal numbers become 0.) */
+INLINE void store_rounded(uint16_t *to, vec x)
+{
+#ifdef HAS_PAIRS
+    _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh((__m512)x)); /* denormal numbers become 0 */
+#else
+    for (int i = 0; i < LANES; i++) to[i] = to_bfloat16(x[i]);
+#endif
+}
+
+/* y[at + j] = factor x[j] */
 INLINE void store(const float *restrict x, float factor, void *y, int64_t at, int type, int64_t n)
 {
     if (type == BFLOAT16) {
         uint16_t *restrict to = (uint16_t *)y + at;
         int64_t j = 0;
 #ifdef HAS_PAIRS
-        for (; j + LANES <= n; j += LANES) {
-            const __m512 some = _mm512_loadu_ps(x + j) * factor;
-            _mm256_storeu_si256((__m256i *)(to + j), (__m256i)_mm512_cvtneps_pbh(some));
-        }
+        for (; j + LANES <= n; j += LANES) store_rounded(to + j, *(const loose_vec *)(x + j) * factor);
 #endif
 #pragma omp simd
         for (int64_t i = j; i < n; i++) to[i] = to_bfloat16(x[i] * factor);

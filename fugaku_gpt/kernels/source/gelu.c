@@ -10,14 +10,17 @@ typedef struct {
     float share, slope;
 } Gelu;
 
+/* x, or what is nearest to it from -most to most; what is no number stays none. */
+INLINE float within(float x, float most) { return x < -most ? -most : x > most ? most : x; }
+
 /* The share of a normal distribution below x. Of -|x| it is exp(-x^2 / 2) times a function that falls slowly, and that
    is a polynomial in 1 / (1 + 0.345 |x|), as in Abramowitz and Stegun 1964, 26.2.17, but fitted anew for the smallest
-   relative error up to |x| = 13.5, where numbers become denormal (2e-8 before it is rounded). */
+   relative error (2e-8 before it is rounded). From 12.9 on the share is 2e-38 or less than that from 1. */
 INLINE Gelu exact(float x)
 {
+    x = within(x, 12.9f);
     const float size = fabsf(x), v = 1.0f / (1.0f + 0.345f * size);
-    const float exponent = x * x * -0.72134752f; /* log2(e) / 2 */
-    const float falls = power_within(exponent < -126.0f ? -126.0f : exponent);
+    const float falls = power_within(x * x * -0.72134752f); /* log2(e) / 2 */
     float y = -2.842730611e-2f;
     y = y * v + 1.454884182e-1f;
     y = y * v - 2.715707689e-1f;
@@ -32,11 +35,13 @@ INLINE Gelu exact(float x)
     return (Gelu){share, share + x * falls * 0.3989422804f}; /* 1 / sqrt(2 pi) */
 }
 
-/* (1 + tanh(z)) / 2 = 1 / (1 + exp(-2 z)), z = sqrt(2 / pi) (x + 0.044715 x^3) */
+/* (1 + tanh(z)) / 2 = 1 / (1 + exp(-2 z)), z = sqrt(2 / pi) (x + 0.044715 x^3). From 10 on it is 1e-38 or less than
+   that from 1. */
 INLINE Gelu by_tanh(float x)
 {
+    x = within(x, 10.0f);
     const float square = x * x;
-    const float falls = power_of_two(x * (1.0f + 0.044715f * square) * -2.302208198f); /* exp(-2 z): times log2(e) */
+    const float falls = power_within(x * (1.0f + 0.044715f * square) * -2.302208198f); /* exp(-2 z): times log2(e) */
     const float share = 1.0f / (1.0f + falls), rest = falls * share; /* 1 - share would have lost digits */
     return (Gelu){share, share + x * share * rest * 1.595769122f * (1.0f + 3.0f * 0.044715f * square)};
 }

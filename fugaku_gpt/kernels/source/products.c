@@ -195,15 +195,6 @@ typedef struct {
     int64_t rounded_row;
 } Place;
 
-INLINE void store_rounded(uint16_t *to, vec x)
-{
-#ifdef HAS_PAIRS
-    _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
-#else
-    for (int i = 0; i < LANES; i++) to[i] = to_bfloat16(x[i]);
-#endif
-}
-
 /* A tile's sums become, or get added, the product of a left panel (where unit (i, j) is at i a_row + j a_column) and a
    right one of `units`, and `start`, if there is one. With `rounds` they are not stored but rounded. */
 INLINE void tile(const int type, const int rounds, const int adds, int64_t units, const float *a, const int64_t a_row,
