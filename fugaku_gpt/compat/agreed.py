@@ -14,7 +14,8 @@ class Agreed:
 
     Attributes:
         in_float32: number type of training → what is computed in float32 nevertheless.
-        gelu_by_erf: the exact GELU is computed from the error function; None: not agreed on yet.
+        gelu_by_erf: the exact GELU is computed from the error function where no kernel of ours does it; None: not
+            agreed on yet.
         products_by_onednn: float32 products of layers are oneDNN's; None: not agreed on yet.
         compiled: our own compiled kernels are used; None: not agreed on yet.
         compiled_products: layers' products are theirs too, where they may be; None: not agreed on yet.

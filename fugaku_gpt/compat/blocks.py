@@ -40,7 +40,7 @@ class Blocks:
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of this shape whose numbers are whatever they are, and which is no view of another."""
         size = math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
-        if size < _LEAST_BYTES or _FROM_BUFFER is None:
+        if size < _LEAST_BYTES:
             return torch.empty(tuple(shape), dtype=dtype)
         self._takes += 1
         self._last_use[size] = self._takes
@@ -56,6 +56,7 @@ class Blocks:
             self._free.setdefault(size, []).append(memory)
 
         self._lent[number] = weakref.ref(loan, give_back)  # the tensor's storage is who has the loan
+        assert _FROM_BUFFER is not None  # or nobody would have asked
         return _FROM_BUFFER(loan, dtype=dtype).resize_(tuple(shape))
 
     def waiting_bytes(self) -> int:
@@ -84,6 +85,11 @@ def use_blocks(use: bool) -> None:
     _used = use
 
 
+def uses_blocks() -> bool:
+    """Whether they do."""
+    return _used and _FROM_BUFFER is not None
+
+
 def empty_block(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """``torch.empty``, in a block of the process's where blocks are used and it is large."""
-    return _BLOCKS.empty(shape, dtype) if _used else torch.empty(tuple(shape), dtype=dtype)
+    return _BLOCKS.empty(shape, dtype) if uses_blocks() else torch.empty(tuple(shape), dtype=dtype)

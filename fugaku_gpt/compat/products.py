@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fugaku_gpt.compat import compiled
 from fugaku_gpt.compat.agreed import AGREED
-from fugaku_gpt.compat.blocks import empty_block
+from fugaku_gpt.compat.blocks import empty_block, uses_blocks
 from fugaku_gpt.compat.trials import has_kernel, waves
 from fugaku_gpt.compat.wide import or_in_float32
 from fugaku_gpt.layout.products import cast_rows
@@ -105,7 +105,9 @@ def _linear_of_its_type(x: torch.Tensor, weight: torch.Tensor, bias: Optional[to
         rows = x.reshape(-1, x.shape[-1])
         if compiled.multiplies(rows, weight.t()):
             return _multiplied(x, rows, weight.t(), bias)
-    return _by_onednn(x, weight, bias) if _suits_onednn(x) else F.linear(x, weight, bias)
+    if _suits_onednn(x):
+        return _by_onednn(x, weight, bias)
+    return _in_block(x, weight.t(), bias) if _may_be_in_block(x, weight) else F.linear(x, weight, bias)
 
 
 def _matmul_of_its_type(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -113,7 +115,9 @@ def _matmul_of_its_type(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
         if compiled.multiplies(rows, y):
             return _multiplied(x, rows, y)
-    return _by_onednn(x, y.t()) if _suits_onednn(x) else torch.matmul(x, y)
+    if _suits_onednn(x):
+        return _by_onednn(x, y.t())
+    return _in_block(x, y) if _may_be_in_block(x, y) else torch.matmul(x, y)
 
 
 def _may_be_multiplied(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -127,6 +131,22 @@ def _multiplied(
     """By our kernel; ``rows`` are those of x."""
     out = empty_block((*x.shape[:-1], y.shape[1]), x.dtype)
     compiled.multiply_(out.view(-1, y.shape[1]), rows, y, bias)
+    return out
+
+
+def _may_be_in_block(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether PyTorch can be told where to put the product of [..., inner] and a matrix."""
+    return uses_blocks() and y.dim() == 2 and not torch.is_grad_enabled()
+
+
+def _in_block(x: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """By the functions that PyTorch's layers call themselves."""
+    out = empty_block((*x.shape[:-1], y.shape[1]), x.dtype)
+    rows, result = x.reshape(-1, x.shape[-1]), out.view(-1, y.shape[1])
+    if bias is None:
+        torch.mm(rows, y, out=result)
+    else:
+        torch.addmm(bias, rows, y, out=result)
     return out
 
 

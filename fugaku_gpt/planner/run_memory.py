@@ -14,7 +14,8 @@ Categories, each in bytes of one rank:
 * ``logits``: what the loss needs while it runs: logits of some hundred tokens, and what they are made to.
 * ``communication``: sums that travel in another type, messages between stages, and what MPI holds of sums on their way.
 * ``allocator``: blocks that the allocator keeps and nothing fits into. With PyTorch 2.13 it was 0.2 of activations and
-  workspace (98 million parameters, 600 MiB of these) to 0.7 (30 million on pipelines, 50 to 90 MiB).
+  workspace (98 million parameters, 600 MiB of these) to 0.7 (30 million on pipelines, 50 to 90 MiB). Where large
+  tensors are in blocks (``compat/blocks.py``) it is less: of 124 million next to nothing, others were not measured.
 * ``base``: interpreter, PyTorch and MPI before there is a model (``machine/framework.py``).
 
 Workspace and logits are needed one after the other, and memory that the allocator keeps of one may not fit the other:

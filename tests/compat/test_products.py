@@ -6,9 +6,10 @@ from typing import Any, List
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fugaku_gpt import compat
-from fugaku_gpt.compat import products
+from fugaku_gpt.compat import blocks, products
 from fugaku_gpt.compat.agreed import AGREED
 from fugaku_gpt.compat.trials import TRIALS
 from fugaku_gpt.layout import products as sizes
@@ -266,3 +267,23 @@ def test_products_of_16_bits_without_a_kernel_are_rounded_once_where_they_go(
         assert bool(((memory[:-1].double() - judge).abs() <= 0.51 * torch.finfo(dtype).eps * judge.abs() + 1e-6).all())
         assert not bool(memory[-1].any())
         memory.zero_()
+
+
+@pytest.mark.skipif(not hasattr(torch, "frombuffer"), reason="this PyTorch takes no memory of others")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(700,), (2, 350), (1, 5, 7)], ids=str)
+def test_products_that_pytorch_makes_in_blocks_are_its_own_to_the_bit(
+    shape: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "_used", True)
+    monkeypatch.setitem(AGREED.in_float32, dtype, frozenset())
+    monkeypatch.setattr(AGREED, "products_by_onednn", False)
+    compat.compute_by_compiled(False)
+    x, weight, bias = (its.to(dtype) for its in (random(*shape, 40), random(800, 40), random(800)))
+    with torch.no_grad():
+        for found, expected in (
+            (compat.linear(x, weight, bias), F.linear(x, weight, bias)),
+            (compat.linear(x, weight), F.linear(x, weight)),
+            (compat.matmul(x, weight.t()), torch.matmul(x, weight.t())),
+        ):
+            assert found.dtype == dtype and torch.equal(found, expected) and not found._is_view()
