@@ -239,6 +239,7 @@ def test_another_start_computes_as_the_first_did_whatever_a_clock_says(monkeypat
 
 def test_a_start_without_our_own_gelu_asks_although_one_with_it_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AGREED, "in_float32", {})
+    monkeypatch.setattr(AGREED, "gelu_by_erf", None)
     monkeypatch.setattr(activation, "_gelu_is_slow", lambda: True)
     kept = {"dtype": "float32", "in_float32": [], "gelu_by_erf": False, "onednn": False, "compiled": True}
     config = tiny_config("node.compiled_kernels=false")
