@@ -136,7 +136,7 @@ def _multiplied(
 
 def _may_be_in_block(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether PyTorch can be told where to put the product of [..., inner] and a matrix."""
-    return uses_blocks() and y.dim() == 2 and not torch.is_grad_enabled()
+    return uses_blocks() and y.dim() == 2 and x.numel() > 0 and not torch.is_grad_enabled()
 
 
 def _in_block(x: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
