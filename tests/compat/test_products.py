@@ -265,7 +265,7 @@ def test_products_of_16_bits_without_a_kernel_are_rounded_once_where_they_go(
         with torch.no_grad():
             assert into(memory[:-1], x, other).data_ptr() == memory.data_ptr()
         assert bool(((memory[:-1].double() - judge).abs() <= 0.51 * torch.finfo(dtype).eps * judge.abs() + 1e-6).all())
-        assert not bool(memory[-1].any())
+        assert bool((memory[-1] == 0).all())
         memory.zero_()
 
 
@@ -280,10 +280,12 @@ def test_products_that_pytorch_makes_in_blocks_are_its_own_to_the_bit(
     monkeypatch.setattr(AGREED, "products_by_onednn", False)
     compat.compute_by_compiled(False)
     x, weight, bias = (its.to(dtype) for its in (random(*shape, 40), random(800, 40), random(800)))
+    rows = x.view(-1, 40)  # of three dimensions older builds round the product before they add the bias
     with torch.no_grad():
         for found, expected in (
-            (compat.linear(x, weight, bias), F.linear(x, weight, bias)),
-            (compat.linear(x, weight), F.linear(x, weight)),
-            (compat.matmul(x, weight.t()), torch.matmul(x, weight.t())),
+            (compat.linear(x, weight, bias), F.linear(rows, weight, bias)),
+            (compat.linear(x, weight), F.linear(rows, weight)),
+            (compat.matmul(x, weight.t()), torch.matmul(rows, weight.t())),
         ):
-            assert found.dtype == dtype and torch.equal(found, expected) and not found._is_view()
+            assert found.dtype == dtype and not found._is_view()
+            assert found.shape == (*shape, 800) and torch.equal(found.view(-1, 800), expected)

@@ -250,7 +250,7 @@ def test_a_start_without_our_own_gelu_asks_although_one_with_it_did_not(monkeypa
 def test_the_report_names_gelu_once(monkeypatch: pytest.MonkeyPatch) -> None:
     precision = {
         **startup.kernels_in_use(tiny_config()),
-        **{"dtype": "bfloat16", "in_float32": ["gelu", "gelu_tanh", "linear"], "compiled": True},
+        **{"dtype": "bfloat16", "in_float32": ["gelu", "gelu_tanh", "linear"], "compiled": True, "gelu_by_erf": False},
     }
     (line,) = [line for line in startup._describe_precision(precision) if "in float32" in line]
     assert line.endswith("for want of a good kernel: linear")
