@@ -15,7 +15,6 @@ from fugaku_gpt.compat.adamw import divides_gradients, fused_adamw
 from fugaku_gpt.compat.blocks import empty_block, use_blocks
 from fugaku_gpt.compat.build import build_facts, flush_denormals
 from fugaku_gpt.compat.compiled import (
-    activates,
     attends,
     attention,
     attention_gradient,
@@ -24,6 +23,7 @@ from fugaku_gpt.compat.compiled import (
     compute_products_by_compiled,
     counts_losses,
     has_compiled,
+    has_gelu,
     loss_gradient_,
     loss_of_whole_rows_,
     loss_sums,
@@ -49,7 +49,6 @@ from fugaku_gpt.compat.trials import can_train, compute_in_float32, has_kernel, 
 
 __all__ = [
     "Call",
-    "activates",
     "add_product",
     "attends",
     "attention",
@@ -73,6 +72,7 @@ __all__ = [
     "gelu_by_erf",
     "gelu_tanh",
     "has_compiled",
+    "has_gelu",
     "has_kernel",
     "has_onednn",
     "has_profiler",

@@ -137,7 +137,12 @@ def layer_norm_gradient(
 
 def activates(x: torch.Tensor) -> bool:
     """Whether GELU of x is a kernel's."""
-    return x.dtype in _TYPES and uses_compiled()
+    return has_gelu(x.dtype) and uses_compiled()
+
+
+def has_gelu(dtype: torch.dtype) -> bool:
+    """Whether there is a kernel for GELU in this type, on whatever machine has kernels."""
+    return dtype in _TYPES
 
 
 def gelu(x: torch.Tensor, by_tanh: bool) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fugaku_gpt.compat import compiled
 from fugaku_gpt.compat.agreed import AGREED
-from fugaku_gpt.compat.blocks import empty_block, uses_blocks
+from fugaku_gpt.compat.blocks import empty_block
 from fugaku_gpt.compat.trials import has_kernel, waves
 from fugaku_gpt.compat.wide import or_in_float32
 from fugaku_gpt.layout.products import cast_rows
@@ -107,7 +107,7 @@ def _linear_of_its_type(x: torch.Tensor, weight: torch.Tensor, bias: Optional[to
             return _multiplied(x, rows, weight.t(), bias)
     if _suits_onednn(x):
         return _by_onednn(x, weight, bias)
-    return _in_block(x, weight.t(), bias) if _may_be_in_block(x, weight) else F.linear(x, weight, bias)
+    return _put(x, weight.t(), bias) if _may_be_put(x, weight) else F.linear(x, weight, bias)
 
 
 def _matmul_of_its_type(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -117,7 +117,7 @@ def _matmul_of_its_type(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return _multiplied(x, rows, y)
     if _suits_onednn(x):
         return _by_onednn(x, y.t())
-    return _in_block(x, y) if _may_be_in_block(x, y) else torch.matmul(x, y)
+    return _put(x, y) if _may_be_put(x, y) else torch.matmul(x, y)
 
 
 def _may_be_multiplied(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -134,13 +134,15 @@ def _multiplied(
     return out
 
 
-def _may_be_in_block(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether PyTorch can be told where to put the product of [..., inner] and a matrix."""
-    return uses_blocks() and y.dim() == 2 and x.numel() > 0 and not torch.is_grad_enabled()
+def _may_be_put(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether PyTorch is told where to put the product of [..., inner] and a matrix. It is in blocks or not, which is
+    the process's allocator's: a sum is to be rounded alike beside each. (Layers of older builds round a product of
+    three dimensions before they add the bias; this does not.)"""
+    return y.dim() == 2 and x.numel() > 0 and not torch.is_grad_enabled()
 
 
-def _in_block(x: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
-    """By the functions that PyTorch's layers call themselves."""
+def _put(x: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """By the functions that PyTorch's layers call themselves, into a block where these are used."""
     out = empty_block((*x.shape[:-1], y.shape[1]), x.dtype)
     rows, result = x.reshape(-1, x.shape[-1]), out.view(-1, y.shape[1])
     if bias is None:

@@ -64,8 +64,9 @@ def agree_on_kernels(
     dtype = getattr(torch, config.training.dtype)
     kept: Mapping[str, Any] = keep if keep is not None and keep.get("dtype") == config.training.dtype else {}
     compiled = config.node.compiled_kernels and kept.get("compiled", not kept) and compat.uses_compiled()
-    own_gelu = compiled and compat.activates(torch.empty(0, dtype=dtype))
-    answered = "gelu_by_erf" in kept and not kept.get("compiled")  # or nobody may have asked
+    own_gelu = compiled and compat.has_gelu(dtype)
+    nobody_asked = kept.get("compiled", False) and compat.has_gelu(dtype)
+    answered = "gelu_by_erf" in kept and not nobody_asked
     mine = {
         "in_float32": [*kept["in_float32"], *compat.without_kernel(dtype)] if kept else compat.in_float32(dtype),
         "gelu_by_erf": not own_gelu and (kept["gelu_by_erf"] if answered else _gelu_by_erf(config)),

@@ -269,13 +269,13 @@ def test_products_of_16_bits_without_a_kernel_are_rounded_once_where_they_go(
         memory.zero_()
 
 
-@pytest.mark.skipif(not hasattr(torch, "frombuffer"), reason="this PyTorch takes no memory of others")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(700,), (2, 350), (1, 5, 7)], ids=str)
-def test_products_that_pytorch_makes_in_blocks_are_its_own_to_the_bit(
-    shape: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("used", [True, False], ids=["in blocks", "another allocator's"])
+def test_products_are_pytorch_s_own_to_the_bit_in_blocks_or_not(
+    used: bool, shape: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "_used", True)
+    monkeypatch.setattr(blocks, "_used", used)
     monkeypatch.setitem(AGREED.in_float32, dtype, frozenset())
     monkeypatch.setattr(AGREED, "products_by_onednn", False)
     compat.compute_by_compiled(False)

@@ -211,8 +211,15 @@ def test_a_build_that_cannot_compute_in_a_type_is_refused_and_help_is_said(monke
         startup.check_precision(config)
 
 
-def test_another_start_computes_as_the_first_did_whatever_a_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    config, alone = tiny_config("training.dtype=bfloat16"), Communicator.alone()
+@pytest.mark.parametrize("kernels", ["true", "false"], ids="compiled kernels {}".format)
+def test_another_start_computes_as_the_first_did_whatever_a_clock_says(
+    kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, alone = tiny_config("training.dtype=bfloat16", f"node.compiled_kernels={kernels}"), Communicator.alone()
+    own = {
+        "compiled": kernels == "true" and compat.has_compiled(),
+        "compiled_products": kernels == "true" and compat.compiled_products(),
+    }
     monkeypatch.setattr(AGREED, "in_float32", {})
     monkeypatch.setattr(AGREED, "products_by_onednn", None)
     monkeypatch.setattr(products, "_onednn_is_better", lambda: False)
@@ -220,8 +227,7 @@ def test_another_start_computes_as_the_first_did_whatever_a_clock_says(monkeypat
     monkeypatch.setattr(trials, "_is_precise", lambda operation, dtype: True)
     monkeypatch.setattr(AGREED, "gelu_by_erf", None)
     monkeypatch.setattr(activation, "_gelu_is_slow", lambda: True)
-    own = {"compiled": compat.has_compiled(), "compiled_products": compat.compiled_products()}
-    by_erf = not compat.has_compiled()  # our own kernel is neither fast nor slow: nobody asks
+    by_erf = not own["compiled"]  # our own kernel is neither fast nor slow: nobody asks
     kept = startup.agree_on_kernels(config, alone)
     assert kept == {"dtype": "bfloat16", "in_float32": ["linear"], "gelu_by_erf": by_erf, "onednn": False, **own}
     assert kept == startup.agree_on_kernels(config, alone) == startup.kernels_in_use(config)
@@ -247,7 +253,19 @@ def test_a_start_without_our_own_gelu_asks_although_one_with_it_did_not(monkeypa
     assert found["gelu_by_erf"] and not found["compiled"]
 
 
-def test_the_report_names_gelu_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_what_a_start_was_told_of_gelu_holds_in_types_that_no_kernel_of_ours_computes(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AGREED, "in_float32", {})
+    monkeypatch.setattr(AGREED, "gelu_by_erf", None)
+    monkeypatch.setattr(activation, "_gelu_is_slow", lambda: pytest.fail("asked of a clock"))
+    kept = {"dtype": dtype, "in_float32": [], "gelu_by_erf": True, "onednn": False, "compiled": True}
+    found = startup.agree_on_kernels(tiny_config(f"training.dtype={dtype}"), Communicator.alone(), kept)
+    assert found["gelu_by_erf"]
+
+
+def test_the_report_names_gelu_once() -> None:
     precision = {
         **startup.kernels_in_use(tiny_config()),
         **{"dtype": "bfloat16", "in_float32": ["gelu", "gelu_tanh", "linear"], "compiled": True, "gelu_by_erf": False},
