@@ -43,7 +43,7 @@ def measure(world: Communicator, zero: int, steps: int, settings: List[str]) -> 
     layout = (f"layout.dp={world.size}", f"layout.zero={zero}")
     config = load_run_config(overrides=[*MODEL, batch, *layout, *settings])
     trainer = Trainer(config, ProcessGrid(world, config.layout), RandomSamples(config))
-    for _ in range(2 + steps):  # a cold one, and one that is timed alone
+    for _ in range(3 + steps):  # a cold one, and two that are timed alone
         trainer.step()
     trainer.finish()
     overlap = trainer.sum.overlap

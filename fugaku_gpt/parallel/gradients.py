@@ -44,8 +44,13 @@ class GradientSum:
         sharded: bool,
         sequence_parallel: bool = False,
         dtype: Optional[torch.dtype] = None,
+        at_once: int = 4,
     ) -> None:
-        """``dtype``: precision of the sums over replicas; default: that of the flat gradients."""
+        """
+        Args:
+            dtype: precision of the sums over replicas; default: that of the flat gradients.
+            at_once: buckets that are summed at one time: MPI takes memory of its own for each.
+        """
         self._buffers = buffers
         self._grid = grid
         self._sharded = sharded
@@ -73,7 +78,9 @@ class GradientSum:
             self._rounded = torch.zeros_like(buffers.gradients, dtype=dtype)
         self._missing: Dict[int, int] = {}
         self._armed: List[int] = []
+        self._at_once = at_once
         self._started: List[Union[Pending, Chain]] = []
+        self._under_way: List[Union[Pending, Chain]] = []  # those of them that have not been seen to have ended
         self._steps = 0
         self._alone = False
         self.overlap = Overlap(grid.dp, sharded)
@@ -92,6 +99,7 @@ class GradientSum:
                 self._missing[key] = self._missing.get(key, 0) + 1
         self._armed = []
         self._started = []
+        self._under_way = []
         self._alone = runs_alone(self._steps)
         self._steps += 1
 
@@ -101,8 +109,7 @@ class GradientSum:
 
     def poll(self) -> None:
         """Let MPI get on with what has been started."""
-        for pending in self._started:
-            pending.done()
+        self._under_way = [pending for pending in self._under_way if not pending.done()]
 
     def finish(self) -> None:
         """Sum what is not summed yet, and wait for all of it."""
@@ -117,10 +124,10 @@ class GradientSum:
         if self._alone:
             self.overlap.meet()
         before = time.perf_counter()
-        while len(self._started) < len(self._buffers.buckets):
-            self._start_next()
-        for pending, bucket in zip(self._started, self._buffers.buckets):
-            pending.wait()
+        for index, bucket in enumerate(self._buffers.buckets):
+            while len(self._started) < min(index + self._at_once, len(self._buffers.buckets)):
+                self._start_next()
+            self._started[index].wait()
             if self._rounded is not None:  # with sharded sums only the first part of a bucket means anything
                 size = (bucket.stop - bucket.start) // (self._grid.dp.size if self._sharded else 1)
                 part = slice(bucket.start, bucket.start + size)
@@ -149,15 +156,18 @@ class GradientSum:
         if self._grid.dp.size == 1 or self._alone:
             return
         before = time.perf_counter()
-        while len(self._started) < len(self._buffers.buckets) and self._may_start(len(self._started)):
-            self._start_next()
         self.poll()
+        while self._may_start(len(self._started)):
+            self._start_next()
         seconds = time.perf_counter() - before
         self.overlap.sums.exposed_seconds += seconds
         self.overlap.sums.polled_seconds += seconds
 
     def _may_start(self, index: int) -> bool:
-        """Whether all of a bucket is finished and needs no sum over another group first."""
+        """Whether there is such a bucket, not one too many at a time, and all of it is finished and needs no sum over
+        another group first."""
+        if index == len(self._buffers.buckets) or len(self._under_way) >= self._at_once:
+            return False
         bucket = self._buffers.buckets[index]
         if any(self._missing[key] > 0 for key in self._members[index]):
             return False
@@ -171,6 +181,7 @@ class GradientSum:
         replicas = self._grid.replicas
         start = replicas.start_reduce_scatter if self._sharded else replicas.start_all_reduce
         self._started.append(start(bucket))
+        self._under_way.append(self._started[-1])
 
 
 class ParameterGather:

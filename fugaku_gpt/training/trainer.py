@@ -149,7 +149,8 @@ class Trainer:
             self._runs = list(self.buffers.runs(owned, counted_here(grid, sharded), self.masters))
             self._optimizer = build_optimizer(self._runs, training)
             sum_dtype = getattr(torch, training.gradient_dtype) if training.gradient_dtype is not None else None
-            self.sum = GradientSum(self.buffers, pieces, grid, sharded, layout.sequence_parallel, sum_dtype)
+            at_once = training.buckets_at_once
+            self.sum = GradientSum(self.buffers, pieces, grid, sharded, layout.sequence_parallel, sum_dtype, at_once)
             self._gather = ParameterGather(self.buffers, pieces, grid.replicas, self.sum.overlap) if sharded else None
             self._copy = StateCopy(self._runs, self._optimizer)
         self._last_chunk = chunks[-1].index

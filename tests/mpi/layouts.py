@@ -142,6 +142,7 @@ def _cuts(draw: st.DrawFn, dp: int, tp: int, pp: int) -> Dict[str, object]:
         "layout.hierarchical_sum": draw(st.booleans()),
         "layout.sequence_parallel": draw(st.booleans()),
         "training.bucket_mib": draw(st.sampled_from((0.005, 0.02, 1))),
+        "training.buckets_at_once": draw(st.sampled_from((1, 2, 50))),
     }
     if draw(st.booleans()):
         pieces = pp * chunks
