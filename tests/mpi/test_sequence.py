@@ -20,7 +20,7 @@ from tests.support.tiny import tiny_config
 
 Call = Tuple[str, int, Optional[int]]  # operation, elements, the other rank of a message
 Calls = Dict[str, List[Call]]  # by communicator
-STEPS = 3  # nothing overlaps in the second
+STEPS = 4  # nothing overlaps in the second and the third
 RAMPS = (
     "training.ramp_start=4 training.ramp_increment=4 training.ramp_samples=5 "
     "training.seq_ramp_start=8 training.seq_ramp_increment=16 training.seq_ramp_iterations=2"
