@@ -80,7 +80,6 @@ class GradientSum:
         self._armed: List[int] = []
         self._at_once = at_once
         self._started: List[Union[Pending, Chain]] = []
-        self._under_way: List[Union[Pending, Chain]] = []  # those of them that have not been seen to have ended
         self._steps = 0
         self._alone = False
         self.overlap = Overlap(grid.dp, sharded)
@@ -99,7 +98,6 @@ class GradientSum:
                 self._missing[key] = self._missing.get(key, 0) + 1
         self._armed = []
         self._started = []
-        self._under_way = []
         self._alone = runs_alone(self._steps)
         self._steps += 1
 
@@ -109,7 +107,8 @@ class GradientSum:
 
     def poll(self) -> None:
         """Let MPI get on with what has been started."""
-        self._under_way = [pending for pending in self._under_way if not pending.done()]
+        for pending in self._started:
+            pending.done()
 
     def finish(self) -> None:
         """Sum what is not summed yet, and wait for all of it."""
@@ -124,10 +123,10 @@ class GradientSum:
         if self._alone:
             self.overlap.meet()
         before = time.perf_counter()
-        for index, bucket in enumerate(self._buffers.buckets):
-            while len(self._started) < min(index + self._at_once, len(self._buffers.buckets)):
-                self._start_next()
-            self._started[index].wait()
+        while len(self._started) < len(self._buffers.buckets):
+            self._start_next()
+        for pending, bucket in zip(self._started, self._buffers.buckets):
+            pending.wait()
             if self._rounded is not None:  # with sharded sums only the first part of a bucket means anything
                 size = (bucket.stop - bucket.start) // (self._grid.dp.size if self._sharded else 1)
                 part = slice(bucket.start, bucket.start + size)
@@ -156,32 +155,31 @@ class GradientSum:
         if self._grid.dp.size == 1 or self._alone:
             return
         before = time.perf_counter()
-        self.poll()
-        while self._may_start(len(self._started)):
+        while len(self._started) < len(self._buffers.buckets) and self._may_start(len(self._started)):
             self._start_next()
+        self.poll()
         seconds = time.perf_counter() - before
         self.overlap.sums.exposed_seconds += seconds
         self.overlap.sums.polled_seconds += seconds
 
     def _may_start(self, index: int) -> bool:
-        """Whether there is such a bucket, not one too many at a time, and all of it is finished and needs no sum over
-        another group first."""
-        if index == len(self._buffers.buckets) or len(self._under_way) >= self._at_once:
-            return False
+        """Whether all of a bucket is finished and needs no sum over another group first."""
         bucket = self._buffers.buckets[index]
         if any(self._missing[key] > 0 for key in self._members[index]):
             return False
         return not (self._whole.start < bucket.stop and bucket.start < self._whole.stop)
 
     def _start_next(self) -> None:
-        part = self._buffers.buckets[len(self._started)]
+        index = len(self._started)
+        if index >= self._at_once:  # not as one ends: each step of each rank makes its calls at the same place
+            self._started[index - self._at_once].wait()
+        part = self._buffers.buckets[index]
         bucket = self._buffers.gradients[part]
         if self._rounded is not None:
             bucket = self._rounded[part].copy_(bucket)
         replicas = self._grid.replicas
         start = replicas.start_reduce_scatter if self._sharded else replicas.start_all_reduce
         self._started.append(start(bucket))
-        self._under_way.append(self._started[-1])
 
 
 class ParameterGather:
