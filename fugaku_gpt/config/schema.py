@@ -229,12 +229,7 @@ class TrainingConfig:
         at_least=1,
     )
     bucket_mib: float = option(32.0, "size of one gradient all-reduce", unit="MiB", above=0)
-    buckets_at_once: int = option(
-        4,
-        "gradient all-reduces under way at one time: MPI takes memory of its own for each; of messages between nodes "
-        "more may be faster",
-        at_least=1,
-    )
+    buckets_at_once: int = option(4, "gradient all-reduces under way at once; MPI takes memory for each", at_least=1)
 
     recompute: str = option(
         "none",
