@@ -22,7 +22,7 @@ def cast_elements(rows: int, columns: int) -> int:
 LEAST, LEAST_PRODUCT = 64, 2**24
 # of products.c, with the vectors that it is used with: panels [DEPTH, ROWS], [DEPTH, COLUMNS] and what is between them
 _LEFT_PANEL, _RIGHT_PANEL = 8 * 768 + 16, 48 * 768 + 16
-_GROUP, _BLOCK_ROWS, _BLOCK_COLUMNS = 16, 1024, 64 * 48
+_GROUP, _BLOCK_ROWS, _BLOCK_PANELS, _OWN_PANELS = 16, 1024, 64, 16
 
 
 def panel_bytes(columns: int, later: int, threads: int) -> int:
@@ -32,6 +32,10 @@ def panel_bytes(columns: int, later: int, threads: int) -> int:
         columns: of the widest.
         later: columns of the widest whose sums are rounded to 16 bits only after some passes, 0 without any.
     """
-    right = -(-min(columns, _BLOCK_COLUMNS) // 48) * _RIGHT_PANEL
-    sums = _BLOCK_ROWS * min(later, _BLOCK_COLUMNS)
-    return 4 * (threads * _GROUP * _LEFT_PANEL + right + sums + 16)
+
+
+    def at_once(columns: int) -> int:
+        return max(min(-(-columns // 48), _BLOCK_PANELS), threads * _OWN_PANELS)
+
+    sums = 48 * at_once(later) * _BLOCK_ROWS if later else 0
+    return 4 * (threads * _GROUP * _LEFT_PANEL + at_once(columns) * _RIGHT_PANEL + sums + 16)

@@ -5,9 +5,13 @@
    ("packed") into the order in which they are read. A tile of ROWS x COLUMNS sums stays in registers while its panels
    pass by: the left one [depth, ROWS], most often out of the first cache, and the right one [depth, COLUMNS] out of the
    second, which holds a GROUP of left panels and a STRIP of right ones. DEPTH is so large that the left panel almost
-   fills the first cache, since to load and store the sums costs more. All threads pack right panels together, each packs
-   the left panels of its own rows: what one thread has written is slow to read, or to write, for another that shares no
-   cache with it.
+   fills the first cache, since to load and store the sums costs more.
+
+   A left side whose rows are without gaps is not packed but read where it lies, and each thread packs right panels of its
+   own columns. Else all threads pack right panels together, and each the left panels of its own rows: what one thread has
+   written is slow to read, or to write, for another that shares no cache with it. What is packed next comes out of memory,
+   which takes longer than the packing: tiles ask for it, a cache line at a time, since their own panels would have to wait
+   behind many.
 
    What is multiplied is a unit of 32 bits: a float32 number, or two bfloat16 numbers that are neighbours along the
    inner dimension. Either is copied as a float. Each sum has the same order by any number of threads. */
@@ -27,6 +31,9 @@
 #define GROUP 16                     /* left panels */
 #define BLOCK_COLUMNS (64 * COLUMNS) /* whose right panels are packed at one time */
 #define BLOCK_ROWS (128 * ROWS)      /* of sums that are rounded only after some passes: they stay near */
+#define OWN_PANELS 16                /* right panels that a thread packs at one time, alone */
+#define EVERY 32                     /* units of a tile, for each of which something is asked for */
+#define LINE 64                      /* bytes of a cache line */
 #define AHEAD 8                      /* rows, of which what comes next is asked for while one is packed */
 /* from one panel to the next: not a multiple of a page, or all would fall into the same few places of a cache */
 #define LEFT_PANEL (ROWS * DEPTH + LANES)
@@ -98,15 +105,22 @@ INLINE void lay(const char *x, int64_t stride, int64_t size, int64_t k, int64_t 
     }
 }
 
-/* Left panels of `count` rows from `row` on, of [k] elements from `column` on. */
-static void pack_left(const Side *a, int64_t row, int64_t column, int64_t count, int64_t k, float *to)
+/* Whether rows of a left side of [k] elements can be read where they lie: they consist of whole units. */
+INLINE int lies_ready(const Side *a, int64_t k)
+{
+    return a->column == 1 && (int64_t)a->x % 4 == 0 && a->row * a->size % 4 == 0 && k * a->size % 4 == 0;
+}
+
+/* Left panels of `count` rows from `row` on, of [k] elements from `column` on; if the rows lie ready only the last one,
+   where rows are missing. */
+static void pack_left(const Side *a, int ready, int64_t row, int64_t column, int64_t count, int64_t k, float *to)
 {
     const int64_t units = a->size == 4 ? k : (k + 1) / 2;
     if (a->column != 1) {
         lay(at(a, row, column), a->column, a->size, k, count, ROWS, to, LEFT_PANEL);
         return;
     }
-    for (int64_t i = 0; i < round_up(count, ROWS); i++) {
+    for (int64_t i = ready ? count / ROWS * ROWS : 0; i < round_up(count, ROWS); i++) {
         float *its = to + i / ROWS * LEFT_PANEL + i % ROWS * DEPTH;
         if (i < count)
             take(at(a, row + i, column), k, a->size, its, units);
@@ -195,10 +209,36 @@ typedef struct {
     int64_t rounded_row;
 } Place;
 
+/* What is packed next: `rows` of `bytes` in memory, `stride` apart, of the first of which `at` have been asked for. */
+typedef struct {
+    const char *row;
+    int64_t rows, stride, bytes, at;
+} Next;
+
+INLINE Next next_of(const Side *side, int64_t row, int64_t column, int64_t rows, int64_t columns)
+{
+    const int by_rows = side->column == 1;
+    if (rows <= 0 || columns <= 0) return (Next){0};
+    return (Next){at(side, row, column), by_rows ? rows : columns, (by_rows ? side->row : side->column) * side->size,
+                  (by_rows ? columns : rows) * side->size, 0};
+}
+
+/* Ask for one more cache line. */
+INLINE void ask(Next *next)
+{
+    if (next->rows <= 0) return;
+    __builtin_prefetch(next->row + next->at, 0, 2);
+    next->at += LINE;
+    if (next->at < next->bytes) return;
+    next->at = 0;
+    next->row += next->stride;
+    next->rows--;
+}
+
 /* A tile's sums become, or get added, the product of a left panel (where unit (i, j) is at i a_row + j a_column) and a
    right one of `units`, and `start`, if there is one. With `rounds` they are not stored but rounded. */
 INLINE void tile(const int type, const int rounds, const int adds, int64_t units, const float *a, const int64_t a_row,
-                 const int64_t a_column, const float *b, const float *start, Place c)
+                 const int64_t a_column, const float *b, const float *start, Place c, Next *next)
 {
     vec sums[ROWS][VECTORS];
 #pragma GCC unroll 16
@@ -206,19 +246,26 @@ INLINE void tile(const int type, const int rounds, const int adds, int64_t units
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) {
             sums[i][v] = start ? *(const loose_vec *)(start + v * LANES) : (vec){0};
-            if (adds || !rounds) __builtin_prefetch(c.sums + i * c.row + v * LANES, 1);
         }
     }
+    for (int64_t first = 0, row = 0; first < units; first += EVERY, row++) {
+        if ((adds || !rounds) && row < ROWS) {
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) __builtin_prefetch(c.sums + row * c.row + v * LANES, 1);
+        }
+        ask(next);
+        const int64_t end = smaller(first + EVERY, units);
 #pragma GCC unroll 2
-    for (int64_t j = 0; j < units; j++) {
-        vec right[VECTORS];
+        for (int64_t j = first; j < end; j++) {
+            vec right[VECTORS];
 #pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) right[v] = *(const loose_vec *)(b + j * COLUMNS + v * LANES);
+            for (int v = 0; v < VECTORS; v++) right[v] = *(const loose_vec *)(b + j * COLUMNS + v * LANES);
 #pragma GCC unroll 16
-        for (int i = 0; i < ROWS; i++) {
-            const float left = a[i * a_row + j * a_column];
+            for (int i = 0; i < ROWS; i++) {
+                const float left = a[i * a_row + j * a_column];
 #pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; v++) sums[i][v] = add_units(sums[i][v], left, right[v], type);
+                for (int v = 0; v < VECTORS; v++) sums[i][v] = add_units(sums[i][v], left, right[v], type);
+            }
         }
     }
 #pragma GCC unroll 16
@@ -235,17 +282,18 @@ INLINE void tile(const int type, const int rounds, const int adds, int64_t units
     }
 }
 
-typedef void Tile(int64_t units, const float *a, const float *b, const float *start, Place c);
+typedef void Tile(int64_t units, const float *a, int64_t a_row, const float *b, const float *start, Place c, Next *next);
 
 #define TILE(name, type, rounds, adds, a_row, a_column)                                                                   \
-    static void name(int64_t units, const float *a, const float *b, const float *start, Place c)                          \
+    static void name(int64_t units, const float *a, int64_t row, const float *b, const float *start, Place c, Next *next) \
     {                                                                                                                     \
-        tile(type, rounds, adds, units, a, a_row, a_column, b, start, c);                                                 \
+        (void)row;                                                                                                        \
+        tile(type, rounds, adds, units, a, a_row, a_column, b, start, c, next);                                           \
     }
 #define TILES_OF(name, type, rounds)                                                                                      \
-    TILE(set_rows_##name, type, rounds, 0, DEPTH, 1)                                                                      \
+    TILE(set_rows_##name, type, rounds, 0, row, 1)                                                                        \
     TILE(set_columns_##name, type, rounds, 0, 1, ROWS)                                                                    \
-    TILE(add_rows_##name, type, rounds, 1, DEPTH, 1)                                                                      \
+    TILE(add_rows_##name, type, rounds, 1, row, 1)                                                                        \
     TILE(add_columns_##name, type, rounds, 1, 1, ROWS)
 #define NAMES_OF(name) {{set_rows_##name, set_columns_##name}, {add_rows_##name, add_columns_##name}}
 TILES_OF(32, FLOAT32, 0)
@@ -253,7 +301,8 @@ TILES_OF(32, FLOAT32, 0)
 TILES_OF(16, BFLOAT16, 0)
 TILES_OF(16_rounded, BFLOAT16, 1)
 #endif
-/* [type][whether they round][whether they add][whether the left side's columns are without gaps, and its panels' are] */
+/* [type][whether they round][whether they add][whether columns of the left panel are without gaps: else its rows are,
+   `row` apart] */
 static Tile *const TILES[2][2][2][2] = {
     {NAMES_OF(32)},
 #ifdef HAS_PAIRS
@@ -269,27 +318,33 @@ typedef struct {
     const float *bias;
     void *c;
     int64_t c_row;
-    int type, c_type, adds;
-    float *sums; /* [m, a block's columns], of c that is rounded only after some passes */
-    float *right; /* its packed panels */
+    int type, c_type, adds, ready; /* whether rows of the left side lie ready */
+    float *sums; /* of c that is rounded only after some passes, a number for each of [m, some columns] */
+    int64_t sums_row;
+    float *left, *right; /* packed panels */
 } Product;
 
-/* Rows and columns of c, in panels, the columns within a block of them: one thread's. */
+/* Rows and columns of c, in panels. */
 typedef struct {
     int64_t first, last, column_first, column_last;
 } Part;
 
-/* Threads for rows, of all: so that the one with the most tiles has as few as can be. Else no two share columns where
-   there are more of these, whose panels then nobody else reads, and no two share rows where there are not. */
-static int threads_for_rows(int64_t rows, int64_t columns, int threads)
+/* Of the inner dimension: elements [first, first + k). */
+typedef struct {
+    int64_t first, k, units;
+    int adds, rounds;
+} Pass;
+
+/* Threads for rows, of all: so that the one with the most tiles has as few as can be; else for rows rather than for
+   columns or not. */
+static int threads_for_rows(int64_t rows, int64_t columns, int rather_rows, int threads)
 {
-    const int more_columns = columns * COLUMNS > rows * ROWS;
     int64_t fewest = INT64_MAX;
     int found = 1;
     for (int some = 1; some <= threads; some++) {
         if (threads % some) continue;
         const int64_t others = threads / some, most = (rows + some - 1) / some * ((columns + others - 1) / others);
-        if (more_columns ? most < fewest : most <= fewest) {
+        if (rather_rows ? most <= fewest : most < fewest) {
             fewest = most;
             found = some;
         }
@@ -297,12 +352,21 @@ static int threads_for_rows(int64_t rows, int64_t columns, int threads)
     return found;
 }
 
+/* A thread's part of panels. */
+static Part part_of(int64_t rows, int64_t columns, int rather_rows, int thread, int threads)
+{
+    const int by_rows = threads_for_rows(rows, columns, rather_rows, threads), by_columns = threads / by_rows;
+    const int row = thread % by_rows, column = thread / by_rows;
+    return (Part){rows * row / by_rows, rows * (row + 1) / by_rows, columns * column / by_columns,
+                  columns * (column + 1) / by_columns};
+}
+
 /* A tile of which c has not all rows or columns. (Denormal numbers are rounded to bfloat16 here, flushed in others.) */
 static void tile_of_edge(Tile *sets, int64_t rows, int64_t columns, int rounds, int adds, int64_t units, const float *a,
-                         const float *b, const float *start, Place c)
+                         int64_t a_row, const float *b, const float *start, Place c, Next *next)
 {
     float sums[ROWS * COLUMNS];
-    sets(units, a, b, start, (Place){sums, COLUMNS, 0, 0});
+    sets(units, a, a_row, b, start, (Place){sums, COLUMNS, 0, 0}, next);
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < columns; j++) {
             const float its = sums[i * COLUMNS + j], all = adds ? c.sums[i * c.row + j] + its : its;
@@ -313,44 +377,40 @@ static void tile_of_edge(Tile *sets, int64_t rows, int64_t columns, int rounds, 
         }
 }
 
-/* From one row of such sums to the next. */
-static int64_t sums_row(int64_t n) { return smaller(n, BLOCK_COLUMNS); }
-
-/* The tile at (row, column), in a block from column `block` on. */
-INLINE Place place(const Product *p, int64_t row, int64_t column, int64_t block)
+/* The tile at (row, column). */
+INLINE Place place(const Product *p, int64_t row, int64_t column)
 {
     if (p->c_type == FLOAT32) return (Place){(float *)p->c + row * p->c_row + column, p->c_row, 0, 0};
-    float *sums = p->sums ? p->sums + row * sums_row(p->n) + column - block : 0;
-    return (Place){sums, sums_row(p->n), (uint16_t *)p->c + row * p->c_row + column, p->c_row};
+    float *sums = p->sums ? p->sums + row * p->sums_row + column % p->sums_row : 0;
+    return (Place){sums, p->sums_row, (uint16_t *)p->c + row * p->c_row + column, p->c_row};
 }
 
-/* A thread's part of a block of c from `column` on, of elements [first, first + k) of the inner dimension. */
-static void multiply_part(const Product *p, const Part *part, float *left, int64_t column, int64_t first, int64_t k)
+/* Panels [first, last) of columns of c, at most 2 STRIP, by panels of rows [row, end): `left` is the first of those that
+   are packed, `right` the first panel of the strip. */
+static void multiply_strip(const Product *p, Pass pass, const float *left, int64_t row, int64_t end, const float *right,
+                           int64_t first, int64_t last, Next *left_next, Next *right_next)
 {
-    const int64_t units = p->type == BFLOAT16 ? (k + 1) / 2 : k, most = units > DEPTH / 2 ? STRIP : 2 * STRIP;
-    const int adds = p->adds || first > 0, rounds = p->c_type == BFLOAT16 && first + k == p->k;
-    const int biased = p->bias && first == 0, of_columns = p->a.column != 1;
-    Tile *whole = TILES[p->type][rounds][adds][of_columns], *sets = TILES[p->type][0][0][of_columns];
-    for (int64_t group = part->first; group < part->last; group += GROUP) {
-        const int64_t end = smaller(group + GROUP, part->last);
-        pack_left(&p->a, group * ROWS, first, smaller(end * ROWS, p->m) - group * ROWS, k, left);
-        for (int64_t strip = part->column_first; strip < part->column_last; strip += most) {
-            const int64_t last = smaller(strip + most, part->column_last), its = column + strip * COLUMNS;
-            float starts[2 * STRIP * COLUMNS] = {0.0f};
-            if (biased) memcpy(starts, p->bias + its, smaller((last - strip) * COLUMNS, p->n - its) * sizeof *starts);
-            for (int64_t i = group; i < end; i++) {
-                for (int64_t j = strip; j < last; j++) {
-                    const int64_t rows = p->m - i * ROWS, columns = p->n - column - j * COLUMNS;
-                    const float *a = left + (i - group) * LEFT_PANEL, *b = p->right + j * RIGHT_PANEL;
-                    const float *start = biased ? starts + (j - strip) * COLUMNS : 0;
-                    const Place c = place(p, i * ROWS, column + j * COLUMNS, column);
-                    if (rows >= ROWS && columns >= COLUMNS)
-                        whole(units, a, b, start, c);
-                    else
-                        tile_of_edge(sets, smaller(ROWS, rows), smaller(COLUMNS, columns), rounds, adds, units, a, b,
-                                     start, c);
-                }
-            }
+    const int biased = p->bias && pass.first == 0, of_columns = p->a.column != 1;
+    Tile *whole = TILES[p->type][pass.rounds][pass.adds][of_columns], *sets = TILES[p->type][0][0][of_columns];
+    float starts[2 * STRIP * COLUMNS] = {0.0f};
+    if (biased)
+        memcpy(starts, p->bias + first * COLUMNS,
+               smaller((last - first) * COLUMNS, p->n - first * COLUMNS) * sizeof *starts);
+    for (int64_t i = row; i < end; i++) {
+        const int64_t rows = p->m - i * ROWS;
+        const int lies = p->ready && rows >= ROWS;
+        const float *a = lies ? at(&p->a, i * ROWS, pass.first) : left + (i - row) * LEFT_PANEL;
+        const int64_t a_row = lies ? p->a.row * p->a.size / 4 : DEPTH;
+        for (int64_t j = first; j < last; j++) {
+            const int64_t columns = p->n - j * COLUMNS;
+            const float *b = right + (j - first) * RIGHT_PANEL, *start = biased ? starts + (j - first) * COLUMNS : 0;
+            const Place c = place(p, i * ROWS, j * COLUMNS);
+            Next *next = left_next->rows > 0 ? left_next : right_next;
+            if (rows >= ROWS && columns >= COLUMNS)
+                whole(pass.units, a, a_row, b, start, c, next);
+            else
+                tile_of_edge(sets, smaller(ROWS, rows), smaller(COLUMNS, columns), pass.rounds, pass.adds, pass.units, a,
+                             a_row, b, start, c, next);
         }
     }
 }
@@ -362,38 +422,100 @@ static int64_t passes_of(int64_t k, int type)
     return (k + most - 1) / most;
 }
 
-/* A block of c of all rows, by all threads. */
-static void multiply_block(const Product *p, float *left, int64_t column, int thread, int threads)
+static int64_t step_of(const Product *p)
+{
+    const int64_t passes = passes_of(p->k, p->type);
+    return round_up((p->k + passes - 1) / passes, 2 * LANES);
+}
+
+static Pass pass_of(const Product *p, int64_t first)
+{
+    const int64_t k = smaller(step_of(p), p->k - first);
+    return (Pass){first, k, p->type == BFLOAT16 ? (k + 1) / 2 : k, p->adds || first > 0,
+                  p->c_type == BFLOAT16 && first + k == p->k};
+}
+
+INLINE int64_t strip_of(Pass pass) { return pass.units > DEPTH / 2 ? STRIP : 2 * STRIP; }
+
+/* What is packed of the right side after a pass, of a thread's columns [from, to) and those up to `end`. */
+INLINE Next after(const Product *p, int64_t first, int64_t from, int64_t to, int64_t end)
+{
+    const int64_t next = first + step_of(p), width = smaller(to - from, end - to);
+    if (next < p->k) return next_of(&p->b, next, from, smaller(step_of(p), p->k - next), to - from);
+    return next_of(&p->b, 0, to, smaller(step_of(p), p->k), width);
+}
+
+/* Panels [part.column_first, part.column_last) of columns: groups of left panels one after the other, packed where their
+   rows do not lie ready. `right` is the first of the right panels. */
+static void multiply_groups(const Product *p, Pass pass, Part part, const float *right, Next right_next)
+{
+    const int64_t most = strip_of(pass), panels = part.column_last - part.column_first;
+    for (int64_t group = part.first; group < part.last; group += GROUP) {
+        const int64_t last = smaller(group + GROUP, part.last), row = group * ROWS, end = smaller(last * ROWS, p->m);
+        const int64_t next_end = smaller(smaller(last + GROUP, part.last) * ROWS, p->m);
+        Next left_next = {0};
+        pack_left(&p->a, p->ready, row, pass.first, end - row, pass.k, p->left);
+        if (!p->ready) left_next = next_of(&p->a, end, pass.first, next_end - end, pass.k);
+        for (int64_t strip = 0; strip < panels; strip += most)
+            multiply_strip(p, pass, p->left, group, last, right + strip * RIGHT_PANEL, part.column_first + strip,
+                           part.column_first + smaller(strip + most, panels), &left_next, &right_next);
+    }
+}
+
+/* By a thread that packs the right panels of its own columns. */
+static void multiply_alone(const Product *p, Part part)
+{
+    const int64_t n = smaller(part.column_last * COLUMNS, p->n);
+    for (int64_t block = part.column_first; block < part.column_last; block += OWN_PANELS) {
+        const int64_t end = smaller(block + OWN_PANELS, part.column_last);
+        const int64_t from = block * COLUMNS, to = smaller(end * COLUMNS, n);
+        const Part its = {part.first, part.last, block, end};
+        for (int64_t first = 0; first < p->k; first += step_of(p)) {
+            const Pass pass = pass_of(p, first);
+            pack_right(&p->b, first, from, to - from, pass.k, p->right);
+            multiply_groups(p, pass, its, p->right, after(p, first, from, to, n));
+        }
+    }
+}
+
+/* A block of columns of c, from `column` on, by threads that pack right panels together. */
+static void multiply_together(const Product *p, int64_t column, int thread, int threads)
 {
     const int64_t n = smaller(BLOCK_COLUMNS, p->n - column);
     const int64_t row_panels = (p->m + ROWS - 1) / ROWS, column_panels = (n + COLUMNS - 1) / COLUMNS;
-    const int rows_by = threads_for_rows(row_panels, column_panels, threads), columns_by = threads / rows_by;
-    const int of_rows = thread % rows_by, of_columns = thread / rows_by;
-    const Part part = {row_panels * of_rows / rows_by, row_panels * (of_rows + 1) / rows_by,
-                       column_panels * of_columns / columns_by, column_panels * (of_columns + 1) / columns_by};
     const int64_t panel = column_panels * thread / threads, end = column_panels * (thread + 1) / threads;
-    const int64_t columns = smaller(end * COLUMNS, n) - panel * COLUMNS;
-    const int64_t passes = passes_of(p->k, p->type);
-    const int64_t step = round_up((p->k + passes - 1) / passes, 2 * LANES);
-    for (int64_t first = 0; first < p->k; first += step) {
-        const int64_t k = smaller(step, p->k - first);
-        pack_right(&p->b, first, column + panel * COLUMNS, columns, k, p->right + panel * RIGHT_PANEL);
+    const int64_t from = column + panel * COLUMNS, to = smaller(column + end * COLUMNS, p->n);
+    Part part = part_of(row_panels, column_panels, row_panels * ROWS >= column_panels * COLUMNS, thread, threads);
+    const float *right = p->right + part.column_first * RIGHT_PANEL;
+    part.column_first += column / COLUMNS;
+    part.column_last += column / COLUMNS;
+    for (int64_t first = 0; first < p->k; first += step_of(p)) {
+        const Pass pass = pass_of(p, first);
+        pack_right(&p->b, first, from, to - from, pass.k, p->right + panel * RIGHT_PANEL);
 #pragma omp barrier
-        multiply_part(p, &part, left, column, first, k);
+        multiply_groups(p, pass, part, right, after(p, first, from, to, to));
 #pragma omp barrier
     }
 }
 
-static int64_t right_floats(int64_t n) { return (smaller(n, BLOCK_COLUMNS) + COLUMNS - 1) / COLUMNS * RIGHT_PANEL; }
-
 /* Whether c is rounded only after some passes. */
 static int rounds_later(int64_t k, int type, int c_type) { return c_type == BFLOAT16 && passes_of(k, type) > 1; }
+
+/* Columns of a block of which sums are kept, and right panels packed, at one time; all threads'. */
+static int64_t columns_at_once(int64_t n, int threads)
+{
+    const int64_t together = smaller(round_up(n, COLUMNS), BLOCK_COLUMNS), alone = threads * OWN_PANELS * COLUMNS;
+    return together > alone ? together : alone;
+}
+
+static int64_t left_floats(int threads) { return threads * GROUP * LEFT_PANEL; }
+static int64_t right_floats(int64_t n, int threads) { return columns_at_once(n, threads) / COLUMNS * RIGHT_PANEL; }
 
 /* Of memory that a product needs. */
 EXPORT int64_t product_floats(int64_t m, int64_t n, int64_t k, int type, int c_type, int threads)
 {
-    const int64_t sums = rounds_later(k, type, c_type) ? smaller(m, BLOCK_ROWS) * sums_row(n) : 0;
-    return threads * GROUP * LEFT_PANEL + right_floats(n) + sums + LANES;
+    const int64_t sums = rounds_later(k, type, c_type) ? smaller(m, BLOCK_ROWS) * columns_at_once(n, threads) : 0;
+    return left_floats(threads) + right_floats(n, threads) + sums + LANES;
 }
 
 /* Whether matrices of this type are multiplied. */
@@ -408,19 +530,28 @@ EXPORT void multiply(const void *a, int64_t a_row, int64_t a_column, const void 
                      int type, const float *bias, void *c, int64_t c_row, int c_type, int adds, int64_t m, int64_t n,
                      int64_t k, float *work, int threads)
 {
-    const int64_t size = type == BFLOAT16 ? 2 : 4;
-    float *left = (float *)round_up((int64_t)work, 4 * LANES), *right = left + threads * GROUP * LEFT_PANEL;
+    const int64_t size = type == BFLOAT16 ? 2 : 4, c_size = c_type == BFLOAT16 ? 2 : 4;
     const int later = rounds_later(k, type, c_type);
-    const int64_t step = later ? BLOCK_ROWS : m, c_size = c_type == BFLOAT16 ? 2 : 4;
+    const int64_t step = later ? BLOCK_ROWS : m;
+    float *left = (float *)round_up((int64_t)work, 4 * LANES), *right = left + left_floats(threads);
+    float *sums = later ? right + right_floats(n, threads) : 0;
 #pragma omp parallel num_threads(threads)
     for (int64_t row = 0; row < m; row += step) {
+        const int thread = omp_get_thread_num(), all = omp_get_num_threads();
         const Side its_a = {(const char *)a + row * a_row * size, a_row, a_column, size};
         const Side its_b = {b, b_row, b_column, size};
         void *its_c = (char *)c + row * c_row * c_size;
-        float *sums = later ? right + right_floats(n) : 0;
-        const Product p = {its_a, its_b, smaller(step, m - row), n, k, bias, its_c, c_row, type, c_type, adds, sums, right};
-        const int thread = omp_get_thread_num();
-        for (int64_t column = 0; column < n; column += BLOCK_COLUMNS)
-            multiply_block(&p, left + thread * GROUP * LEFT_PANEL, column, thread, omp_get_num_threads());
+        Product p = {its_a, its_b,  smaller(step, m - row), n,    k, bias, its_c, c_row, type,
+                     c_type, adds, lies_ready(&its_a, k),  sums, 0, left, right};
+        p.left += thread * GROUP * LEFT_PANEL;
+        if (p.ready) {
+            p.right += thread * OWN_PANELS * RIGHT_PANEL;
+            p.sums_row = OWN_PANELS * COLUMNS;
+            if (later) p.sums += thread * smaller(m, BLOCK_ROWS) * p.sums_row;
+            multiply_alone(&p, part_of((p.m + ROWS - 1) / ROWS, (n + COLUMNS - 1) / COLUMNS, 0, thread, all));
+            continue;
+        }
+        p.sums_row = smaller(round_up(n, COLUMNS), BLOCK_COLUMNS);
+        for (int64_t column = 0; column < n; column += BLOCK_COLUMNS) multiply_together(&p, column, thread, all);
     }
 }
