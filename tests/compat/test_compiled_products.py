@@ -58,7 +58,7 @@ def near(found: torch.Tensor, expected: torch.Tensor, inner: int) -> bool:
 @settings(max_examples=150)
 @given(
     rows=st.sampled_from([*SIZES, 300, 1030]), inner=st.sampled_from([*SIZES, 769, 1540]),
-    columns=st.sampled_from([*SIZES, 3100]), turned=st.tuples(st.booleans(), st.booleans()), gap=st.integers(0, 3),
+    columns=st.sampled_from([*SIZES, 3100]), turned=st.tuples(st.booleans(), st.booleans()), gap=st.integers(0, 3), shift=st.integers(0, 1),
     adds=st.booleans(), rounds=st.booleans(), biased=st.booleans(), threads=st.integers(1, 3), seed=st.integers(0, 9),
 )  # fmt: skip
 def test_a_product_is_its_definition_by_any_number_of_threads(
@@ -68,6 +68,7 @@ def test_a_product_is_its_definition_by_any_number_of_threads(
     columns: int,
     turned: Any,
     gap: int,
+    shift: int,
     adds: bool,
     rounds: bool,
     biased: bool,
@@ -81,10 +82,12 @@ def test_a_product_is_its_definition_by_any_number_of_threads(
         columns = 48
 
     def side(count: int, across: int, is_turned: bool, seed: int) -> torch.Tensor:
-        """With rows (or columns, turned) that do not lie side by side."""
+        """With rows (or columns, turned) that do not lie side by side, of which the first is not at a multiple of 4 bytes
+        in every case."""
         if is_turned:
             return side(across, count, False, seed).t()
-        return numbers(count, across + gap, seed=seed).to(dtype)[:, :across]
+        memory = numbers(count * (across + gap) + shift, seed=seed).to(dtype)
+        return memory[shift:].view(count, across + gap)[:, :across]
 
     x, y = side(rows, inner, turned[0], seed), side(inner, columns, turned[1], seed + 1)
     bias = numbers(columns, seed=seed + 2) if biased else None
