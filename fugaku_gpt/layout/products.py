@@ -33,7 +33,6 @@ def panel_bytes(columns: int, later: int, threads: int) -> int:
         later: columns of the widest whose sums are rounded to 16 bits only after some passes, 0 without any.
     """
 
-
     def at_once(columns: int) -> int:
         return max(min(-(-columns // 48), _BLOCK_PANELS), threads * _OWN_PANELS)
 

@@ -58,7 +58,8 @@ def near(found: torch.Tensor, expected: torch.Tensor, inner: int) -> bool:
 @settings(max_examples=150)
 @given(
     rows=st.sampled_from([*SIZES, 300, 1030]), inner=st.sampled_from([*SIZES, 769, 1540]),
-    columns=st.sampled_from([*SIZES, 3100]), turned=st.tuples(st.booleans(), st.booleans()), gap=st.integers(0, 3), shift=st.integers(0, 1),
+    columns=st.sampled_from([*SIZES, 3100]), turned=st.tuples(st.booleans(), st.booleans()),
+    gap=st.integers(0, 3), shift=st.integers(0, 1),
     adds=st.booleans(), rounds=st.booleans(), biased=st.booleans(), threads=st.integers(1, 3), seed=st.integers(0, 9),
 )  # fmt: skip
 def test_a_product_is_its_definition_by_any_number_of_threads(
@@ -82,8 +83,7 @@ def test_a_product_is_its_definition_by_any_number_of_threads(
         columns = 48
 
     def side(count: int, across: int, is_turned: bool, seed: int) -> torch.Tensor:
-        """With rows (or columns, turned) that do not lie side by side, of which the first is not at a multiple of 4 bytes
-        in every case."""
+        """With rows (or columns, turned) that do not lie side by side, the first of them not always at 4 whole bytes."""
         if is_turned:
             return side(across, count, False, seed).t()
         memory = numbers(count * (across + gap) + shift, seed=seed).to(dtype)
