@@ -83,7 +83,7 @@ def test_a_product_is_its_definition_by_any_number_of_threads(
         columns = 48
 
     def side(count: int, across: int, is_turned: bool, seed: int) -> torch.Tensor:
-        """With rows (or columns, turned) that do not lie side by side, the first of them not always at 4 whole bytes."""
+        """With rows (or columns, turned) that do not lie side by side, the first of them not always at whole units."""
         if is_turned:
             return side(across, count, False, seed).t()
         memory = numbers(count * (across + gap) + shift, seed=seed).to(dtype)
