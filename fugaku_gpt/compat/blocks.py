@@ -10,6 +10,7 @@ allocators have ways of their own, and large pages.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import mmap
@@ -39,7 +40,7 @@ class Blocks:
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of this shape whose numbers are whatever they are, and which is no view of another."""
-        size = math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
+        size = math.prod(shape) * _itemsize(dtype)
         if size < _LEAST_BYTES:
             return torch.empty(tuple(shape), dtype=dtype)
         self._takes += 1
@@ -67,6 +68,11 @@ class Blocks:
         for size, last in self._last_use.items():
             if last < self._takes - _UNUSED_FOR:
                 self._free.pop(size, None)
+
+
+@functools.lru_cache(maxsize=None)
+def _itemsize(dtype: torch.dtype) -> int:
+    return torch.empty(0, dtype=dtype).element_size()
 
 
 def private_memory(size: int) -> mmap.mmap:

@@ -49,8 +49,9 @@ def attention(qkv: torch.Tensor, flags: Optional[torch.Tensor], factor: float) -
     parts, b, here, _, heads, d = qkv.shape
     y = empty_block((parts, b, here, heads, d), qkv.dtype)
     log_sums = qkv.new_empty(b, heads, parts * here, dtype=torch.float32)
-    library, qkv, work, threads = _library(), qkv.contiguous(), _work(qkv), torch.get_num_threads()
-    shape = (parts, b, here, heads, d, _TYPES[qkv.dtype], factor, work.data_ptr(), threads)
+    library, qkv, threads = _library(), qkv.contiguous(), torch.get_num_threads()
+    work = _memory(threads * library.attention_floats(parts * here, d))
+    shape = (parts, b, here, heads, d, _TYPES[qkv.dtype], factor, work, threads)
     library.attention_forward(qkv.data_ptr(), y.data_ptr(), log_sums.data_ptr(), _address(flags), *shape)
     return y, log_sums
 
@@ -65,9 +66,10 @@ def attention_gradient(
 ) -> torch.Tensor:
     """The gradient of :func:`attention`'s ``qkv``."""
     parts, b, here, _, heads, d = qkv.shape
-    library, qkv, work, threads = _library(), qkv.contiguous(), _work(qkv), torch.get_num_threads()
+    library, qkv, threads = _library(), qkv.contiguous(), torch.get_num_threads()
+    work = _memory(threads * library.attention_floats(parts * here, d))
     y_grad, grad = y_grad.contiguous(), empty_block(qkv.shape, qkv.dtype)
-    shape = (parts, b, here, heads, d, _TYPES[qkv.dtype], factor, work.data_ptr(), threads)
+    shape = (parts, b, here, heads, d, _TYPES[qkv.dtype], factor, work, threads)
     tensors = (qkv, y, y_grad, log_sums)
     library.attention_backward(*(x.data_ptr() for x in tensors), _address(flags), grad.data_ptr(), *shape)
     return grad
@@ -115,9 +117,8 @@ def layer_norm(
     width, threads = x.shape[-1], torch.get_num_threads()
     rows = x.numel() // width
     y, kept = empty_block(x.shape, x.dtype), x.new_empty(2, rows, dtype=torch.float32)
-    work = _floats(threads * width)
     tensors = (x, weight.contiguous(), bias.contiguous(), y, kept[0], kept[1])
-    numbers = (rows, width, _TYPES[x.dtype], eps, work.data_ptr(), threads)
+    numbers = (rows, width, _TYPES[x.dtype], eps, _memory(threads * width), threads)
     _library().layer_norm(*(tensor.data_ptr() for tensor in tensors), *numbers)
     return y, kept
 
@@ -128,9 +129,8 @@ def layer_norm_gradient(
     """Gradients of :func:`layer_norm`'s x, and in float32 of its weight and bias."""
     width, threads = x.shape[-1], torch.get_num_threads()
     x_grad, weight_grad, bias_grad = empty_block(x.shape, x.dtype), _floats(width), _floats(width)
-    work = _floats(threads * 6 * width)
     tensors = (x, weight.contiguous(), kept[0], kept[1], y_grad.contiguous(), x_grad, weight_grad, bias_grad)
-    numbers = (x.numel() // width, width, _TYPES[x.dtype], work.data_ptr(), threads)
+    numbers = (x.numel() // width, width, _TYPES[x.dtype], _memory(threads * 6 * width), threads)
     _library().layer_norm_gradient(*(tensor.data_ptr() for tensor in tensors), *numbers)
     return x_grad, weight_grad, bias_grad
 
@@ -224,30 +224,34 @@ def multiply_(
 ) -> torch.Tensor:
     """``into``, which becomes x y + bias, or to which in float32 that is added: [rows, columns], [rows, inner], [inner,
     columns], [columns]; of sums in float32, which are rounded at most once. ``into`` is in memory of its own.
-
-    By one Python thread at a time: the memory of panels is the process's.
     """
     (rows, inner), columns, threads = x.shape, y.shape[1], torch.get_num_threads()
     kind, its_kind = _TYPES[x.dtype], _TYPES[into.dtype]
     bias = None if bias is None else bias.float().contiguous()
-    work = _panels(_library().product_floats(rows, columns, inner, kind, its_kind, threads))
+    work = _memory(_product_floats(rows, columns, inner, kind, its_kind, threads))
     sides = (x.data_ptr(), *_strides(x), y.data_ptr(), *_strides(y), kind)
     result = (_address(bias), into.data_ptr(), into.stride(0), its_kind, int(adds))
     _library().multiply(*sides, *result, rows, columns, inner, work, threads)
     return into
 
 
-def _panels(floats: int) -> int:
-    """The address of memory for products, the same for all: what is packed is in the caches while it is in use, and was
-    before. It lies outside of the heap, and a forked process has its own."""
-    global _memory_of_panels
-    if len(_memory_of_panels) < 4 * floats:
-        _memory_of_panels = b""  # not beside the new one
-        _memory_of_panels = (ctypes.c_char * (4 * floats)).from_buffer(private_memory(4 * floats))
-    return ctypes.addressof(_memory_of_panels)
+@functools.lru_cache(maxsize=1024)
+def _product_floats(rows: int, columns: int, inner: int, kind: int, its_kind: int, threads: int) -> int:
+    return _library().product_floats(rows, columns, inner, kind, its_kind, threads)
 
 
-_memory_of_panels: Any = b""
+def _memory(floats: int) -> int:
+    """The address of memory that a kernel works in, the same for all: what is in it is in the caches while it is in
+    use, and was before. It is the process's: kernels run in one Python thread at a time. It lies outside of the heap,
+    and a forked process has its own."""
+    global _work
+    if len(_work) < 4 * floats:
+        _work = b""  # not beside the new one
+        _work = (ctypes.c_char * (4 * floats)).from_buffer(private_memory(4 * floats))
+    return ctypes.addressof(_work)
+
+
+_work: Any = b""
 
 
 def _strides(x: torch.Tensor) -> Tuple[int, int]:
@@ -288,12 +292,6 @@ def step_adamw(
     tensors = (parameters, gradients, *moments)
     addresses = (*(x.data_ptr() for x in tensors), _address(rounded))
     _library().adamw(*addresses, parameters.numel(), *numbers, torch.get_num_threads())
-
-
-def _work(qkv: torch.Tensor) -> torch.Tensor:
-    """Memory for all threads."""
-    floats = _library().attention_floats(qkv.shape[0] * qkv.shape[2], qkv.shape[5])
-    return _floats(torch.get_num_threads() * floats)
 
 
 def _floats(count: int) -> torch.Tensor:

@@ -340,4 +340,4 @@ def _table_gradient(ctx: Any, rows: torch.Tensor, values: torch.Tensor) -> Optio
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    return x.reshape(-1, x.shape[-1])
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])

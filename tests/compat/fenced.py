@@ -143,14 +143,14 @@ def main() -> None:
 @contextlib.contextmanager
 def results_too(fences: Fences) -> Iterator[None]:
     """Kernels' results and working memory lie between fences."""
-    had = compiled.empty_block, compiled._floats, compiled._panels
+    had = compiled.empty_block, compiled._floats, compiled._memory
     compiled.empty_block = fences.empty
     compiled._floats = lambda count: fences.empty((count,), torch.float32)
-    compiled._panels = lambda floats: ctypes.addressof(ctypes.c_char.from_buffer(fences.memory(4 * floats)))
+    compiled._memory = lambda floats: ctypes.addressof(ctypes.c_char.from_buffer(fences.memory(4 * floats)))
     try:
         yield
     finally:
-        compiled.empty_block, compiled._floats, compiled._panels = had
+        compiled.empty_block, compiled._floats, compiled._memory = had
 
 
 if __name__ == "__main__":

@@ -268,8 +268,8 @@ def test_pairs_of_16_bits_are_multiplied_where_the_processor_has_such_products()
         assert not compiled._library().multiplies(BFLOAT16)
 
 
-def test_a_forked_process_has_panels_of_its_own() -> None:
-    address = compiled._panels(16)
+def test_a_forked_process_has_memory_of_its_own() -> None:
+    address = compiled._memory(16)
     ctypes.memset(address, 1, 64)
     child = os.fork()
     if child == 0:
