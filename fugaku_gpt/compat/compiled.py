@@ -50,8 +50,8 @@ def attention(qkv: torch.Tensor, flags: Optional[torch.Tensor], factor: float) -
     y = empty_block((parts, b, here, heads, d), qkv.dtype)
     log_sums = qkv.new_empty(b, heads, parts * here, dtype=torch.float32)
     library, qkv, threads = _library(), qkv.contiguous(), torch.get_num_threads()
-    work = _memory(threads * library.attention_floats(parts * here, d))
-    shape = (parts, b, here, heads, d, _TYPES[qkv.dtype], factor, work, threads)
+    work = _floats(threads * library.attention_floats(parts * here, d))
+    shape = (parts, b, here, heads, d, _TYPES[qkv.dtype], factor, work.data_ptr(), threads)
     library.attention_forward(qkv.data_ptr(), y.data_ptr(), log_sums.data_ptr(), _address(flags), *shape)
     return y, log_sums
 
@@ -67,9 +67,9 @@ def attention_gradient(
     """The gradient of :func:`attention`'s ``qkv``."""
     parts, b, here, _, heads, d = qkv.shape
     library, qkv, threads = _library(), qkv.contiguous(), torch.get_num_threads()
-    work = _memory(threads * library.attention_floats(parts * here, d))
+    work = _floats(threads * library.attention_floats(parts * here, d))
     y_grad, grad = y_grad.contiguous(), empty_block(qkv.shape, qkv.dtype)
-    shape = (parts, b, here, heads, d, _TYPES[qkv.dtype], factor, work, threads)
+    shape = (parts, b, here, heads, d, _TYPES[qkv.dtype], factor, work.data_ptr(), threads)
     tensors = (qkv, y, y_grad, log_sums)
     library.attention_backward(*(x.data_ptr() for x in tensors), _address(flags), grad.data_ptr(), *shape)
     return grad
@@ -241,9 +241,10 @@ def _product_floats(rows: int, columns: int, inner: int, kind: int, its_kind: in
 
 
 def _memory(floats: int) -> int:
-    """The address of memory that a kernel works in, the same for all: what is in it is in the caches while it is in
-    use, and was before. It is the process's: kernels run in one Python thread at a time. It lies outside of the heap,
-    and a forked process has its own."""
+    """The address of memory that products and LayerNorm work in, the same for all: what is in it is in the caches while
+    it is in use, and was before. (Attention's is a tensor that is freed: with many threads it is large.) It is the
+    process's: kernels run in one Python thread at a time. It lies outside of the heap, and a forked process has its
+    own."""
     global _work
     if len(_work) < 4 * floats:
         _work = b""  # not beside the new one
