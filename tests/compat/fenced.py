@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 import torch
 
 from fugaku_gpt.compat import compiled
+from tests.compat.inputs import random as numbers
 
 PAGE = mmap.PAGESIZE
 FILLED = 0x5A
@@ -55,7 +56,7 @@ class Fences:
         return torch.frombuffer(memory, dtype=dtype, count=count).view(*shape)
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
-        """A copy; of a matrix with gaps between its rows, or turned, too."""
+        """A copy, without gaps; that of a matrix that is turned is turned."""
         if x.dim() == 2 and x.stride(0) == 1:
             return self.of(x.t()).t()
         return self.empty(x.shape, x.dtype).copy_(x)
@@ -66,11 +67,6 @@ class Fences:
             for part in (memory[PAGE:start], memory[stop : len(memory) - PAGE]):
                 if part.strip(bytes([FILLED])):
                     raise SystemExit("written beside a tensor")
-
-
-def numbers(*shape: int) -> torch.Tensor:
-    """Normally distributed, the same each time."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
 
 
 def runs(fences: Fences, dtype: torch.dtype) -> Iterator[Tuple[str, Callable[[], object]]]:
