@@ -9,43 +9,57 @@
 
 #define BLOCK 4096 /* numbers whose float32 sum is added up in float64 */
 #define PARTS 96   /* of a sum, one after the other for each thread: a multiple of most numbers of threads */
+#define RUN 128    /* parameters that are stepped, rounded and written at a time */
 
-/* Up to BLOCK parameters in bfloat16, denormal ones too. The caches would not hold them all until they are read: where
-   the processor can, they are written past these, which would read first what is overwritten. */
-static void store_past_caches(const float *restrict parameters, uint16_t *restrict to, int64_t n)
+/* Write RUN numbers or fewer. The caches would not hold all of them until they are read: where the processor can, they
+   are written past these, which would read first what is overwritten. Such stores are ordered with others by
+   stores_are_seen alone. */
+INLINE void store_past_caches(const uint16_t *restrict from, uint16_t *restrict to, int64_t n)
 {
-    uint16_t rounded[BLOCK] __attribute__((aligned(16)));
-#pragma omp simd
-    for (int64_t i = 0; i < n; i++) rounded[i] = to_bfloat16(parameters[i]);
     int64_t i = 0;
 #ifdef __x86_64__
     if (((uintptr_t)to & 15) == 0)
-        for (; i + 8 <= n; i += 8)
-            _mm_stream_si128((__m128i *)(to + i), *(const __m128i *)(rounded + i));
-    _mm_sfence(); /* such stores are ordered with no others */
+        for (; i + 8 <= n; i += 8) _mm_stream_si128((__m128i *)(to + i), *(const __m128i *)(from + i));
 #endif
-    memcpy(to + i, rounded + i, (size_t)(n - i) * sizeof *to);
+    memcpy(to + i, from + i, (size_t)(n - i) * sizeof *to);
+}
+
+INLINE void stores_are_seen(void)
+{
+#ifdef __x86_64__
+    _mm_sfence();
+#endif
 }
 
 /* parameters, moments and gradients [n]; the gradient is multiplied by factor, the parameter by keeps (1 - lr weight
    decay); then it moves by step_size first / (sqrt(second) + eps), in which the corrections of the moments' bias are.
-   rest1, rest2: 1 - beta, which float32 betas would not give. rounded: the parameters in bfloat16, or none. */
+   rest1, rest2: 1 - beta, which float32 betas would not give. rounded: the parameters in bfloat16, denormal ones too, or
+   none. */
 EXPORT void adamw(float *restrict parameters, const float *restrict gradients, float *restrict first,
                   float *restrict second, uint16_t *restrict rounded, int64_t n, float factor, float keeps, float beta1,
                   float rest1, float beta2, float rest2, float step_size, float eps, int threads)
 {
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t block = 0; block < n; block += BLOCK) {
-        const int64_t end = block + BLOCK < n ? block + BLOCK : n;
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static) nowait
+        for (int64_t run = 0; run < n; run += RUN) {
+            const int64_t count = smaller(RUN, n - run);
+            uint16_t line[RUN] __attribute__((aligned(16)));
 #pragma omp simd
-        for (int64_t i = block; i < end; i++) {
-            const float gradient = gradients[i] * factor;
-            const float mean = first[i] * beta1 + gradient * rest1, square = second[i] * beta2 + gradient * gradient * rest2;
-            first[i] = mean;
-            second[i] = square;
-            parameters[i] = parameters[i] * keeps - step_size * mean / (sqrtf(square) + eps);
+            for (int64_t j = 0; j < count; j++) {
+                const int64_t i = run + j;
+                const float gradient = gradients[i] * factor;
+                const float mean = first[i] * beta1 + gradient * rest1;
+                const float square = second[i] * beta2 + gradient * gradient * rest2;
+                const float stepped = parameters[i] * keeps - step_size * mean / (sqrtf(square) + eps);
+                first[i] = mean;
+                second[i] = square;
+                parameters[i] = stepped;
+                line[j] = to_bfloat16(stepped);
+            }
+            if (rounded) store_past_caches(line, rounded + run, count);
         }
-        if (rounded) store_past_caches(parameters + block, rounded + block, end - block);
+        if (rounded) stores_are_seen();
     }
 }
 
