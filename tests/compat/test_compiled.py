@@ -362,7 +362,7 @@ def test_gelu_by_autograd_is_that_of_the_operators(
         assert near(ours, judge.double(), 1e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
-@pytest.mark.parametrize("count", [1, 7, 4096, 4097, 500_000])
+@pytest.mark.parametrize("count", [1, 7, 128, 129, 4096, 500_000])
 @pytest.mark.parametrize("behind", [0, 1, 8], ids="aligned but for {}".format)
 def test_adamw_rounds_what_it_steps_as_pytorch_rounds(count: int, behind: int) -> None:
     parameters, gradients = numbers(count).float(), numbers(count, seed=1).float()
