@@ -38,7 +38,8 @@ DEFAULT = ("ddp=2", "dp=2", "dp=2,zero=1")
 
 def config_of(name: str, options: argparse.Namespace) -> RunConfig:
     """The run that a contestant's name stands for."""
-    settings = [f"training.dtype={'bfloat16' if options.bf16 else 'float32'}"]
+    dtype = "bfloat16" if options.bf16 else "float32"
+    settings = [f"training.dtype={dtype}"]
     for word in name.split(","):
         key = word.split("=")[0]
         section = "node.threads_per_rank" + word[len(key) :] if key == "threads" else f"layout.{word}"
@@ -54,6 +55,8 @@ def config_of(name: str, options: argparse.Namespace) -> RunConfig:
     )
     if replicas != config.layout.dp:
         raise UsageError(f"{name}: --set layout.dp changes what a contestant is")
+    if config.training.dtype != dtype:
+        raise UsageError(f"{name}: --set training.dtype would change ours alone: use --bf16")
     return config
 
 

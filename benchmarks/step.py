@@ -137,6 +137,8 @@ def main(arguments: Optional[List[str]] = None) -> None:
         parser.error(str(error))
     shape = [f"model.seq_len={seq_len}", f"training.micro_batch={micro_batch}"]
     shape.append(f"training.global_batch={micro_batch * options.micro_batches}")
+    if any(setting.startswith("training.dtype=") for setting in options.settings):
+        parser.error("--set training.dtype would change ours alone: a contestant's name says its type, as in ours-bf16")
     settings = [*shape, *options.settings]
     if options.worker:
         name, path = options.worker

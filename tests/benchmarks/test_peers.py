@@ -40,6 +40,13 @@ def test_a_layout_that_is_none_is_refused() -> None:
     assert done.returncode == 2 and b"did you mean layout.zero?" in done.stderr
 
 
+def test_a_type_that_ours_alone_would_have_is_refused() -> None:
+    for program, names, instead in (("peers.py", ["ddp=2", "dp=2"], b"--bf16"), ("step.py", ["ours"], b"ours-bf16")):
+        command = [sys.executable, str(ROOT / "benchmarks" / program), *names, "--set", "training.dtype=bfloat16"]
+        done = subprocess.run(command, capture_output=True, timeout=60)
+        assert done.returncode == 2 and instead in done.stderr and not done.stdout
+
+
 def test_scaling_prints_efficiency_beside_one_rank() -> None:
     words = ["--preset", "tiny", "--shape", "16x1", "--turns", "1", "--ranks", "2", "--mix-ranks", "0"]
     rows = [line.split() for line in lines_of("scaling.py", *words)[3:]]
