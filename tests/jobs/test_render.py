@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Dict, List
@@ -204,6 +205,13 @@ def test_a_script_ends_with_the_code_of_its_ranks_and_records_it(tmp_path: Path,
     assert (record.job_id, record.exit_code, record.signal) == ("239", code, "") and record.started <= record.ended
 
 
+def wait_for(file: Path, process: "subprocess.Popen[bytes]") -> None:
+    """Until the process has made the file, without taking a core from it."""
+    while not file.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize(("signal", "name"), [("TERM", "TERM"), ("XCPU", "XCPU"), ("USR1", "USR1")])
 def test_a_script_that_is_told_to_stop_tells_its_ranks_and_records_it(tmp_path: Path, signal: str, name: str) -> None:
     launcher = tmp_path / "mpiexec"
@@ -212,12 +220,25 @@ def test_a_script_that_is_told_to_stop_tells_its_ranks_and_records_it(tmp_path: 
     (tmp_path / "job.sh").write_text(rendered("pjm-one-node").text, encoding="utf-8")
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PJM_JOBID": "7"}
     process = subprocess.Popen(["bash", "job.sh"], cwd=str(tmp_path), env=environment)
-    while not (tmp_path / "up").exists():
-        assert process.poll() is None
+    wait_for(tmp_path / "up", process)
     subprocess.run(["kill", f"-{signal}", str(process.pid)], check=True)
     assert process.wait(timeout=60) == 75
     record = exit_records(tmp_path)["7"]
     assert (record.exit_code, record.signal) == (75, name)
+
+
+def test_a_script_that_is_told_while_it_starts_its_ranks_tells_them_all_the_same(tmp_path: Path) -> None:
+    """The order comes when they have been started and the script does not know their number yet."""
+    launcher = tmp_path / "mpiexec"
+    launcher.write_text("#!/bin/bash\ntrap 'exit 75' USR1\ntouch up\nsleep 60 & wait\n", encoding="utf-8")
+    launcher.chmod(0o755)
+    moment = '  "$@" &\n  child=$!\n'
+    text = rendered("pjm-one-node").text
+    assert text.count(moment) == 1
+    told = '  "$@" &\n  while [[ ! -e up ]]; do sleep 0.01; done; kill -s TERM $$\n  child=$!\n'
+    assert run_script(tmp_path, text.replace(moment, told), {"PJM_JOBID": "7"}) == 75
+    record = exit_records(tmp_path)["7"]
+    assert (record.exit_code, record.signal) == (75, "TERM")
 
 
 @pytest.mark.parametrize(
@@ -244,16 +265,14 @@ def test_the_word_of_the_run_stands_over_the_code_of_its_launcher(
 
 def test_a_script_that_is_killed_after_it_was_told_has_left_its_record(tmp_path: Path) -> None:
     launcher = tmp_path / "mpiexec"
-    launcher.write_text("#!/bin/bash\ntrap '' TERM\ntouch up\nsleep 30\n", encoding="utf-8")
+    launcher.write_text("#!/bin/bash\ntrap '' TERM USR1\ntouch up\nsleep 30\n", encoding="utf-8")
     launcher.chmod(0o755)
     (tmp_path / "job.sh").write_text(rendered("pjm-one-node").text, encoding="utf-8")
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PJM_JOBID": "7"}
     process = subprocess.Popen(["bash", "job.sh"], cwd=str(tmp_path), env=environment, start_new_session=True)
-    while not (tmp_path / "up").exists():
-        assert process.poll() is None
+    wait_for(tmp_path / "up", process)
     process.terminate()
-    while not (tmp_path / "exit" / "7.json").exists():
-        assert process.poll() is None
+    wait_for(tmp_path / "exit" / "7.json", process)
     os.killpg(process.pid, 9)
     process.wait(timeout=60)
     record = exit_records(tmp_path)["7"]
@@ -271,8 +290,7 @@ def test_slurm_s_ranks_are_told_and_not_killed_with_srun(tmp_path: Path) -> None
     (tmp_path / "job.sh").write_text(rendered("slurm-two-nodes").text, encoding="utf-8")
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     process = subprocess.Popen(["bash", "job.sh"], cwd=str(tmp_path), env=environment)
-    while not (tmp_path / "up").exists():
-        assert process.poll() is None
+    wait_for(tmp_path / "up", process)
     process.terminate()
     assert process.wait(timeout=60) == 75
     assert (tmp_path / "told").read_text(encoding="utf-8") == "--signal=TERM 7\n"

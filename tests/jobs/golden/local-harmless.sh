@@ -21,7 +21,7 @@ sub_job=${FUGAKU_GPT_SUB_JOB:-$job_id}
 started=$(date +%s)
 export FUGAKU_GPT_JOB_STARTED=$started # the ranks reckon from it when this job's time is over
 told=''   # the signal that told this job to stop
-child=''  # the process that is waited for
+child=''  # the process that is waited for; `starting` while its number is not known
 
 # What became of this job by its own account, in exit/: written when it is told to stop, and again when it ends.
 write_exit_record() {
@@ -35,7 +35,12 @@ told_to_stop() {
   if [[ -n $told ]]; then return; fi # one order may come by several ways
   told=$1
   write_exit_record "$2"
+  if [[ $child == starting ]]; then return; fi # `run` tells it as soon as it knows whom
   if [[ -z $child ]]; then exit "$2"; fi
+  tell_ranks
+}
+
+tell_ranks() {
   # launchers hand this signal to every rank, which stops with a checkpoint; at SIGTERM some kill the ranks
   kill -s USR1 "$child" 2> /dev/null || true
 }
@@ -43,8 +48,10 @@ told_to_stop() {
 # In the background, so that a signal is heard at once and not only when the command has ended.
 run() {
   local code
+  child=starting
   "$@" &
   child=$!
+  if [[ -n $told ]]; then tell_ranks; fi
   wait "$child"
   while kill -0 "$child" 2> /dev/null; do # a signal has cut the wait short
     wait "$child"

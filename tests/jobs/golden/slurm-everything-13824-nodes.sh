@@ -81,7 +81,7 @@ sub_job=$job_id
 started=$(date +%s)
 export FUGAKU_GPT_JOB_STARTED=$started # the ranks reckon from it when this job's time is over
 told=''   # the signal that told this job to stop
-child=''  # the process that is waited for
+child=''  # the process that is waited for; `starting` while its number is not known
 
 # What became of this job by its own account, in exit/: written when it is told to stop, and again when it ends.
 write_exit_record() {
@@ -95,7 +95,12 @@ told_to_stop() {
   if [[ -n $told ]]; then return; fi # one order may come by several ways
   told=$1
   write_exit_record "$2"
+  if [[ $child == starting ]]; then return; fi # `run` tells it as soon as it knows whom
   if [[ -z $child ]]; then exit "$2"; fi
+  tell_ranks
+}
+
+tell_ranks() {
   # srun that is told to stop kills its ranks at once; this tells the ranks themselves
   scancel --signal=TERM "${SLURM_JOB_ID:-unknown}" 2> /dev/null || kill -s USR1 "$child" 2> /dev/null || true
 }
@@ -103,8 +108,10 @@ told_to_stop() {
 # In the background, so that a signal is heard at once and not only when the command has ended.
 run() {
   local code
+  child=starting
   "$@" &
   child=$!
+  if [[ -n $told ]]; then tell_ranks; fi
   wait "$child"
   while kill -0 "$child" 2> /dev/null; do # a signal has cut the wait short
     wait "$child"
