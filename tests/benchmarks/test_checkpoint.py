@@ -19,5 +19,7 @@ def test_it_prints_a_row_for_each_way_of_saving_and_leaves_nothing(tmp_path: Pat
         ["1", "asynchronous"],
         ["1", "synchronous"],
     ]
-    assert all(float(figure) > 0 for row in rows for figure in (row[2], row[3], row[5], row[8], row[10]))
+    assert all(float(figure) > 0 for row in rows for figure in (row[2], row[5], row[8], row[10]))
+    # a copy of so small a model may take less than what is printed of a stall; its files do not
+    assert all(float(row[3]) > 0 for row in rows if row[1] == "synchronous")
     assert list(tmp_path.iterdir()) == [] and "stall" in head

@@ -108,7 +108,7 @@ for _ in range(6000): time.sleep(0.01)
 def test_rank_0_says_how_another_rank_has_failed(tmp_path: Path) -> None:
     keeper, rank = start(0, tmp_path)
     words = Result(
-        FAILED, "rank 2: ValueError: x", 0.0, time.time() + 9, 7, rank=2, node="n1", last_checkpoint="step-00000005"
+        FAILED, "rank 2: ValueError: x", 0.0, time.time() + 900, 7, rank=2, node="n1", last_checkpoint="step-00000005"
     )
     RunDirectory(tmp_path).write_result(words)
     assert keeper.stderr is not None

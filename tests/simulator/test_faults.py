@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Iterator
@@ -10,9 +11,10 @@ import pytest
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.pjm.pjstat import parse_data, statuses_of
+from fugaku_gpt.simulator import client
 from fugaku_gpt.simulator.session import Simulator, status
 from tests.simulator.conftest import Write
-from tests.simulator.test_running import alive, until
+from tests.simulator.test_running import GO, alive, until
 
 
 @pytest.fixture(autouse=True)
@@ -44,13 +46,14 @@ def test_a_lost_job_is_known_to_nobody(site: Simulator, write: Write, tmp_path: 
 
 
 def test_a_waiting_caller_is_not_left_waiting_for_a_lost_job(site: Simulator, write: Write, tmp_path: Path) -> None:
-    import subprocess
-
     job_id = site.submit("-L", "elapse=1:00", write("sleep 60"), cwd=tmp_path)
-    waiting = subprocess.Popen([str(site.bin / "pjwait"), job_id], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    until(lambda: site.state(job_id) == "RUN")
-    site.fault("lose", job_id)
-    assert waiting.wait(10) == 1
+    root = str(site.spool.root)
+    with client.connect(root) as waiting:
+        waiting.settimeout(60)
+        waiting.sendall((json.dumps(client.values_of("pjwait", [job_id])) + "\n").encode())
+        assert site.state(job_id) == "RUN"  # the daemon reads in order: it has that caller by now
+        site.fault("lose", job_id)
+        assert json.loads(waiting.makefile().readline())["code"] == 1
 
 
 def test_a_node_goes_down(site: Simulator, write: Write, tmp_path: Path) -> None:
@@ -67,11 +70,8 @@ def test_a_node_goes_down(site: Simulator, write: Write, tmp_path: Path) -> None
 
 def test_a_job_that_may_is_run_again_after_a_node_failure(site: Simulator, write: Write, tmp_path: Path) -> None:
     site.fault("node-down", "next")
-    body = "test -e once && exit 0; touch once; sleep 60"
-    job_id = site.submit("-s", "--restart", "-L", "elapse=1:00", write(body), cwd=tmp_path)
-    until(lambda: site.state(job_id) in ("RUN", "EXT"))
-    if not (tmp_path / "once").exists():  # the node was gone before the script's first command
-        (tmp_path / "once").touch()
+    job_id = site.submit("-s", "--restart", "-L", "elapse=1:00", write(GO), cwd=tmp_path)
+    (tmp_path / "go").touch()  # the node was gone before pjsub had its answer: this is for the second start
     assert site.wait(job_id) == [[job_id, "0", "0", "0"]]
     assert " RETRY NUM                 : 1\n" in (tmp_path / f"job.sh.{job_id}.stats").read_text()
 

@@ -107,6 +107,7 @@ def test_unknown_ids_are_left_out_without_a_word(site: Simulator, write: Write, 
 
 
 def test_history_has_the_finished_and_only_them(site: Simulator, write: Write, tmp_path: Path) -> None:
+    before_it = time.strftime("%Y%m%d")
     over = site.submit(write("exit 3"), cwd=tmp_path)
     site.wait(over)
     running = site.submit(write("sleep 30"), cwd=tmp_path)
@@ -114,7 +115,7 @@ def test_history_has_the_finished_and_only_them(site: Simulator, write: Write, t
     now = statuses_of(parse_data(site.run("pjstat", *choose, over, running).stdout))
     before = statuses_of(parse_data(site.run("pjstat", "-H", "day=5", *choose, over, running).stdout))
     today = time.strftime("%Y%m%d")
-    dated = site.run("pjstat", "-H", f"start={today},end={today}", *choose, over).stdout
+    dated = site.run("pjstat", "-H", f"start={before_it},end={today}", *choose, over).stdout
     older = site.run("pjstat", "-H", "start=20200101,period=5", *choose, over).stdout
     site.run("pjdel", running)
     assert list(now) == [running]

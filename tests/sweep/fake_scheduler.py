@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
@@ -81,6 +82,16 @@ class FakeScheduler:
         return None
 
 
+class SlowScheduler(FakeScheduler):
+    """One that takes its time before it takes a job and before it says so, so that a kill falls into both."""
+
+    def submit(self, submission: Submission) -> str:
+        time.sleep(0.05)
+        job_id = super().submit(submission)
+        time.sleep(0.05)
+        return job_id
+
+
 if __name__ == "__main__":
     plan = plan_of(Path(sys.argv[1]), ("job.scheduler=slurm",))
     print("ready", flush=True)
@@ -88,7 +99,7 @@ if __name__ == "__main__":
         plan.sweep(),
         Path(sys.argv[2]),
         plan,
-        named=lambda name: FakeScheduler(Path(sys.argv[3])),
+        named=lambda name: SlowScheduler(Path(sys.argv[3])),
         now=lambda: float(sys.argv[4]),
     )
     print("done", flush=True)

@@ -37,7 +37,7 @@ with MemoryGuard(RunDirectory(Path(sys.argv[1])), 1, [os.getpid()], NodeConfig(m
     guard.tell(lambda: {"weights": weights.nbytes, "gradients": 0})
     kept = []
     while True:
-        kept.append(np.ones(4 * 2**20, dtype=np.uint8))
+        kept.append(np.ones(2**20, dtype=np.uint8))
         time.sleep(0.02)
 """
 

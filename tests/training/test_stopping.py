@@ -18,7 +18,7 @@ from fugaku_gpt.training.stopping import Stop
 STUCK = """
 import signal, sys, time
 from fugaku_gpt.training import stopping
-stopping._SAME_SECONDS = stopping._PATIENCE_SECONDS = 0.3
+stopping._SAME_SECONDS, stopping._PATIENCE_SECONDS = 0.05, 0.3
 with stopping.Stop():
     signal.pthread_sigmask(signal.SIG_BLOCK, [])
     signal.signal(signal.SIGTERM, lambda *_: None)  # a main thread that does not come to it
@@ -69,10 +69,15 @@ def test_a_second_signal_ends_a_process_that_does_not_come_to_handle_it() -> Non
     assert process.returncode == 128 + signal.SIGTERM and b"second SIGTERM" in said
 
 
-def test_a_run_stops_when_another_step_would_pass_the_margin() -> None:
+def test_a_run_stops_when_another_step_would_pass_the_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "time", lambda: 5000.0 + clock[0])
     far = Stop(JobLimit(time.time() + 100.0, 110.0, "PJM"), margin=10.0)
     assert not far.wanted() and not far.wanted()
     near = Stop(JobLimit(time.time() + 10.3, 110.0, "PJM"), margin=10.0)
     assert not near.wanted()
-    time.sleep(0.2)  # a step: 0.1 s are left, and the next takes 0.2 s
+    clock[0] += 0.1
+    assert not near.wanted()  # another of these can be had
+    clock[0] += 0.15  # 0.05 s are left, and the next step may take as long as this one
     assert near.wanted() and near.reason == "0:00:10 before the time limit of 0:01:50 (PJM)"

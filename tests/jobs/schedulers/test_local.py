@@ -94,15 +94,15 @@ def test_a_job_outlives_who_has_handed_it_in(local: LocalScheduler, tmp_path: Pa
 
 
 def test_the_time_limit_asks_first_and_then_ends_everything(local: LocalScheduler, tmp_path: Path) -> None:
-    polite = write(tmp_path / "polite", "trap 'echo asked; exit 75' TERM; sleep 60 & wait", elapse=0.5)
+    polite = write(tmp_path / "polite", "trap 'echo asked; exit 75' TERM; sleep 60 & wait", elapse=2.5)
     status = until(local, local.submit(polite), *OVER)
-    assert (status.raw, status.exit_code) == ("TIMEOUT", 75) and "0.5 s" in status.reason
+    assert (status.raw, status.exit_code) == ("TIMEOUT", 75) and "2.5 s" in status.reason
     assert "asked" in (tmp_path / "polite" / "local-1.out").read_text(encoding="utf-8")
 
 
 def test_a_job_that_does_not_listen_is_killed_after_its_grace(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "queue")
-    job = store.add(write(tmp_path / "deaf", "trap '' TERM; exec sleep 60", elapse=0.2), "here")
+    job = store.add(write(tmp_path / "deaf", "trap '' TERM; exec sleep 60", elapse=2.0), "here")
     Queue(store, "here", grace=0.5).serve()
     state = store.state(job, "")
     assert state is not None and (state["raw"], state["signal"]) == ("TIMEOUT", 9)
