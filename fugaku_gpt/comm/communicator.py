@@ -6,19 +6,18 @@ is free. One thread per process calls these, in an order that is a function of t
 
 from __future__ import annotations
 
-import atexit
 import json
 import time
-from typing import Any, ClassVar, List, Optional, Protocol, Sequence, Set
+from typing import Any, ClassVar, List, Optional, Sequence
 
 import numpy as np
 import torch
 
-from fugaku_gpt.comm.checks import CallCheck, MessageCheck
+from fugaku_gpt.comm.checks import CallCheck
 from fugaku_gpt.comm.flight_recorder import FlightRecorder
 from fugaku_gpt.comm.mpi import MPI
+from fugaku_gpt.comm.pending import IN_STEPS, Pending
 from fugaku_gpt.comm.sums import array_of, operation_for
-from fugaku_gpt.errors import CallsDisagree
 from fugaku_gpt.layout.operations import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -34,91 +33,6 @@ from fugaku_gpt.records.flight import DIRECTIONS
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 2e-5, 1e-3
 _LAST_WORDS_SECONDS = 0.5  # before all ranks are ended
 _PAUSES_GROW = 1.125  # so that, but for the first few, a pause is about an eighth of what has been waited before it
-
-
-class Pending:
-    """Communications that were started together and are not known to have ended.
-
-    The tensors that they read and write must not be touched before :meth:`wait`. MPI libraries without a thread of
-    their own only make progress inside calls: whoever computes meanwhile looks now and then with :meth:`done`.
-    """
-
-    def __init__(
-        self,
-        group: Communicator,
-        requests: List[MPI.Request],
-        slot: int,
-        kept: Any,
-        message: Optional[MessageCheck] = None,
-    ) -> None:
-        """``message``: what is to be compared before the requests are looked at."""
-        self._group = group
-        self._message = message
-        self._requests = requests
-        self._slot = slot
-        self._kept = kept  # the memory must live until MPI is done with it, also where nobody waits any more
-        if kept is not None:
-            _OUTSTANDING.add(self)
-            group._posted(slot)
-
-    def done(self) -> bool:
-        """Whether all of them have ended; does not wait."""
-        if not self._compared(waits=False):
-            return False
-        while self._requests and self._requests[-1].Test():
-            self._requests.pop()
-        if not self._requests and self._kept is not None:
-            self._kept = None
-            _OUTSTANDING.discard(self)
-            self._group._leave(self._slot)
-        return not self._requests
-
-    def wait(self) -> None:
-        """Wait until all of them have ended."""
-        if not self.done():
-            self._group._waits(self._slot)
-        self._compared(waits=True)
-        while not self.done():
-            self._group._wait(self._requests[-1])
-
-    def _compared(self, waits: bool) -> bool:
-        """Whether what a message is said to be is what it should be, or need not be compared."""
-        message, self._message = self._message, None
-        if message is None:
-            return True
-        try:
-            compared = message.compare(waits)
-        except CallsDisagree:  # nobody takes this message any more, but MPI still puts it where it was told to
-            _OUTSTANDING.discard(self)
-            _REFUSED.append(self._kept)
-            raise
-        if not compared:
-            self._message = message
-        return compared
-
-
-class Steps(Protocol):
-    """Communications of which each is started when the one before it has ended."""
-
-    def done(self) -> bool:
-        """Whether all have ended; starts the next one where its turn has come."""
-
-
-_OUTSTANDING: Set[Pending] = set()
-_REFUSED: List[Any] = []
-# whoever waits for anything looks after these: another rank may be waiting for the next step of one
-IN_STEPS: Set[Steps] = set()
-
-
-def finish_outstanding(limit: float = 5.0) -> None:
-    """Wait, for so many seconds at most, until MPI has done what was started and never waited for: it must not write
-    into memory that is gone, nor be finalised in the midst of it. Runs at the end of the process."""
-    deadline = time.monotonic() + limit
-    while [one for one in (*IN_STEPS, *_OUTSTANDING) if not one.done()] and time.monotonic() < deadline:
-        time.sleep(_LONGEST_PAUSE_SECONDS)
-
-
-atexit.register(finish_outstanding)  # before mpi4py's own end, which was registered when it was imported
 
 
 class Communicator:

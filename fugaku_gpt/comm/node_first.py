@@ -13,7 +13,8 @@ from typing import Callable, List, Optional, Tuple
 
 import torch
 
-from fugaku_gpt.comm.communicator import IN_STEPS, Communicator, Pending
+from fugaku_gpt.comm.communicator import Communicator
+from fugaku_gpt.comm.pending import IN_STEPS, Pending
 
 
 class Chain:

@@ -6,8 +6,9 @@ import contextlib
 import functools
 from typing import Any, Callable, ContextManager, Iterator
 
-from fugaku_gpt.comm.communicator import Communicator, Pending
+from fugaku_gpt.comm.communicator import Communicator
 from fugaku_gpt.comm.node_first import Chain
+from fugaku_gpt.comm.pending import Pending
 
 CALLS = (
     (

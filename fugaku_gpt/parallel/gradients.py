@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
-from fugaku_gpt.comm.communicator import Pending
 from fugaku_gpt.comm.node_first import Chain, NodeFirst
+from fugaku_gpt.comm.pending import Pending
 from fugaku_gpt.layout.sequence import runs_alone
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
 from fugaku_gpt.parallel.buffers import FlatBuffers, accumulation_of, nbytes

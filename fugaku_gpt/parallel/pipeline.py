@@ -10,7 +10,7 @@ import torch
 
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
-from fugaku_gpt.comm.communicator import Pending
+from fugaku_gpt.comm.pending import Pending
 from fugaku_gpt.layout.schedules import (
     ACTIVATION,
     GRADIENT,

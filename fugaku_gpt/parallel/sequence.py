@@ -20,7 +20,7 @@ from typing import Tuple
 import torch
 
 from fugaku_gpt.comm import Communicator
-from fugaku_gpt.comm.communicator import Pending
+from fugaku_gpt.comm.pending import Pending
 
 
 @dataclass(frozen=True)

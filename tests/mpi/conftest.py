@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterator, List
 import pytest
 
 from fugaku_gpt.comm import Communicator, open_world
-from fugaku_gpt.comm.communicator import Pending
+from fugaku_gpt.comm.pending import Pending
 
 RANKS_VARIABLE = "FUGAKU_GPT_TEST_RANKS"
 

@@ -24,8 +24,8 @@ import torch
 
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.comm import Communicator, world
-from fugaku_gpt.comm.communicator import Pending
 from fugaku_gpt.comm.flight_recorder import FlightRecorder
+from fugaku_gpt.comm.pending import Pending
 from fugaku_gpt.training.trainer import Step, Trainer
 
 # what is done instead of, before or in the call

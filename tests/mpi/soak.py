@@ -26,7 +26,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
-from fugaku_gpt.comm import Communicator, ProcessGrid, communicator, open_world
+from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
+from fugaku_gpt.comm.pending import OUTSTANDING
 from fugaku_gpt.layout.grid import coordinates_of
 from fugaku_gpt.training.health import DONE, SPIKE
 from fugaku_gpt.training.trainer import Trainer
@@ -97,7 +98,7 @@ def curve_of(drawn: Drawn, grid: ProcessGrid) -> Curve:
         curve.became.append((step.left_out, step.samples, step.seq_len))
     curve.losses.append(trainer.validate())
     trainer.finish()
-    assert not communicator._OUTSTANDING, "messages that nobody waits for"
+    assert not OUTSTANDING, "messages that nobody waits for"
     return curve
 
 

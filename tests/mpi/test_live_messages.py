@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
-from fugaku_gpt.comm.communicator import Pending
+from fugaku_gpt.comm.pending import Pending
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config

@@ -1,0 +1,101 @@
+"""Communications that are under way, and who looks after them."""
+
+from __future__ import annotations
+
+import atexit
+import time
+from typing import TYPE_CHECKING, Any, List, Optional, Protocol, Set
+
+from fugaku_gpt.comm.checks import MessageCheck
+from fugaku_gpt.comm.mpi import MPI
+from fugaku_gpt.errors import CallsDisagree
+
+if TYPE_CHECKING:
+    from fugaku_gpt.comm.communicator import Communicator
+
+_PAUSE_SECONDS = 1e-3
+
+
+class Pending:
+    """Communications that were started together and are not known to have ended.
+
+    The tensors that they read and write must not be touched before :meth:`wait`. MPI libraries without a thread of
+    their own only make progress inside calls: whoever computes meanwhile looks now and then with :meth:`done`.
+    """
+
+    def __init__(
+        self,
+        group: Communicator,
+        requests: List[MPI.Request],
+        slot: int,
+        kept: Any,
+        message: Optional[MessageCheck] = None,
+    ) -> None:
+        """``message``: what is to be compared before the requests are looked at."""
+        self._group = group
+        self._message = message
+        self._requests = requests
+        self._slot = slot
+        self._kept = kept  # the memory must live until MPI is done with it, also where nobody waits any more
+        if kept is not None:
+            OUTSTANDING.add(self)
+            group._posted(slot)
+
+    def done(self) -> bool:
+        """Whether all of them have ended; does not wait."""
+        if not self._compared(waits=False):
+            return False
+        while self._requests and self._requests[-1].Test():
+            self._requests.pop()
+        if not self._requests and self._kept is not None:
+            self._kept = None
+            OUTSTANDING.discard(self)
+            self._group._leave(self._slot)
+        return not self._requests
+
+    def wait(self) -> None:
+        """Wait until all of them have ended."""
+        if not self.done():
+            self._group._waits(self._slot)
+        self._compared(waits=True)
+        while not self.done():
+            self._group._wait(self._requests[-1])
+
+    def _compared(self, waits: bool) -> bool:
+        """Whether what a message is said to be is what it should be, or need not be compared."""
+        message, self._message = self._message, None
+        if message is None:
+            return True
+        try:
+            compared = message.compare(waits)
+        except CallsDisagree:  # nobody takes this message any more, but MPI still puts it where it was told to
+            OUTSTANDING.discard(self)
+            _REFUSED.append(self._kept)
+            raise
+        if not compared:
+            self._message = message
+        return compared
+
+
+class Steps(Protocol):
+    """Communications of which each is started when the one before it has ended."""
+
+    def done(self) -> bool:
+        """Whether all have ended; starts the next one where its turn has come."""
+
+
+OUTSTANDING: Set[Pending] = set()
+_REFUSED: List[Any] = []
+# whoever waits for anything looks after these: another rank may be waiting for the next step of one
+IN_STEPS: Set[Steps] = set()
+
+
+def finish_outstanding(limit: float = 5.0) -> None:
+    """Wait, for so many seconds at most, until MPI has done what was started and never waited for: it must not write
+    into memory that is gone, nor be finalised in the midst of it. Runs at the end of the process."""
+    deadline = time.monotonic() + limit
+    while [one for one in (*IN_STEPS, *OUTSTANDING) if not one.done()] and time.monotonic() < deadline:
+        time.sleep(_PAUSE_SECONDS)
+
+
+atexit.register(finish_outstanding)  # before mpi4py's own end, which was registered when it was imported
