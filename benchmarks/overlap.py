@@ -6,7 +6,8 @@
 One row for each stage of ZeRO, in milliseconds of a step on rank 0: what sums of gradients and gatherings of parameters
 take alone (replicas wait for each other first, and compute nothing meanwhile), and what they take of the rank's time in
 steps that compute meanwhile: calls between computations, and waiting, for messages or for a replica that is late. The
-share hidden is 1 - exposed / alone where it is largest: the last replica waits for nobody. On one machine a message is
+share hidden is 1 - exposed / alone where it is largest: the last replica waits for nobody. The steps themselves are
+there too, since what moves messages with the cores of ranks makes computing slower instead. On one machine a message is
 a copy by the ranks' own cores: calls that make it are exposed, and little can be hidden; that needs a network.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from typing import List, Optional
 
 from ranks import open_patient_world, run_ranks
@@ -21,6 +23,7 @@ from ranks import open_patient_world, run_ranks
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.data.random_samples import RandomSamples
+from fugaku_gpt.layout.sequence import runs_alone
 from fugaku_gpt.machine.rank import rank_from_environment
 from fugaku_gpt.training.startup import prepare_process
 from fugaku_gpt.training.trainer import Trainer
@@ -43,15 +46,19 @@ def measure(world: Communicator, zero: int, steps: int, settings: List[str]) -> 
     layout = (f"layout.dp={world.size}", f"layout.zero={zero}")
     config = load_run_config(overrides=[*MODEL, batch, *layout, *settings])
     trainer = Trainer(config, ProcessGrid(world, config.layout), RandomSamples(config))
-    for _ in range(3 + steps):  # a cold one, and two that are timed alone
+    took: List[float] = []
+    for step in range(3 + steps):  # a cold one, and two that are timed alone
+        before = time.perf_counter()
         trainer.step()
+        if step and not runs_alone(step):
+            took.append(time.perf_counter() - before)
     trainer.finish()
     overlap = trainer.sum.overlap
     kinds = [kind for kind in (overlap.sums, overlap.gathers) if kind is not None]
     alone = [1e3 * (kind.alone_seconds or 0.0) for kind in kinds]
     exposed = [1e3 * (kind.per_step or 0.0) for kind in kinds]
     polled = 1e3 * overlap.sums.polled_seconds / overlap.sums.steps
-    figures = [alone[0], sum(alone[1:]), exposed[0], polled, sum(exposed[1:])]
+    figures = [alone[0], sum(alone[1:]), exposed[0], polled, sum(exposed[1:]), 1e3 * sum(took) / len(took)]
     return f"{zero:4}" + "".join(f"{figure:14.1f}" for figure in figures) + f"{overlap.read():10.2f}"
 
 
@@ -72,7 +79,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
             if world.rank == 0:
                 print(row, flush=True)
         return
-    heads = ("sums alone", "gath. alone", "sums exposed", "of it calls", "gath. exposed")
+    heads = ("sums alone", "gath. alone", "sums exposed", "of it calls", "gath. exposed", "a step")
     print(f"{'zero':4}" + "".join(f"{head:>14}" for head in heads) + f"{'hidden':>10}", flush=True)
     for line in run_ranks(options.replicas, __file__, arguments if arguments is not None else sys.argv[1:]):
         print(line)

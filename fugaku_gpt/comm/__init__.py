@@ -3,6 +3,7 @@
 from fugaku_gpt.comm.communicator import Communicator
 from fugaku_gpt.comm.flight_recorder import FlightRecorder
 from fugaku_gpt.comm.grid import ProcessGrid
+from fugaku_gpt.comm.pending import BACKGROUND
 from fugaku_gpt.comm.world import mpi_facts, open_world
 
-__all__ = ["Communicator", "FlightRecorder", "ProcessGrid", "mpi_facts", "open_world"]
+__all__ = ["BACKGROUND", "Communicator", "FlightRecorder", "ProcessGrid", "mpi_facts", "open_world"]

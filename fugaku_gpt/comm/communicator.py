@@ -16,7 +16,7 @@ import torch
 from fugaku_gpt.comm.checks import CallCheck
 from fugaku_gpt.comm.flight_recorder import FlightRecorder
 from fugaku_gpt.comm.mpi import MPI
-from fugaku_gpt.comm.pending import IN_STEPS, Pending
+from fugaku_gpt.comm.pending import BACKGROUND, IN_STEPS, Pending
 from fugaku_gpt.comm.sums import array_of, operation_for
 from fugaku_gpt.layout.operations import (
     ALL_GATHER,
@@ -270,6 +270,7 @@ class Communicator:
         waits: bool = True,
         peer: Optional[int] = None,
     ) -> int:
+        BACKGROUND.check()
         dtype = str(tensor.dtype) if tensor is not None else "-"
         shape = tuple(tensor.shape) if tensor is not None else ()
         slot = -1

@@ -90,6 +90,43 @@ _REFUSED: List[Any] = []
 IN_STEPS: Set[Steps] = set()
 
 
+class Background:
+    """Lets MPI get on while this rank computes: long kernels call :meth:`get_on` now and then, in the thread that calls
+    MPI. Without, it gets on between operators only, which may be tens of milliseconds apart.
+
+    Attributes:
+        seconds: of this process's time that it has taken.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._failed: Optional[BaseException] = None
+
+    def get_on(self) -> None:
+        """Look after what is under way. Raises nothing, as a kernel could not pass it on: see :meth:`check`."""
+        if not (OUTSTANDING or IN_STEPS) or self._failed is not None:
+            return
+        before = time.perf_counter()
+        try:
+            for steps in tuple(IN_STEPS):
+                steps.done()
+            for pending in tuple(OUTSTANDING):
+                if not pending.done():  # looking after one that is not done moves the others too
+                    break
+        except BaseException as error:  # a second signal's KeyboardInterrupt too
+            self._failed = error
+        self.seconds += time.perf_counter() - before
+
+    def check(self) -> None:
+        """Raise what :meth:`get_on` has met, once."""
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+
+
+BACKGROUND = Background()  # one for the process, as the kernels are
+
+
 def finish_outstanding(limit: float = 5.0) -> None:
     """Wait, for so many seconds at most, until MPI has done what was started and never waited for: it must not write
     into memory that is gone, nor be finalised in the midst of it. Runs at the end of the process."""

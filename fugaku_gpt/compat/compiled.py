@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Callable, Iterator, Optional, Tuple
 
 import torch
 
@@ -34,6 +34,13 @@ def uses_compiled() -> bool:
 def compute_by_compiled(use: bool) -> None:
     """From now on they are, where there are any, or are not; see :class:`Agreed`."""
     AGREED.compiled = use
+
+
+def call_between(function: Optional[Callable[[], None]], seconds: float) -> None:
+    """While a kernel computes it calls the function this often, where there are kernels; with None nothing any more."""
+    library = load_library()
+    if library is not None:
+        library.call_between(function, seconds)
 
 
 def attends(qkv: torch.Tensor) -> bool:

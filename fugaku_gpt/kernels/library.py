@@ -6,7 +6,7 @@ import ctypes
 import functools
 import re
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any, Callable, List, Optional
 
 from fugaku_gpt.kernels.build import library_file
 
@@ -18,6 +18,7 @@ _ADDRESS: Any = ctypes.c_void_p
 _INT64: Any = ctypes.c_int64
 _INT: Any = ctypes.c_int
 _FLOAT: Any = ctypes.c_float
+_CALLED: Any = ctypes.CFUNCTYPE(None)
 
 
 class Library:
@@ -33,6 +34,9 @@ class Library:
         self.attention_backward = loaded.attention_backward
         self.attention_backward.argtypes, self.attention_backward.restype = [*[_ADDRESS] * 6, *sizes], None
 
+        self._call_between = loaded.call_between
+        self._call_between.argtypes, self._call_between.restype = [_CALLED, _INT64], None
+        self._called = _CALLED()
         self.adamw = loaded.adamw
         self.adamw.argtypes, self.adamw.restype = [*[_ADDRESS] * 5, _INT64, *[_FLOAT] * 8, _INT], None
         self._squares = loaded.squares
@@ -69,6 +73,13 @@ class Library:
         self.loss_of_whole_rows = loaded.loss_of_whole_rows
         self.loss_of_whole_rows.argtypes = [*rows, _ADDRESS, _FLOAT, _INT, _INT]
         self.loss_of_whole_rows.restype = None
+
+    def call_between(self, function: Optional[Callable[[], None]], seconds: float) -> None:
+        """Long kernels call the function from the thread that calls them, each time when so many seconds are over, or
+        nothing. What it raises is lost."""
+        called = _CALLED(function) if function is not None else _CALLED()
+        self._call_between(called, int(seconds * 1e9))
+        self._called = called  # must live as long as it may be called
 
     def squares(self, x: int, n: int, threads: int) -> float:
         """The sum of squares of n float32 numbers."""

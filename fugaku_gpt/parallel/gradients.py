@@ -122,6 +122,8 @@ class GradientSum:
     def _sum_replicas(self) -> None:
         if self._alone:
             self.overlap.meet()
+        elif self._started:
+            self.overlap.sums.count_background()
         before = time.perf_counter()
         while len(self._started) < len(self._buffers.buckets):
             self._start_next()
@@ -155,6 +157,8 @@ class GradientSum:
         if self._grid.dp.size == 1 or self._alone:
             return
         before = time.perf_counter()
+        if not self._started:
+            self.overlap.sums.begin_background()
         while len(self._started) < len(self._buffers.buckets) and self._may_start(len(self._started)):
             self._start_next()
         self.poll()
@@ -221,6 +225,7 @@ class ParameterGather:
             self._timed.took_alone(time.perf_counter() - before)
         else:
             self._timed.exposed_seconds += time.perf_counter() - before
+            self._timed.begin_background()
 
     def finish(self) -> None:
         """Wait for all of them."""
@@ -236,6 +241,7 @@ class ParameterGather:
         """Wait for some of them, and let MPI get on with the others."""
         if not self._pending:
             return
+        self._timed.count_background()
         before = time.perf_counter()
         self._wait_for(buckets)
         for pending in self._pending.values():

@@ -10,7 +10,8 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Pro
 import numpy as np
 import torch
 
-from fugaku_gpt.comm import Communicator, ProcessGrid
+from fugaku_gpt import compat
+from fugaku_gpt.comm import BACKGROUND, Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import SIXTEEN_BITS
 from fugaku_gpt.layout.batch import LeftOut, first_sample, global_batch, sequence_length
@@ -113,6 +114,8 @@ class Trainer:
 
     def __init__(self, config: RunConfig, grid: ProcessGrid, train: Samples, valid: Optional[Samples] = None) -> None:
         agree_on_kernels(config, grid.world)  # whoever trains, by whatever way it came here
+        progress = config.training.progress_ms if grid.world.size > 1 else 0.0
+        compat.call_between(BACKGROUND.get_on if progress else None, progress / 1e3)
         self.config = config
         self.grid = grid
         self.iteration = 0

@@ -6,7 +6,8 @@ import math
 import os
 import subprocess
 import sys
-from typing import Any, Callable, Iterator, Tuple
+import threading
+from typing import Any, Callable, Iterator, List, Tuple
 
 import pytest
 import torch
@@ -407,3 +408,47 @@ def test_a_team_of_fewer_threads_than_asked_for_does_all_the_work() -> None:
         [sys.executable, "-W", "ignore", "-c", program], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+class Calls:
+    """Who has called, and how often."""
+
+    def __init__(self) -> None:
+        self.threads: List[int] = []
+
+    def __call__(self) -> None:
+        self.threads.append(threading.get_ident())
+
+
+@pytest.fixture
+def calls() -> Iterator[Calls]:
+    yield Calls()
+    compat.call_between(None, 0.0)
+
+
+@DTYPES
+def test_long_kernels_call_between_their_parts_and_compute_the_same(dtype: torch.dtype, calls: Calls) -> None:
+    qkv = numbers(1, 2, 300, 3, 2, 16).to(dtype)
+    x, weight = numbers(500, 300, seed=1).to(dtype), numbers(300, 700, seed=2).to(dtype)
+
+    def results() -> List[torch.Tensor]:
+        y, log_sums = compiled.attention(qkv, None, 1.0)
+        product = torch.zeros(500, 700, dtype=dtype)
+        found = [y, compiled.attention_gradient(y, qkv, y, log_sums, None, 1.0)]
+        if compiled._library().multiplies(compiled._TYPES[dtype]):
+            compiled.multiply_(product, x, weight)
+            found.append(product)
+        return found
+
+    without = results()
+    assert not calls.threads
+    compat.call_between(calls, 0.0)
+    for expected, found in zip(without, results()):
+        assert torch.equal(expected, found)
+    assert len(calls.threads) >= 4 and set(calls.threads) == {threading.get_ident()}
+    seen = len(calls.threads)
+    compat.call_between(calls, 3600.0)
+    results()
+    compat.call_between(None, 0.0)
+    results()
+    assert len(calls.threads) == seen

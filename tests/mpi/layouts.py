@@ -143,6 +143,7 @@ def _cuts(draw: st.DrawFn, dp: int, tp: int, pp: int) -> Dict[str, object]:
         "layout.sequence_parallel": draw(st.booleans()),
         "training.bucket_mib": draw(st.sampled_from((0.005, 0.02, 1))),
         "training.buckets_at_once": draw(st.sampled_from((1, 2, 50))),
+        "training.progress_ms": draw(st.sampled_from((0, 0.001, 2))),
     }
     if draw(st.booleans()):
         pieces = pp * chunks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from pathlib import Path
 from typing import List
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, FlightRecorder, ProcessGrid
 from fugaku_gpt.comm.mpi import MPI
+from fugaku_gpt.comm.pending import OUTSTANDING, Background
 from fugaku_gpt.config import LayoutConfig
 from fugaku_gpt.errors import CallsDisagree
 from fugaku_gpt.layout.grid import coordinates_of, dp_group, tp_group
@@ -138,3 +141,24 @@ def test_the_flight_recorder_names_the_communicator_the_call_and_its_line(world:
     )
     assert "test_comm.py:" in first.site and "test_comm.py:" in second.site
     assert second.operation == "barrier" and first.left >= first.entered > 0
+
+
+@pytest.mark.skipif(not compat.has_compiled(), reason="no compiled kernels: fugaku-gpt env kernels")
+def test_messages_move_while_kernels_compute(world: Communicator) -> None:
+    """A sum that takes several steps of messages ends though its ranks make no call of MPI but from within kernels."""
+    if world.size == 1:
+        pytest.skip("a group of one sends nothing")
+    tensor, qkv = torch.full((1 << 20,), float(world.rank + 1)), torch.zeros(1, 1, 512, 3, 1, 16)
+    background = Background()
+    compat.call_between(background.get_on, 0.0)
+    try:
+        under_way = world.start_all_reduce(tensor)
+        deadline = time.monotonic() + 60
+        while under_way in OUTSTANDING:
+            assert time.monotonic() < deadline
+            compat.attention(qkv, None, 1.0)
+    finally:
+        compat.call_between(None, 0.0)
+    assert background.seconds > 0.0
+    under_way.wait()
+    assert torch.equal(tensor, torch.full_like(tensor, sum(range(1, world.size + 1))))

@@ -8,12 +8,13 @@ from typing import Any, List
 import pytest
 import torch
 
-from fugaku_gpt.comm import Communicator
+from fugaku_gpt.comm import BACKGROUND, Communicator
 from fugaku_gpt.layout.sequence import runs_alone
 from fugaku_gpt.layout.stages import split_layers, stage_tensors
 from fugaku_gpt.model import build_stage, named_parameters
 from fugaku_gpt.parallel.buffers import FlatBuffers
 from fugaku_gpt.parallel.gradients import GradientSum
+from fugaku_gpt.parallel.overlap import Timed
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
@@ -79,3 +80,15 @@ def test_so_many_buckets_are_summed_at_a_time_and_each_once(looks: int, at_once:
         if looks == 1000:
             assert replica.most == min(at_once, len(buffers.buckets))
         assert not own or torch.equal(buffers.gradients, 2.0 * own[0])
+
+
+def test_what_kernels_let_mpi_get_on_with_meanwhile_is_exposed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = Timed()
+    monkeypatch.setattr(BACKGROUND, "seconds", 5.0)
+    timed.begin_background()
+    timed.count_background()
+    assert timed.exposed_seconds == 0.0
+    BACKGROUND.seconds = 7.0
+    timed.count_background()
+    timed.count_background()
+    assert timed.exposed_seconds == timed.polled_seconds == 2.0

@@ -5,6 +5,7 @@
    memory, and `turned`, [rows / 2, columns], of neighbours in a column. A product takes pairs along its inner dimension
    from both sides: the left ones one by one, of the right side [inner / 2, columns] a vector at a time. */
 #include "attention.h"
+#include "between.h"
 
 static int64_t forward_floats(const Shape *s)
 {
@@ -165,6 +166,7 @@ void bfloat16_forward(const Shape *s, const void *qkv, int64_t sample, int64_t h
         turn(block, KEYS / 2, padded, values + first * half);
     }
     for (int64_t low = 0; low < s->length; low += QUERIES) {
+        between();
         const int64_t count = smaller(QUERIES, s->length - low);
         load_rows(s, qkv, sample, head, low, count, QUERY, queries);
         for (int64_t i = 0; i < count; i++) {
@@ -223,6 +225,7 @@ void bfloat16_backward(const Shape *s, const void *qkv, int64_t sample, int64_t 
         turn(block, KEYS / 2, padded, keys);
         load_rows(s, qkv, sample, head, first, KEYS, VALUE, block);
         transpose(block, half, values_across);
+        between();
         memset(keys_grad, 0, 2 * KEYS * padded * sizeof *keys_grad); /* and values_grad */
         for (int64_t low = first; low < s->length; low = low / QUERIES * QUERIES + QUERIES) { /* even */
             const int64_t count = smaller(low / QUERIES * QUERIES + QUERIES, s->length) - low, pairs = (count + 1) / 2;

@@ -1,6 +1,7 @@
 /* Attention of one head in float32, whatever the type of its numbers. These are copied into rows without gaps first:
    width numbers, and zeros up to a multiple of TILE_COLUMNS. Products are tiles of sums in registers. */
 #include "attention.h"
+#include "between.h"
 
 INLINE void load_row(const Shape *s, const void *x, int64_t at, float factor, float *y)
 {
@@ -104,6 +105,7 @@ void float32_forward(const Shape *s, const void *qkv, int64_t sample, int64_t he
         load_keys(s, qkv, sample, head, first, VALUE, values + first * padded);
     }
     for (int64_t low = 0; low < s->length; low += QUERIES) {
+        between();
         const int64_t count = smaller(QUERIES, s->length - low);
         for (int64_t i = 0; i < count; i++) {
             load_row(s, qkv, input_at(s, sample, head, low + i, QUERY), scale, queries + i * padded);
@@ -159,6 +161,7 @@ void float32_backward(const Shape *s, const void *qkv, int64_t sample, int64_t h
         load_keys(s, qkv, sample, head, first, VALUE, values);
         transpose(keys, padded, keys_turned);
         transpose(values, padded, values_turned);
+        between();
         memset(keys_grad, 0, 2 * some * sizeof *keys_grad); /* and values_grad */
         for (int64_t low = first; low < s->length; low = low / QUERIES * QUERIES + QUERIES) {
             const int64_t count = smaller(low / QUERIES * QUERIES + QUERIES, s->length) - low;

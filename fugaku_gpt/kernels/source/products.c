@@ -15,9 +15,7 @@
 
    What is multiplied is a unit of 32 bits: a float32 number, or two bfloat16 numbers that are neighbours along the
    inner dimension. Either is copied as a float. Each sum has the same order by any number of threads. */
-#include <omp.h>
-
-#include "common.h"
+#include "between.h"
 
 #if TILE_ROWS == 12 /* 32 registers */
 #define ROWS 8
@@ -456,9 +454,11 @@ static void multiply_groups(const Product *p, Pass pass, Part part, const float 
         Next left_next = {0};
         pack_left(&p->a, p->ready, row, pass.first, end - row, pass.k, p->left);
         if (!p->ready) left_next = next_of(&p->a, end, pass.first, next_end - end, pass.k);
-        for (int64_t strip = 0; strip < panels; strip += most)
+        for (int64_t strip = 0; strip < panels; strip += most) {
+            between();
             multiply_strip(p, pass, p->left, group, last, right + strip * RIGHT_PANEL, part.column_first + strip,
                            part.column_first + smaller(strip + most, panels), &left_next, &right_next);
+        }
     }
 }
 

@@ -1,0 +1,76 @@
+"""Communications under way are looked after from within kernels, where nothing can be raised."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, List
+
+import pytest
+import torch
+
+from fugaku_gpt.comm import BACKGROUND, Communicator, pending
+from fugaku_gpt.comm.pending import Background
+
+
+class UnderWay:
+    """Looked at some times until it is done, or raises."""
+
+    def __init__(self, looks: int, error: Any = None) -> None:
+        self.looks = looks
+        self._error = error
+
+    def done(self) -> bool:
+        if self._error is not None:
+            raise self._error
+        self.looks -= 1
+        if self.looks <= 0:
+            pending.OUTSTANDING.discard(self)  # type: ignore[arg-type]
+        return self.looks <= 0
+
+
+@pytest.fixture
+def under_way(monkeypatch: pytest.MonkeyPatch) -> Iterator[List[Any]]:
+    """What is put into it is under way, in this order."""
+    found = Ordered()
+    monkeypatch.setattr(pending, "OUTSTANDING", found)
+    yield found
+    BACKGROUND._failed = None
+
+
+class Ordered(List[Any]):
+    """A set that keeps an order."""
+
+    def discard(self, one: Any) -> None:
+        self.remove(one)
+
+
+def test_what_is_done_makes_way_and_one_that_is_not_moves_the_others(under_way: List[Any]) -> None:
+    background, ones = Background(), [UnderWay(1), UnderWay(2), UnderWay(9)]
+    background.get_on()
+    assert background.seconds == 0.0  # nothing is under way
+    under_way += ones
+    background.get_on()
+    assert [one.looks for one in ones] == [0, 1, 9] and under_way == ones[1:]
+    background.get_on()
+    assert [one.looks for one in ones] == [0, 0, 8] and under_way == ones[2:]
+    assert background.seconds > 0.0
+
+
+@pytest.mark.parametrize("error", [ValueError("calls disagree"), KeyboardInterrupt()])
+def test_what_goes_wrong_is_raised_by_the_next_call_and_only_once(under_way: List[Any], error: BaseException) -> None:
+    under_way.append(UnderWay(1, error))
+    BACKGROUND.get_on()
+    under_way[:] = [one] = [UnderWay(5)]
+    BACKGROUND.get_on()
+    assert one.looks == 5  # nothing more is done until somebody knows
+    with pytest.raises(type(error)):
+        Communicator.alone()._enter("barrier", torch.zeros(1))
+    Communicator.alone()._enter("barrier", torch.zeros(1))
+    BACKGROUND.get_on()
+    assert one.looks == 4
+
+
+def test_steps_that_follow_each_other_go_on_too(under_way: List[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = UnderWay(9)
+    monkeypatch.setattr(pending, "IN_STEPS", {steps})
+    BACKGROUND.get_on()
+    assert steps.looks == 8
