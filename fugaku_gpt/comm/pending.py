@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import time
-from typing import TYPE_CHECKING, Any, List, Optional, Protocol, Set
+from typing import TYPE_CHECKING, Any, Callable, Generator, List, Optional, Protocol, Set
 
 from fugaku_gpt.comm.checks import MessageCheck
 from fugaku_gpt.comm.mpi import MPI
@@ -55,6 +55,7 @@ class Pending:
 
     def wait(self) -> None:
         """Wait until all of them have ended."""
+        BACKGROUND.check()
         if not self.done():
             self._group._waits(self._slot)
         self._compared(waits=True)
@@ -91,37 +92,48 @@ IN_STEPS: Set[Steps] = set()
 
 
 class Background:
-    """Lets MPI get on while this rank computes: long kernels call :meth:`get_on` now and then, in the thread that calls
-    MPI. Without, it gets on between operators only, which may be tens of milliseconds apart.
+    """Lets MPI get on while this rank computes: long kernels of ours call :attr:`get_on` now and then, in the thread
+    that calls MPI. Without, it gets on between operators only, which may be tens of milliseconds apart.
 
     Attributes:
-        seconds: of this process's time that it has taken.
+        get_on: looks after what is under way. Raises nothing, since a kernel could not pass it on: see :meth:`check`.
     """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        # Python may raise what a signal asks for as soon as a function is entered, before its first statement. A
+        # generator that goes on is inside its `try` from the beginning.
+        self._looking = self._look()
+        next(self._looking)
+        self.get_on: Callable[[], None] = self._looking.__next__
+        self._seconds = 0.0
         self._failed: Optional[BaseException] = None
 
-    def get_on(self) -> None:
-        """Look after what is under way. Raises nothing, as a kernel could not pass it on: see :meth:`check`."""
-        if not (OUTSTANDING or IN_STEPS) or self._failed is not None:
-            return
-        before = time.perf_counter()
-        try:
-            for steps in tuple(IN_STEPS):
-                steps.done()
-            for pending in tuple(OUTSTANDING):
-                if not pending.done():  # looking after one that is not done moves the others too
-                    break
-        except BaseException as error:  # a second signal's KeyboardInterrupt too
-            self._failed = error
-        self.seconds += time.perf_counter() - before
-
     def check(self) -> None:
-        """Raise what :meth:`get_on` has met, once."""
+        """Raise what :attr:`get_on` has met, once."""
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
+
+    def take_seconds(self) -> float:
+        """Of this process's time that it has taken since this was asked last."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def _look(self) -> Generator[None, None, None]:
+        while True:
+            try:
+                while True:
+                    yield
+                    if OUTSTANDING and self._failed is None:
+                        before = time.perf_counter()
+                        for pending in tuple(OUTSTANDING):
+                            if not pending.done():  # looking after one that is not done moves the others too
+                                break
+                        self._seconds += time.perf_counter() - before
+            except GeneratorExit:
+                raise
+            except BaseException as error:  # a second signal's KeyboardInterrupt too
+                self._failed = error
 
 
 BACKGROUND = Background()  # one for the process, as the kernels are

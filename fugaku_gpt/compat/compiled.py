@@ -37,10 +37,9 @@ def compute_by_compiled(use: bool) -> None:
 
 
 def call_between(function: Optional[Callable[[], None]], seconds: float) -> None:
-    """While a kernel computes it calls the function this often, where there are kernels; with None nothing any more."""
-    library = load_library()
-    if library is not None:
-        library.call_between(function, seconds)
+    """While a long kernel (attention, a layer's product) computes, it calls the function this often; None: nothing."""
+    if uses_compiled():
+        _library().call_between(function, seconds)
 
 
 def attends(qkv: torch.Tensor) -> bool:

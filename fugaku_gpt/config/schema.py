@@ -230,14 +230,16 @@ class TrainingConfig:
     )
     bucket_mib: float = option(32.0, "size of one gradient all-reduce", unit="MiB", above=0)
     buckets_at_once: int = option(4, "gradient all-reduces under way at once; MPI takes memory for each", at_least=1)
-    progress_ms: float = option(2.0, "kernels let MPI get on this often; 0: they do not", unit="ms", at_least=0)
+    progress_ms: float = option(2.0, "our kernels let MPI get on this often; 0: they do not", unit="ms", at_least=0)
 
     recompute: str = option(
         "none",
         "what the backward pass computes again in place of keeping it: nothing, flags of attention dropout, or layers",
         choices=RECOMPUTE,
     )
-    recompute_layers: Optional[int] = option(None, "layers of each chunk, the first ones; default: all", at_least=0)
+    recompute_layers: Optional[int] = option(
+        None, "layers of each chunk that are recomputed, the first ones; default: all", at_least=0
+    )
     recompute_budget_mib: Optional[float] = option(
         None,
         "memory of each rank for what forward passes keep; each stage recomputes as little as fits, recompute at most",

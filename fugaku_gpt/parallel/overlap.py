@@ -20,13 +20,12 @@ class Timed:
     Attributes:
         alone_seconds: of one step's, without computation: as timed last; None before.
         exposed_seconds: of this rank's time that it has taken in steps that compute meanwhile.
-        polled_seconds: what of these were calls between computations and within kernels; the rest is waiting.
+        polled_seconds: what of these were calls between computations (of sums alone) and within kernels.
         steps: how many these were.
     """
 
     def __init__(self) -> None:
         self.alone_seconds: Optional[float] = None
-        self._background = 0.0
         self.start_anew()
 
     def start_anew(self) -> None:
@@ -42,13 +41,12 @@ class Timed:
         self.alone_seconds = seconds
 
     def begin_background(self) -> None:
-        """From here on it is this kind that kernels let MPI get on with."""
-        self._background = BACKGROUND.seconds
+        """From here on it is this kind that kernels let MPI get on with, and what else is under way then."""
+        BACKGROUND.take_seconds()
 
     def count_background(self) -> None:
         """What that has taken until here is exposed."""
-        seconds = BACKGROUND.seconds - self._background
-        self._background += seconds
+        seconds = BACKGROUND.take_seconds()
         self.exposed_seconds += seconds
         self.polled_seconds += seconds
 

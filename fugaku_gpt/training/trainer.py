@@ -114,8 +114,9 @@ class Trainer:
 
     def __init__(self, config: RunConfig, grid: ProcessGrid, train: Samples, valid: Optional[Samples] = None) -> None:
         agree_on_kernels(config, grid.world)  # whoever trains, by whatever way it came here
-        progress = config.training.progress_ms if grid.world.size > 1 else 0.0
-        compat.call_between(BACKGROUND.get_on if progress else None, progress / 1e3)
+        if grid.world.size > 1:
+            progress = config.training.progress_ms
+            compat.call_between(BACKGROUND.get_on if progress else None, progress / 1e3)
         self.config = config
         self.grid = grid
         self.iteration = 0

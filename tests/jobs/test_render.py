@@ -227,18 +227,33 @@ def test_a_script_that_is_told_to_stop_tells_its_ranks_and_records_it(tmp_path: 
     assert (record.exit_code, record.signal) == (75, name)
 
 
-def test_a_script_that_is_told_while_it_starts_its_ranks_tells_them_all_the_same(tmp_path: Path) -> None:
-    """The order comes when they have been started and the script does not know their number yet."""
+START = "  if [[ -n $told ]]; then # nothing begins"
+
+
+@pytest.mark.parametrize(
+    ("before", "begins", "code"),
+    [
+        (START, False, 143),
+        ('  "$@" &', False, 75),
+        ("  child=$!", True, 75),
+        ("  if [[ -n $told ]]; then # mean", True, 75),
+    ],
+)
+def test_a_script_that_is_told_while_it_starts_its_ranks_tells_them_all_the_same(
+    tmp_path: Path, before: str, begins: bool, code: int
+) -> None:
+    """The order comes before the ranks have begun, or before the script knows their number, or right after."""
     launcher = tmp_path / "mpiexec"
     launcher.write_text("#!/bin/bash\ntrap 'exit 75' USR1\ntouch up\nsleep 60 & wait\n", encoding="utf-8")
     launcher.chmod(0o755)
-    moment = '  "$@" &\n  child=$!\n'
     text = rendered("pjm-one-node").text
-    assert text.count(moment) == 1
-    told = '  "$@" &\n  while [[ ! -e up ]]; do sleep 0.01; done; kill -s TERM $$\n  child=$!\n'
-    assert run_script(tmp_path, text.replace(moment, told), {"PJM_JOBID": "7"}) == 75
+    assert text.count(f"\n{before}") == 1
+    begun = "while [[ ! -e up ]]; do sleep 0.01; done; " if begins else ""
+    text = text.replace(f"\n{before}", f"\n  {begun}kill -s TERM $$\n{before}")
+    assert run_script(tmp_path, text, {"PJM_JOBID": "7"}) == code
+    assert (tmp_path / "up").exists() == (code == 75)
     record = exit_records(tmp_path)["7"]
-    assert (record.exit_code, record.signal) == (75, "TERM")
+    assert (record.exit_code, record.signal) == (code, "TERM")
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,16 @@ import pytest
 import torch
 
 from fugaku_gpt import compat
-from fugaku_gpt.comm import Communicator, FlightRecorder, ProcessGrid
+from fugaku_gpt.comm import BACKGROUND, Communicator, FlightRecorder, ProcessGrid
 from fugaku_gpt.comm.mpi import MPI
 from fugaku_gpt.comm.pending import OUTSTANDING, Background
 from fugaku_gpt.config import LayoutConfig
+from fugaku_gpt.data.random_samples import RandomSamples
 from fugaku_gpt.errors import CallsDisagree
 from fugaku_gpt.layout.grid import coordinates_of, dp_group, tp_group
 from fugaku_gpt.records.flight import flight_file, read_flight
+from fugaku_gpt.training.trainer import Trainer
+from tests.support.tiny import tiny_config
 
 
 def test_sum_max_and_min_are_in_place_and_equal_everywhere(world: Communicator) -> None:
@@ -159,6 +162,18 @@ def test_messages_move_while_kernels_compute(world: Communicator) -> None:
             compat.attention(qkv, None, 1.0)
     finally:
         compat.call_between(None, 0.0)
-    assert background.seconds > 0.0
+    assert background.take_seconds() > 0.0
     under_way.wait()
     assert torch.equal(tensor, torch.full_like(tensor, sum(range(1, world.size + 1))))
+
+
+@pytest.mark.parametrize("progress", [2.0, 0.0])
+def test_kernels_call_where_there_are_others_and_only_if_wanted(
+    world: Communicator, progress: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: List[object] = []
+    monkeypatch.setattr(compat, "call_between", lambda *words: asked.append(words))
+    config = tiny_config(f"layout.dp={world.size}", "training.global_batch=8", f"training.progress_ms={progress}")
+    Trainer(config, ProcessGrid(world, config.layout), RandomSamples(config)).finish()
+    wanted = (BACKGROUND.get_on, 0.002) if progress else (None, 0.0)
+    assert asked == ([wanted] if world.size > 1 else [])

@@ -20,7 +20,7 @@ from fugaku_gpt.training.memory_guard import MemoryGuard
 MIB = 2**20
 ROOT = Path("/sys/fs/cgroup")
 
-# allocates and touches some 200 MiB a second for ever, in the group whose file of processes is named
+# allocates and touches some 50 MiB a second for ever, in the group whose file of processes is named
 GREEDY = """
 import os, sys, time
 from pathlib import Path

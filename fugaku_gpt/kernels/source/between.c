@@ -3,7 +3,7 @@
 
 #include <time.h>
 
-void (*called_between)(void) = 0;
+void (*function_between)(void) = 0;
 static int64_t pause_between = 0, last_call = 0;
 
 static int64_t nanoseconds(void)
@@ -16,14 +16,14 @@ static int64_t nanoseconds(void)
 void call_if_due(void)
 {
     if (nanoseconds() - last_call < pause_between) return;
-    called_between();
+    function_between();
     last_call = nanoseconds();
 }
 
 /* So often from now on; a null pointer: never. */
 EXPORT void call_between(void (*function)(void), int64_t pause)
 {
-    called_between = function;
+    function_between = function;
     pause_between = pause;
     last_call = nanoseconds();
 }

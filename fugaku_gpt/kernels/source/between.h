@@ -6,12 +6,12 @@
 
 #include <omp.h>
 
-extern void (*called_between)(void);
+extern void (*function_between)(void);
 void call_if_due(void);
 
 INLINE void between(void)
 {
-    if (called_between && omp_get_thread_num() == 0) call_if_due();
+    if (function_between && omp_get_thread_num() == 0) call_if_due();
 }
 
 #endif

@@ -67,9 +67,16 @@ tell_ranks() {
 run() {
   local code
   child=starting
+  if [[ -n $told ]]; then # nothing begins any more
+    child=''
+    return 143
+  fi
   "$@" &
   child=$!
-  if [[ -n $told ]]; then tell_ranks; fi
+  if [[ -n $told ]]; then # meanwhile: it hears nothing before it is a program of its own
+    sleep 1
+    tell_ranks
+  fi
   wait "$child"
   while kill -0 "$child" 2> /dev/null; do # a signal has cut the wait short
     wait "$child"
