@@ -7,7 +7,7 @@ from typing import Any, Callable, List
 import pytest
 import torch
 
-from fugaku_gpt.comm import Communicator
+from fugaku_gpt.comm import BACKGROUND, Communicator
 from fugaku_gpt.layout.stages import split_layers, stage_tensors
 from fugaku_gpt.model import build_stage, named_parameters
 from fugaku_gpt.parallel.buffers import FlatBuffers
@@ -61,3 +61,19 @@ def test_every_part_waits_for_what_it_reads(stages: int) -> None:
         assert len(buffers.buckets) > 4 and torch.isfinite(outputs[0]).all()
         assert torch.equal(*outputs)
         x = outputs[0]
+
+
+def test_what_kernels_let_mpi_get_on_with_meanwhile_is_exposed_too() -> None:
+    config, chunks = tiny_config("training.bucket_mib=0.001"), split_layers(tiny_config().model.layers, 1)
+    tokens = torch.from_numpy(ByteSamples(config.model.seq_len).batch(0, 2))
+    pieces = build_stage(config, Communicator.alone(), chunks)
+    specs = stage_tensors(config.model, 1, chunks, 0)
+    buffers = FlatBuffers(named_parameters(pieces), specs, SHARDS, int(config.training.bucket_mib * 2**20))
+    overlap = Overlap(Communicator.alone(), True)
+    gather = ParameterGather(buffers, pieces, LateGroup.alone(), overlap)
+    BACKGROUND._seconds += 1e6  # of other things
+    gather.start()
+    BACKGROUND._seconds += 1e3
+    with torch.no_grad():
+        pieces[0](tokens[:, :-1], tokens[:, 1:], 0)
+    assert overlap.gathers is not None and 1e3 < overlap.gathers.exposed_seconds < 2e3
