@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import time
 from typing import TYPE_CHECKING, Any, Callable, Generator, List, Optional, Protocol, Set
 
@@ -93,7 +94,8 @@ IN_STEPS: Set[Steps] = set()
 
 class Background:
     """Lets MPI get on while this rank computes: long kernels of ours call :attr:`get_on` now and then, in the thread
-    that calls MPI. Without, it gets on between operators only, which may be tens of milliseconds apart.
+    that calls MPI. Without, it gets on between operators only, which may be tens of milliseconds apart. Nothing is
+    begun there, the next step of a sum neither: reports of hangs compare the lines at which ranks begin their calls.
 
     Attributes:
         get_on: looks after what is under way. Raises nothing, since a kernel could not pass it on: see :meth:`check`.
@@ -104,7 +106,7 @@ class Background:
         # generator that goes on is inside its `try` from the beginning.
         self._looking = self._look()
         next(self._looking)
-        self.get_on: Callable[[], None] = self._looking.__next__
+        self.get_on: Callable[[], None] = functools.partial(next, self._looking, None)
         self._seconds = 0.0
         self._failed: Optional[BaseException] = None
 

@@ -37,7 +37,7 @@ def compute_by_compiled(use: bool) -> None:
 
 
 def call_between(function: Optional[Callable[[], None]], seconds: float) -> None:
-    """While a long kernel (attention, a layer's product) computes, it calls the function this often; None: nothing."""
+    """Long kernels (attention, a layer's product) call the function meanwhile, at most this often; None: no more."""
     if uses_compiled():
         _library().call_between(function, seconds)
 

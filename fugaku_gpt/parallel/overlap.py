@@ -20,7 +20,7 @@ class Timed:
     Attributes:
         alone_seconds: of one step's, without computation: as timed last; None before.
         exposed_seconds: of this rank's time that it has taken in steps that compute meanwhile.
-        polled_seconds: what of these were calls between computations (of sums alone) and within kernels.
+        polled_seconds: what of these were calls between computations (counted for sums only) and within kernels.
         steps: how many these were.
     """
 

@@ -46,8 +46,11 @@ class Ordered(List[Any]):
         self.remove(one)
 
 
-def test_what_is_done_makes_way_and_one_that_is_not_moves_the_others(under_way: List[Any]) -> None:
+def test_what_is_done_makes_way_and_one_that_is_not_moves_the_others(
+    under_way: List[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     background, ones = Background(), [UnderWay(1), UnderWay(2), UnderWay(9)]
+    monkeypatch.setattr(pending, "IN_STEPS", {UnderWay(1, ValueError("would begin the next step"))})
     background.get_on()
     assert background.take_seconds() == 0.0  # nothing is under way
     under_way += ones
@@ -56,6 +59,7 @@ def test_what_is_done_makes_way_and_one_that_is_not_moves_the_others(under_way: 
     background.get_on()
     assert [one.looks for one in ones] == [0, 0, 8] and under_way == ones[2:]
     assert background.take_seconds() > 0.0 == background.take_seconds()
+    background.check()
 
 
 @pytest.mark.parametrize("error", [ValueError("calls disagree"), KeyboardInterrupt()])

@@ -41,7 +41,8 @@ job_id=${PJM_JOBID:-unknown}
 sub_job=${PJM_SUBJOBID:-$job_id}
 started=$(date +%s)
 export FUGAKU_GPT_JOB_STARTED=$started # the ranks reckon from it when this job's time is over
-told=''   # the signal that told this job to stop
+told=''   # the signal that told this job to stop, and the code that says so
+told_code=0
 child=''  # the process that is waited for; `starting` while its number is not known
 
 # What became of this job by its own account, in exit/: written when it is told to stop, and again when it ends.
@@ -55,8 +56,9 @@ write_exit_record() {
 told_to_stop() {
   if [[ -n $told ]]; then return; fi # one order may come by several ways
   told=$1
+  told_code=$2
   write_exit_record "$2"
-  if [[ $child == starting ]]; then return; fi # `run` tells it as soon as it knows whom
+  if [[ $child == starting ]]; then return; fi # `run` tells it
   if [[ -z $child ]]; then exit "$2"; fi
   tell_ranks
 }
@@ -69,14 +71,14 @@ tell_ranks() {
 # In the background, so that a signal is heard at once and not only when the command has ended.
 run() {
   local code
-  child=starting
-  if [[ -n $told ]]; then # nothing begins any more
-    child=''
-    return 143
+  if [[ -n $told ]]; then # while the command before this one ran: nothing begins any more
+    echo "told to stop (SIG$told): not begun: $1" >&2
+    return "$told_code"
   fi
+  child=starting
   "$@" &
   child=$!
-  if [[ -n $told ]]; then # meanwhile: it hears nothing before it is a program of its own
+  if [[ -n $told ]]; then # meanwhile: it has a moment to become a program that listens
     sleep 1
     tell_ranks
   fi
