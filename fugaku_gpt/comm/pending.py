@@ -127,15 +127,18 @@ class Background:
                 while True:
                     yield
                     if OUTSTANDING and self._failed is None:
-                        before = time.perf_counter()
-                        for pending in tuple(OUTSTANDING):
-                            if not pending.done():  # looking after one that is not done moves the others too
-                                break
-                        self._seconds += time.perf_counter() - before
+                        self._look_after()  # whose variables end with it: a generator would keep a message alive
             except GeneratorExit:
                 raise
             except BaseException as error:  # a second signal's KeyboardInterrupt too
                 self._failed = error
+
+    def _look_after(self) -> None:
+        before = time.perf_counter()
+        for pending in tuple(OUTSTANDING):
+            if not pending.done():  # looking after one that is not done moves the others too
+                break
+        self._seconds += time.perf_counter() - before
 
 
 BACKGROUND = Background()  # one for the process, as the kernels are

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+import weakref
 from typing import Any, Iterator, List
 
 import pytest
@@ -60,6 +61,16 @@ def test_what_is_done_makes_way_and_one_that_is_not_moves_the_others(
     assert [one.looks for one in ones] == [0, 0, 8] and under_way == ones[2:]
     assert background.take_seconds() > 0.0 == background.take_seconds()
     background.check()
+
+
+def test_what_is_over_is_not_kept(under_way: List[Any]) -> None:
+    background, one = Background(), UnderWay(9)
+    under_way.append(one)
+    background.get_on()
+    under_way.clear()
+    kept = weakref.ref(one)
+    del one
+    assert kept() is None
 
 
 @pytest.mark.parametrize("error", [ValueError("calls disagree"), KeyboardInterrupt()])
