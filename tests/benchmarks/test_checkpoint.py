@@ -10,7 +10,9 @@ PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "checkpoint.py"
 
 
 def test_it_prints_a_row_for_each_way_of_saving_and_leaves_nothing(tmp_path: Path) -> None:
-    words = ["--preset", "tiny", "--ranks", "2", "--steps", "1", "--saves", "1", "--folder", str(tmp_path)]
+    # as wide as this, since a copy of the preset itself may take less than what is printed of a stall, 1 ms
+    words = ["--preset", "tiny", "--set", "model.hidden=512", "--ranks", "2", "--steps", "1", "--saves", "1"]
+    words += ["--folder", str(tmp_path)]
     done = subprocess.run([sys.executable, str(PROGRAM), *words], stdout=subprocess.PIPE, timeout=300, check=True)
     head, *rows = [line.split() for line in done.stdout.decode().splitlines()]
     assert [row[:2] for row in rows] == [
@@ -19,7 +21,5 @@ def test_it_prints_a_row_for_each_way_of_saving_and_leaves_nothing(tmp_path: Pat
         ["1", "asynchronous"],
         ["1", "synchronous"],
     ]
-    assert all(float(figure) > 0 for row in rows for figure in (row[2], row[5], row[8], row[10]))
-    # a copy of so small a model may take less than what is printed of a stall; its files do not
-    assert all(float(row[3]) > 0 for row in rows if row[1] == "synchronous")
+    assert all(float(figure) > 0 for row in rows for figure in (row[2], row[3], row[5], row[8], row[10]))
     assert list(tmp_path.iterdir()) == [] and "stall" in head

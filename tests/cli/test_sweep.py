@@ -55,7 +55,7 @@ def start(file: Path, out: Path, *options: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
 
 
-def wait_for(done: Callable[[], bool], seconds: float = 180) -> None:
+def wait_for(done: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline

@@ -43,7 +43,7 @@ def make(path: Path, status: str = OK) -> RunDirectory:
 
 def test_200_kills_lose_nothing_that_was_said_to_be_done(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.jobs.store_kills", str(tmp_path / "runs"), "200", "7"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=900)
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=300)
     seen = json.loads(done.stdout)
     assert seen["kills"] >= 200 and seen["missing"] == [] and seen["damaged"] == []
     assert seen["index agrees"] and seen["from the index"] > 0
