@@ -24,12 +24,12 @@ from typing import List, Optional
 
 from ranks import open_patient_world, run_ranks
 
+from fugaku_gpt.checkpoint.directory import list_checkpoints
+from fugaku_gpt.checkpoint.manifest import read_manifest
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.data.random_samples import RandomSamples
 from fugaku_gpt.machine.rank import rank_from_environment
-from fugaku_gpt.records.checkpoint import list_checkpoints
-from fugaku_gpt.records.checkpoint_manifest import read_manifest
 from fugaku_gpt.training.checkpoint import Checkpoints
 from fugaku_gpt.training.resume import load
 from fugaku_gpt.training.startup import prepare_process

@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from contestants import threads
 
-from fugaku_gpt import compat
+from fugaku_gpt import ops
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.training.startup import prepare_process
 
@@ -97,8 +97,8 @@ def linear_product(name: str, count: int, m: int, n: int, k: int) -> Product:
         def way(memory: torch.Tensor, _: torch.Tensor) -> Call:
             a, b = memory[: m * k].view(m, k), memory[m * k : m * k + k * n]
             if b_whole:
-                return lambda: compat.matmul(a, b.view(k, n))
-            return lambda: compat.linear(a, b.view(n, k))
+                return lambda: ops.matmul(a, b.view(k, n))
+            return lambda: ops.linear(a, b.view(n, k))
 
         return way
 
@@ -106,7 +106,7 @@ def linear_product(name: str, count: int, m: int, n: int, k: int) -> Product:
         """To sums in float32, as gradients of weights are."""
         a, b = memory[: m * k].view(k, m).t(), memory[m * k : m * k + k * n].view(k, n)
         sums = result[: m * n].view(m, n) if result.dtype == torch.float32 else torch.zeros(m, n)
-        return lambda: compat.add_product(sums, a, b)
+        return lambda: ops.add_product(sums, a, b)
 
     ways: Dict[str, Way] = {"linear": linear, "nn, ours": ours(True), "nt, ours": ours(False)}
     if name.endswith("weight's gradient"):

@@ -24,7 +24,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.machine.rank import rank_from_environment
-from fugaku_gpt.planner.run_memory import memory_of_run
+from fugaku_gpt.planner.trainer.run_memory import memory_of_run
 
 BASE = (
     "model.layers=8",

@@ -29,7 +29,7 @@ from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.data.random_samples import RandomSamples
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.parameters import size_name
-from fugaku_gpt.jobs.launcher import find_launcher
+from fugaku_gpt.launch.launcher import find_launcher
 from fugaku_gpt.machine.local import processor_name, usable_cores
 from fugaku_gpt.machine.rank import rank_from_environment
 

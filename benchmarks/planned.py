@@ -29,8 +29,8 @@ from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.machine.constants import load_machine
 from fugaku_gpt.machine.framework import framework_of
 from fugaku_gpt.machine.rank import rank_from_environment
-from fugaku_gpt.planner.local_seconds import LocalPrediction, predict_run
-from fugaku_gpt.planner.run_memory import memory_of_run
+from fugaku_gpt.planner.trainer.run_memory import memory_of_run
+from fugaku_gpt.planner.trainer.seconds import LocalPrediction, predict_run
 
 SMALL = (
     "model.layers=4", "model.hidden=256", "model.heads=8", "model.seq_len=128", "model.vocab_size=4096",

@@ -53,7 +53,7 @@ def main() -> int:
 
 def environment(out: Path, name: str, share: float) -> str:
     """The file of an environment whose Python runs this file's other half."""
-    from fugaku_gpt.jobs.launcher import find_launcher
+    from fugaku_gpt.launch.launcher import find_launcher
 
     folder = out.resolve() / "environments"
     folder.mkdir(parents=True, exist_ok=True)

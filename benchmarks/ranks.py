@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, List, Sequence
 
-from fugaku_gpt.jobs.launcher import find_launcher
-from fugaku_gpt.jobs.processes import run_command
+from fugaku_gpt.launch.launcher import find_launcher
+from fugaku_gpt.launch.processes import run_command
 
 if TYPE_CHECKING:
     from fugaku_gpt.comm import Communicator

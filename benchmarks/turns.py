@@ -21,7 +21,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from fugaku_gpt.jobs.processes import MARK, end_marked
+from fugaku_gpt.launch.processes import MARK, end_marked
 
 ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 600.0

@@ -102,7 +102,7 @@ def watched(clock: Clock) -> Iterator[None]:
     function when it is built."""
     import torch
 
-    from fugaku_gpt import compat
+    from fugaku_gpt import compat, ops
     from fugaku_gpt.comm.observed import inside
     from fugaku_gpt.model.causal_attention import _CausalAttention, _CompiledAttention
     from fugaku_gpt.parallel.buffers import MasterWeights
@@ -120,11 +120,11 @@ def watched(clock: Clock) -> Iterator[None]:
     def always(name: str) -> Callable[[], str]:
         return lambda: name
 
-    places: List[Tuple[Any, str, Callable[[], str]]] = [(compat, name, product) for name in PRODUCTS]
+    places: List[Tuple[Any, str, Callable[[], str]]] = [(ops, name, product) for name in PRODUCTS]
     places += [(torch, "bmm", always(ATTENTION)), (torch.Tensor, "baddbmm_", always(ATTENTION))]
-    places += [(compat, name, always(NORM_GELU)) for name in ("layer_norm", "gelu", "gelu_tanh")]
-    places += [(compat, name, always(ATTENTION)) for name in ("attention", "attention_gradient")]
-    places += [(compat, "backward", backward), (compat, "sum_of_rows", always(BIASES))]
+    places += [(ops, name, always(NORM_GELU)) for name in ("layer_norm", "gelu", "gelu_tanh")]
+    places += [(ops, name, always(ATTENTION)) for name in ("attention", "attention_gradient")]
+    places += [(compat, "backward", backward), (ops, "sum_of_rows", always(BIASES))]
     optimisers = optimizer.FusedAdamW, optimizer.BlockedAdamW, optimizer.CompiledAdamW
     places += [(owner, "step", always(OPTIMISER)) for owner in optimisers]
     places += [(trainer, "squares_of", always(OPTIMISER)), (GradientSum, "begin", always(OPTIMISER))]

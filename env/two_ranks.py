@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from fugaku_gpt.jobs.launcher import find_launcher
+from fugaku_gpt.launch.launcher import find_launcher
 
 launcher = find_launcher()
 command = [*launcher.start(2), sys.executable, "-c", "from mpi4py import MPI; assert MPI.COMM_WORLD.size == 2"]

@@ -23,12 +23,12 @@ def kernels_as_they_were() -> Iterator[None]:
     before = _agreed()
     yield
     if before != _agreed():
-        agreed: Any = sys.modules["fugaku_gpt.compat.agreed"]
+        agreed: Any = sys.modules["fugaku_gpt.compat.kernel_choices"]
         vars(agreed.AGREED).update(before)
 
 
 def _agreed() -> Any:
-    agreed: Any = sys.modules.get("fugaku_gpt.compat.agreed")  # of most tests, nothing needs PyTorch
+    agreed: Any = sys.modules.get("fugaku_gpt.compat.kernel_choices")  # of most tests, nothing needs PyTorch
     if agreed is None:
         names = ("gelu_by_erf", "products_by_onednn", "compiled", "compiled_products")
         return {"in_float32": {}, **dict.fromkeys(names)}

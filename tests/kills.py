@@ -23,8 +23,8 @@ from typing import Any, Dict, List, Tuple
 
 import psutil
 
-from fugaku_gpt.records.checkpoint import list_checkpoints
-from fugaku_gpt.records.checkpoint_keep import verify
+from fugaku_gpt.checkpoint.directory import list_checkpoints
+from fugaku_gpt.checkpoint.retention import verify
 from fugaku_gpt.records.run import RunDirectory
 from tests.support.corpus import write_byte_corpus
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fugaku_gpt.jobs.launcher import find_launcher
+from fugaku_gpt.launch.launcher import find_launcher
 from tests.mpi.cases import NARROW, WIDE, config_of
 
 ROOT = Path(__file__).resolve().parent.parent

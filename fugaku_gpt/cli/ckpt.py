@@ -16,7 +16,7 @@ from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, CheckpointError
 
 if TYPE_CHECKING:
-    from fugaku_gpt.records.checkpoint_manifest import Manifest
+    from fugaku_gpt.checkpoint.manifest import Manifest
 
 _place = click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 
@@ -34,9 +34,9 @@ def ckpt() -> None:
 @format_option
 def list_(path: Path, form: str) -> None:
     """List the checkpoints of a run, newest first; its data are not read (see `ckpt verify`)."""
-    from fugaku_gpt.records.checkpoint import latest
-    from fugaku_gpt.records.checkpoint_keep import checkpoints_at, summary, verify
-    from fugaku_gpt.records.checkpoint_manifest import MANIFEST, read_manifest
+    from fugaku_gpt.checkpoint.directory import latest
+    from fugaku_gpt.checkpoint.manifest import MANIFEST, read_manifest
+    from fugaku_gpt.checkpoint.retention import checkpoints_at, summary, verify
 
     rows: List[Dict[str, Any]] = []
     for checkpoint in checkpoints_at(path):
@@ -60,8 +60,8 @@ def list_(path: Path, form: str) -> None:
 @format_option
 def inspect(path: Path, tensors: bool, form: str) -> None:
     """Tell what a checkpoint holds: of several, the newest. Its data are not read."""
-    from fugaku_gpt.records.checkpoint_keep import checkpoints_at
-    from fugaku_gpt.records.checkpoint_manifest import read_manifest
+    from fugaku_gpt.checkpoint.manifest import read_manifest
+    from fugaku_gpt.checkpoint.retention import checkpoints_at
 
     checkpoint = checkpoints_at(path)[0]
     manifest = read_manifest(checkpoint)
@@ -97,11 +97,11 @@ def verify(paths: Tuple[Path, ...], fast: bool, form: str) -> int:
 
     What is damaged is named by file, tensor and coordinates, one row each; exit code 3 if there is any.
     """
-    from fugaku_gpt.records import checkpoint_keep
+    from fugaku_gpt.checkpoint import retention
 
     rows = []
-    for checkpoint in (one for path in paths for one in checkpoint_keep.checkpoints_at(path)):
-        problems = checkpoint_keep.verify(checkpoint, deep=not fast)
+    for checkpoint in (one for path in paths for one in retention.checkpoints_at(path)):
+        problems = retention.verify(checkpoint, deep=not fast)
         damaged = [{"checkpoint": str(checkpoint), "verdict": "damaged", "problem": one} for one in problems]
         sound = {"checkpoint": str(checkpoint), "verdict": "lengths and headers are right" if fast else "whole"}
         rows += damaged or [sound]
@@ -118,9 +118,9 @@ def export(path: Path, out: Path) -> None:
     Of several checkpoints, the newest that is whole. `GPT2LMHeadModel.from_pretrained(OUT)` loads it; tokenizer files
     are not written.
     """
+    from fugaku_gpt.checkpoint.hugging_face import export_gpt2
+    from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid
     from fugaku_gpt.formulas.parameters import size_name
-    from fugaku_gpt.records.checkpoint_keep import checkpoints_at, newest_valid
-    from fugaku_gpt.records.hugging_face import export_gpt2
 
     checkpoint, rejected = newest_valid(checkpoints_at(path), deep=False)
     for name, why in rejected:
@@ -140,7 +140,7 @@ def import_(folder: Path, out: Path) -> None:
     OUT is the folder of checkpoints to make, such as RUN_DIR/checkpoints of a run that is to start from it. The
     settings that such a run needs are printed.
     """
-    from fugaku_gpt.records.hugging_face import import_gpt2
+    from fugaku_gpt.checkpoint.hugging_face import import_gpt2
 
     checkpoint, model, notes = import_gpt2(folder, out)
     for note in notes:

@@ -15,7 +15,7 @@ from fugaku_gpt.cli.output import format_option, render_rows
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
-    from fugaku_gpt.jobs.environments.profile import Profile
+    from fugaku_gpt.config.profile import Profile
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -46,7 +46,7 @@ def env() -> None:
 @format_option
 def list_(form: str) -> None:
     """List the profiles, where their environments are, and whether they are made."""
-    from fugaku_gpt.jobs.environments.registry import place_of, profile_files, resolve
+    from fugaku_gpt.environments.registry import place_of, profile_files, resolve
 
     rows = []
     for file in profile_files().values():
@@ -88,8 +88,8 @@ def create(
     An environment that was not finished is not used by anything; the same command goes on with it. For a build that is
     compiled, FOLDER (default: build-NAME) gets build.sh, a job for pjsub, and activate.sh, to be sourced on nodes.
     """
-    from fugaku_gpt.jobs.environments.create import create as make
-    from fugaku_gpt.jobs.environments.registry import OTHER_MEND, find_profile, place_of, resolve
+    from fugaku_gpt.environments.create import create as make
+    from fugaku_gpt.environments.registry import OTHER_MEND, find_profile, place_of, resolve
 
     profile = resolve(name)
     if profile.in_tarball:
@@ -129,8 +129,8 @@ def check(name: str, at: Optional[Path], form: str) -> int:
     Its own Python tells, started as ranks are: versions, BLAS, the instruction set that is really used, threads, fused
     kernels, denormals, kernels of our own, MPI. Exit code 3 where something differs or is missing.
     """
-    from fugaku_gpt.jobs.environments.check import check_environment
-    from fugaku_gpt.jobs.environments.registry import require_made, resolve
+    from fugaku_gpt.environments.check import check_environment
+    from fugaku_gpt.environments.registry import require_made, resolve
 
     profile = resolve(name, at.absolute() if at is not None else None)
     where = f" --at {shlex.quote(str(at))}" if at is not None else ""
@@ -154,8 +154,8 @@ def check(name: str, at: Optional[Path], form: str) -> int:
 @click.option("--out", type=click.Path(path_type=Path), help="Write the job to this file instead of printing it.")
 def recipe(name: str, settings: Tuple[str, ...], package: Optional[str], out: Optional[Path]) -> None:
     """Print the PJM job that compiles the build NAME from source into a tar file; hand in nothing."""
-    from fugaku_gpt.jobs.environments.recipe import recipe as render
-    from fugaku_gpt.jobs.environments.registry import find_profile, resolve
+    from fugaku_gpt.environments.registry import find_profile, resolve
+    from fugaku_gpt.jobs.build_recipe import recipe as render
 
     script = render(resolve(name), find_profile(name), settings, package)
     for note in script.notes:
@@ -192,8 +192,8 @@ def kernels(compiler: Optional[str], again: bool) -> None:
 def _write_recipe(
     profile: "Profile", profile_file: Path, folder: Path, settings: Tuple[str, ...], package: Optional[str]
 ) -> None:
-    from fugaku_gpt.jobs.environments.recipe import activation, tarball_name
-    from fugaku_gpt.jobs.environments.recipe import recipe as render
+    from fugaku_gpt.jobs.build_recipe import activation, tarball_name
+    from fugaku_gpt.jobs.build_recipe import recipe as render
 
     script = render(profile, profile_file, settings, package)
     tarball = folder.absolute() / tarball_name(profile)

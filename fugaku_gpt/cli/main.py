@@ -20,12 +20,12 @@ _REFUSALS = (
 )  # fmt: skip
 COMMANDS: Dict[str, str] = {
     "ckpt": "fugaku_gpt.cli.ckpt:ckpt",
-    "compare": "fugaku_gpt.cli.compare:compare",
+    "compare": "fugaku_gpt.cli.compare.command:compare",
     "data": "fugaku_gpt.cli.data:data",
     "doctor": "fugaku_gpt.cli.doctor:doctor",
     "env": "fugaku_gpt.cli.env:env",
-    "job": "fugaku_gpt.cli.job:job",
-    "plan": "fugaku_gpt.cli.plan:plan",
+    "job": "fugaku_gpt.cli.job.group:job",
+    "plan": "fugaku_gpt.cli.plan.group:plan",
     "report": "fugaku_gpt.cli.report:report",
     "runs": "fugaku_gpt.cli.runs:runs",
     "sim": "fugaku_gpt.cli.sim:sim",

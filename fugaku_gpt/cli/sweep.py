@@ -91,7 +91,7 @@ def run(
     missing is run. Tables are left in OUT as table.md, table.csv and table.json.
     """
     from fugaku_gpt.cli.report import print_table, write_tables
-    from fugaku_gpt.jobs.launcher import find_launcher, launch
+    from fugaku_gpt.launch.launcher import find_launcher, launch
     from fugaku_gpt.sweep.progress import LiveProgress, PlainProgress
     from fugaku_gpt.sweep.run import run_sweep
 

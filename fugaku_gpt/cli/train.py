@@ -87,9 +87,9 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
         click.echo(f"{out}: the run has done its {config.training.iterations} iterations: nothing to do")
         raise click.exceptions.Exit(EXIT_OK)
     # here, as in _join: what starts ranks is not for ten thousand of them to import
-    from fugaku_gpt.jobs.ending import result_of
-    from fugaku_gpt.jobs.launcher import exit_code_of, launch
-    from fugaku_gpt.planner.fits import refuse_too_large, this_machine
+    from fugaku_gpt.launch.launch_result import result_of
+    from fugaku_gpt.launch.launcher import exit_code_of, launch
+    from fugaku_gpt.planner.trainer.memory_check import refuse_too_large, this_machine
 
     refuse_too_large(config, this_machine(), range(config.layout.ranks))
     words = ([] if resume == NONE else ["--resume", resume]) + (["--force-data"] if force_data else [])
@@ -125,11 +125,11 @@ def _join(config: RunConfig, out: Path, place: Optional[Tuple[int, int]], resume
     os.environ.update(thread_variables(threads))  # read when the libraries are loaded, just below
     announce = None
     if place is not None:
-        from fugaku_gpt.jobs.keeper import keep_rank
+        from fugaku_gpt.launch.rank_supervisor import keep_rank
 
         announce = keep_rank(place[0])  # before torch and MPI begin their threads
     with nothing_collected():
-        from fugaku_gpt.planner.fits import refuse_too_large, this_machine
+        from fugaku_gpt.planner.trainer.memory_check import refuse_too_large, this_machine
         from fugaku_gpt.training.run import train as train_on_this_rank
 
     try:

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, Optional
 
+from fugaku_gpt.config.profile import Profile, load_profile
+from fugaku_gpt.environments.registry import find_profile, require_made, resolve
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.environments.profile import Profile, load_profile
-from fugaku_gpt.jobs.environments.registry import find_profile, require_made, resolve
 
 # of a profile: words about it, which change nothing
 _WORDS = ("name", "note", "limits", "expected")

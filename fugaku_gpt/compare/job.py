@@ -9,12 +9,12 @@ from typing import List, Sequence, Tuple
 from fugaku_gpt.compare.environments import profile_of
 from fugaku_gpt.compare.sides import LiveSide
 from fugaku_gpt.config import RunConfig
+from fugaku_gpt.config.profile import Profile, this_python
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.environments.profile import Profile, this_python
-from fugaku_gpt.jobs.launcher import KEPT
 from fugaku_gpt.jobs.render import JobScript, render_job
 from fugaku_gpt.jobs.submission import with_absolute_paths
+from fugaku_gpt.launch.launcher import KEPT
 
 FOLDER = "pairs"  # in the job's folder: what the comparison leaves
 TEMPLATE = "compare.sh.j2"

@@ -36,11 +36,11 @@ from fugaku_gpt.compare.pairs import (
 )
 from fugaku_gpt.compare.statistics import Comparison, compare_pairs
 from fugaku_gpt.config import RunConfig, dump_run_config
+from fugaku_gpt.config.profile import Profile
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.ending import result_of
-from fugaku_gpt.jobs.environments.profile import Profile
-from fugaku_gpt.jobs.processes import Outcome
-from fugaku_gpt.planner.fits import refuse_too_large, this_machine
+from fugaku_gpt.launch.launch_result import result_of
+from fugaku_gpt.launch.processes import Outcome
+from fugaku_gpt.planner.trainer.memory_check import refuse_too_large, this_machine
 from fugaku_gpt.records.claim import AlreadyClaimed, release, take, this_process
 from fugaku_gpt.records.files import is_temporary
 from fugaku_gpt.records.run import INTERRUPTED, REFUSED, Result, RunDirectory
@@ -48,7 +48,7 @@ from fugaku_gpt.records.run import INTERRUPTED, REFUSED, Result, RunDirectory
 CLAIM = ".compare.claim"
 FEWEST = 6  # pairs: with fewer, p is above 5 % whatever is seen
 
-Launch = Callable[..., Outcome]  # as fugaku_gpt.jobs.launcher.launch
+Launch = Callable[..., Outcome]  # as fugaku_gpt.launch.launcher.launch
 
 # why no more pairs were run
 NARROW = "the interval is narrow enough"
@@ -112,7 +112,7 @@ def run_pairs(
 
     Args:
         sides: A and B.
-        launch: starts the ranks of one job and waits for them; see :func:`fugaku_gpt.jobs.launcher.launch`.
+        launch: starts the ranks of one job and waits for them; see :func:`fugaku_gpt.launch.launcher.launch`.
         start: as of that function.
         watch: the noise guard around a job.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Sequence
 
 from fugaku_gpt.compare.report import Report
-from fugaku_gpt.planner.pictures import picture
+from fugaku_gpt.plotting import picture
 
 _LEFT_OUT, _COUNTS, _A, _B = "#b0b0b0", "#1f77b4", "#7f7f7f", "#d62728"
 _LONGEST = 40  # characters of a name

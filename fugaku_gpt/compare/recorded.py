@@ -18,7 +18,7 @@ from fugaku_gpt.compare.statistics import Comparison, compare_groups, compare_pa
 from fugaku_gpt.config import RunConfig, changed_settings
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.formulas.parameters import size_name
-from fugaku_gpt.planner.rows import Refused, Row, parse_measured, parse_row, read_table, torch_build
+from fugaku_gpt.planner.tables.rows import Refused, Row, parse_measured, parse_row, read_table, torch_build
 
 # of a row, what is no configuration: one table rounds the vocabulary that another gives in full
 _NO_CONFIGURATION = ("id", "vocab", "mem_unit", "dtype")

@@ -24,7 +24,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Uni
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.config.load import valid_keys
 from fugaku_gpt.errors import ConfigError, UsageError
-from fugaku_gpt.planner.rows import Row, torch_build
+from fugaku_gpt.planner.tables.rows import Row, torch_build
 
 BASE = ("base", "-")
 RANKS = "ranks"  # ranks of the whole run: more or fewer replicas

@@ -7,7 +7,7 @@ from typing import Callable, Optional
 
 import torch
 
-from fugaku_gpt.compat.trials import LOOSE, waves
+from fugaku_gpt.compat.probes import LOOSE, waves
 
 
 @functools.lru_cache(maxsize=None)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.records.flight import Flight
-from fugaku_gpt.records.hang import (
+from fugaku_gpt.hang.against_plan import config_of
+from fugaku_gpt.hang.diagnosis import (
     IN_WAIT,
     Hang,
     Position,
@@ -21,7 +21,7 @@ from fugaku_gpt.records.hang import (
     rank_words,
     read_flights,
 )
-from fugaku_gpt.records.hang_plan import config_of
+from fugaku_gpt.records.flight import Flight
 from fugaku_gpt.records.run import RunDirectory
 
 _RECENT_SECONDS = 60.0  # a run whose files were touched since may be going on

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.launcher import find_launcher
-from fugaku_gpt.jobs.processes import run_command
+from fugaku_gpt.launch.launcher import find_launcher
+from fugaku_gpt.launch.processes import run_command
 from fugaku_gpt.machine import local
 
 OK = "ok"

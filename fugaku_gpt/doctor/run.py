@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import List
 
 from fugaku_gpt.doctor.hang import run_directory
-from fugaku_gpt.records.hang import explain, process_states, rank_words, read_flights
-from fugaku_gpt.records.hang_plan import config_of
+from fugaku_gpt.hang.against_plan import config_of
+from fugaku_gpt.hang.diagnosis import explain, process_states, rank_words, read_flights
 from fugaku_gpt.records.run import OK, REFUSED, RunDirectory
 
 

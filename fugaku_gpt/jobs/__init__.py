@@ -1,1 +1,1 @@
-"""How jobs are started. The launcher starts ranks; it knows nothing of schedulers."""
+"""Job scripts, the schedulers that run them, and the store of runs that they leave."""

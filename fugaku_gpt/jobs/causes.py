@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Dict, Optional
 
-from fugaku_gpt.jobs.pjm.codes import NEVER, RESUME, RETRY, WAIT, ending_of
+from fugaku_gpt.pjm.codes import NEVER, RESUME, RETRY, WAIT, ending_of
 from fugaku_gpt.records import run as runs
 from fugaku_gpt.records.job import CANCELLED, REJECTED, JobStatus
 

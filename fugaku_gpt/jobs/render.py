@@ -16,12 +16,12 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from fugaku_gpt.config import RunConfig, changed_settings
 from fugaku_gpt.config.load import Settings, build_run_config
+from fugaku_gpt.config.profile import Profile, load_profile, this_python, with_absolute_paths
 from fugaku_gpt.config.tree import flatten, parse_yaml
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_RESUME, ConfigError
 from fugaku_gpt.formulas.parameters import size_name
-from fugaku_gpt.jobs.environments.profile import Profile, load_profile, this_python, with_absolute_paths
-from fugaku_gpt.jobs.launcher import page_variables
+from fugaku_gpt.launch.launcher import page_variables
 from fugaku_gpt.machine import fugaku
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}")

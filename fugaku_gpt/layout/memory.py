@@ -30,7 +30,7 @@ from typing import (
 
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.layout.attention import may_be_compiled
+from fugaku_gpt.layout.native_kernels import may_be_compiled
 from fugaku_gpt.layout.schedules import Forward, Weights, stage_order
 from fugaku_gpt.layout.stages import Chunk, by_stage
 

@@ -16,8 +16,8 @@ from typing import Any, Callable, Iterator, Optional, Tuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from fugaku_gpt import compat
-from fugaku_gpt.layout.attention import attention_blocks, sums_apart
+from fugaku_gpt import ops
+from fugaku_gpt.kernels.attention_tiling import attention_blocks, sums_apart
 
 Kept = Callable[[], torch.Tensor]
 
@@ -37,7 +37,7 @@ def causal_attention(
     Returns:
         [parts, b, s / parts, heads, d]
     """
-    function = _CompiledAttention if compat.attends(qkv) else _CausalAttention
+    function = _CompiledAttention if ops.attends(qkv) else _CausalAttention
     y: torch.Tensor = function.apply(qkv, kept, 1.0 / (1.0 - probability) if kept is not None else 1.0, keep)
     return y
 
@@ -49,7 +49,7 @@ class _CompiledAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: torch.Tensor, kept: Optional[Kept], factor: float, keep: bool) -> torch.Tensor:
         flags = kept() if kept is not None else None
-        y, log_sums = compat.attention(qkv, flags, factor)
+        y, log_sums = ops.attention(qkv, flags, factor)
         ctx.save_for_backward(qkv, y, log_sums, *([flags] if flags is not None and keep else []))
         ctx.kept, ctx.factor = kept, factor
         return y
@@ -59,7 +59,7 @@ class _CompiledAttention(torch.autograd.Function):
     def backward(ctx: Any, y_grad: torch.Tensor) -> Tuple[torch.Tensor, None, None, None]:
         qkv, y, log_sums, *saved = ctx.saved_tensors
         flags = saved[0] if saved else ctx.kept() if ctx.kept is not None else None
-        return compat.attention_gradient(y_grad, qkv, y, log_sums, flags, ctx.factor), None, None, None
+        return ops.attention_gradient(y_grad, qkv, y, log_sums, flags, ctx.factor), None, None, None
 
 
 class _CausalAttention(torch.autograd.Function):
@@ -106,7 +106,7 @@ class _CausalAttention(torch.autograd.Function):
                     p_grad.mul_(mask)
                     dropped = mask.mul_(p)
                 work.add_product(v_grad[:, :high], dropped.transpose(1, 2), above)
-                scores_grad = compat.softmax_gradient_(p_grad, p)
+                scores_grad = ops.softmax_gradient_(p_grad, p)
                 work.add_product(k_grad[:, :high], scores_grad.transpose(1, 2), queries)
                 q_grad[:, low:high].copy_(work.rows(scores_grad, k[:, :high]))
             q_grad.mul_(work.scale)
@@ -126,7 +126,7 @@ class _Workspace:
         self.length = parts * here
         self._parts, self._here = parts, here
         self.scale = 1.0 / math.sqrt(self._width)
-        self._like = qkv.new_empty(0, dtype=compat.attention_dtype(qkv.dtype))
+        self._like = qkv.new_empty(0, dtype=ops.attention_dtype(qkv.dtype))
         narrow = self._like.element_size() == 2
         blocks = attention_blocks(self.length, self.samples, self.heads, narrow, torch.get_num_threads())
         self._block, self._samples_at_once, self._heads_at_once = blocks.queries, blocks.samples, blocks.heads
@@ -194,7 +194,7 @@ class _Workspace:
         """Of one block of queries for the keys up to its end."""
         scores = torch.bmm(q[:, low:high], k[:, :high].transpose(1, 2), out=self.scores((len(q), high - low, high), 0))
         scores[:, :, low:].add_(self._future[: high - low, : high - low])
-        return compat.softmax_(scores)
+        return ops.softmax_(scores)
 
     def flags(self, flags: torch.Tensor, group: Group, low: int, high: int) -> torch.Tensor:
         """A block's flags of dropout as numbers."""

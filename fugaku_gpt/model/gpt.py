@@ -11,7 +11,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
-from fugaku_gpt import compat
+from fugaku_gpt import ops
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import ModelConfig, RunConfig
 from fugaku_gpt.layout.memory import recompute_of_layers
@@ -35,7 +35,7 @@ class MLP(nn.Module):
         super().__init__()
         self.up = ColumnParallelLinear(model.hidden, model.ffn_size, tp, dtype, 1, sequence_parallel)
         self.down = RowParallelLinear(model.ffn_size, model.hidden, tp, dtype, sequence_parallel)
-        self._gelu = compat.gelu_tanh if model.gelu == "tanh" else compat.gelu
+        self._gelu = ops.gelu_tanh if model.gelu == "tanh" else ops.gelu
 
     def forward(self, x: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
         """``norm``: of the input, done again in the backward pass."""
@@ -164,7 +164,7 @@ class GPT(nn.Module):
         x = self.hidden_states(tokens)
         if self._sequence_parallel:
             x = self._shard.in_order_of_samples(gather(x, self._tp))
-        return compat.linear(x, self.token_embedding.weight)
+        return ops.linear(x, self.token_embedding.weight)
 
 
 def build_model(config: RunConfig, tp: Communicator) -> GPT:

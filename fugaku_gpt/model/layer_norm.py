@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fugaku_gpt import compat
+from fugaku_gpt import ops
 from fugaku_gpt.parallel.buffers import widened
 
 
@@ -14,4 +14,4 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., h] → [..., h], of the same type."""
-        return compat.layer_norm(x, widened(self.weight), widened(self.bias), self.eps)
+        return ops.layer_norm(x, widened(self.weight), widened(self.bias), self.eps)

@@ -14,7 +14,7 @@ from typing import Any, Optional, Tuple
 
 import torch
 
-from fugaku_gpt import compat
+from fugaku_gpt import ops
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.layout.sequence import CHUNK_TOKENS
 from fugaku_gpt.parallel.buffers import gradient_sum
@@ -78,22 +78,22 @@ class _CrossEntropy(torch.autograd.Function):
         used = max(0, min(weight.shape[0], vocab_size - first_row))
         loss = hidden.new_zeros((), dtype=torch.float64)  # thousands of terms: the sum itself should not round
         sums = gradient_sum(weight)
-        grad_hidden = compat.empty_block(hidden.shape, dtype) if wants_gradient else None
+        grad_hidden = ops.empty_block(hidden.shape, dtype) if wants_gradient else None
         grad_weight = sums
         if wants_gradient and sums is None:
             grad_weight = torch.zeros_like(weight, dtype=dtype if wide else torch.float32)
         # padding included: rows of logits that do not begin at a cache line made the first product 1.4 times as slow
-        buffer = compat.empty_block((min(chunk_tokens, tokens), weight.shape[0]), dtype)
+        buffer = ops.empty_block((min(chunk_tokens, tokens), weight.shape[0]), dtype)
         for start in range(0, tokens, chunk_tokens):
             rows = slice(start, min(start + chunk_tokens, tokens))
             chunk, local = hidden[rows], targets[rows] - first_row
-            logits = compat.linear_into(buffer[: chunk.shape[0]], chunk, weight)
+            logits = ops.linear_into(buffer[: chunk.shape[0]], chunk, weight)
             logits[:, used:] = 0.0  # the gradient of padding
             loss += losses_of_logits(logits[:, :used], local, tp, wants_gradient, gradient_scale)
             if grad_hidden is not None and grad_weight is not None:
                 # without padding, whatever its rows hold; as fast
-                compat.matmul_into(grad_hidden[rows], logits[:, :used], weight[:used])
-                compat.add_product(grad_weight, logits.t(), chunk)
+                ops.matmul_into(grad_hidden[rows], logits[:, :used], weight[:used])
+                ops.add_product(grad_weight, logits.t(), chunk)
         if grad_hidden is not None and sequence_parallel:
             grad_hidden = scatter(grad_hidden, tp).clone()  # a tensor of its own, so that the whole one is freed
         elif grad_hidden is not None:
@@ -132,13 +132,13 @@ def losses_of_logits(
     token, row = here.nonzero(as_tuple=True)[0], targets[here]
     target_logit, log_sum = torch.zeros(n, dtype=dtype), torch.empty(n, dtype=dtype)
     target_logit[token] = logits[token, row].to(dtype)
-    if compat.counts_losses(logits):
+    if ops.counts_losses(logits):
         if tp.size == 1:
-            log_sum = compat.loss_of_whole_rows_(logits, gradient_scale, wants_gradient)
+            log_sum = ops.loss_of_whole_rows_(logits, gradient_scale, wants_gradient)
         else:
-            log_sum, target_logit = _over_ranks(*compat.loss_sums(logits), target_logit, tp)
+            log_sum, target_logit = _over_ranks(*ops.loss_sums(logits), target_logit, tp)
             if wants_gradient:
-                compat.loss_gradient_(logits, log_sum, gradient_scale)
+                ops.loss_gradient_(logits, log_sum, gradient_scale)
     else:
         target_logit = _by_operators(logits, log_sum, target_logit, tp, wants_gradient, gradient_scale)
     if wants_gradient:  # at the target minus 1

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fugaku_gpt import compat
+from fugaku_gpt import compat, ops
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.parallel.buffers import gradient_sum
 from fugaku_gpt.parallel.sequence import gather, scatter, start_gather, start_scatter
@@ -173,14 +173,14 @@ class _CutLinear(torch.autograd.Function):
         """gradᵀ x: None once it is in the weight's sum, or to be put there later."""
         grad, x, sums = _rows(grad), _rows(x.detach()), ctx.sums[0]
         if sums is None:
-            return compat.matmul(grad.t(), x).view(ctx.saved_tensors[1].shape)
-        ctx.late.add(ctx.weight_id, partial(compat.add_product, _rows(sums), grad.t(), x))
+            return ops.matmul(grad.t(), x).view(ctx.saved_tensors[1].shape)
+        ctx.late.add(ctx.weight_id, partial(ops.add_product, _rows(sums), grad.t(), x))
         return None
 
     @staticmethod
     def bias_gradient(ctx: Any, grad: torch.Tensor) -> Optional[torch.Tensor]:
         """The sum of grad over tokens: None once it is in the bias's sum."""
-        found, sums = compat.sum_of_rows(_rows(grad)).view(ctx.bias_shape), ctx.sums[1]
+        found, sums = ops.sum_of_rows(_rows(grad)).view(ctx.bias_shape), ctx.sums[1]
         if sums is None:
             return found.to(grad.dtype)
         sums.add_(found)
@@ -197,12 +197,12 @@ class _ColumnParallel(_CutLinear):
         tp: Communicator,
         prepare: Optional[Prepare],
     ) -> torch.Tensor:
-        return compat.linear(*_CutLinear.keep(ctx, x, weight, bias, tp, prepare), bias.view(-1))
+        return ops.linear(*_CutLinear.keep(ctx, x, weight, bias, tp, prepare), bias.view(-1))
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> _Gradients:
         leaf, x, weight = _CutLinear.prepared(ctx)
-        grad_x = compat.matmul(grad, _rows(weight))  # this rank's outputs only: the sum over tp is the gradient of x
+        grad_x = ops.matmul(grad, _rows(weight))  # this rank's outputs only: the sum over tp is the gradient of x
         ctx.tp.all_reduce(grad_x)
         grad_weight, grad_bias = _CutLinear.weight_gradient(ctx, grad, x), _CutLinear.bias_gradient(ctx, grad)
         return _CutLinear.gradient_before(ctx, leaf, x, grad_x), grad_weight, grad_bias, None, None
@@ -220,7 +220,7 @@ class _RowParallel(_CutLinear):
     ) -> torch.Tensor:
         x, weight = _CutLinear.keep(ctx, x, weight, bias, tp, prepare)
         # PyTorch's result may be a view, to which the residual could not be added in place
-        y = compat.linear(x, weight, bias if tp.size == 1 else None).data
+        y = ops.linear(x, weight, bias if tp.size == 1 else None).data
         if tp.size > 1:
             tp.all_reduce(y)
             y.add_(bias)
@@ -229,7 +229,7 @@ class _RowParallel(_CutLinear):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> _Gradients:
         leaf, x, weight = _CutLinear.prepared(ctx)
-        grad_x = compat.matmul(grad, weight)
+        grad_x = ops.matmul(grad, weight)
         grad_weight, grad_bias = _CutLinear.weight_gradient(ctx, grad, x), _CutLinear.bias_gradient(ctx, grad)
         return _CutLinear.gradient_before(ctx, leaf, x, grad_x), grad_weight, grad_bias, None, None
 
@@ -246,13 +246,13 @@ class _GatherColumnParallel(_CutLinear):
     ) -> torch.Tensor:
         # of x this rank's part is kept: the backward pass gathers again
         x, weight = _CutLinear.keep(ctx, x, weight, bias, tp, prepare)
-        return compat.linear(gather(x, tp), weight, bias.view(-1))
+        return ops.linear(gather(x, tp), weight, bias.view(-1))
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> _Gradients:
         leaf, x, weight = _CutLinear.prepared(ctx)
         whole, gathering = start_gather(x.detach(), ctx.tp)
-        grad_x = compat.matmul(grad, _rows(weight))
+        grad_x = ops.matmul(grad, _rows(weight))
         gathering.wait()
         grad_x, scattering = start_scatter(grad_x, ctx.tp)
         grad_weight, grad_bias = _CutLinear.weight_gradient(ctx, grad, whole), _CutLinear.bias_gradient(ctx, grad)
@@ -271,14 +271,14 @@ class _RowParallelScatter(_CutLinear):
         prepare: Optional[Prepare],
     ) -> torch.Tensor:
         x, weight = _CutLinear.keep(ctx, x, weight, bias, tp, prepare)
-        return scatter(compat.linear(x, weight), tp) + bias  # a tensor of its own, so that the whole one is freed
+        return scatter(ops.linear(x, weight), tp) + bias  # a tensor of its own, so that the whole one is freed
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> _Gradients:
         leaf, x, weight = _CutLinear.prepared(ctx)
         whole = gather(grad, ctx.tp)
         grad_weight, grad_bias = _CutLinear.weight_gradient(ctx, whole, x), _CutLinear.bias_gradient(ctx, grad)
-        grad_x = compat.matmul(whole, weight)
+        grad_x = ops.matmul(whole, weight)
         return _CutLinear.gradient_before(ctx, leaf, x, grad_x), grad_weight, grad_bias, None, None
 
 

@@ -39,7 +39,7 @@ def total_width(constants: Any, spread: float, beyond_spread: float, distance: A
         constants: what the widths of the model's constants leave open; a number or an array.
         spread: of rows left out of the fit, besides that.
         beyond_spread: of rows outside of the hull of the fitted ones, besides that, for each factor of e.
-        distance: outside of that hull, in logarithms; see :mod:`fugaku_gpt.planner.hull`.
+        distance: outside of that hull, in logarithms; see :mod:`fugaku_gpt.planner.extrapolation`.
     """
     return np.sqrt(constants**2 + spread**2 + (beyond_spread * distance) ** 2)
 

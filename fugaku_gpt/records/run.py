@@ -39,13 +39,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set
 
+from fugaku_gpt.checkpoint import CHECKPOINTS
 from fugaku_gpt.errors import CheckpointError, UsageError
 from fugaku_gpt.records.claim import AlreadyClaimed, release, take, this_process
 from fugaku_gpt.records.files import create_json_atomically, write_json_atomically, write_text_atomically
 
 VERSION = 1
 CLAIM = ".claim"
-CHECKPOINTS = "checkpoints"
 AUTO, NONE = "auto", "none"  # what a run is told to go on from, if it is no path
 CUT = "cut"
 RESUMED = "resumed"
@@ -161,7 +161,7 @@ class RunDirectory:
 
     @property
     def checkpoints_dir(self) -> Path:
-        """The run's checkpoints (see :mod:`fugaku_gpt.records.checkpoint`)."""
+        """The run's checkpoints (see :mod:`fugaku_gpt.checkpoint.directory`)."""
         return self.path / CHECKPOINTS
 
     def last_iteration(self) -> int:
@@ -175,7 +175,10 @@ class RunDirectory:
         Its tracker tells; the newest by its name does where a writer was killed before it wrote that, or where the one
         that it names was removed.
         """
-        from fugaku_gpt.records.checkpoint import latest, list_checkpoints  # here: readers of results do without NumPy
+        from fugaku_gpt.checkpoint.directory import (  # here: readers of results do without NumPy
+            latest,
+            list_checkpoints,
+        )
 
         found = latest(self.checkpoints_dir)
         if found is not None:
@@ -364,7 +367,7 @@ def goes_on_in(directory: RunDirectory, wanted: str) -> bool:
         return True
     if path.parent != own:
         return False
-    from fugaku_gpt.records.checkpoint import list_checkpoints  # here: readers of results do without NumPy
+    from fugaku_gpt.checkpoint.directory import list_checkpoints  # here: readers of results do without NumPy
 
     newer = [info.path.name for info in list_checkpoints(own)]
     newer = newer[: newer.index(path.name)] if path.name in newer else newer

@@ -10,9 +10,9 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.judge import judge, settle
-from fugaku_gpt.jobs.pjm.stats import IDEAL, MEASURED, JobStatistics, read_stats_file
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, Scheduler
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named
+from fugaku_gpt.pjm.stats import IDEAL, MEASURED, JobStatistics, read_stats_file
 from fugaku_gpt.records.accounting import SAMPLING_SECONDS, JobAccount, Knob, write_accounting
 from fugaku_gpt.records.job import OVER, UNKNOWN, JobHistory, JobStatus, append_status, read_history
 from fugaku_gpt.records.run import RunDirectory

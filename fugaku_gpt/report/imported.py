@@ -21,13 +21,13 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.records.files import write_json_atomically, write_text_atomically
-from fugaku_gpt.records.logs import Log, read_log_files
 from fugaku_gpt.records.run import FAILED, OK, OUT_OF_MEMORY, RunDirectory
 from fugaku_gpt.records.summary import WARMUP_SAMPLES
 from fugaku_gpt.records.sweep import digest_of
 from fugaku_gpt.report.known import name_of
 from fugaku_gpt.report.notes_table import NO_VALUE
 from fugaku_gpt.report.rows import UNFINISHED, Row
+from fugaku_gpt.report.trainer_logs import Log, read_log_files
 
 VERSION = 1
 FILE = "imported.json"

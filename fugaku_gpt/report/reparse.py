@@ -14,11 +14,11 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named
 from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.records.job import read_history, sub_job_ids
-from fugaku_gpt.records.logs import OURS, Log, read_log_files
 from fugaku_gpt.records.run import CUT, RESUMED, Result, RunDirectory, without_superseded
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.report.collect import is_sub, job_place, sub_runs
 from fugaku_gpt.report.imported import LoggedRun, import_logs, is_imported, read_imported
+from fugaku_gpt.report.trainer_logs import OURS, Log, read_log_files
 
 DAMAGED = "metrics.jsonl.damaged"  # what reparse has replaced, where it could not be read whole
 _LOGS = ("log.txt", "*.out", "*.err", "*.log", "output.*/*/*/stdout.*", "output.*/stdout.*")

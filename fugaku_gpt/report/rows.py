@@ -8,8 +8,8 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.formulas.flops import EXACT_FORMULA, NOTES_FORMULA
 from fugaku_gpt.records.accounting import ENERGY_FORMULA
-from fugaku_gpt.records.logs import OURS
 from fugaku_gpt.records.run import OK
+from fugaku_gpt.report.trainer_logs import OURS
 
 UNFINISHED = "unfinished"  # no result was recorded: still running, or killed together with its starter
 UNSAID = ""  # a kept table that does not say how a run ended

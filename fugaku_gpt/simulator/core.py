@@ -6,7 +6,7 @@ import shutil
 import time
 from typing import Dict, List, Tuple
 
-from fugaku_gpt.jobs.pjm.values import parse_condition
+from fugaku_gpt.pjm.values import parse_condition
 from fugaku_gpt.simulator import execution
 from fugaku_gpt.simulator.execution import CannotStart, End
 from fugaku_gpt.simulator.faults import Faults

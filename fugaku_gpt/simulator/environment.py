@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Dict, Optional, Tuple
 
-from fugaku_gpt.jobs.pjm.values import expand_path
+from fugaku_gpt.pjm.values import expand_path
 from fugaku_gpt.simulator.job import BULK, STEP, Job
 from fugaku_gpt.simulator.spool import Spool
 

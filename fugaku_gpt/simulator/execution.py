@@ -14,7 +14,7 @@ from typing import Dict, List, Optional
 
 import psutil
 
-from fugaku_gpt.jobs.pjm.values import parse_count, parse_limit
+from fugaku_gpt.pjm.values import parse_count, parse_limit
 from fugaku_gpt.simulator.environment import MARK, PART, job_environment, job_folder, output_paths
 from fugaku_gpt.simulator.job import Job
 from fugaku_gpt.simulator.spool import Spool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 from typing import Dict, List, Optional
 
-from fugaku_gpt.jobs.pjm.options import POWER_KNOBS
+from fugaku_gpt.pjm.options import POWER_KNOBS
 from fugaku_gpt.simulator.call import Call, Reply, message
 from fugaku_gpt.simulator.client import BANNER
 from fugaku_gpt.simulator.job import RUNNING

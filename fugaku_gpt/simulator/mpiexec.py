@@ -215,7 +215,7 @@ def _ranked(path: str) -> str:
 
 def _launch(command: Command, ranks: List[int], plan_file: Path, environment: Mapping[str, str]) -> int:
     """``mpirun`` with one small wrapper around each rank."""
-    from fugaku_gpt.jobs.launcher import find_launcher
+    from fugaku_gpt.launch.launcher import find_launcher
 
     own = str(Path(environment[FOLDER]).parents[1] / "bin")
     outer = os.environ["PATH"]

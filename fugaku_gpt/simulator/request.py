@@ -9,8 +9,9 @@ import re
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 
-from fugaku_gpt.jobs.pjm.options import KEYS, POWER_KNOBS
-from fugaku_gpt.jobs.pjm.values import (
+from fugaku_gpt.machine.fugaku import CORES, RETENTION_LIMIT, TEMPORARY_BYTES, TORUS_ABOVE
+from fugaku_gpt.pjm.options import KEYS, POWER_KNOBS
+from fugaku_gpt.pjm.values import (
     NodeShape,
     StepParameters,
     parse_axes,
@@ -23,7 +24,6 @@ from fugaku_gpt.jobs.pjm.values import (
     parse_size,
     parse_step,
 )
-from fugaku_gpt.machine.fugaku import CORES, RETENTION_LIMIT, TEMPORARY_BYTES, TORUS_ABOVE
 from fugaku_gpt.simulator.job import BULK, NORMAL, STEP, Request
 from fugaku_gpt.simulator.settings import Settings
 from fugaku_gpt.simulator.site import (

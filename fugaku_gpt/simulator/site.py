@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Dict, Mapping, Optional, Tuple
 
 from fugaku_gpt.config import NodeConfig
-from fugaku_gpt.jobs.pjm.groups import fugaku_limits
-from fugaku_gpt.jobs.pjm.options import POWER_KNOBS
 from fugaku_gpt.machine.fugaku import power_knobs
+from fugaku_gpt.pjm.groups import fugaku_limits
+from fugaku_gpt.pjm.options import POWER_KNOBS
 
 HOUR = 3600
 SYSTEM_NODES = 82944  # of one job, in any group

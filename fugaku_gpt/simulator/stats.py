@@ -10,9 +10,9 @@ import sys
 import time
 from typing import Dict, List, Optional, Tuple
 
-from fugaku_gpt.jobs.pjm.options import POWER_KNOBS
-from fugaku_gpt.jobs.pjm.values import parse_size
 from fugaku_gpt.machine.fugaku import CORES
+from fugaku_gpt.pjm.options import POWER_KNOBS
+from fugaku_gpt.pjm.values import parse_size
 from fugaku_gpt.simulator.environment import file_path, output_paths, stats_path
 from fugaku_gpt.simulator.job import OVER, PROLOGUE, QUEUED, RUNNING, Job
 from fugaku_gpt.simulator.settings import Settings

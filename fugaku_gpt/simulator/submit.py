@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from fugaku_gpt.jobs.pjm.lexer import read_script
+from fugaku_gpt.pjm.lexer import read_script
 from fugaku_gpt.simulator.call import Call, Reply, message
 from fugaku_gpt.simulator.client import BANNER
 from fugaku_gpt.simulator.faults import Faults

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, List, Optional, Set, Tuple
 
-from fugaku_gpt.jobs.pjm.jobids import JobId, expand_job_ids
+from fugaku_gpt.pjm.jobids import JobId, expand_job_ids
 from fugaku_gpt.simulator.job import BULK, Job, job_from_record, parent_state
 from fugaku_gpt.simulator.spool import Spool
 

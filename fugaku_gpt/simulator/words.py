@@ -6,9 +6,9 @@ import shlex
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from fugaku_gpt.jobs.pjm.lexer import read_script
-from fugaku_gpt.jobs.pjm.options import ASSIGN, FLAG, KEYED, OPTIONAL, SPELLINGS, Option
-from fugaku_gpt.jobs.pjm.script import PjmScript
+from fugaku_gpt.pjm.lexer import read_script
+from fugaku_gpt.pjm.options import ASSIGN, FLAG, KEYED, OPTIONAL, SPELLINGS, Option
+from fugaku_gpt.pjm.script import PjmScript
 from fugaku_gpt.simulator.site import Refusal
 
 _SCRIPT_REFUSED = ("all_mount_gfscache", "no_check_gfscache", "no_check_directory")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Optional
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.processes import GRACE_SECONDS, end_marked
+from fugaku_gpt.launch.processes import GRACE_SECONDS, end_marked
 from fugaku_gpt.records.claim import AlreadyClaimed, release, take, this_process
 
 FILE = ".sweep.lock"

@@ -15,9 +15,9 @@ from typing import Callable, List, Optional, Protocol, Tuple
 
 from fugaku_gpt.config import dump_run_config
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.ending import result_of
-from fugaku_gpt.jobs.processes import Outcome
-from fugaku_gpt.planner.fits import refuse_too_large, this_machine
+from fugaku_gpt.launch.launch_result import result_of
+from fugaku_gpt.launch.processes import Outcome
+from fugaku_gpt.planner.trainer.memory_check import refuse_too_large, this_machine
 from fugaku_gpt.records.job import read_history
 from fugaku_gpt.records.run import INTERRUPTED, OK, REFUSED, TIMEOUT, Result, RunDirectory
 from fugaku_gpt.sweep.expand import Run, Sweep
@@ -25,7 +25,7 @@ from fugaku_gpt.sweep.folder import attempts_of, enter, first_line, make_room, s
 from fugaku_gpt.sweep.lock import SweepLock
 from fugaku_gpt.sweep.plan import Plan, write_plan
 
-Launch = Callable[..., Outcome]  # as fugaku_gpt.jobs.launcher.launch
+Launch = Callable[..., Outcome]  # as fugaku_gpt.launch.launcher.launch
 
 
 class Progress(Protocol):
@@ -69,7 +69,7 @@ def run_sweep(
     """Run what is missing. The list ends early, with the run in which it was, if the sweep was stopped.
 
     Args:
-        launch: starts the ranks of one run and waits for them; see :func:`fugaku_gpt.jobs.launcher.launch`.
+        launch: starts the ranks of one run and waits for them; see :func:`fugaku_gpt.launch.launcher.launch`.
         timeout: seconds for each run, beside its own ``job.elapse``.
         plan: what the sweep was made from, to be kept in ``out``.
 

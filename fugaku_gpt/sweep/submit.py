@@ -19,7 +19,7 @@ from fugaku_gpt.jobs.render import render_from_files
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Scheduler, Uncertain
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named
 from fugaku_gpt.jobs.submission import SCRIPT, PreparedJob, node_hours, prepare, submit, with_absolute_paths
-from fugaku_gpt.planner.places import refuse_job_too_large
+from fugaku_gpt.planner.trainer.node_limits import refuse_job_too_large
 from fugaku_gpt.records.job import JOB_FILE, OVER, read_history
 from fugaku_gpt.records.run import OK, REFUSED, RunDirectory
 from fugaku_gpt.sweep.expand import Run, Sweep

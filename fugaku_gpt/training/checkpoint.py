@@ -16,15 +16,15 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 
 import torch
 
+from fugaku_gpt.checkpoint.data_file import Entry, FilePlan, file_name, plan_file, write_pieces
+from fugaku_gpt.checkpoint.directory import abandon, begin, clean_leftovers, commit, require_room, track
+from fugaku_gpt.checkpoint.manifest import DataFile, LogicalTensor, Manifest, describe_file
+from fugaku_gpt.checkpoint.retention import retain
 from fugaku_gpt.config import RunConfig, config_values
 from fugaku_gpt.errors import FugakuGptError, RunFailed
 from fugaku_gpt.layout.grid import coordinates_of
 from fugaku_gpt.layout.shards import logical_shapes, written
 from fugaku_gpt.parallel.buffers import nbytes
-from fugaku_gpt.records.checkpoint import abandon, begin, clean_leftovers, commit, require_room, track
-from fugaku_gpt.records.checkpoint_file import Entry, FilePlan, file_name, plan_file, write_pieces
-from fugaku_gpt.records.checkpoint_keep import retain
-from fugaku_gpt.records.checkpoint_manifest import DataFile, LogicalTensor, Manifest, describe_file
 from fugaku_gpt.records.flight import CHECKPOINT
 from fugaku_gpt.training.log import TrainingLog
 from fugaku_gpt.training.startup import kernels_in_use

@@ -30,7 +30,7 @@ def end_badly(
     """Say what happened on this rank, record it, and end the other ranks, which may be waiting for this one.
 
     Args:
-        kept: rank 0 has a keeper that says what is recorded (:mod:`fugaku_gpt.jobs.keeper`).
+        kept: rank 0 has a keeper that says what is recorded (:mod:`fugaku_gpt.launch.rank_supervisor`).
     """
     alike = isinstance(error, RunFailed)  # raised by all ranks at the same place: one voice is enough, and nobody waits
     try:

@@ -12,7 +12,7 @@ from typing import Any, Deque, Dict, List, Mapping, Optional, Protocol, Sequence
 
 import torch
 
-from fugaku_gpt import compat
+from fugaku_gpt import ops
 from fugaku_gpt.config import TrainingConfig
 from fugaku_gpt.errors import RunFailed
 from fugaku_gpt.parallel.buffers import Run, nbytes
@@ -33,9 +33,9 @@ def squares_of(runs: Sequence[Run]) -> Tuple[float, bool]:
     counted, rest = 0.0, 0.0
     for run in runs:
         if run.counts:
-            counted += compat.sum_of_squares(run.gradients)
+            counted += ops.sum_of_squares(run.gradients)
         else:
-            rest += compat.sum_of_squares(run.gradients)
+            rest += ops.sum_of_squares(run.gradients)
     return counted, math.isfinite(counted) and math.isfinite(rest)
 
 

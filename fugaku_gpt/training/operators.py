@@ -20,10 +20,11 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping,
 
 import torch
 
-from fugaku_gpt import compat
+from fugaku_gpt import compat, ops
 from fugaku_gpt.comm.observed import calls_inside, inside
-from fugaku_gpt.compat import Call, compiled, squares, trials
+from fugaku_gpt.compat import Call, probes
 from fugaku_gpt.model import attention, dropout
+from fugaku_gpt.ops import native, reductions
 from fugaku_gpt.parallel.buffers import MasterWeights
 from fugaku_gpt.parallel.gradients import GradientSum
 from fugaku_gpt.records.operators import (
@@ -49,20 +50,20 @@ _ITERATION, _MASKS = "iteration", "masks of dropout"
 _PARTS = {OPTIMISER: OPTIMISER, CAST: CAST, GELU: GELU, COMMUNICATION: COMMUNICATION, _MASKS: OTHER}
 # our own compiled kernels by function: their class, which their own time is of, too: there are no operators in them
 _KERNELS = {
-    (compat, "attention"): BATCHED_PRODUCT,
-    (compat, "attention_gradient"): BATCHED_PRODUCT,
-    (compiled, "layer_norm"): LAYER_NORM,
-    (compiled, "layer_norm_gradient"): LAYER_NORM,
-    (compiled, "gelu"): GELU,
-    (compiled, "gelu_gradient"): GELU,
-    (compat, "loss_sums"): CROSS_ENTROPY,
-    (compat, "loss_gradient_"): CROSS_ENTROPY,
-    (compat, "loss_of_whole_rows_"): CROSS_ENTROPY,
-    (compiled, "multiply_"): PRODUCT,
-    (compiled, "add_to_sums_"): OTHER,
-    (compiled, "sum_of_rows"): OTHER,
-    (compat, "step_adamw"): OPTIMISER,
-    (squares, "squares"): OPTIMISER,
+    (ops, "attention"): BATCHED_PRODUCT,
+    (ops, "attention_gradient"): BATCHED_PRODUCT,
+    (native, "layer_norm"): LAYER_NORM,
+    (native, "layer_norm_gradient"): LAYER_NORM,
+    (native, "gelu"): GELU,
+    (native, "gelu_gradient"): GELU,
+    (ops, "loss_sums"): CROSS_ENTROPY,
+    (ops, "loss_gradient_"): CROSS_ENTROPY,
+    (ops, "loss_of_whole_rows_"): CROSS_ENTROPY,
+    (native, "multiply_"): PRODUCT,
+    (native, "add_to_sums_"): OTHER,
+    (native, "sum_of_rows"): OTHER,
+    (ops, "step_adamw"): OPTIMISER,
+    (reductions, "squares"): OPTIMISER,
 }
 _BY_KERNEL = {f"kernel of {kind}": kind for kind in _KERNELS.values()}
 
@@ -182,7 +183,7 @@ def _named_parts(communicates: bool) -> Iterator[None]:
         (GradientSum, "begin", _named(OPTIMISER)),
         (trainer, "squares_of", _named(OPTIMISER)),
         (MasterWeights, "round", _named(CAST)),
-        (trials, "gelu_tanh_of_build", _named(GELU)),
+        (probes, "gelu_tanh_of_build", _named(GELU)),
         (attention, "keep_mask", _named(_MASKS)),
         (dropout, "keep_mask", _named(_MASKS)),
         (torch.Tensor, "copy_", _cast),

@@ -12,7 +12,7 @@ from typing import List, Sequence, Tuple
 
 import torch
 
-from fugaku_gpt import compat
+from fugaku_gpt import compat, ops
 from fugaku_gpt.config import TrainingConfig
 from fugaku_gpt.parallel.buffers import Run
 
@@ -145,7 +145,7 @@ class CompiledAdamW:
         self.steps += 1
         root_correction = math.sqrt(1.0 - t.beta2**self.steps)
         for run, moments in zip(self._runs, self.moments):
-            compat.step_adamw(
+            ops.step_adamw(
                 run.parameters,
                 run.gradients,
                 moments,
@@ -160,7 +160,7 @@ class CompiledAdamW:
 
 def build_optimizer(runs: Sequence[Run], training: TrainingConfig) -> "BlockedAdamW | FusedAdamW | CompiledAdamW":
     """AdamW over what this rank owns, by the fastest way that there is."""
-    if runs and runs[0].parameters.dtype == torch.float32 and compat.uses_compiled():
+    if runs and runs[0].parameters.dtype == torch.float32 and ops.uses_compiled():
         return CompiledAdamW(runs, training)
     fused = bool(runs) and compat.fused_adamw(runs[0].parameters.dtype) is not None
     return FusedAdamW(runs, training) if fused else BlockedAdamW(runs, training)

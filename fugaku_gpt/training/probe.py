@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from fugaku_gpt import compat
+from fugaku_gpt import compat, ops
 from fugaku_gpt.comm import Communicator, ProcessGrid, mpi_facts, open_world
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.data.random_samples import RandomSamples
@@ -168,8 +168,8 @@ class Probe:
             dtype = getattr(torch, name)
             agree_on_kernels(load_run_config(overrides=[f"training.dtype={name}"]), self._world)
             pool = wide if dtype == torch.float32 else Pool(dtype)
-            narrow = torch.empty(0, dtype=compat.attention_dtype(dtype)).element_size() == 2
-            compiled = compat.attends(torch.empty(1, self._threads, 1, 3, 1, 1, dtype=dtype))
+            narrow = torch.empty(0, dtype=ops.attention_dtype(dtype)).element_size() == 2
+            compiled = ops.attends(torch.empty(1, self._threads, 1, 3, 1, 1, dtype=dtype))
             asked = list(shapes(narrow, self._threads, compiled))
             kinds = set()
             end = share * (1.0 if place == len(dtypes) - 1 else 0.6)  # of one type most, as runs are of one

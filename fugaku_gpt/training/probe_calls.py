@@ -10,11 +10,11 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import torch
 
-from fugaku_gpt import compat
+from fugaku_gpt import compat, ops
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.data.random_samples import RandomSamples
-from fugaku_gpt.layout.attention import attention_blocks, heads_in_time
+from fugaku_gpt.kernels.attention_tiling import attention_blocks, heads_in_time
 from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD, INPUT, KEYS, LINEAR, SCORES, VALUES, WEIGHT
 from fugaku_gpt.model.dropout import keep_mask, scaled_mask
 from fugaku_gpt.parallel.buffers import Run
@@ -133,15 +133,15 @@ def product_call(shape: Shape, pool: Pool, wide: Pool) -> Call:
     if kind in (LINEAR, INPUT, WEIGHT):
         if kind == LINEAR:
             bias = pool.take(columns).clone()
-            return _in_a_function(lambda: compat.linear(pool.take(rows, inner), pool.take(columns, inner), bias))
+            return _in_a_function(lambda: ops.linear(pool.take(rows, inner), pool.take(columns, inner), bias))
         if kind == INPUT:
-            return _in_a_function(lambda: compat.matmul(pool.take(rows, inner), pool.take(inner, columns)))
+            return _in_a_function(lambda: ops.matmul(pool.take(rows, inner), pool.take(inner, columns)))
         return _in_a_function(
-            lambda: compat.add_product(wide.take(rows, columns), pool.take(inner, rows).t(), pool.take(inner, columns))
+            lambda: ops.add_product(wide.take(rows, columns), pool.take(inner, rows).t(), pool.take(inner, columns))
         )
     if kind in (ATTENTION, ATTENTION_BACKWARD):
         return _attention(pool.take(1, 1, rows, 3, batch, inner), backward=kind == ATTENTION_BACKWARD)
-    dtype = compat.attention_dtype(pool.take(1).dtype)  # scores stay in the caches, so nothing is taken anew
+    dtype = ops.attention_dtype(pool.take(1).dtype)  # scores stay in the caches, so nothing is taken anew
     first = pool.take(batch, rows, inner).to(dtype)
     if kind == SCORES:
         keys, scores = pool.take(batch, columns, inner).to(dtype), torch.empty(batch, rows, columns, dtype=dtype)
@@ -157,9 +157,9 @@ def product_call(shape: Shape, pool: Pool, wide: Pool) -> Call:
 def _attention(qkv: torch.Tensor, backward: bool) -> Call:
     """By compiled kernels."""
     if not backward:
-        return lambda: compat.attention(qkv, None, 1.0)
-    y, log_sums = compat.attention(qkv, None, 1.0)
-    return lambda: compat.attention_gradient(y, qkv, y, log_sums, None, 1.0)
+        return lambda: ops.attention(qkv, None, 1.0)
+    y, log_sums = ops.attention(qkv, None, 1.0)
+    return lambda: ops.attention_gradient(y, qkv, y, log_sums, None, 1.0)
 
 
 def pass_calls(dtype: torch.dtype, pool: Pool) -> Iterator[Tuple[str, int, Call]]:
@@ -173,20 +173,20 @@ def pass_calls(dtype: torch.dtype, pool: Pool) -> Iterator[Tuple[str, int, Call]
         weight, bias = torch.ones(_ROW), torch.zeros(_ROW)  # float32 beside 16 bits, as a model's
 
         def normalised(x: torch.Tensor, weight: torch.Tensor = weight, bias: torch.Tensor = bias) -> torch.Tensor:
-            return compat.layer_norm(x, weight, bias, 1e-5)
+            return ops.layer_norm(x, weight, bias, 1e-5)
 
         functions: Dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "layer_norm": normalised,
-            "gelu_erf": compat.gelu,
-            "gelu_tanh": compat.gelu_tanh,
+            "gelu_erf": ops.gelu,
+            "gelu_tanh": ops.gelu_tanh,
         }
         for name, function in functions.items():
             yield name, elements, _forward(function, x)
             yield f"{name}_backward", elements, _backward(function, x, y)
-        yield "sum_of_rows", elements, _of(compat.sum_of_rows, x)
-        scores = pool.take(elements // 256, 256).to(compat.attention_dtype(dtype)).view(-1, 8, 256)
+        yield "sum_of_rows", elements, _of(ops.sum_of_rows, x)
+        scores = pool.take(elements // 256, 256).to(ops.attention_dtype(dtype)).view(-1, 8, 256)
         likely = torch.softmax(scores.float(), -1).to(scores.dtype)
-        yield "softmax", elements, _of(compat.softmax_, likely.clone())
+        yield "softmax", elements, _of(ops.softmax_, likely.clone())
         yield "softmax_backward", elements, _softmax_backward(scores.clone(), likely)
         if elements >= 2**16:
             yield "loss", elements, _loss(pool.take(elements // 2048, 2048).clone())
@@ -228,7 +228,7 @@ def _backward(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor,
 
 
 def _softmax_backward(grad: torch.Tensor, result: torch.Tensor) -> Call:
-    return lambda: compat.softmax_gradient_(grad, result)
+    return lambda: ops.softmax_gradient_(grad, result)
 
 
 def _loss(logits: torch.Tensor) -> Call:

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from fugaku_gpt.checkpoint.directory import list_checkpoints
+from fugaku_gpt.checkpoint.manifest import MANIFEST, Manifest, manifest_text, parse_manifest, read_manifest
+from fugaku_gpt.checkpoint.reader import Checkpoint
+from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import RunConfig, config_values
 from fugaku_gpt.errors import CheckpointError, RunFailed, UsageError
 from fugaku_gpt.layout.flat import flat_layout_of
 from fugaku_gpt.layout.shards import logical_shapes, parts
-from fugaku_gpt.records.checkpoint import list_checkpoints
-from fugaku_gpt.records.checkpoint_keep import checkpoints_at, newest_valid
-from fugaku_gpt.records.checkpoint_manifest import MANIFEST, Manifest, manifest_text, parse_manifest, read_manifest
-from fugaku_gpt.records.checkpoint_read import Checkpoint
 from fugaku_gpt.records.flight import START_UP
 from fugaku_gpt.records.run import AUTO, NONE, RunDirectory, goes_on_in
 from fugaku_gpt.training.startup import together

@@ -203,7 +203,7 @@ def _resume(trainer: Trainer, found: Found, log: Optional[TrainingLog], build: M
 def _profile(trainer: Trainer, iterations: int, directory: RunDirectory, log: Optional[TrainingLog]) -> None:
     """Leave in the run directory where an iteration's time goes. The run itself is done and well, and recorded: where
     this does not succeed, that is said. Where only some rank fails, it ends all ranks, and who has started them lets
-    the recorded result stand (:func:`fugaku_gpt.jobs.ending.result_of`)."""
+    the recorded result stand (:func:`fugaku_gpt.launch.launch_result.result_of`)."""
     found, why = None, "the run is to stop, or a rank's PyTorch has no profiler that sees its operators"
     try:
         found = profile_operators(trainer, iterations)

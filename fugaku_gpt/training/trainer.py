@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Pro
 import numpy as np
 import torch
 
-from fugaku_gpt import compat
+from fugaku_gpt import ops
 from fugaku_gpt.comm import BACKGROUND, Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import SIXTEEN_BITS
@@ -116,7 +116,7 @@ class Trainer:
         agree_on_kernels(config, grid.world)  # whoever trains, by whatever way it came here
         if grid.world.size > 1:
             progress = config.training.progress_ms
-            compat.call_between(BACKGROUND.get_on if progress else None, progress / 1e3)
+            ops.call_between(BACKGROUND.get_on if progress else None, progress / 1e3)
         self.config = config
         self.grid = grid
         self.iteration = 0

@@ -2,7 +2,7 @@
 
 A rank whose own heartbeat (calls, micro-batches) has stood still for ``node.hang_timeout`` looks at the heartbeats of
 the others, one rank for all of them. As long as anybody's has moved, the run is slow, not hung. Else it writes down the
-verdict (``records/hang.py``) and the exit record; every rank sees that, writes the Python stacks of its threads, and
+verdict (``hang/diagnosis.py``) and the exit record; every rank sees that, writes the Python stacks of its threads, and
 leaves; a rank that is stopped or dead is ended by its launcher then. A rank whose thread cannot run, since C code holds
 the interpreter, has its stacks written to its standard error by ``faulthandler``, which needs no interpreter.
 """
@@ -24,10 +24,10 @@ from typing import Dict, List, Optional, Tuple
 from fugaku_gpt.comm import Communicator, FlightRecorder
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import EXIT_RUN_FAILED, UsageError
+from fugaku_gpt.hang.against_plan import config_of
+from fugaku_gpt.hang.diagnosis import explain, process_states, read_flights
 from fugaku_gpt.records.files import create_json_atomically
 from fugaku_gpt.records.flight import CHECKPOINT, FINISHED, START_UP, Head, flight_file, read_head
-from fugaku_gpt.records.hang import explain, process_states, read_flights
-from fugaku_gpt.records.hang_plan import config_of
 from fugaku_gpt.records.run import HUNG, Result, RunDirectory, failure_lines
 
 _LOOKS = 20  # per timeout

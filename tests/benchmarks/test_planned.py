@@ -10,8 +10,8 @@ import pytest
 from benchmarks import planned
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.planner.intervals import Guess
-from fugaku_gpt.planner.local_fitting import local_machine
-from fugaku_gpt.planner.local_seconds import LocalPrediction
+from fugaku_gpt.planner.trainer.fitting import local_machine
+from fugaku_gpt.planner.trainer.seconds import LocalPrediction
 from tests.planner.probes import even_machine
 
 TINY = ["model.layers=2", "model.hidden=64", "model.heads=2", "model.seq_len=32", "model.vocab_size=256"]

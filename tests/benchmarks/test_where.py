@@ -111,11 +111,11 @@ def test_every_kind_and_shape_of_call_has_a_line(hand: Hand) -> None:
 def test_every_part_of_a_real_step_is_seen_and_the_functions_are_put_back(
     compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fugaku_gpt import compat
-    from fugaku_gpt.compat.agreed import AGREED
+    from fugaku_gpt import ops
+    from fugaku_gpt.compat.kernel_choices import AGREED
     from fugaku_gpt.model.causal_attention import _CausalAttention, _CompiledAttention
 
-    if compiled and not compat.has_compiled():
+    if compiled and not ops.has_compiled():
         pytest.skip("no kernels are compiled here")
     monkeypatch.setattr(AGREED, "compiled", None)  # what is agreed on here holds here
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # of more, few heads are too few for the kernels
@@ -124,7 +124,7 @@ def test_every_part_of_a_real_step_is_seen_and_the_functions_are_put_back(
         ways = [
             getattr(way, name) for way in (_CausalAttention, _CompiledAttention) for name in ("forward", "backward")
         ]
-        return [compat.linear, compat.attention, *ways]
+        return [ops.linear, ops.attention, *ways]
 
     before = functions()
     clock = Clock()

@@ -8,9 +8,9 @@ from typing import Any, List
 
 import pytest
 
+from fugaku_gpt.checkpoint.hugging_face import pairs
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.records.hugging_face import pairs
 from tests.support.checkpoints import cut_flat, save, some_arrays
 
 

@@ -19,7 +19,7 @@ import pytest
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.data.indexed import IndexedWriter
-from fugaku_gpt.jobs.processes import marked
+from fugaku_gpt.launch.processes import marked
 from fugaku_gpt.records.job import JobStatus
 from fugaku_gpt.records.run import RunDirectory
 from tests.sweep.fake import leave_run

@@ -17,7 +17,7 @@ import pytest
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import EXIT_RESUME
-from fugaku_gpt.jobs.launcher import find_launcher
+from fugaku_gpt.launch.launcher import find_launcher
 from fugaku_gpt.records.run import RunDirectory
 from tests.support.corpus import write_byte_corpus
 

@@ -14,7 +14,7 @@ import torch
 
 from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
 from fugaku_gpt.config import LayoutConfig
-from fugaku_gpt.jobs.launcher import find_launcher
+from fugaku_gpt.launch.launcher import find_launcher
 from fugaku_gpt.records.flight import FORWARD, flight_file, read_flight
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from typing import Any, Iterator, List
 import pytest
 import torch
 
-from fugaku_gpt import compat
+from fugaku_gpt import ops
 from fugaku_gpt.comm import BACKGROUND, Communicator, pending
 from fugaku_gpt.comm.pending import Background, Pending
 
@@ -87,7 +87,7 @@ def test_what_goes_wrong_is_raised_by_the_next_call_and_only_once(under_way: Lis
     assert one.looks == 4
 
 
-@pytest.mark.skipif(not compat.has_compiled(), reason="no compiled kernels: fugaku-gpt env kernels")
+@pytest.mark.skipif(not ops.has_compiled(), reason="no compiled kernels: fugaku-gpt env kernels")
 def test_what_a_signal_raises_while_a_kernel_computes_is_not_lost() -> None:
     background, qkv = Background(), torch.zeros(1, 1, 2048, 3, 8, 64)
 
@@ -95,16 +95,16 @@ def test_what_a_signal_raises_while_a_kernel_computes_is_not_lost() -> None:
         raise KeyboardInterrupt
 
     former = signal.signal(signal.SIGALRM, interrupt)
-    compat.call_between(background.get_on, 0.0)
+    ops.call_between(background.get_on, 0.0)
     try:
         with pytest.raises(KeyboardInterrupt):
             signal.setitimer(signal.ITIMER_REAL, 0.02)
             deadline = time.monotonic() + 20
             while time.monotonic() < deadline:  # it comes in the midst of a kernel, but for the very rare case
-                compat.attention(qkv, None, 1.0)
+                ops.attention(qkv, None, 1.0)
                 background.check()
     finally:
-        compat.call_between(None, 0.0)
+        ops.call_between(None, 0.0)
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, former)
 

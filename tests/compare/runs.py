@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config
-from fugaku_gpt.jobs.processes import Outcome
+from fugaku_gpt.launch.processes import Outcome
 from fugaku_gpt.records.run import OK, MetricsWriter, Result, RunDirectory
 
 ENVIRONMENT: Dict[str, Any] = {
@@ -68,7 +68,7 @@ def fill_run(
 
 
 class FakeLaunch:
-    """In place of :func:`fugaku_gpt.jobs.launcher.launch`: leaves a run directory as ranks would.
+    """In place of :func:`fugaku_gpt.launch.launcher.launch`: leaves a run directory as ranks would.
 
     Args:
         seconds: side → seconds per iteration of its first job, of its second one, and so on; the last one stays.

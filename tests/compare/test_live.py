@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import pytest
 
-from fugaku_gpt.cli.compare_print import report_text
+from fugaku_gpt.cli.compare.printing import report_text
 from fugaku_gpt.compare import live
 from fugaku_gpt.compare.live import Limits, SideRun, run_pairs
 from fugaku_gpt.compare.noise import Noise
@@ -18,7 +18,7 @@ from fugaku_gpt.compare.pairs import Kept, Plan, SidePlan, read_kept
 from fugaku_gpt.compare.report import NO_VERDICT, report_live
 from fugaku_gpt.config import config_values
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.processes import Outcome
+from fugaku_gpt.launch.processes import Outcome
 from tests.compare.runs import FakeLaunch, tiny
 
 QUIET = Noise(1.0, 0.01, 0.0, 0.0, 0.0, None, 0, None, 100.0, 0.0, 10.0, 1.0)

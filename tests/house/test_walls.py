@@ -37,7 +37,10 @@ COMPUTE_NODE = [
     "fugaku_gpt.sweep",
 ]
 # all that `train` imports on a rank, some of it on its way
-RANK = "import fugaku_gpt.cli.train, fugaku_gpt.jobs.keeper, fugaku_gpt.planner.fits, fugaku_gpt.training.run"
+RANK = (
+    "import fugaku_gpt.cli.train, fugaku_gpt.launch.rank_supervisor, "
+    "fugaku_gpt.planner.trainer.memory_check, fugaku_gpt.training.run"
+)
 
 
 def test_top_level_help_stays_behind_the_login_node_wall() -> None:
@@ -78,12 +81,15 @@ def test_training_stays_behind_the_compute_node_wall() -> None:
 
 
 def test_a_rank_imports_nothing_of_what_starts_ranks() -> None:
-    started_by = [f"fugaku_gpt.jobs.{name}" for name in ("launcher", "ending", "processes", "environments")]
+    started_by = [f"fugaku_gpt.launch.{name}" for name in ("launcher", "launch_result", "processes")]
+    started_by.append("fugaku_gpt.environments")
     _python(started_by, RANK)
 
 
 def test_no_library_has_begun_threads_when_a_rank_forks_from_its_keeper() -> None:
-    _python([*COMPUTE_NODE, "torch", "mpi4py", "numpy"], "import fugaku_gpt.cli.train, fugaku_gpt.jobs.keeper")
+    _python(
+        [*COMPUTE_NODE, "torch", "mpi4py", "numpy"], "import fugaku_gpt.cli.train, fugaku_gpt.launch.rank_supervisor"
+    )
 
 
 def test_the_package_itself_imports_nothing() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Dict, List, Tuple
 
 from fugaku_gpt.config import RunConfig, load_run_config
-from fugaku_gpt.jobs.environments.profile import Profile
+from fugaku_gpt.config.profile import Profile
 from fugaku_gpt.jobs.render import JobScript, render_job
 
 GOLDEN = Path(__file__).parent / "golden"

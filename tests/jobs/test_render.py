@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import load_run_config
+from fugaku_gpt.config.profile import Profile, load_profile
 from fugaku_gpt.errors import ConfigError
-from fugaku_gpt.jobs.environments.profile import Profile, load_profile
-from fugaku_gpt.jobs.pjm.lexer import read_script
-from fugaku_gpt.jobs.pjm.options import parse_elapse, parse_node
 from fugaku_gpt.jobs.render import job_name, render_from_files, render_job, settings_of
 from fugaku_gpt.machine.fugaku import power_knobs
+from fugaku_gpt.pjm.lexer import read_script
+from fugaku_gpt.pjm.options import parse_elapse, parse_node
 from fugaku_gpt.records.job import exit_records
 from fugaku_gpt.records.run import Result, RunDirectory
 from tests.jobs.cases import CASES, GOLDEN, PLAIN, config_of, rendered

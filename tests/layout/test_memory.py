@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fugaku_gpt import compat
+from fugaku_gpt import ops
 from fugaku_gpt.comm import Communicator
-from fugaku_gpt.compat.agreed import AGREED
-from fugaku_gpt.compat.trials import TRIALS
+from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat.probes import TRIALS
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.memory import (
@@ -39,7 +39,7 @@ KINDS = ("none", "selective", "full")
 @pytest.fixture(params=[False, True], ids=["by operators", "compiled"])
 def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Attention without compiled kernels, and with them: the setting that tells the formulas so."""
-    if request.param and not compat.has_compiled():
+    if request.param and not ops.has_compiled():
         pytest.skip("no kernels are compiled here")
     monkeypatch.setattr(AGREED, "compiled", request.param)
     threads = torch.get_num_threads()

@@ -11,7 +11,7 @@ import pytest
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine.constants import load_machine, machine_text
 from fugaku_gpt.machine.probed import Step, probed_data, probed_of
-from fugaku_gpt.planner.local_fitting import local_machine
+from fugaku_gpt.planner.trainer.fitting import local_machine
 from tests.planner.probes import even_machine
 
 

@@ -19,10 +19,10 @@ from typing import Dict, List, Optional
 import torch
 
 from fugaku_gpt import compat
+from fugaku_gpt.checkpoint.directory import list_checkpoints
+from fugaku_gpt.checkpoint.manifest import Manifest, read_manifest
+from fugaku_gpt.checkpoint.retention import verify
 from fugaku_gpt.comm import Communicator, open_world
-from fugaku_gpt.records.checkpoint import list_checkpoints
-from fugaku_gpt.records.checkpoint_keep import verify
-from fugaku_gpt.records.checkpoint_manifest import Manifest, read_manifest
 from fugaku_gpt.training.checkpoint import Checkpoints
 from fugaku_gpt.training.resume import load
 from fugaku_gpt.training.startup import agree_on_kernels

@@ -16,7 +16,7 @@ import torch
 
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
-from fugaku_gpt.compat.agreed import AGREED
+from fugaku_gpt.compat.kernel_choices import AGREED
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.load import changed_settings
 from fugaku_gpt.data.samples import SampleSource, open_samples

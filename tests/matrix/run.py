@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
+from fugaku_gpt.config.profile import Profile
+from fugaku_gpt.environments.registry import profile_files, require_made, resolve
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.environments.profile import Profile
-from fugaku_gpt.jobs.environments.registry import profile_files, require_made, resolve
-from fugaku_gpt.jobs.launcher import profile_variables
+from fugaku_gpt.launch.launcher import profile_variables
 from tests.matrix.cases import CASES
 
 ROOT = Path(__file__).resolve().parents[2]

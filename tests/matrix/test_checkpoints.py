@@ -8,8 +8,8 @@ from typing import Any, Dict
 
 import pytest
 
-from fugaku_gpt.records.checkpoint_keep import verify
-from fugaku_gpt.records.checkpoint_manifest import read_manifest
+from fugaku_gpt.checkpoint.manifest import read_manifest
+from fugaku_gpt.checkpoint.retention import verify
 from fugaku_gpt.training import resume as resuming
 from tests.matrix.cases import FIXTURE, FIXTURES, SAVED
 from tests.matrix.checkpoints import FIXTURES_FOLDER, only_checkpoint, resume

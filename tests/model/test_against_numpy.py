@@ -10,7 +10,7 @@ import torch
 
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.layout import attention as blocks
+from fugaku_gpt.kernels import attention_tiling as blocks
 from fugaku_gpt.model import build_model
 from tests.support.numpy_gpt import NumpyGPT
 from tests.support.text import ByteSamples

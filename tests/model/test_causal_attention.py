@@ -7,10 +7,10 @@ from typing import Callable, Optional, Tuple
 import pytest
 import torch
 
-from fugaku_gpt import compat
-from fugaku_gpt.compat.agreed import AGREED
-from fugaku_gpt.compat.trials import TRIALS
-from fugaku_gpt.layout import attention as blocks
+from fugaku_gpt import ops
+from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat.probes import TRIALS
+from fugaku_gpt.kernels import attention_tiling as blocks
 from fugaku_gpt.model.attention import attend_naively
 from fugaku_gpt.model.causal_attention import Kept, _Workspace, causal_attention
 
@@ -72,7 +72,7 @@ def test_the_gradient_is_that_of_differences(monkeypatch: pytest.MonkeyPatch) ->
     assert torch.autograd.gradcheck(lambda x: causal_attention(x, lambda: flags(shape), 0.25), (x,))
 
 
-@pytest.mark.skipif(not compat.has_compiled(), reason="no compiled kernels")
+@pytest.mark.skipif(not ops.has_compiled(), reason="no compiled kernels")
 @pytest.mark.parametrize("keep", [True, False], ids=["flags kept", "flags made again"])
 @pytest.mark.parametrize("drops", [False, True], ids=["", "dropout"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -84,7 +84,7 @@ def test_compiled_it_is_the_definition(dtype: torch.dtype, drops: bool, keep: bo
         return flags(SHAPE)
 
     x = inputs(SHAPE, dtype)
-    assert compat.attends(x)
+    assert ops.attends(x)
     found = result_and_gradient(lambda x: causal_attention(x, kept if drops else None, 0.25, keep), x)
     assert len(made) == (0 if not drops else 1 if keep else 2)
     expected = result_and_gradient(lambda x: attend_naively(x, kept if drops else None, 0.25), x.float())

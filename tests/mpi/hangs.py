@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
 from fugaku_gpt.doctor.hang import HangReport, examine, report_lines
-from fugaku_gpt.jobs.launcher import find_launcher
-from fugaku_gpt.records.hang import IN_WAIT
-from fugaku_gpt.records.hang_history import DISAGREE, LEFT_OUT, ONE_MORE, ORDER
+from fugaku_gpt.hang.diagnosis import IN_WAIT
+from fugaku_gpt.hang.history import DISAGREE, LEFT_OUT, ONE_MORE, ORDER
+from fugaku_gpt.launch.launcher import find_launcher
 from fugaku_gpt.records.run import FAILED, HUNG, OK, RunDirectory
 from tests.mpi.faults import CALL_KINDS, KINDS, SLOW, STATE_KINDS, Fault
 from tests.support.corpus import write_byte_corpus

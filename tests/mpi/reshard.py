@@ -19,10 +19,10 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
+from fugaku_gpt.checkpoint.directory import list_checkpoints
+from fugaku_gpt.checkpoint.manifest import read_manifest
+from fugaku_gpt.checkpoint.retention import verify
 from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
-from fugaku_gpt.records.checkpoint import list_checkpoints
-from fugaku_gpt.records.checkpoint_keep import verify
-from fugaku_gpt.records.checkpoint_manifest import read_manifest
 from fugaku_gpt.training.checkpoint import Checkpoints
 from fugaku_gpt.training.resume import load
 from fugaku_gpt.training.trainer import Trainer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from fugaku_gpt.jobs.launcher import find_launcher
+from fugaku_gpt.launch.launcher import find_launcher
 
 if __name__ == "__main__":
     launcher = find_launcher()

@@ -22,7 +22,7 @@ import torch
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import LayoutConfig
-from fugaku_gpt.layout import attention as blocks
+from fugaku_gpt.kernels import attention_tiling as blocks
 from fugaku_gpt.parallel import cross_entropy
 from fugaku_gpt.records.run import MetricsWriter, RunDirectory
 from fugaku_gpt.training.health import NOT_FINITE, SPIKE

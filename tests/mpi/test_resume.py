@@ -11,12 +11,12 @@ from typing import Any, List, Tuple
 import pytest
 import torch
 
+from fugaku_gpt.checkpoint import file_system
+from fugaku_gpt.checkpoint.directory import list_checkpoints
+from fugaku_gpt.checkpoint.manifest import read_manifest
+from fugaku_gpt.checkpoint.retention import verify
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.errors import RunFailed
-from fugaku_gpt.records import checkpoint_io
-from fugaku_gpt.records.checkpoint import list_checkpoints
-from fugaku_gpt.records.checkpoint_keep import verify
-from fugaku_gpt.records.checkpoint_manifest import read_manifest
 from fugaku_gpt.training.checkpoint import Checkpoints
 from fugaku_gpt.training.health import SPIKE
 from fugaku_gpt.training.resume import load
@@ -83,7 +83,7 @@ def test_a_disk_that_is_full_for_one_rank_costs_all_of_them_that_checkpoint_only
 ) -> None:
     if world.size != 2:
         pytest.skip("two ranks")
-    real, left = checkpoint_io.write_at, [1 if world.rank == 1 else 0]
+    real, left = file_system.write_at, [1 if world.rank == 1 else 0]
 
     def write_at(*arguments: Any) -> int:
         if left[0]:
@@ -91,7 +91,7 @@ def test_a_disk_that_is_full_for_one_rank_costs_all_of_them_that_checkpoint_only
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(*arguments)
 
-    monkeypatch.setattr(checkpoint_io, "write_at", write_at)
+    monkeypatch.setattr(file_system, "write_at", write_at)
     run = trainer(world, "layout.dp=2", "training.iterations=6", "checkpoint.interval=2")
     checkpoints = Checkpoints(run, folder)
     assert not run_loop(run, None, checkpoints)

@@ -14,7 +14,7 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.layout.memory import ends_bytes, late_bytes, moments_of, peak_bytes
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.model import named_parameters, recompute_of
-from fugaku_gpt.planner.run_memory import memory_of_run
+from fugaku_gpt.planner.trainer.run_memory import memory_of_run
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.kept import HAS_HOOKS, counting
 from tests.support.text import ByteSamples

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Dict, List
 
-from fugaku_gpt.planner.fitting import Measurement
-from fugaku_gpt.planner.rows import Row, parse_row, read_table, usable_rows
+from fugaku_gpt.planner.tables.fitting import Measurement
+from fugaku_gpt.planner.tables.rows import Row, parse_row, read_table, usable_rows
 
 REFERENCE = Path(__file__).parents[2] / "benchmarks" / "reference" / "measurements.csv"
 MEASURED = ("mem_value", "sec_per_it", "tflops", "tflops_formula", "status", "remarks")

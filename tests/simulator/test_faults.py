@@ -10,7 +10,7 @@ from typing import Iterator
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.pjm.pjstat import parse_data, statuses_of
+from fugaku_gpt.pjm.pjstat import parse_data, statuses_of
 from fugaku_gpt.simulator import client
 from fugaku_gpt.simulator.session import Simulator, status
 from tests.simulator.conftest import Write

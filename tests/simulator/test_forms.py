@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fugaku_gpt.jobs.pjm.limits import parse_acl, parse_uses
-from fugaku_gpt.jobs.pjm.messages import operation_results, parse_waited, submitted_ids
-from fugaku_gpt.jobs.pjm.pjstat import parse_data, parse_table, statuses_of
+from fugaku_gpt.pjm.limits import parse_acl, parse_uses
+from fugaku_gpt.pjm.messages import operation_results, parse_waited, submitted_ids
+from fugaku_gpt.pjm.pjstat import parse_data, parse_table, statuses_of
 from fugaku_gpt.simulator.client import ask, values_of
 from fugaku_gpt.simulator.session import Simulator
 from tests.simulator.conftest import Write

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fugaku_gpt.jobs.pjm.stats import read_stats_file
+from fugaku_gpt.pjm.stats import read_stats_file
 from fugaku_gpt.simulator.session import Simulator
 from tests.simulator.conftest import Write
 from tests.support.simulated import simulated

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fugaku_gpt.jobs.pjm.options import SPELLINGS
+from fugaku_gpt.pjm.options import SPELLINGS
 from fugaku_gpt.simulator.call import Call
 from fugaku_gpt.simulator.pjstat import BadCommand, read_options
 from fugaku_gpt.simulator.request import build_request
@@ -76,7 +76,7 @@ def test_the_typed_option_wins_over_its_opposite_in_the_script() -> None:
 
 
 def test_another_prefix_of_directives() -> None:
-    from fugaku_gpt.jobs.pjm.lexer import read_script
+    from fugaku_gpt.pjm.lexer import read_script
 
     script = read_script(with_prefix("#!/bin/sh\n#PJM -N one\n#XYZ -N two\n", "#XYZ"))
     assert script.options["name"] == "two"

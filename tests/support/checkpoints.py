@@ -8,11 +8,11 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import numpy as np
 
+from fugaku_gpt.checkpoint.data_file import Entry, describe_dtype, file_name, plan_file, write_pieces
+from fugaku_gpt.checkpoint.directory import abandon, begin, commit, track
+from fugaku_gpt.checkpoint.manifest import LogicalTensor, Manifest, describe_file
+from fugaku_gpt.checkpoint.safetensors import DTYPES
 from fugaku_gpt.layout.regions import Region, rectangles, whole
-from fugaku_gpt.records.checkpoint import abandon, begin, commit, track
-from fugaku_gpt.records.checkpoint_file import Entry, describe_dtype, file_name, plan_file, write_pieces
-from fugaku_gpt.records.checkpoint_manifest import LogicalTensor, Manifest, describe_file
-from fugaku_gpt.records.safetensors import DTYPES
 
 Arrays = Mapping[str, Any]  # "kind/tensor" → array
 Held = List[Tuple[str, Region]]  # one rank's pieces: ("kind/tensor", region)

@@ -15,7 +15,7 @@ import uuid
 from pathlib import Path
 from typing import Dict, Iterator, List
 
-from fugaku_gpt.jobs.processes import MARK, end_marked
+from fugaku_gpt.launch.processes import MARK, end_marked
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "setpriv")
 _SYSTEM_PATH = "/usr/sbin:/sbin"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 from fugaku_gpt.config import RunConfig, dump_run_config
-from fugaku_gpt.jobs.processes import Outcome
+from fugaku_gpt.launch.processes import Outcome
 from fugaku_gpt.records.run import FAILED, OK, MetricsWriter, Result, RunDirectory
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.sweep.run import Ended

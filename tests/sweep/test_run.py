@@ -20,7 +20,7 @@ import pytest
 
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.processes import Outcome, marked
+from fugaku_gpt.launch.processes import Outcome, marked
 from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.records.run import INTERRUPTED, RunDirectory
 from fugaku_gpt.records.sweep import read_sweep_entry

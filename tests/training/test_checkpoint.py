@@ -12,12 +12,12 @@ from typing import Any, Dict, List, Tuple
 import pytest
 import torch
 
+from fugaku_gpt.checkpoint import file_system
+from fugaku_gpt.checkpoint.directory import TRACKER, list_checkpoints
+from fugaku_gpt.checkpoint.manifest import read_manifest
+from fugaku_gpt.checkpoint.retention import verify
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.errors import RunFailed, UsageError
-from fugaku_gpt.records import checkpoint_io
-from fugaku_gpt.records.checkpoint import TRACKER, list_checkpoints
-from fugaku_gpt.records.checkpoint_keep import verify
-from fugaku_gpt.records.checkpoint_manifest import read_manifest
 from fugaku_gpt.records.run import MetricsWriter, Result, RunDirectory
 from fugaku_gpt.training.checkpoint import Checkpoints
 from fugaku_gpt.training.health import SPIKE
@@ -153,7 +153,7 @@ class Logged:
 
 def fail_writes(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """The disk is full for the next writes of data."""
-    real, left = checkpoint_io.write_at, [times]
+    real, left = file_system.write_at, [times]
 
     def write_at(*arguments: Any) -> int:
         if left[0] > 0:
@@ -161,7 +161,7 @@ def fail_writes(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(*arguments)
 
-    monkeypatch.setattr(checkpoint_io, "write_at", write_at)
+    monkeypatch.setattr(file_system, "write_at", write_at)
 
 
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,14 +179,14 @@ def test_a_checkpoint_that_only_the_tracker_does_not_name_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Logged(tmp_path, "training.iterations=4", "checkpoint.interval=2", "checkpoint.keep_last=1")
-    real = checkpoint_io.rename
+    real = file_system.rename
 
     def rename(source: Path, target: Path) -> None:
         if target.name == TRACKER and len(list_checkpoints(target.parent)) == 2:
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(target))
         real(source, target)
 
-    monkeypatch.setattr(checkpoint_io, "rename", rename)
+    monkeypatch.setattr(file_system, "rename", rename)
     assert not run_loop(run.trainer, run.log, run.checkpoints)
     assert all("error" not in line for line in run.directory.metrics("checkpoint"))
     assert "step-00000004 is whole; older checkpoints are kept: " in run.said.getvalue()
@@ -226,13 +226,13 @@ def test_a_slow_disk_makes_the_next_checkpoint_wait_and_not_the_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, may_write = Logged(tmp_path), threading.Event()
-    real = checkpoint_io.write_at
+    real = file_system.write_at
 
     def write_at(*arguments: Any) -> int:
         assert may_write.wait(60)
         return real(*arguments)
 
-    monkeypatch.setattr(checkpoint_io, "write_at", write_at)
+    monkeypatch.setattr(file_system, "write_at", write_at)
     run.trainer.step()
     run.checkpoints.save({})
     for _ in range(3):

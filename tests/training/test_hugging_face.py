@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from fugaku_gpt.checkpoint.hugging_face import export_gpt2, import_gpt2
+from fugaku_gpt.checkpoint.manifest import read_manifest
 from fugaku_gpt.comm import ProcessGrid
-from fugaku_gpt.records.checkpoint_manifest import read_manifest
-from fugaku_gpt.records.hugging_face import export_gpt2, import_gpt2
 from fugaku_gpt.training.checkpoint import Checkpoints
 from fugaku_gpt.training.resume import load
 from fugaku_gpt.training.trainer import Trainer

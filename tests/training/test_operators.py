@@ -12,15 +12,15 @@ from typing import Any, Dict, List, Set
 import pytest
 import torch
 
-from fugaku_gpt import compat
+from fugaku_gpt import compat, ops
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.compat import Call
-from fugaku_gpt.compat.agreed import AGREED
+from fugaku_gpt.compat.kernel_choices import AGREED
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import RunFailed
-from fugaku_gpt.jobs.ending import result_of
-from fugaku_gpt.jobs.launcher import exit_code_of, find_launcher
-from fugaku_gpt.jobs.processes import run_command
+from fugaku_gpt.launch.launch_result import result_of
+from fugaku_gpt.launch.launcher import exit_code_of, find_launcher
+from fugaku_gpt.launch.processes import run_command
 from fugaku_gpt.records.operators import (
     BATCHED_PRODUCT,
     CAST,
@@ -136,7 +136,7 @@ def test_operators_that_are_more_than_all_share_what_there_is() -> None:
     assert fit({PRODUCT: 6.0, CAST: 2.0, PYTHON: 0.0}, 4.0) == {PRODUCT: 3.0, CAST: 1.0, PYTHON: 0.0}
 
 
-@pytest.mark.skipif(not compat.has_onednn(), reason="this build cannot ask oneDNN for a product")
+@pytest.mark.skipif(not ops.has_onednn(), reason="this build cannot ask oneDNN for a product")
 @pytest.mark.skipif(not compat.has_profiler(), reason="this build has no profiler")
 def test_onednn_s_operators_are_known_as_products_by_the_names_that_this_build_gives_them(
     monkeypatch: pytest.MonkeyPatch,
@@ -147,9 +147,9 @@ def test_onednn_s_operators_are_known_as_products_by_the_names_that_this_build_g
 
     def products() -> None:
         with torch.no_grad():
-            y = compat.linear(x, weight, bias)
-            compat.matmul(y, weight)
-            compat.add_product(sums, x.t(), y)
+            y = ops.linear(x, weight, bias)
+            ops.matmul(y, weight)
+            ops.add_product(sums, x.t(), y)
 
     its = {call.name for call in compat.profiled(products) if "mkldnn" in call.name or "dense" in call.name}
     products_here = {name for name, kind in operators._CLASS_OF.items() if kind == PRODUCT}
@@ -170,7 +170,7 @@ def test_every_class_but_communication_has_its_part_of_a_real_iteration(
 ) -> None:
     if name == "bfloat16" and not compat.can_train(torch.bfloat16):
         pytest.skip("this PyTorch does not train in bfloat16")
-    if compiled and not compat.has_compiled():
+    if compiled and not ops.has_compiled():
         pytest.skip("no kernels are compiled here")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # of more, few heads are too few for the kernels
     monkeypatch.setattr(AGREED, "compiled", None)  # what is agreed on here holds here
@@ -249,7 +249,7 @@ def test_a_run_leaves_the_same_with_and_without_it(tmp_path: Path) -> None:
 
 PLANTED = """
 import sys
-from fugaku_gpt import compat
+from fugaku_gpt import compat, ops
 from fugaku_gpt.cli.main import main
 from fugaku_gpt.training import run as training
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fugaku_gpt import compat
+from fugaku_gpt import compat, ops
 from fugaku_gpt.comm import Communicator
-from fugaku_gpt.compat.agreed import AGREED
+from fugaku_gpt.compat.kernel_choices import AGREED
 from fugaku_gpt.layout.tensors import model_tensors
 from fugaku_gpt.model import build_model
 from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights, Run
@@ -71,7 +71,7 @@ def test_each_way_equals_the_algorithm(build: Any, block: int, divisor: float, m
 def test_in_float32_too_each_way_divides_the_gradients(
     divisor: float, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if compiled and not compat.has_compiled():
+    if compiled and not ops.has_compiled():
         pytest.skip("no compiled kernels")
     monkeypatch.setattr(AGREED, "compiled", compiled)
 
@@ -98,7 +98,7 @@ def test_the_fused_kernel_is_taken_where_the_probe_finds_one() -> None:
     assert isinstance(build_optimizer(runs_of(buffers), CONFIG.training), FusedAdamW if has_one else BlockedAdamW)
 
 
-@pytest.mark.skipif(not compat.has_compiled(), reason="no compiled kernels")
+@pytest.mark.skipif(not ops.has_compiled(), reason="no compiled kernels")
 @pytest.mark.parametrize("shards", [1, 3])
 def test_the_compiled_kernel_rounds_the_masters_that_a_rank_owns(shards: int) -> None:
     config = tiny_config("training.dtype=bfloat16")

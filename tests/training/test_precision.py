@@ -7,13 +7,14 @@ from typing import Any, Dict, List
 import pytest
 import torch
 
-from fugaku_gpt import compat
+from fugaku_gpt import compat, ops
 from fugaku_gpt.comm import Communicator, ProcessGrid
-from fugaku_gpt.compat import activation, compiled, products, trials
-from fugaku_gpt.compat.agreed import AGREED
-from fugaku_gpt.compat.trials import TRIALS
+from fugaku_gpt.compat import probes
+from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat.probes import TRIALS
 from fugaku_gpt.config import TrainingConfig
 from fugaku_gpt.errors import RunFailed, UsageError
+from fugaku_gpt.ops import activation, gemm, native
 from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy
 from fugaku_gpt.training import startup
 from fugaku_gpt.training.loss_scale import LossScale
@@ -217,14 +218,14 @@ def test_another_start_computes_as_the_first_did_whatever_a_clock_says(
 ) -> None:
     config, alone = tiny_config("training.dtype=bfloat16", f"node.compiled_kernels={kernels}"), Communicator.alone()
     own = {
-        "compiled": kernels == "true" and compat.has_compiled(),
-        "compiled_products": kernels == "true" and compat.compiled_products(),
+        "compiled": kernels == "true" and ops.has_compiled(),
+        "compiled_products": kernels == "true" and ops.compiled_products(),
     }
     monkeypatch.setattr(AGREED, "in_float32", {})
     monkeypatch.setattr(AGREED, "products_by_onednn", None)
-    monkeypatch.setattr(products, "_onednn_is_better", lambda: False)
-    monkeypatch.setattr(trials, "_is_fast", lambda operation, dtype: operation != "linear")
-    monkeypatch.setattr(trials, "_is_precise", lambda operation, dtype: True)
+    monkeypatch.setattr(gemm, "_onednn_is_better", lambda: False)
+    monkeypatch.setattr(probes, "_is_fast", lambda operation, dtype: operation != "linear")
+    monkeypatch.setattr(probes, "_is_precise", lambda operation, dtype: True)
     monkeypatch.setattr(AGREED, "gelu_by_erf", None)
     monkeypatch.setattr(activation, "_gelu_is_slow", lambda: True)
     by_erf = not own["compiled"]  # our own kernel is neither fast nor slow: nobody asks
@@ -232,8 +233,8 @@ def test_another_start_computes_as_the_first_did_whatever_a_clock_says(
     assert kept == {"dtype": "bfloat16", "in_float32": ["linear"], "gelu_by_erf": by_erf, "onednn": False, **own}
     assert kept == startup.agree_on_kernels(config, alone) == startup.kernels_in_use(config)
     monkeypatch.setattr(AGREED, "in_float32", {})
-    monkeypatch.setattr(trials, "_is_fast", lambda operation, dtype: operation == "linear")
-    monkeypatch.setattr(trials, "_is_precise", lambda operation, dtype: operation != "gelu")
+    monkeypatch.setattr(probes, "_is_fast", lambda operation, dtype: operation == "linear")
+    monkeypatch.setattr(probes, "_is_precise", lambda operation, dtype: operation != "gelu")
     monkeypatch.setattr(AGREED, "gelu_by_erf", None)
     monkeypatch.setattr(activation, "_gelu_is_slow", lambda: False)
     found = startup.agree_on_kernels(config, alone, kept)
@@ -295,7 +296,7 @@ def test_what_is_slow_on_one_rank_is_done_otherwise_on_all_and_said(
     assert not any(line.startswith("GELU from") for line in startup.describe_environment(facts))
     monkeypatch.setattr(TwoRanks, "other", {"gelu_by_erf": True}, raising=False)
     world = TwoRanks.alone()
-    assert startup.agree_on_kernels(config, world)["gelu_by_erf"] and compat.gelu_by_erf()
+    assert startup.agree_on_kernels(config, world)["gelu_by_erf"] and ops.gelu_by_erf()
     facts = startup.collect_environment(config, ProcessGrid.alone(), startup.prepare_process(1))
     assert any(line.startswith("GELU from") for line in startup.describe_environment(facts))
     # from a checkpoint that says nothing of it, and for a model that has no use for it
@@ -317,23 +318,23 @@ def test_whoever_makes_a_trainer_has_agreed_on_kernels(monkeypatch: pytest.Monke
 def test_products_are_onednn_s_on_all_ranks_or_on_none_and_another_start_does_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compat, "has_onednn", lambda: True)
+    monkeypatch.setattr(ops, "has_onednn", lambda: True)
     config = tiny_config()
 
     def begin(better: bool, other: Dict[str, Any], keep: Any = None) -> bool:
         monkeypatch.setattr(AGREED, "products_by_onednn", None)
-        monkeypatch.setattr(products, "_onednn_is_better", lambda: better)
+        monkeypatch.setattr(gemm, "_onednn_is_better", lambda: better)
         monkeypatch.setattr(TwoRanks, "other", other, raising=False)
         found = startup.agree_on_kernels(config, TwoRanks.alone(), keep)
-        assert found["onednn"] == compat.products_by_onednn()
-        return compat.products_by_onednn()
+        assert found["onednn"] == ops.products_by_onednn()
+        return ops.products_by_onednn()
 
     assert begin(True, {}) and not begin(False, {}) and not begin(True, {"onednn": False})
     kept = {"dtype": "float32", "in_float32": [], "gelu_by_erf": False}
     assert not begin(True, {}, kept)  # from a checkpoint of before there was a choice
     assert begin(False, {}, {**kept, "onednn": True}) and not begin(True, {}, {**kept, "onednn": False})
     assert not begin(False, {"onednn": False}, {**kept, "onednn": True})
-    monkeypatch.setattr(compat, "has_onednn", lambda: False)
+    monkeypatch.setattr(ops, "has_onednn", lambda: False)
     assert not begin(False, {}, {**kept, "onednn": True})
 
 
@@ -342,12 +343,12 @@ def test_compiled_kernels_are_used_by_all_ranks_or_by_none_and_by_another_start_
 ) -> None:
     def begin(mine: bool, other: Dict[str, Any], keep: Any = None, wanted: bool = True) -> bool:
         monkeypatch.setattr(AGREED, "compiled", None)
-        monkeypatch.setattr(compiled, "has_compiled", lambda: mine)
-        monkeypatch.setattr(compat, "has_compiled", lambda: mine)
+        monkeypatch.setattr(native, "has_compiled", lambda: mine)
+        monkeypatch.setattr(ops, "has_compiled", lambda: mine)
         monkeypatch.setattr(TwoRanks, "other", other, raising=False)
         config = tiny_config(f"node.compiled_kernels={wanted}")
         found = startup.agree_on_kernels(config, TwoRanks.alone(), keep)
-        assert found["compiled"] == compat.uses_compiled()
+        assert found["compiled"] == ops.uses_compiled()
         if wanted:  # of a trainer that is made afterwards, which has heard of no earlier start
             assert startup.agree_on_kernels(config, TwoRanks.alone())["compiled"] == found["compiled"]
         facts = startup.collect_environment(config, ProcessGrid.alone(), startup.prepare_process(1))
@@ -363,17 +364,17 @@ def test_compiled_kernels_are_used_by_all_ranks_or_by_none_and_by_another_start_
     assert not begin(False, {}, {**kept, "compiled": True})
 
 
-@pytest.mark.skipif(not compat.has_compiled(), reason="no kernels are compiled here")
+@pytest.mark.skipif(not ops.has_compiled(), reason="no kernels are compiled here")
 def test_products_are_the_kernels_on_all_ranks_or_on_none_and_another_start_does_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def begin(better: bool, other: Dict[str, Any], keep: Any = None, *settings: str) -> bool:
         monkeypatch.setattr(AGREED, "compiled", None)
         monkeypatch.setattr(AGREED, "compiled_products", None)
-        monkeypatch.setattr(compiled, "_multiplies_better", lambda: better)
+        monkeypatch.setattr(native, "_multiplies_better", lambda: better)
         monkeypatch.setattr(TwoRanks, "other", other, raising=False)
         found = startup.agree_on_kernels(tiny_config(*settings), TwoRanks.alone(), keep)
-        assert found["compiled_products"] == compat.compiled_products()
+        assert found["compiled_products"] == ops.compiled_products()
         facts = startup.collect_environment(tiny_config(*settings), ProcessGrid.alone(), startup.prepare_process(1))
         said = [line for line in startup.describe_environment(facts) if "products of layers that are large" in line]
         assert len(said) == found["compiled_products"]
@@ -390,15 +391,15 @@ def test_products_are_the_kernels_on_all_ranks_or_on_none_and_another_start_does
 def test_products_of_16_bits_are_onednn_s_where_any_rank_s_clock_wants_them_in_float32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compat, "has_onednn", lambda: True)
-    monkeypatch.setattr(trials, "_is_precise", lambda operation, dtype: True)
+    monkeypatch.setattr(ops, "has_onednn", lambda: True)
+    monkeypatch.setattr(probes, "_is_precise", lambda operation, dtype: True)
     config = tiny_config("training.dtype=bfloat16")
 
     def begin(slow: List[str], other: Dict[str, Any], keep: Any = None, better: bool = True) -> Any:
         monkeypatch.setattr(AGREED, "in_float32", {})
         monkeypatch.setattr(AGREED, "products_by_onednn", None)
-        monkeypatch.setattr(products, "_onednn_is_better", lambda: better)
-        monkeypatch.setattr(trials, "_is_fast", lambda operation, dtype: operation not in slow)
+        monkeypatch.setattr(gemm, "_onednn_is_better", lambda: better)
+        monkeypatch.setattr(probes, "_is_fast", lambda operation, dtype: operation not in slow)
         monkeypatch.setattr(TwoRanks, "other", other, raising=False)
         found = startup.agree_on_kernels(config, TwoRanks.alone(), keep)
         # what there are no products for is not agreed on: a run in float32 in the same process may do otherwise
@@ -414,5 +415,5 @@ def test_products_of_16_bits_are_onednn_s_where_any_rank_s_clock_wants_them_in_f
     assert begin([], {}, {**kept, "in_float32": ["linear"], "onednn": True}, better=False)
     assert not begin([], {}, {**kept, "in_float32": ["linear"], "onednn": False})
     # there were none where it began, and there must be some here
-    monkeypatch.setattr(trials, "_is_precise", lambda operation, dtype: operation != "linear")
+    monkeypatch.setattr(probes, "_is_precise", lambda operation, dtype: operation != "linear")
     assert begin([], {}, {**kept, "in_float32": [], "onednn": False})

@@ -13,10 +13,10 @@ from typing import Callable, Iterable, Iterator, List
 
 import pytest
 
+from fugaku_gpt.checkpoint import file_system
+from fugaku_gpt.checkpoint.directory import list_checkpoints
+from fugaku_gpt.checkpoint.manifest import read_manifest
 from fugaku_gpt.comm import Communicator, FlightRecorder, ProcessGrid
-from fugaku_gpt.records import checkpoint_io
-from fugaku_gpt.records.checkpoint import list_checkpoints
-from fugaku_gpt.records.checkpoint_manifest import read_manifest
 from fugaku_gpt.records.flight import BACKWARD, CHECKPOINT, FORWARD, START_UP, SUMS, VALIDATION, flight_file
 from fugaku_gpt.records.run import FAILED, HUNG, Result, RunDirectory
 from fugaku_gpt.training.checkpoint import Checkpoints
@@ -214,7 +214,7 @@ def test_a_slow_disk_is_no_hang_while_pieces_of_a_checkpoint_come_and_go(
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_io, "write_at", slow(checkpoint_io.write_at, beside=not wait))
+        patch.setattr(file_system, "write_at", slow(file_system.write_at, beside=not wait))
         checkpoints.save({}, wait=wait)
         finishes.set()
         checkpoints.finish()
@@ -222,7 +222,7 @@ def test_a_slow_disk_is_no_hang_while_pieces_of_a_checkpoint_come_and_go(
     path = list_checkpoints(directory.checkpoints_dir)[0].path
     accesses.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_io, "read_at", slow(checkpoint_io.read_at, beside=False))
+        patch.setattr(file_system, "read_at", slow(file_system.read_at, beside=False))
         assert load(run, path, read_manifest(path)) is None
     assert len(accesses) > 20 and directory.result() is None
 

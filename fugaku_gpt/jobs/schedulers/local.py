@@ -16,9 +16,9 @@ from typing import Dict, List, Optional, Sequence
 
 import fugaku_gpt
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.processes import GRACE_SECONDS, MARK, end_marked, marked
 from fugaku_gpt.jobs.schedulers.local_store import LocalJob, LocalStore, alive, queue_file, read_file, split_id
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, Refused, Submission, Uncertain
+from fugaku_gpt.launch.processes import GRACE_SECONDS, MARK, end_marked, marked
 from fugaku_gpt.records.job import CANCELLED, HELD, LOST, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus, aggregate
 
 GROUP = "this machine"

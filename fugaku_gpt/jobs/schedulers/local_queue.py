@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Dict, List, Optional, Tuple
 
-from fugaku_gpt.jobs.processes import GRACE_SECONDS, MARK, end_marked, marked
 from fugaku_gpt.jobs.schedulers.local_store import LocalJob, LocalStore, alive, may_run, myself, queue_file
+from fugaku_gpt.launch.processes import GRACE_SECONDS, MARK, end_marked, marked
 from fugaku_gpt.machine.local import out_of_memory_kills
 from fugaku_gpt.records.files import write_json_atomically
 from fugaku_gpt.records.job import CANCELLED, ENDED, LOST, RUNNING

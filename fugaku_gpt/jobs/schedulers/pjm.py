@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import EXIT_RESUME, UsageError
-from fugaku_gpt.jobs.pjm.jobids import parse_job_id
-from fugaku_gpt.jobs.pjm.messages import Refusal, operation_results, refusal_of, submitted_ids
-from fugaku_gpt.jobs.pjm.pjstat import parse_data, status_of, statuses_of
-from fugaku_gpt.jobs.pjm.stats import read_stats_file
 from fugaku_gpt.jobs.schedulers.commands import Answer, NoAnswer, Run, run_words
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, Overtaken, Refused, Submission, Uncertain
+from fugaku_gpt.pjm.jobids import parse_job_id
+from fugaku_gpt.pjm.messages import Refusal, operation_results, refusal_of, submitted_ids
+from fugaku_gpt.pjm.pjstat import parse_data, status_of, statuses_of
+from fugaku_gpt.pjm.stats import read_stats_file
 from fugaku_gpt.records.job import LOST, OVER, UNKNOWN, JobStatus, aggregate
 
 RETRY_SECONDS = (2.0, 4.0, 8.0)

@@ -13,11 +13,11 @@ from typing import Any, Iterator
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.processes import MARK, end_marked, marked
 from fugaku_gpt.jobs.schedulers.local import LocalScheduler
 from fugaku_gpt.jobs.schedulers.local_queue import Queue
 from fugaku_gpt.jobs.schedulers.local_store import LocalStore, alive, queue_file, read_file
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission, Uncertain
+from fugaku_gpt.launch.processes import MARK, end_marked, marked
 from fugaku_gpt.records.job import CANCELLED, ENDED, HELD, LOST, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus
 
 WAIT_SECONDS = 60.0

@@ -1,0 +1,338 @@
+"""A GPT-2 as Hugging Face's ``transformers`` keeps it, from a checkpoint of ours and to one.
+
+Such a folder holds ``config.json`` and ``model.safetensors`` (or several files and their index). It is one more file
+format of what a run leaves behind, hence among the records; it needs NumPy, and neither PyTorch nor transformers.
+
+Their linear layers hold [inputs, outputs], ours [outputs, inputs]; query, key and value are one matrix in both. The
+logits' weights are the token embedding's. Padding of the vocabulary is not carried over: checkpoints hold none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Tuple
+
+import numpy as np
+
+from fugaku_gpt.checkpoint import file_system
+from fugaku_gpt.checkpoint.data_file import Entry, file_name, plan_file
+from fugaku_gpt.checkpoint.directory import abandon, begin, commit, list_checkpoints, require_room, track
+from fugaku_gpt.checkpoint.manifest import LogicalTensor, Manifest, describe_file
+from fugaku_gpt.checkpoint.reader import open_checkpoint
+from fugaku_gpt.checkpoint.safetensors import Item, NotSafetensors, make_header, read_header, read_tensor, write_tensor
+from fugaku_gpt.config import ModelConfig, load_run_config
+from fugaku_gpt.errors import CheckpointError, ConfigError, UsageError
+from fugaku_gpt.layout.regions import whole
+from fugaku_gpt.layout.tensors import model_tensors
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, Any]
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_PREFIX = "transformer."  # of GPT2LMHeadModel; GPT2Model has none
+_GELU = {"erf": "gelu", "tanh": "gelu_new"}
+_GELU_FROM = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+_LAYER = (
+    ("attention_norm", "ln_1"),
+    ("attention.qkv", "attn.c_attn"),
+    ("attention.out", "attn.c_proj"),
+    ("mlp_norm", "ln_2"),
+    ("mlp.up", "mlp.c_fc"),
+    ("mlp.down", "mlp.c_proj"),
+)
+
+
+class Pair(NamedTuple):
+    """One tensor in both formats.
+
+    Attributes:
+        ours, shape: name and shape, without the vocabulary's padding.
+        theirs: name without the prefix.
+        linear: whether it is the weight or bias of a linear layer.
+    """
+
+    ours: str
+    shape: Tuple[int, ...]
+    theirs: str
+    linear: bool
+
+    @property
+    def their_shape(self) -> Tuple[int, ...]:
+        """Shape in their file."""
+        if not self.linear:
+            return self.shape
+        if self.ours.endswith(".bias"):
+            return (int(np.prod(self.shape)),)
+        return (self.shape[-1], int(np.prod(self.shape[:-1])))
+
+    def to_theirs(self, array: "Array") -> "Array":
+        """Our tensor as they hold it."""
+        return array.reshape(self.their_shape[::-1]).T if self.linear else array
+
+    def to_ours(self, array: "Array") -> "Array":
+        """Their tensor as we hold it."""
+        return array.T.reshape(self.shape) if self.linear else array
+
+
+class Imported(NamedTuple):
+    """What :func:`import_gpt2` has made: a checkpoint, the model's settings, and what a user should know."""
+
+    checkpoint: Path
+    model: ModelConfig
+    notes: List[str]
+
+
+def pairs(model: ModelConfig) -> List[Pair]:
+    """Every tensor of a model in both formats.
+
+    Raises:
+        UsageError: GPT-2 has no such part.
+    """
+    if model.embedding_layernorm:
+        raise UsageError("a GPT-2 has no LayerNorm after the embedding (model.embedding_layernorm): it cannot be one")
+    names = {"token_embedding": "wte", "position_embedding": "wpe", "final_norm": "ln_f"}
+    for layer in range(model.layers):
+        names.update({f"blocks.{layer}.{ours}": f"h.{layer}.{theirs}" for ours, theirs in _LAYER})
+    found = []
+    for spec in model_tensors(model, 1):
+        part, _, last = spec.name.rpartition(".")
+        shape = spec.shape if spec.rows is None else (spec.rows, *spec.shape[1:])
+        linear = ".c_" in names[part]
+        found.append(Pair(spec.name, shape, f"{names[part]}.{last}", linear))
+    return found
+
+
+def export_gpt2(checkpoint: Path, out: Path) -> ModelConfig:
+    """Write a checkpoint's weights as a folder that ``GPT2LMHeadModel.from_pretrained`` takes, in float32.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or holds no model of ours.
+        UsageError: the folder is there already or cannot be written, or GPT-2 has no such model.
+    """
+    if file_system.exists(out) and not (file_system.is_folder(out) and not file_system.names_in(out)):
+        raise UsageError(f"{out}: is there already; choose another folder")
+    out = out.absolute()
+    temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}.tmp")
+    with open_checkpoint(checkpoint) as source:
+        model = _model_of_run(checkpoint, source.manifest)
+        tensors = pairs(model)
+        header = make_header([(_PREFIX + one.theirs, "F32", one.their_shape) for one in tensors], {"format": "pt"})
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            require_room(out, header.length)
+            file_system.make_folder(temporary)
+            with file_system.written(temporary / WEIGHTS) as descriptor:
+                file_system.write_all(descriptor, memoryview(header.content), 0)
+                for one, item in zip(tensors, header.items):
+                    write_tensor(descriptor, item, one.to_theirs(source.tensor("weights", one.ours)))
+            text = json.dumps(_their_settings(model), indent=2, allow_nan=False) + "\n"
+            file_system.write_file(temporary / CONFIG, text.encode("utf-8"))
+            file_system.rename(temporary, out)
+            file_system.sync_folder(out.parent)
+        except OSError as error:
+            raise UsageError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
+        finally:
+            abandon(temporary)
+    return model
+
+
+def import_gpt2(folder: Path, directory: Path) -> Imported:
+    """Make a checkpoint at iteration 0 from a Hugging Face folder: weights alone, so that the optimiser begins anew.
+
+    Args:
+        folder: theirs.
+        directory: of checkpoints, such as that of a run that is to start from there; must hold none yet.
+
+    Raises:
+        UsageError: the folder is no GPT-2, or one that we have no counterpart for; or the directory cannot be used.
+    """
+    if list_checkpoints(directory):
+        raise UsageError(f"{directory}: holds checkpoints already; choose another folder")
+    settings = _read_json(folder / CONFIG)
+    model, notes = _our_settings(folder / CONFIG, settings)
+    with contextlib.ExitStack() as stack:
+        theirs = _open_weights(folder, stack)
+        tensors = pairs(model)
+        _check_names(folder, tensors, theirs)
+        logits = theirs.pop("lm_head.weight", None)
+        if logits is not None and not np.array_equal(logits.read(), theirs["wte.weight"].read()):
+            raise UsageError(f"{folder}: its logits have weights of their own; ours are the token embedding's")
+        checkpoint = _write_checkpoint(directory, model, tensors, theirs, f"Hugging Face folder {folder.name}")
+    return Imported(checkpoint, model, notes)
+
+
+class _Theirs(NamedTuple):
+    """A tensor in one of their files."""
+
+    path: Path
+    descriptor: int
+    item: Item
+
+    def read(self) -> "Array":
+        try:
+            return read_tensor(self.descriptor, self.item)
+        except OSError as error:
+            raise UsageError(f"{self.path}: cannot be read: {error.strerror}") from None
+        except NotSafetensors as error:
+            raise UsageError(f"{self.path}: {error}") from None
+
+
+def _write_checkpoint(
+    directory: Path, model: ModelConfig, tensors: List[Pair], theirs: Mapping[str, _Theirs], origin: str
+) -> Path:
+    dtypes = {one.ours: "F64" if theirs[one.theirs].item.dtype == "F64" else "F32" for one in tensors}
+    plan = plan_file([Entry("weights", one.ours, whole(one.shape), dtypes[one.ours]) for one in tensors])
+    require_room(directory, plan.length)
+    try:
+        directory.absolute().parent.mkdir(parents=True, exist_ok=True)
+        temporary = begin(directory, 0)
+        try:
+            with file_system.written(temporary / file_name(0)) as descriptor:
+                file_system.write_all(descriptor, memoryview(plan.header.content), 0)
+                sums = [
+                    write_tensor(descriptor, item, one.to_ours(theirs[one.theirs].read()))
+                    for one, item in zip(tensors, plan.items)
+                ]
+            logical = {one.ours: LogicalTensor(one.shape, {"weights": dtypes[one.ours]}) for one in tensors}
+            file = describe_file(file_name(0), plan, sums, sorted(logical))
+            config, build = {"model": asdict(model)}, {"imported_from": origin}
+            path = commit(temporary, Manifest(0, 0, 0, logical, (file,), config=config, build=build))
+            track(path)
+            return path
+        finally:
+            abandon(temporary)
+    except OSError as error:
+        raise UsageError(f"{error.filename or directory}: cannot be written: {error.strerror}") from None
+
+
+def _model_of_run(checkpoint: Path, manifest: Manifest) -> ModelConfig:
+    try:
+        return ModelConfig(**manifest.config["model"])
+    except (KeyError, TypeError):
+        raise CheckpointError(f"{checkpoint}: does not say which model it holds (config.model)") from None
+
+
+def _their_settings(model: ModelConfig) -> Dict[str, Any]:
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": model.vocab_size,
+        "n_positions": model.seq_len,
+        "n_ctx": model.seq_len,
+        "n_embd": model.hidden,
+        "n_layer": model.layers,
+        "n_head": model.heads,
+        "n_inner": model.ffn_hidden,
+        "activation_function": _GELU[model.gelu],
+        "layer_norm_epsilon": model.layernorm_eps,
+        "initializer_range": model.init_std,
+        "embd_pdrop": model.dropout,
+        "resid_pdrop": model.dropout,
+        "attn_pdrop": model.attention_dropout,
+        "scale_attn_weights": True,
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+        # which token ends a text is the tokenizer's affair
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def _our_settings(path: Path, settings: Mapping[str, Any]) -> Tuple[ModelConfig, List[str]]:
+    """(model, notes) of their config.json; what it leaves out is as in transformers' GPT2Config."""
+    if settings.get("model_type") != "gpt2":
+        raise UsageError(f"{path}: model_type is {settings.get('model_type')!r}; only 'gpt2' can be imported")
+    fixed = {
+        "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    for key, needed in fixed.items():
+        if settings.get(key, needed) != needed:
+            raise UsageError(f"{path}: {key} is {settings[key]!r}; we have no such model, only {needed!r}")
+    activation = settings.get("activation_function", "gelu_new")
+    if activation not in _GELU_FROM:
+        raise UsageError(f"{path}: activation_function is {activation!r}; known are {', '.join(_GELU_FROM)}")
+    dropout, after_embedding = settings.get("resid_pdrop", 0.1), settings.get("embd_pdrop", 0.1)
+    notes = []
+    if dropout != after_embedding:
+        notes.append(
+            f"embd_pdrop {after_embedding} is not resid_pdrop {dropout}; model.dropout, one for both, is the latter"
+        )
+    values = {
+        "layers": settings.get("n_layer", 12),
+        "hidden": settings.get("n_embd", 768),
+        "heads": settings.get("n_head", 12),
+        "ffn_hidden": settings.get("n_inner"),
+        "seq_len": settings.get("n_positions", 1024),
+        "vocab_size": settings.get("vocab_size", 50257),
+        "dropout": dropout,
+        "attention_dropout": settings.get("attn_pdrop", 0.1),
+        "layernorm_eps": settings.get("layer_norm_epsilon", 1e-5),
+        "init_std": settings.get("initializer_range", 0.02),
+        "gelu": _GELU_FROM[activation],
+    }
+    overrides = [f"model.{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
+    try:
+        return load_run_config(overrides=overrides).model, notes
+    except ConfigError as error:
+        raise UsageError(f"{path}: no model that we can have:\n{error}") from None
+
+
+def _read_json(path: Path) -> Dict[str, Any]:
+    try:
+        values = json.loads(file_system.read_file(path).decode("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{path}: missing; a Hugging Face folder holds {CONFIG} and {WEIGHTS}") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise UsageError(f"{path}: not JSON") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{path}: expected a JSON object")
+    return values
+
+
+def _open_weights(folder: Path, stack: contextlib.ExitStack) -> Dict[str, _Theirs]:
+    """Every tensor of the folder by its name without prefix; the files stay open as long as the stack."""
+    files = [WEIGHTS]
+    if not file_system.exists(folder / WEIGHTS) and file_system.exists(folder / INDEX):
+        files = sorted({str(name) for name in dict(_read_json(folder / INDEX).get("weight_map", {})).values()})
+    found: Dict[str, _Theirs] = {}
+    for name in files:
+        path = folder / Path(name).name
+        try:
+            descriptor = file_system.open_to_read(path)
+            stack.callback(file_system.close, descriptor)
+            header = read_header(descriptor, file_system.size_of(path))
+        except FileNotFoundError:
+            hint = "; pickled files are not read: save it anew with save_pretrained(..., safe_serialization=True)"
+            raise UsageError(f"{path}: missing{hint if list(folder.glob('*.bin')) else ''}") from None
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+        except NotSafetensors as error:
+            raise UsageError(f"{path}: {error}") from None
+        for item in header.items:
+            short = item.name[len(_PREFIX) :] if item.name.startswith(_PREFIX) else item.name
+            found[short] = _Theirs(path, descriptor, item)
+    return found
+
+
+def _check_names(folder: Path, tensors: List[Pair], theirs: Dict[str, _Theirs]) -> None:
+    """Compare names and shapes; drops the causal masks that older files hold."""
+    for name in [name for name in theirs if name.endswith((".attn.bias", ".attn.masked_bias"))]:
+        del theirs[name]
+    for one in tensors:
+        if one.theirs not in theirs:
+            raise UsageError(f"{folder}: holds no {one.theirs}")
+        shape = theirs[one.theirs].item.shape
+        if shape != one.their_shape:
+            raise UsageError(f"{theirs[one.theirs].path}: {one.theirs} is {shape}, and by {CONFIG} {one.their_shape}")
+    unknown = sorted(set(theirs) - {one.theirs for one in tensors} - {"lm_head.weight"})
+    if unknown:
+        raise UsageError(f"{folder}: holds {unknown[0]}, which a GPT-2 language model has not (GPT2LMHeadModel)")

@@ -1,0 +1,203 @@
+"""``manifest.json`` of a checkpoint: what it holds, where, and how to tell that it is whole.
+
+Its last word is a SHA-256 over all the others, and it holds a CRC-32 of every header and every piece of data, so what
+the manifest accepts is what was saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
+
+from fugaku_gpt.checkpoint import file_system
+from fugaku_gpt.checkpoint.data_file import FilePlan
+from fugaku_gpt.checkpoint.safetensors import DTYPES
+from fugaku_gpt.errors import CheckpointError
+
+FORMAT = "fugaku-gpt checkpoint"
+VERSION = 1
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class LogicalTensor:
+    """A whole tensor.
+
+    Attributes:
+        shape: of the whole, without the vocabulary's padding.
+        kinds: kind → dtype, such as ``{"weights": "F32"}``.
+    """
+
+    shape: Tuple[int, ...]
+    kinds: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One data file.
+
+    Attributes:
+        name: in the checkpoint's folder.
+        bytes: its length.
+        header_crc32: of everything before the data.
+        tensors: indices of the tensors of which it holds pieces, into the sorted names of the manifest's tensors.
+        crc32: of each piece, in the header's order.
+    """
+
+    name: str
+    bytes: int
+    header_crc32: int
+    tensors: Tuple[int, ...]
+    crc32: Tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint says of itself.
+
+    Attributes:
+        iteration: iterations that were finished.
+        consumed_samples: all the data state there is.
+        consumed_tokens: of all iterations.
+        state: the trainer's scalars, as JSON values.
+        config: the run's configuration, every field.
+        data_fingerprint: of the corpus; empty where there is none.
+        build: facts of what has written it.
+        tensors: by name.
+        files: in order of their names.
+    """
+
+    iteration: int
+    consumed_samples: int
+    consumed_tokens: int
+    tensors: Mapping[str, LogicalTensor]
+    files: Tuple[DataFile, ...]
+    state: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    data_fingerprint: str = ""
+    build: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def data_bytes(self) -> int:
+        """Length of the data files together."""
+        return sum(file.bytes for file in self.files)
+
+    @property
+    def tensor_names(self) -> List[str]:
+        """The names that ``DataFile.tensors`` counts."""
+        return sorted(self.tensors)
+
+
+def describe_file(name: str, plan: FilePlan, sums: Sequence[int], tensor_names: Sequence[str]) -> DataFile:
+    """A written file as the manifest keeps it.
+
+    Args:
+        sums: CRC-32 of each entry, as :func:`~fugaku_gpt.checkpoint.data_file.write_pieces` gave them.
+        tensor_names: all names, sorted.
+    """
+    if len(sums) != len(plan.entries):
+        raise ValueError(f"{name}: {len(sums)} sums for {len(plan.entries)} entries")
+    places = {tensor: index for index, tensor in enumerate(tensor_names)}
+    held = sorted({places[entry.tensor] for entry in plan.entries})
+    return DataFile(name, plan.length, zlib.crc32(plan.header.content), tuple(held), tuple(sums))
+
+
+def manifest_text(manifest: Manifest) -> bytes:
+    """The file's content.
+
+    Raises:
+        ValueError: a number of ``state`` is not finite.
+    """
+    values = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
+    return _canonical({**values, "digest": _digest(values)}) + b"\n"
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """The manifest of a checkpoint's folder.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or not a checkpoint's of this version.
+    """
+    path = checkpoint / MANIFEST
+    try:
+        text = file_system.read_file(path)
+    except (FileNotFoundError, NotADirectoryError):
+        hint = "not a checkpoint" if checkpoint.is_dir() else "no such folder"
+        raise CheckpointError(f"{checkpoint}: {hint}: it holds no {MANIFEST}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    return parse_manifest(text, path)
+
+
+def parse_manifest(text: bytes, path: Path) -> Manifest:
+    """The manifest in what :func:`manifest_text` has made; ``path`` names it in messages.
+
+    Raises:
+        CheckpointError: it is damaged, or not a checkpoint's of this version.
+    """
+    try:
+        values = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{path}: damaged: not JSON") from None
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: not the manifest of a checkpoint ({FORMAT!r}), or damaged")
+    if values.get("version") != VERSION:
+        raise CheckpointError(f"{path}: version {values.get('version')!r}; this program reads version {VERSION}")
+    if values.pop("digest", None) != _digest(values):
+        raise CheckpointError(f"{path}: damaged: its SHA-256 is another")
+    try:
+        return _manifest(values)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: not a manifest of version {VERSION}: {error}") from None
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_canonical(values)).hexdigest()
+
+
+def _canonical(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def _manifest(values: Dict[str, Any]) -> Manifest:
+    tensors = {
+        str(name): LogicalTensor(tuple(map(int, one["shape"])), dict(one["kinds"]))
+        for name, one in values["tensors"].items()
+    }
+    for name, tensor in tensors.items():
+        unknown = sorted(set(tensor.kinds.values()) - set(DTYPES))
+        if unknown:
+            raise ValueError(f"{name} is of the unknown data type {unknown[0]!r}")
+    files = tuple(
+        DataFile(
+            _plain(one["name"]),
+            int(one["bytes"]),
+            int(one["header_crc32"]),
+            tuple(map(int, one["tensors"])),
+            tuple(map(int, one["crc32"])),
+        )
+        for one in values["files"]
+    )
+    if any(not 0 <= index < len(tensors) for file in files for index in file.tensors):
+        raise ValueError("a file holds a tensor that is not there")
+    return Manifest(
+        iteration=int(values["iteration"]),
+        consumed_samples=int(values["consumed_samples"]),
+        consumed_tokens=int(values["consumed_tokens"]),
+        tensors=tensors,
+        files=files,
+        state=dict(values["state"]),
+        config=dict(values["config"]),
+        data_fingerprint=str(values["data_fingerprint"]),
+        build=dict(values["build"]),
+    )
+
+
+def _plain(name: str) -> str:
+    if Path(name).name != name:  # a manifest from elsewhere does not make us read outside of its folder
+        raise ValueError(f"{name!r} is not a file's name")
+    return name

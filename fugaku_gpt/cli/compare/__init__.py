@@ -1,0 +1,1 @@
+"""``fugaku-gpt compare``: two ways to run, side by side."""

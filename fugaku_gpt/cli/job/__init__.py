@@ -1,0 +1,1 @@
+"""``fugaku-gpt job``: write, check, submit, follow and collect jobs."""

@@ -1,0 +1,410 @@
+"""``fugaku-gpt job submit|status|watch|logs|cancel|hold|release|resume``: hand jobs in and follow them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+
+import click
+
+from fugaku_gpt.cli.job.render import job_config, scheduler_option
+from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.errors import RunFailed, UsageError
+
+if TYPE_CHECKING:
+    from fugaku_gpt.jobs.follow import Followed
+    from fugaku_gpt.jobs.submission import PreparedJob
+
+STORE = Path("runs")
+COLUMNS = ("run", "job", "state", "status", "cause", "advice")
+_FOLLOW_SECONDS = 0.5
+
+_directories = click.argument("directories", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
+_some_directories = click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
+_store_option = click.option(
+    "--store",
+    type=click.Path(path_type=Path),
+    default=STORE,
+    show_default=True,
+    help="Folder of run directories, where no DIR is named.",
+)
+_yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask, on a terminal, before handing in.")
+
+
+@click.command()
+@click.argument("target", metavar="[RUN.yaml|DIR]", required=False, type=click.Path(path_type=Path))
+@click.option("--preset", help="Start from a preset, such as 124m.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override, such as job.nodes=384.")
+@scheduler_option
+@click.option("--out", type=click.Path(path_type=Path), help="Run directory; default: one under runs/.")
+@click.option("--dry-run", is_flag=True, help="Show script, command and node-hours; write and hand in nothing.")
+@_yes_option
+def submit(
+    target: Optional[Path],
+    preset: Optional[str],
+    settings: Tuple[str, ...],
+    scheduler: Optional[str],
+    out: Optional[Path],
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Hand in the job of RUN.yaml, or of a run directory DIR that was prepared; do not wait for it.
+
+    The run directory gets config.yaml and job.sh, and the job starts in it. Job ids are printed, one for each link of a
+    chain. A run that its nodes have too little memory for is refused. Exit codes: 0 handed in, 2 not handed in.
+    """
+    from fugaku_gpt.jobs import submission
+    from fugaku_gpt.jobs.render import job_name
+    from fugaku_gpt.planner.trainer.node_limits import refuse_job_too_large
+
+    if target is not None and target.is_dir():
+        if preset is not None or settings or scheduler is not None or out is not None:
+            raise UsageError(f"{target}: is prepared: --preset, --set, --scheduler and --out are for a run file")
+        prepared = submission.load_prepared(target)
+        refuse_job_too_large(prepared.config)
+        if dry_run:
+            _show_plan(prepared)
+            return
+    else:
+        config = job_config(target, preset, settings, scheduler)
+        refuse_job_too_large(config)
+        name = job_name(config)
+        directory = out if out is not None else STORE / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        if dry_run:
+            _show_plan(submission.plan(config, directory))
+            return
+        if not _confirmed([submission.plan(config, directory)], yes):
+            return
+        prepared = submission.prepare(config, directory)
+        yes = True
+    if not _confirmed([prepared], yes):
+        return
+    _hand_in(prepared)
+
+
+@click.command()
+@_some_directories
+@_store_option
+@format_option
+def status(directories: Tuple[Path, ...], store: Path, form: str) -> None:
+    """What the jobs of run directories are doing, and how they ended; one query for each scheduler.
+
+    DIR is a run directory or a folder of them. Exit code: 0, whatever the jobs did.
+    """
+    from fugaku_gpt.jobs.follow import job_directories, look
+
+    seen = look(job_directories(directories or (store,)))
+    click.echo(render_rows(COLUMNS, [_row(one) for one in seen], form), nl=False)
+
+
+@click.command()
+@_some_directories
+@_store_option
+@click.option(
+    "--longest", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds between queries."
+)
+def watch(directories: Tuple[Path, ...], store: Path, longest: float) -> None:
+    """Follow jobs until all are over: a live table on a terminal, a line for each change elsewhere.
+
+    It only looks: stop it, or lose the connection, and the jobs go on. Exit codes: 0 all ended well, 1 one did not.
+    """
+    from fugaku_gpt.jobs import follow
+
+    steps = follow.watch(follow.job_directories(directories or (store,)), longest=longest)
+    last = _watch_live(steps) if sys.stdout.isatty() else _watch_lines(steps)
+    failed = [one for one in last if one.verdict.status != "ok"]
+    if failed:
+        raise RunFailed(
+            f"{len(failed)} of {len(last)} did not end well: {', '.join(str(one.directory) for one in failed)}"
+        )
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--follow", "-f", is_flag=True, help="Print what comes until the job is over.")
+@click.option("--rank", type=click.IntRange(min=0), help="What this rank has printed, instead of the script.")
+@click.option("--lines", "-n", type=click.IntRange(min=0), help="Only the last lines of each file.")
+def logs(directory: Path, follow: bool, rank: Optional[int], lines: Optional[int]) -> None:
+    """Print what the job of a run directory DIR has printed: its script and rank 0, or one rank.
+
+    Exit codes: 0, or 2 where there is nothing to print yet.
+    """
+    from fugaku_gpt.jobs.follow import look, output_of
+
+    seen = look([_with_job(directory)])[0]
+    files = _shown_files(output_of(seen), rank)
+    if not files and not (follow and not seen.over):
+        raise UsageError(_nothing_printed(seen, rank, output_of(seen)))
+    ends = {path: _print_file(path, len(files) > 1, lines) for path in files}
+    while follow and not seen.over:
+        deadline = time.monotonic() + 10 * _FOLLOW_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(_FOLLOW_SECONDS)
+            _print_news(ends)
+        seen = look([directory])[0]
+        for path in _shown_files(output_of(seen), rank):
+            ends.setdefault(path, 0)
+        _print_news(ends)
+
+
+@click.command()
+@_directories
+def cancel(directories: Tuple[Path, ...]) -> None:
+    """End the jobs of run directories DIR, all links of a chain. Exit codes: 0, or 1 where one was not accepted."""
+    _change(directories, "cancel", "cancelled")
+
+
+@click.command()
+@_directories
+def hold(directories: Tuple[Path, ...]) -> None:
+    """Keep the waiting jobs of run directories DIR from starting. Exit codes: 0, or 1 where one was not accepted."""
+    _change(directories, "hold", "held")
+
+
+@click.command()
+@_directories
+def release(directories: Tuple[Path, ...]) -> None:
+    """Let held jobs of run directories DIR start. Exit codes: 0, or 1 where one was not accepted."""
+    _change(directories, "release", "released")
+
+
+@click.command()
+@_directories
+@click.option("--force", is_flag=True, help="Also what would end the same way again, or has ended well.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be handed in.")
+@_yes_option
+def resume(directories: Tuple[Path, ...], force: bool, dry_run: bool, yes: bool) -> None:
+    """Hand in again what has stopped and can go on, or was stopped by nothing of its own, in run directories DIR.
+
+    A run goes on from its newest whole checkpoint, or begins anew where it has none. What the earlier jobs have left is
+    kept in attempts/ beside the run directory. Jobs that still wait or run are refused. Exit codes: 0 handed in, 2 not
+    handed in.
+    """
+    from fugaku_gpt.jobs.follow import job_directories, look
+    from fugaku_gpt.jobs.submission import load_prepared
+
+    chosen = [one for one in look(job_directories(directories)) if _may_resume(one, force, len(directories) == 1)]
+    for one in chosen:
+        click.echo(f"{one.directory}: {one.verdict.retry}: {one.verdict.cause or one.verdict.status}", err=True)
+    if dry_run or not chosen or not _confirmed([load_prepared(one.directory) for one in chosen], yes):
+        return
+    for one in chosen:
+        _resume(one)
+
+
+def _show_plan(prepared: PreparedJob) -> None:
+    import shlex
+    from dataclasses import replace
+
+    from fugaku_gpt.jobs.schedulers.registry import scheduler_named
+    from fugaku_gpt.jobs.submission import TAG_PREFIX, submissions
+
+    scheduler = scheduler_named(prepared.config.job.scheduler)
+    click.echo(prepared.text, nl=False)
+    for submission in submissions(prepared):
+        words = scheduler.command_of(replace(submission, tag=TAG_PREFIX + "TAG"))
+        click.echo(f"command: cd {shlex.quote(str(prepared.directory))} && {shlex.join(words)}", err=True)
+    click.echo(_cost([prepared]), err=True)
+    for note in prepared.notes:
+        click.echo(f"note: {note}", err=True)
+
+
+def _cost(prepared: Sequence[PreparedJob]) -> str:
+    hours = [one.node_hours for one in prepared]
+    known = sum(hour for hour in hours if hour is not None)
+    text = f"node-hours: {known:.4g} at most" if any(hour is not None for hour in hours) else "node-hours: not known"
+    open_ended = sum(1 for hour in hours if hour is None)
+    return text + (f"; {open_ended} without job.elapse" if open_ended else "")
+
+
+def _confirmed(prepared: Sequence[PreparedJob], yes: bool) -> bool:
+    """Whether to hand in: asked on a terminal only, so that scripts are not held up."""
+    if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    for one in prepared:
+        click.echo(f"{one.directory}: {one.config.job.nodes} nodes, {one.config.job.scheduler}", err=True)
+        for note in one.notes:
+            click.echo(f"note: {note}", err=True)
+    return click.confirm(f"{_cost(prepared)}; hand in?", err=True)
+
+
+def _hand_in(prepared: PreparedJob) -> None:
+    from fugaku_gpt.jobs.schedulers.registry import scheduler_named
+    from fugaku_gpt.jobs.submission import submit as hand_in
+
+    for note in prepared.notes:
+        click.echo(f"note: {note}", err=True)
+    ids = hand_in(prepared, scheduler_named(prepared.config.job.scheduler))
+    for job_id in ids:
+        click.echo(job_id)
+    click.echo(f"{prepared.directory}: handed in; `fugaku-gpt job watch {prepared.directory}` follows it", err=True)
+
+
+def _resume(one: Followed) -> None:
+    from fugaku_gpt.jobs.schedulers.registry import scheduler_named
+    from fugaku_gpt.jobs.submission import load_prepared, new_attempt
+    from fugaku_gpt.records.job import LOST
+
+    if one.verdict.state == LOST:  # it may be there all the same: two jobs must not write into one directory
+        scheduler_named(one.scheduler).cancel([one.job_id])
+    if one.job_id:
+        kept = new_attempt(one.directory, time.time())
+        click.echo(f"{one.directory}: the earlier attempt is kept in {kept}", err=True)
+    _hand_in(load_prepared(one.directory))
+
+
+def _may_resume(one: Followed, force: bool, alone: bool) -> bool:
+    """Whether to hand it in again.
+
+    Raises:
+        UsageError: it must not be; where several were named, those are left out instead.
+    """
+    verdict = one.verdict
+    if not one.over or verdict.retry == "wait":
+        why = f"is {verdict.state}: cancel it, or wait for its end"
+    elif verdict.retry in ("resume", "retry") or force:
+        return True
+    elif verdict.status == "ok":
+        why = "has ended well; --force runs it again"
+    else:
+        why = f"would end the same way ({verdict.cause}): {verdict.advice or 'mend the cause'}; --force hands it in"
+    if alone:
+        raise UsageError(f"{one.directory}: {why}")
+    click.echo(f"{one.directory}: left out: {why}", err=True)
+    return False
+
+
+def _change(directories: Sequence[Path], verb: str, event: str) -> None:
+    """Ask the schedulers for something, once each, and tell and record what they accepted."""
+    from fugaku_gpt.jobs.follow import job_directories
+    from fugaku_gpt.jobs.schedulers.registry import scheduler_named
+    from fugaku_gpt.jobs.submission import resolve
+    from fugaku_gpt.records.job import LOST, OVER, append_event, read_history
+
+    wanted: Dict[str, Dict[str, Path]] = {}
+    refused = []
+    for directory in job_directories(directories):
+        history = read_history(directory)
+        for name in {intent.scheduler for intent in history.open}:  # its caller may have been killed: is there a job?
+            history = resolve(directory, scheduler_named(name), time.time())
+        if history.open:
+            click.echo(f"{directory}: a submission is not over, or was killed just now: try again in two minutes")
+            refused.append(str(directory))
+        for job in history.jobs:
+            last = history.statuses.get(job.job_id)
+            if last is None or last.state not in OVER or (verb == "cancel" and last.state == LOST):
+                wanted.setdefault(job.scheduler, {})[job.job_id] = directory
+    if not wanted and not refused:
+        raise UsageError("no job is waiting or running there")
+    for name, jobs in wanted.items():
+        for job_id, why in getattr(scheduler_named(name), verb)(list(jobs)).items():
+            click.echo(f"{jobs[job_id]}: {job_id}: {why or event}")
+            if why:
+                refused.append(job_id)
+            else:
+                append_event(jobs[job_id], event, time.time(), job_id=job_id)
+    if refused:
+        raise RunFailed(f"not {event}: {', '.join(refused)}")
+
+
+def _row(one: Followed) -> Dict[str, Any]:
+    verdict = one.verdict
+    job = one.job_id + (f" ({one.link} of {one.chain})" if one.chain > 1 else "")
+    cells = {
+        "run": str(one.directory),
+        "job": job,
+        "state": verdict.state,
+        "status": verdict.status,
+        "cause": verdict.cause,
+        "advice": verdict.advice,
+    }
+    return {name: cell or None for name, cell in cells.items()}
+
+
+def _watch_lines(steps: Any) -> List[Followed]:
+    told: Dict[Path, str] = {}
+    last: List[Followed] = []
+    for last in steps:
+        for one in last:
+            verdict = one.verdict
+            parts = [one.job_id, verdict.status or verdict.state, verdict.cause]
+            line = f"{one.directory}: {' '.join(part for part in parts if part)}"
+            if told.get(one.directory) != line:
+                told[one.directory] = line
+                click.echo(f"{time.strftime('%H:%M:%S')} {line}")
+                sys.stdout.flush()
+    return last
+
+
+def _watch_live(steps: Any) -> List[Followed]:
+    from rich.live import Live
+    from rich.table import Table
+    from rich.text import Text
+
+    last: List[Followed] = []
+    with Live(auto_refresh=False) as live:
+        for last in steps:
+            table = Table(caption=f"{time.strftime('%H:%M:%S')}  Ctrl-C stops looking; the jobs go on")
+            for name in COLUMNS:
+                table.add_column(name)
+            for one in last:
+                row = _row(one)
+                table.add_row(*(Text(str(row[name] or "-")) for name in COLUMNS))
+            live.update(table, refresh=True)
+    return last
+
+
+def _with_job(directory: Path) -> Path:
+    from fugaku_gpt.jobs.follow import job_directories
+
+    found = job_directories([directory])
+    if len(found) != 1:
+        raise UsageError(f"{directory}: holds {len(found)} run directories; name one")
+    return found[0]
+
+
+def _shown_files(files: Sequence[Path], rank: Optional[int]) -> List[Path]:
+    ranks = [path for path in files if path.name.startswith("std")]
+    if rank is None:
+        return [path for path in files if path not in ranks] + [path for path in ranks if path.name.endswith(".0")]
+    return [path for path in ranks if path.name.endswith(f".{rank}")]
+
+
+def _nothing_printed(seen: Followed, rank: Optional[int], files: Sequence[Path]) -> str:
+    of = f"rank {rank}" if rank is not None else "its job"
+    hint = "; its ranks print into one file: leave --rank out" if rank is not None and files else ""
+    return f"{seen.directory}: {of} has printed nothing yet; state: {seen.verdict.state or 'not handed in'}{hint}"
+
+
+def _print_file(path: Path, named: bool, lines: Optional[int]) -> int:
+    """Print a file; returns the position of its end."""
+    shown = content = path.read_bytes()
+    if lines is not None:
+        shown = b"".join(content.splitlines(keepends=True)[-lines:]) if lines else b""
+    if named:
+        click.echo(f"==> {path} <==")
+    _print(shown)
+    return len(content)
+
+
+def _print_news(ends: Dict[Path, int]) -> None:
+    for path, end in ends.items():
+        try:
+            with open(path, "rb") as stream:
+                stream.seek(end)
+                news = stream.read()
+        except FileNotFoundError:  # moved away as an earlier attempt
+            continue
+        if news:
+            _print(news)
+            ends[path] = end + len(news)
+
+
+def _print(content: bytes) -> None:
+    """Bytes of a job as text; control characters, which could steer the terminal, are made visible."""
+    text = content.decode("utf-8", "replace")
+    shown = (char if char in "\n\t" or char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+    click.echo("".join(shown), nl=False)
+    sys.stdout.flush()

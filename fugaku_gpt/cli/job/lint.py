@@ -1,0 +1,202 @@
+"""``fugaku-gpt job lint``: what is wrong with ``#PJM`` job scripts."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
+
+import click
+
+from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE, UsageError
+
+if TYPE_CHECKING:
+    from fugaku_gpt.pjm.groups import SiteLimits
+    from fugaku_gpt.pjm.lint.engine import FileReport, Linter
+
+_STDIN = "-"
+
+
+@click.command()
+@click.argument("files", metavar="FILE...", nargs=-1)
+@click.option("--format", "form", type=click.Choice(("text", "json", "sarif")), default="text", show_default=True)
+@click.option(
+    "--select", multiple=True, metavar="IDS", help="Only these rules; ids may be shortened (PJM05), or listed."
+)
+@click.option("--ignore", multiple=True, metavar="IDS", help="All but these rules.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(("error", "warning", "info")),
+    default="warning",
+    show_default=True,
+    help="Exit code 3 when something of this severity or worse is found.",
+)
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Count as errors also those that depend on the site's limits of the day, or on pjsub's command line.",
+)
+@click.option(
+    "--site",
+    type=click.Choice(("auto", "fugaku", "any")),
+    default="auto",
+    show_default=True,
+    help="Whom the scripts are for; auto: rules for Fugaku apply to scripts that look like Fugaku's.",
+)
+@click.option("--limits", "limits_file", metavar="FILE", type=click.Path(path_type=Path), help="Limits of your own.")
+@click.option("--explain", metavar="ID", help="Tell what a rule is about, why, and who says so.")
+@click.option("--rules", "list_rules", is_flag=True, help="List all rules.")
+@click.option(
+    "--update-limits",
+    is_flag=True,
+    help="Read FILEs as outputs of `pjacl --rg GROUP` and write a limits file to -o. FILE may be GROUP=FILE, or - .",
+)
+@click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path), help="Where --update-limits writes.")
+def lint(
+    files: Tuple[str, ...],
+    form: str,
+    select: Tuple[str, ...],
+    ignore: Tuple[str, ...],
+    fail_on: str,
+    strict: bool,
+    site: str,
+    limits_file: Optional[Path],
+    explain: Optional[str],
+    list_rules: bool,
+    update_limits: bool,
+    out: Optional[Path],
+) -> int:
+    """Check #PJM job scripts: what pjsub refuses, ignores or misreads, and what wastes the job.
+
+    FILE - is the standard input; a folder is searched for scripts with a #PJM line above the first command. Nothing is
+    executed or sent.
+
+    An error is what fails whatever the day and the command line; where that is not sure, it is a warning, and an error
+    with --strict. Values with variables or placeholders are not judged (PJM098 names them).
+
+    `# noqa: PJM052` at the end of a line silences a finding on it, `# noqa` all, and `# noqa-file: PJM020` those of the
+    file. Findings about what is missing stand on the first #PJM line.
+
+    Exit codes: 0 nothing at or above --fail-on, 2 wrong usage or a file that cannot be read, 3 findings.
+    """
+    if explain is not None:
+        click.echo(_explain(explain), nl=False)
+        return EXIT_OK
+    if list_rules:
+        click.echo(_rules(form), nl=False)
+        return EXIT_OK
+    if not files:
+        raise UsageError("nothing to check: name a FILE, a folder, or - for the standard input")
+    if update_limits:
+        return _update_limits(files, limits_file, out)
+    if out is not None:
+        raise UsageError("-o goes with --update-limits; findings are printed")
+    return _check(files, form, select, ignore, fail_on, strict, site, limits_file)
+
+
+def _check(
+    files: Sequence[str],
+    form: str,
+    select: Sequence[str],
+    ignore: Sequence[str],
+    fail_on: str,
+    strict: bool,
+    site: str,
+    limits_file: Optional[Path],
+) -> int:
+    from fugaku_gpt.pjm.lint.engine import Linter
+    from fugaku_gpt.pjm.lint.formats import as_json, as_sarif, as_text
+    from fugaku_gpt.pjm.lint.registry import at_least, choose
+
+    rules = choose(_ids(select), _ids(ignore))
+    limits = _limits(limits_file)
+    reports, unreadable = _reports(Linter(rules, limits, site, strict), files)
+    if form == "sarif":
+        text = as_sarif(reports, rules, limits)
+    else:
+        text = (as_json if form == "json" else as_text)(reports, limits)
+    click.echo(text, nl=False)
+    for message in unreadable:
+        click.echo(f"fugaku-gpt: {message}", err=True)
+    if unreadable:
+        return EXIT_USAGE
+    found = any(at_least(item.severity, fail_on) for report in reports for item in report.findings)
+    return EXIT_FINDINGS if found else EXIT_OK
+
+
+def _reports(linter: "Linter", files: Sequence[str]) -> "Tuple[List[FileReport], List[str]]":
+    from fugaku_gpt.pjm.lint.engine import find_scripts
+
+    reports: List[FileReport] = []
+    unreadable: List[str] = []
+    for path in find_scripts(files):
+        try:
+            reports.append(linter.check_file(path))
+        except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            unreadable.append(f"{path!r}: cannot be read: {reason}")
+    return reports, unreadable
+
+
+def _ids(words: Sequence[str]) -> List[str]:
+    return [part for word in words for part in word.replace(",", " ").split()]
+
+
+def _limits(path: Optional[Path]) -> "SiteLimits":
+    from fugaku_gpt.pjm.groups import fugaku_limits, load_limits
+
+    return fugaku_limits() if path is None else load_limits(path)
+
+
+def _explain(id: str) -> str:
+    from fugaku_gpt.pjm.lint.formats import explain, explain_not_decided
+    from fugaku_gpt.pjm.lint.registry import find_rule
+    from fugaku_gpt.pjm.lint.undecided import NOT_DECIDED
+
+    return explain_not_decided(id.upper()) if id.upper() in NOT_DECIDED else explain(find_rule(id))
+
+
+def _rules(form: str) -> str:
+    from fugaku_gpt.pjm.lint.formats import rule_rows
+    from fugaku_gpt.pjm.lint.registry import all_rules
+
+    rows = rule_rows(all_rules())
+    return render_rows(("id", "severity", "site", "title"), rows, "json" if form == "json" else "table")
+
+
+def _update_limits(files: Sequence[str], limits_file: Optional[Path], out: Optional[Path]) -> int:
+    from fugaku_gpt.pjm.groups import GroupLimits, groups_in, with_groups, write_limits
+
+    groups: List[GroupLimits] = []
+    for word in files:
+        name, equals, path = word.partition("=")
+        if not equals or os.path.exists(word):
+            name, path = "", word
+        text, date = _saved_output(path)
+        groups.extend(groups_in(text, date, path, name))
+    limits = with_groups(_limits(limits_file), groups, "pjacl")
+    text = write_limits(limits)
+    if out is None or str(out) == _STDIN:
+        click.echo(text, nl=False)
+        return EXIT_OK
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{out}: cannot be written: {error.strerror}") from None
+    names = ", ".join(f"{group.name} ({group.date})" for group in groups)
+    click.echo(f"wrote {out}: {names}; use it with --limits {out}")
+    return EXIT_OK
+
+
+def _saved_output(path: str) -> Tuple[str, str]:
+    """A text and its date: of the file's last change, or today's for the standard input."""
+    try:
+        if path == _STDIN:
+            return sys.stdin.buffer.read().decode("utf-8", "replace"), datetime.date.today().isoformat()
+        changed = datetime.date.fromtimestamp(os.path.getmtime(path))
+        return Path(path).read_text(encoding="utf-8", errors="replace"), changed.isoformat()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None

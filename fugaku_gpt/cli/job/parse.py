@@ -1,0 +1,80 @@
+"""``fugaku-gpt job parse``: what a ``#PJM`` script says, as data."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import click
+
+from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.config import changed_settings
+from fugaku_gpt.errors import ConfigError
+from fugaku_gpt.jobs.render import settings_of
+from fugaku_gpt.pjm.canonical import as_json
+from fugaku_gpt.pjm.lexer import read_script, read_script_file
+from fugaku_gpt.pjm.script import PjmScript
+
+STDIN = "-"
+
+
+@click.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True))
+@click.option(
+    "--format", "form", type=click.Choice(("json", "table")), default="json", show_default=True, help="Form of output."
+)
+def parse(files: Tuple[Path, ...], form: str) -> None:
+    """Tell what #PJM scripts ask for, as pjsub reads them; FILE - is the standard input.
+
+    Nothing is executed or sent. Options that are not pjsub's own are kept and marked; several FILEs give a list. A
+    script of ours also tells the settings that it was made from.
+    """
+    scripts = [(str(path), _read(path)) for path in files]
+    if form == "json":
+        found = [{"file": name, **as_json(script), **_settings(script)} for name, script in scripts]
+        click.echo(json.dumps(found[0] if len(found) == 1 else found, indent=2, allow_nan=False))
+        return
+    rows = [row for name, script in scripts for row in _rows(name, script)]
+    columns = ("file", "line", "option", "key", "value", "note")
+    click.echo(_printable(render_rows(columns if len(files) > 1 else columns[1:], rows, "table")), nl=False)
+
+
+def _read(path: Path) -> PjmScript:
+    if str(path) == STDIN:
+        return read_script(sys.stdin.buffer.read().decode("utf-8", "surrogateescape"))
+    return read_script_file(path)
+
+
+def _settings(script: PjmScript) -> Dict[str, Any]:
+    """The settings that a script of ours was made from; none in scripts of others."""
+    try:
+        run = settings_of("\n".join(script.lines))
+    except ConfigError as error:  # edited by hand
+        return {"settings_problem": str(error)}
+    return {"settings": changed_settings(run)} if run is not None else {}
+
+
+def _rows(name: str, script: PjmScript) -> List[Dict[str, Any]]:
+    rows: List[Dict[str, Any]] = [
+        {
+            "line": item.line,
+            "option": item.option,
+            "key": item.key,
+            "value": item.value,
+            "note": None if item.known else "not pjsub's own",
+        }
+        for item in script.directives
+    ]
+    rows += [{"line": item.line, "value": item.text, "note": item.kind} for item in script.problems]
+    rows += [{"line": line, "value": script.lines[line - 1], "note": "below the first command"} for line in script.late]
+    rows += [{"line": line, "value": script.lines[line - 1], "note": "comment"} for line in script.disabled]
+    return [{"file": name, **row} for row in sorted(rows, key=lambda row: int(row["line"]))]
+
+
+def _printable(text: str) -> str:
+    """Text without what a terminal would obey or cannot show."""
+    return "".join(
+        character if character.isprintable() or character == "\n" else repr(character)[1:-1] for character in text
+    )

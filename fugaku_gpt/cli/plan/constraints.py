@@ -1,0 +1,102 @@
+"""The constraints of ``plan topology`` as rules that thin out its layouts while they are made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Callable, List, Mapping, Sequence, Tuple
+
+from fugaku_gpt.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fugaku_gpt.planner.search.topology import Columns, Rule
+    from fugaku_gpt.sweep.expression import Expression, Value
+
+NAMES = {
+    **{name: name for name in (
+        "nodes", "ranks_per_node", "dp", "tp", "pp", "chunks", "micro_batch", "global_batch", "recompute", "zero",
+        "sequence_parallel", "ranks", "micro_batches",
+    )},
+    "NODES": "nodes", "DP": "dp", "TP": "tp", "PP": "pp", "MBS": "micro_batch", "GBS": "global_batch",
+}  # fmt: skip
+_MOST_BATCHES, _LARGEST_BATCH = 4096, 10**9
+
+
+def parsed(constraints: Sequence[str]) -> "List[Expression]":
+    """The texts of ``--constraint``.
+
+    Raises:
+        ConfigError: one is no expression over the names of layouts.
+    """
+    from fugaku_gpt.sweep.expression import parse_expression
+
+    return [parse_expression(text, "--constraint", list(NAMES)) for text in constraints]
+
+
+def batches_of(texts: Sequence[str], usual: int, expressions: "Sequence[Expression]") -> Tuple[int, ...]:
+    """The global batches to choose from, without those that constraints on them alone rule out.
+
+    Raises:
+        UsageError: they are too many, too large, or none is left.
+    """
+    found: List[int] = [] if texts else [usual]
+    for text in texts:
+        first, _, last = text.partition("-")
+        try:
+            low, high = int(first), int(last or first)
+        except ValueError:
+            raise UsageError(f"--global-batch {text}: must be a number, or two as in 1920-2048") from None
+        if not 1 <= low <= high or high - low >= _MOST_BATCHES:
+            raise UsageError(f"--global-batch {text}: must go up from 1 or more, over at most {_MOST_BATCHES}")
+        found += range(low, high + 1)
+    if max(found) > _LARGEST_BATCH:
+        raise UsageError(f"global batch {max(found)}: must be at most {_LARGEST_BATCH}")
+    alone = [one for one in expressions if {NAMES[name] for name in one.names} == {"global_batch"}]
+    kept = [one for one in dict.fromkeys(found) if all(_holds(rule, {"global_batch": one}) for rule in alone)]
+    if not kept:
+        rules = " and ".join(rule.text for rule in alone)
+        raise UsageError(f"--constraint {rules}: no global batch of {found[0]} to {found[-1]} meets it")
+    return tuple(kept)
+
+
+def rules_of(expressions: "Sequence[Expression]") -> "List[Rule]":
+    """A rule for each part of the constraints that are joined by ``and``.
+
+    A part is looked at as soon as the columns that it names are there. One that may divide by 0 waits for the parts to
+    its left, which may be there to keep it from that.
+    """
+    from fugaku_gpt.planner.search.topology import Rule
+
+    found: "List[Rule]" = []
+    for expression in expressions:
+        left = frozenset(("global_batch",))  # the column that is there first, for parts without any name
+        for part in expression.conjuncts:
+            own = frozenset(NAMES[name] for name in part.names)
+            left |= own
+            found.append(Rule(left if part.may_divide_by_zero else own or left, _mask(part)))
+    return found
+
+
+def _mask(part: "Expression") -> "Callable[[Columns], np.ndarray]":
+    """Which layouts a part allows; it is looked at once for every combination of the values it names."""
+    names = list(dict.fromkeys(NAMES[name] for name in part.names)) or ["global_batch"]
+
+    def holds(columns: "Columns") -> "np.ndarray":
+        import numpy as np
+
+        from fugaku_gpt.planner.search.topology import FLAGS
+
+        values = np.stack([columns[name] for name in names], axis=1)
+        combinations, of = np.unique(values, axis=0, return_inverse=True)
+        held = [
+            _holds(part, {key: bool(one) if key in FLAGS else one for key, one in zip(names, combination)})
+            for combination in combinations.tolist()
+        ]
+        mask: "np.ndarray" = np.array(held)[of.reshape(-1)]
+        return mask
+
+    return holds
+
+
+def _holds(rule: "Expression", known: "Mapping[str, Value]") -> bool:
+    return rule.holds(lambda name: known[NAMES[name]])

@@ -1,0 +1,188 @@
+"""``fugaku-gpt plan``: what can be known about a run without running it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+
+import click
+
+from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.cli.plan.cost import days, iteration_time, ramp
+from fugaku_gpt.cli.plan.memory import memory
+from fugaku_gpt.cli.plan.probe import probe
+from fugaku_gpt.cli.plan.rows import fit, predict
+from fugaku_gpt.cli.plan.topology import topology
+from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, UsageError
+
+if TYPE_CHECKING:
+    from fugaku_gpt.config.schema import RunConfig
+    from fugaku_gpt.layout.schedule_check import ScheduleReport
+    from fugaku_gpt.layout.schedule_times import Times
+    from fugaku_gpt.layout.sequence import SequencePlan
+    from fugaku_gpt.layout.sequence_check import GridReport
+
+_COLUMNS = ("stage", "layers", "busy", "idle_share", "in_flight", "arrived", "messages", "communications")
+_positive = click.IntRange(min=1)
+
+
+@click.group()
+def plan() -> None:
+    """Judge a run before it is started."""
+
+
+for _command in (days, fit, iteration_time, memory, predict, probe, ramp, topology):
+    plan.add_command(_command)
+
+
+@plan.command()
+@click.argument("run_file", metavar="[RUN.yaml]", required=False, type=click.Path(path_type=Path))
+@click.option("--preset", help="Start from a preset.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override; repeatable.")
+@click.option("--ranks", type=_positive, help="Ranks there will be; without --dp, dp is these / (tp * pp).")
+@click.option("--dp", type=_positive, help="Replicas, in place of layout.dp.")
+@click.option(
+    "--micro-batches", type=_positive, help="Per iteration and replica, in place of the global batch's; no ramp."
+)
+@click.option("--every-rank", is_flag=True, help="Run every rank's communications, not one rank of each stage.")
+@format_option
+def check(
+    run_file: Optional[Path],
+    preset: Optional[str],
+    settings: Tuple[str, ...],
+    ranks: Optional[int],
+    dp: Optional[int],
+    micro_batches: Optional[int],
+    every_rank: bool,
+    form: str,
+) -> int:
+    """Prove, without a cluster, that the ranks of a run fit together and cannot get stuck.
+
+    Builds the grid, every rank's groups and every rank's communications of one training step, and runs them under the
+    strictest message passing there is. Where batch or samples grow, it does so for every size that comes up. Prints a
+    row for each pipeline stage, at the full size: time busy per step [forward passes of a layer], share of the step it
+    is idle, most (micro-batch, chunk) pairs whose activations it holds, most messages that wait for their use, messages
+    it sends, communications of one of its ranks.
+
+    With layout.hierarchical_sum ranks are taken to fill one node after the other (in turn with job.rank_map bynode):
+    node.ranks_per_node of them each, or as many as the ranks are on job.nodes.
+
+    Exit codes: 0 all fits, 1 something does not (the first mismatch is named), 2 usage or config error.
+    """
+    from fugaku_gpt.config import load_run_config
+
+    started = time.monotonic()
+    config = load_run_config(run_file, preset, list(settings), check=False)
+    try:
+        plans = _plans(config, _replicas(config, ranks, dp), micro_batches)
+    except ValueError as error:
+        raise UsageError(f"{run_file or preset or 'plan check'}: {error}") from None
+    return _judge(plans, every_rank, form, started)
+
+
+def _replicas(config: "RunConfig", ranks: Optional[int], dp: Optional[int]) -> int:
+    tp, pp = config.layout.tp, config.layout.pp
+    if dp is None and ranks is not None:
+        if ranks % (tp * pp):
+            below = ranks // (tp * pp) * tp * pp
+            valid = f"{below} or {below + tp * pp}" if below else str(tp * pp)
+            raise UsageError(f"--ranks {ranks}: must be a multiple of tp {tp} * pp {pp} = {tp * pp}; valid: {valid}")
+        dp = ranks // (tp * pp)
+    dp = dp if dp is not None else config.layout.dp
+    if ranks is not None and dp * tp * pp != ranks:
+        raise UsageError(f"--ranks {ranks}: dp {dp} * tp {tp} * pp {pp} = {dp * tp * pp}; leave --dp or --ranks out")
+    return dp
+
+
+def _plans(config: "RunConfig", dp: int, micro_batches: Optional[int]) -> List["SequencePlan"]:
+    """A plan for every size of batch and samples that comes up, the full one last."""
+    from fugaku_gpt.config.checks import check_ramps
+    from fugaku_gpt.layout.batch import sizes_of
+    from fugaku_gpt.layout.sequence import plan_of
+
+    training = config.training
+    share = training.micro_batch * dp
+    if micro_batches is not None:
+        training = replace(
+            training, global_batch=micro_batches * share, ramp_start=None, ramp_increment=None, ramp_samples=None
+        )
+    elif training.global_batch % share:
+        raise UsageError(
+            f"training.global_batch {training.global_batch} must be a multiple of training.micro_batch "
+            f"{training.micro_batch} * dp {dp} = {share}; change it with --set, or give --micro-batches"
+        )
+    config = replace(config, training=training, layout=replace(config.layout, dp=dp))
+    problems: List[str] = []
+    check_ramps(config, lambda key, value, why: problems.append(f"{key}: {value}: {why}"))
+    if problems:
+        raise UsageError("\n".join(problems))
+    plan = plan_of(config)
+    return [replace(plan, micro_batches=batch // share, seq_len=seq_len) for batch, seq_len in sizes_of(config)]
+
+
+def _judge(plans: Sequence["SequencePlan"], every_rank: bool, form: str, started: float) -> int:
+    from fugaku_gpt.layout.group_check import GridError
+    from fugaku_gpt.layout.schedule_check import ScheduleError, check_schedules
+    from fugaku_gpt.layout.schedule_times import simulate
+    from fugaku_gpt.layout.sequence import chunk_times, schedule_of
+    from fugaku_gpt.layout.sequence_check import GridCheck
+
+    bubbles, plan = [], plans[-1]
+    try:
+        every = GridCheck(plan)
+        for plan in plans:
+            schedules = [schedule_of(plan, stage) for stage in range(plan.layout.pp)]
+            judged = check_schedules(schedules, plan.micro_batches, plan.chunks)
+            grid = every.check(plan, run_all=every_rank)
+            times = simulate(schedules, chunk_times(plan))
+            bubbles.append(times.mean_bubble)
+    except (ScheduleError, GridError) as error:
+        size = f" ({plan.micro_batches} micro-batches of {plan.tokens} tokens)" if len(plans) > 1 else ""
+        click.echo(f"does not fit: {error}{size}", err=True)
+        return EXIT_RUN_FAILED
+    click.echo(render_rows(_COLUMNS, _rows(plan, judged, grid, times), form), nl=False)
+    ran = "every rank" if grid.ran == grid.ranks else "one rank of each stage"
+    groups = ", ".join(f"{count} {kind}" for kind, count in grid.groups.items() if count) or "none"
+    idle = sum(times.idle_share) / len(times.idle_share)
+    layout, first = plan.layout, plans[0]
+    said = [
+        f"ranks           {grid.ranks}: dp {layout.dp} * tp {layout.tp} * pp {layout.pp}, order {plan.order}",
+        f"schedule        {plan.schedule}: {plan.micro_batches} micro-batches, {plan.chunks} chunks each",
+        f"groups          {groups}",
+        f"communications  {grid.communications} of all ranks, {grid.programs} different programs; ran {ran}",
+        f"actions         {judged.actions} of all stages, {judged.messages} messages",
+        f"bubble          {bubbles[-1]:.1%} of the busy time, {idle:.1%} of the step",
+    ]
+    if len(plans) > 1:
+        said.append(
+            f"sizes           {len(plans)}: from {first.micro_batches} micro-batches of {first.tokens} tokens (bubble "
+            f"{bubbles[0]:.1%} of the busy time) to {plan.micro_batches} of {plan.tokens}"
+        )
+    said.append(f"all fits: equal sequences in every group, no deadlock; {time.monotonic() - started:.1f} s")
+    for line in said:  # the rows alone go to a file or a program
+        click.echo(line, err=form != "table")
+    return EXIT_OK
+
+
+def _rows(plan: "SequencePlan", judged: "ScheduleReport", grid: "GridReport", times: "Times") -> List[Dict[str, Any]]:
+    from fugaku_gpt.layout.schedules import Exchange
+    from fugaku_gpt.layout.sequence import schedule_of
+
+    rows: List[Dict[str, Any]] = []
+    for stage in range(plan.layout.pp):
+        exchanges = [action for action in schedule_of(plan, stage) if isinstance(action, Exchange)]
+        rows.append(
+            {
+                "stage": stage,
+                "layers": "+".join(str(len(part.layers)) for part in plan.parts if part.stage == stage),
+                "busy": round(times.busy[stage], 2),
+                "idle_share": round(times.idle_share[stage], 4),
+                "in_flight": judged.peak_in_flight[stage],
+                "arrived": judged.peak_arrived[stage],
+                "messages": sum(len(exchange.sends) for exchange in exchanges),
+                "communications": grid.of_stage[stage],
+            }
+        )
+    return rows

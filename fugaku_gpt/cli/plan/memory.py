@@ -1,0 +1,130 @@
+"""``fugaku-gpt plan memory``: what a run of ours takes on every stage, and whether it fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import click
+
+from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
+
+if TYPE_CHECKING:
+    from fugaku_gpt.config.schema import RunConfig
+    from fugaku_gpt.layout.stages import Chunk
+    from fugaku_gpt.planner.trainer.memory_check import Place
+
+
+@click.command()
+@click.argument("run_file", metavar="[RUN.yaml]", required=False, type=click.Path(path_type=Path))
+@click.option("--preset", help="Start from a preset.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override; repeatable.")
+@click.option(
+    "--machine",
+    metavar="NAME",
+    help="Machine, its file, or local: this one. Default: that of job.scheduler, a64fx with pjm.",
+)
+@click.option("--node-memory", metavar="SIZE", help="What ranks of a node may use, such as 23Gi, in place of that.")
+@click.option("--torch", "build", default="", metavar="1.10", help="PyTorch build; default: that of the machine.")
+@format_option
+def memory(
+    run_file: Optional[Path],
+    preset: Optional[str],
+    settings: Tuple[str, ...],
+    machine: Optional[str],
+    node_memory: Optional[str],
+    build: str,
+    form: str,
+) -> int:
+    """Tell the memory of a run by category, on a rank of each stage and on the fullest node, and whether it fits.
+
+    Figures are MiB at the fullest moment of a step. What fits not gets the change that slows it least, as words to add
+    to the command line. The limit is the smallest of the machine's, node.memory_limit and job.node_memory, less what
+    the memory guard keeps free.
+
+    Exit codes: 0 it fits, or no limit is known, 2 usage or config error, 3 it does not fit.
+    """
+    from fugaku_gpt.config import load_run_config
+    from fugaku_gpt.layout.memory import recompute_of_layers
+    from fugaku_gpt.layout.stages import by_stage, chunks_of
+    from fugaku_gpt.planner.trainer.memory_check import set_words
+    from fugaku_gpt.planner.trainer.run_memory import CATEGORIES, MIB
+    from fugaku_gpt.planner.trainer.shrink import smallest_change
+
+    config = load_run_config(run_file, preset, list(settings))
+    place = _place(config, machine, node_memory, build)
+    found = place.memory(config)
+    chunks = chunks_of(config)
+    kinds = recompute_of_layers(config, chunks)
+    rows: List[Dict[str, Any]] = []
+    for stage, (parts, mine) in enumerate(zip(found.stages, by_stage(chunks, config.layout.pp))):
+        said_of = {"part": f"stage {stage}", "layers": _layers(mine), "recompute": _kinds(mine, kinds)}
+        rows.append({**said_of, **_mib(parts)})
+    rows.append({"part": f"node of {config.ranks_per_node}", **_mib(found.node)})
+    click.echo(render_rows(("part", "layers", "recompute", *CATEGORIES, "total"), rows, form), nl=False)
+
+    needed = found.bytes_of_node
+    said = [f"peak stage  {found.peak_stage}: {_whole(found.bytes_of_rank)} MiB a rank", f"base        {_base(place)}"]
+    limit = place.limit(config)
+    code, change = EXIT_OK, None
+    if limit is None:
+        said.append("node        no limit is known: give --node-memory")
+    else:
+        size, source = limit
+        said.append(f"node        {_whole(needed)} of {_whole(size)} MiB ({source})")
+        if needed > size:
+            code, change = EXIT_FINDINGS, smallest_change(config, place.memory, size, place.more_nodes)
+            said.append(f"does not fit: {-(-(needed - size) // MIB)} MiB too much; {_advice(change)}")
+        else:
+            said.append(f"fits: {(size - needed) // MIB} MiB are left")
+    for line in said:  # the rows alone go to a file or a program
+        click.echo(line, err=form != "table")
+    for word in set_words(change or ()):
+        click.echo(word, err=form != "table")
+    return code
+
+
+def _place(config: "RunConfig", machine: Optional[str], node_memory: Optional[str], build: str) -> "Place":
+    import re
+
+    from fugaku_gpt.config.schema import SIZE
+    from fugaku_gpt.config.values import size_bytes
+    from fugaku_gpt.planner.trainer.node_limits import place_of_job, place_of_machine
+
+    place = place_of_machine(machine, build) if machine is not None else place_of_job(config, build)
+    if node_memory is None:
+        return place
+    form, words = SIZE
+    if not re.fullmatch(form, node_memory):
+        raise UsageError(f"--node-memory {node_memory}: valid: {words}")
+    return replace(place, limits=((size_bytes(node_memory), "--node-memory"),))
+
+
+def _mib(parts: Mapping[str, int]) -> Dict[str, float]:
+    """In MiB, and their sum; rounded one by one."""
+    return {name: round(size / 2**20, 1) for name, size in [*parts.items(), ("total", sum(parts.values()))]}
+
+
+def _whole(size: int) -> int:
+    return -(-size // 2**20)
+
+
+def _layers(chunks: "Sequence[Chunk]") -> str:
+    return "+".join(str(len(chunk.layers)) for chunk in chunks)
+
+
+def _kinds(chunks: "Sequence[Chunk]", kinds: Sequence[str]) -> str:
+    """``none``, or how many layers are recomputed in which way: ``2 full, 1 selective``."""
+    mine = [kinds[layer] for chunk in chunks for layer in chunk.layers]
+    counted: List[str] = [f"{mine.count(kind)} {kind}" for kind in ("full", "selective") if kind in mine]
+    return ", ".join(counted) or "none"
+
+
+def _base(place: "Place") -> str:
+    return f"{_whole(place.framework.own + place.framework.shared)} MiB a rank, by {place.framework.source}"
+
+
+def _advice(change: Any) -> str:
+    return "the smallest change that fits:" if change else "no change of layout, batch and recompute fits"

@@ -1,0 +1,121 @@
+"""``fugaku-gpt plan probe``: half a minute of measuring makes a machine file of this machine."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+
+import click
+
+from fugaku_gpt.cli.machine_file import check_machine_file, write_machine
+from fugaku_gpt.cli.numbers import FiniteRange, short
+from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.errors import EXIT_OK, RunFailed, UsageError
+
+if TYPE_CHECKING:
+    from fugaku_gpt.launch.launcher import Launcher
+    from fugaku_gpt.machine.probed import Probed
+    from fugaku_gpt.planner.trainer.fitting import LeftOutRun
+
+DTYPES = ("float32", "bfloat16")
+_MODULE = "fugaku_gpt.training.probe"
+_WITH_CORES, _WITHOUT = 3.0, 1.0  # shares of the time: ranks that have cores of their own measure products and passes
+_START_SECONDS = 60.0  # of processes on a busy machine, over and over what measuring takes
+_positive = click.IntRange(min=1)
+
+
+@click.command()
+@click.option("--ranks", type=_positive, help="Most ranks; those below, by halves, are measured too. Default: cores.")
+@click.option("--threads", type=_positive, help="Of each rank; default: usable cores / ranks, at least 1.")
+@click.option("--seconds", type=FiniteRange(min=0.1), default=30.0, show_default=True, help="Of measuring.")
+@click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="Repeatable; default: both.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE.yaml", help="The machine file.")
+@format_option
+def probe(
+    ranks: Optional[int], threads: Optional[int], seconds: float, dtypes: Tuple[str, ...], out: Path, form: str
+) -> int:
+    """Measure this machine, for `plan time --machine FILE.yaml`; with --out machine-local.yaml, for --machine local.
+
+    With 1, 2, 4 ... ranks at once: matrix products of GPT layers by shape and type, passes over activations and
+    parameters, memory bandwidth, sums and messages between ranks, and steps of small runs, to which the model's factors
+    are fitted. Prints each of these steps beside what the model says that has not seen it. Leave the machine alone
+    meanwhile.
+    """
+    from fugaku_gpt.launch.launcher import find_launcher
+    from fugaku_gpt.machine import local
+    from fugaku_gpt.planner.trainer.fitting import local_machine
+
+    check_machine_file(out)
+    launcher = find_launcher()
+    cores = len(local.usable_cores())
+    counts = rank_counts(ranks or cores)
+    of_count = {count: threads or max(1, cores // count) for count in counts}
+    shares = {count: _WITH_CORES if count * of_count[count] <= cores else _WITHOUT for count in counts}
+    if max(shares.values()) < _WITH_CORES:
+        raise UsageError(f"--threads {threads}: this machine has {cores} usable cores; valid: up to {cores}")
+    probed: "Optional[Probed]" = None
+    for count in counts:
+        share = seconds * shares[count] / sum(shares.values())
+        found = _measure(launcher, count, of_count[count], share, tuple(dict.fromkeys(dtypes)) or DTYPES)
+        probed = found if probed is None else probed.and_also(found)
+    assert probed is not None
+    machine, left_out = local_machine(probed, local.memory_limit())
+    write_machine(machine, out)
+    say_left_out(left_out, form)
+    click.echo(f"written: {out}", err=True)
+    return EXIT_OK
+
+
+def say_left_out(left_out: "Sequence[LeftOutRun]", form: str) -> None:
+    """Print each run beside what a fit to all others says of it [s]."""
+    lines: List[Dict[str, Any]] = [
+        {
+            "run": one.name,
+            "measured": short(one.measured),
+            "predicted": short(one.predicted),
+            "off_percent": round(100 * one.off, 1),
+        }
+        for one in left_out
+    ]
+    click.echo(render_rows(("run", "measured", "predicted", "off_percent"), lines, form), nl=False)
+    if left_out:
+        median = 100 * statistics.median(abs(one.off) for one in left_out)
+        click.echo(f"runs left out of the fit: {median:.1f} % off in the median", err=True)
+
+
+def rank_counts(most: int) -> List[int]:
+    """1, 2, 4 ... and the most."""
+    found = [1]
+    while found[-1] * 2 < most:
+        found.append(found[-1] * 2)
+    return found if most == 1 else [*found, most]
+
+
+def _measure(launcher: "Launcher", ranks: int, threads: int, seconds: float, dtypes: Tuple[str, ...]) -> "Probed":
+    """Start so many ranks of the module that measures, and hand on how far it is."""
+    from fugaku_gpt.launch.processes import run_command
+    from fugaku_gpt.machine.probed import probed_of
+
+    argv = [*launcher.start(ranks), "env", f"OMP_NUM_THREADS={threads}", f"MKL_NUM_THREADS={threads}"]
+    argv += [sys.executable, "-m", _MODULE, "--threads", str(threads), "--seconds", f"{seconds:g}", "--dtypes", *dtypes]
+    found: List["Probed"] = []
+    said: List[str] = []
+
+    def on_line(line: str) -> None:
+        if line.startswith('{"progress"'):
+            click.echo(f"{ranks} ranks of {threads} threads: {json.loads(line)['progress']}", err=True)
+        elif line.startswith('{"probed"'):
+            found.append(probed_of(json.loads(line)["probed"]))
+        else:
+            said.append(line)
+
+    outcome = run_command(argv, launcher.environment, timeout=_START_SECONDS + 10 * seconds, on_line=on_line)
+    if not outcome.ok or not found:
+        why = "did not end in time" if outcome.timed_out else f"ended with exit code {outcome.exit_code}"
+        raise RunFailed(
+            "\n".join([*said[-20:], f"the probe of {ranks} ranks {why}; `fugaku-gpt doctor` checks the MPI"])
+        )
+    return found[0]

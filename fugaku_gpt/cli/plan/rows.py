@@ -1,0 +1,192 @@
+"""``fugaku-gpt plan predict`` and ``plan fit``: the cost model held against rows of a CSV, and fitted to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+
+import click
+
+from fugaku_gpt.cli.machine_file import check_machine_file, write_machine
+from fugaku_gpt.cli.numbers import short
+from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.errors import EXIT_OK, UsageError
+
+if TYPE_CHECKING:
+    from fugaku_gpt.machine.constants import Machine
+
+_PREDICTED = (
+    "id",
+    "sec_per_it",
+    "sec_per_it_low",
+    "sec_per_it_high",
+    "mem_value",
+    "mem_unit",
+    "fits",
+    "refused",
+    "extrapolated",
+)
+_CONSTANTS = ("model", "constant", "value", "low", "high", "prior", "told_by_rows", "meaning")
+_rows_option = click.option(
+    "--rows",
+    "rows_file",
+    required=True,
+    metavar="FILE.csv",
+    type=click.Path(path_type=Path),
+    help="Configurations, with the columns of benchmarks/reference/measurements.csv.",
+)
+
+
+@click.command()
+@_rows_option
+@format_option
+def predict(rows_file: Path, form: str) -> int:
+    """Predict seconds per iteration and memory for every row of a CSV.
+
+    Prints for each row: seconds per iteration with an 80 % interval, memory as a reading of the row's kind would show
+    it, whether the run fits, why a row that no run can have is refused, and the inputs that no fitted row is like. What
+    a row measured (sec_per_it, tflops, mem_value, status) is not read. The column hardware picks the machine.
+    """
+    from fugaku_gpt.planner.tables.predict import predict_table
+    from fugaku_gpt.planner.tables.rows import Refused, read_table
+
+    lines: List[Dict[str, Any]] = []
+    for one in predict_table(read_table(rows_file)):
+        if isinstance(one, Refused):
+            lines.append({"id": one.id, "refused": one.reason, "extrapolated": [] if form == "json" else ""})
+            continue
+        lines.append(
+            {
+                "id": one.row.id,
+                "sec_per_it": short(one.seconds.value, 6),
+                "sec_per_it_low": short(one.seconds.low, 6),
+                "sec_per_it_high": short(one.seconds.high, 6),
+                "mem_value": short(one.memory, 6),
+                "mem_unit": one.row.mem_unit if one.row.mem_unit.startswith(one.memory_unit) else one.memory_unit,
+                "fits": one.fits,
+                "extrapolated": list(one.extrapolated) if form == "json" else "; ".join(one.extrapolated) or None,
+            }
+        )
+    click.echo(render_rows(_PREDICTED, lines, form), nl=False)
+    return EXIT_OK
+
+
+@click.command()
+@click.option(
+    "--rows",
+    "rows_file",
+    metavar="FILE.csv",
+    type=click.Path(path_type=Path),
+    help="Measured rows of any trainer, with the columns of benchmarks/reference/measurements.csv; or:",
+)
+@click.option(
+    "--runs",
+    multiple=True,
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="... run directories of our own trainer, or folders of them, for a machine of `plan probe`; repeatable.",
+)
+@click.option(
+    "--machine", "name", required=True, metavar="NAME", help="Machine whose constants are fitted, or its file."
+)
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE.yaml", help="Write the fitted machine here.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), metavar="FILE.svg|png", help="Draw predicted against measured."
+)
+@click.option("--constants", is_flag=True, help="Print the fitted constants instead of the errors.")
+@format_option
+def fit(
+    rows_file: Optional[Path],
+    runs: Tuple[Path, ...],
+    name: str,
+    out: Optional[Path],
+    plot: Optional[Path],
+    constants: bool,
+    form: str,
+) -> int:
+    """Fit a machine's constants to measured rows, and show the error on rows that were left out.
+
+    Every row is predicted by a fit to the others: once to all rows of other configurations, once to the rows of other
+    tables whose configurations its table does not have. A measurement that several tables show counts once, but for the
+    order within tables. Errors are shares of the measured value. The baseline runs everything at the median FLOPs per
+    second of the other rows. The plot shows rows left out by configuration. With --runs, each run, and each step of the
+    machine's probe, is predicted by a fit to the others.
+    """
+    from fugaku_gpt.machine.constants import load_machine
+    from fugaku_gpt.planner.tables.fit_plot import draw_fit
+    from fugaku_gpt.planner.tables.fitting import refit
+    from fugaku_gpt.planner.tables.rows import read_table, usable_rows
+    from fugaku_gpt.planner.tables.score import FIGURES, figures
+    from fugaku_gpt.plotting import check_plot
+
+    machine = load_machine(name)
+    if plot is not None:
+        if rows_file is None:
+            raise UsageError(f"--plot {plot}: goes with --rows")
+        check_plot(plot)
+    if out is not None:
+        check_machine_file(out)
+    if (rows_file is None) == (not runs):
+        raise UsageError("give one of --rows and --runs")
+    if rows_file is None:
+        return _fit_runs(machine, runs, out, constants, form)
+    mine = [one for one in usable_rows(read_table(rows_file)) if machine.covers(one[0].hardware)]
+    if not any(measured.seconds and measured.status == "ok" for _, measured in mine):
+        known = ", ".join(machine.hardware)
+        raise UsageError(f"{rows_file}: no row with sec_per_it and status ok whose hardware begins with {known}")
+    fitted = refit(machine, mine)
+    if out is not None:
+        write_machine(fitted.machine, out)
+    if plot is not None:
+        draw_fit(fitted, "configuration", plot)
+    if constants:
+        click.echo(render_rows(_CONSTANTS, _constant_lines(fitted.machine), form), nl=False)
+    else:
+        click.echo(render_rows(FIGURES, [figures(fitted, by) for by in fitted.seconds], form), nl=False)
+    return EXIT_OK
+
+
+def _fit_runs(machine: "Machine", folders: Sequence[Path], out: Optional[Path], constants: bool, form: str) -> int:
+    from fugaku_gpt.cli.plan.probe import say_left_out
+    from fugaku_gpt.planner.trainer.fitting import kept_runs, refit_local
+    from fugaku_gpt.report.collect import find_runs
+
+    if machine.probed is None:
+        raise UsageError(f"machine {machine.name}: --runs is for a file of `plan probe`; for this one: --rows FILE.csv")
+    found, passed_over = kept_runs(find_runs(folders), machine.probed)
+    for text in passed_over:
+        click.echo(f"left alone: {text}", err=True)
+    if not found:
+        raise UsageError("no run to fit to: see above")
+    fitted, left_out = refit_local(machine, found)
+    if out is not None:
+        write_machine(fitted, out)
+    if constants:
+        click.echo(render_rows(_CONSTANTS, _constant_lines(fitted), form), nl=False)
+    else:
+        say_left_out(left_out, form)
+    return EXIT_OK
+
+
+def _constant_lines(machine: "Machine") -> List[Dict[str, Any]]:
+    """Constants with their 80 % intervals; ``told_by_rows`` is how much of the prior's width the rows took away."""
+    from fugaku_gpt.planner.intervals import Guess
+
+    lines = []
+    for model, fitted in (("time", machine.time), ("memory", machine.memory)):
+        for constant in fitted.constants:
+            guess = Guess.around(constant.value, constant.width)
+            told = 1 - constant.width / constant.prior_width if constant.prior_width else None
+            lines.append(
+                {
+                    "model": model,
+                    "constant": constant.name,
+                    "value": short(guess.value),
+                    "low": short(guess.low),
+                    "high": short(guess.high),
+                    "prior": short(constant.prior),
+                    "told_by_rows": None if told is None else round(told, 2),
+                    "meaning": constant.meaning,
+                }
+            )
+    return lines

@@ -1,0 +1,203 @@
+"""The profiles that are known by name, and where their environments are."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Dict, List, Optional
+
+import fugaku_gpt
+from fugaku_gpt.config.profile import Profile, load_profile, with_absolute_paths
+from fugaku_gpt.errors import UsageError
+
+MARKS = ".installed-*"  # left in an environment's folder by env/make_environment.sh once all of it is there
+OWNER = ".fugaku_gpt"  # the first that it writes there
+OTHER_MEND = "choose another folder with --at, or make it anew: env create with --again"
+_SHIPPED = Path("share", "fugaku_gpt", "env")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an environment is, or would be.
+
+    Attributes:
+        folder: the virtual environment; for a build in a tar file, where that is unpacked.
+        made: ``yes``, ``no``, ``half`` (to be finished by `env create`), ``other`` (there, made with other pins), or
+            ``by a job``.
+        other: of ``other``, the packages that differ, and how.
+    """
+
+    folder: Path
+    made: str
+    other: str = ""
+
+
+def checkout() -> Optional[Path]:
+    """The checkout that this package runs from, or None where it was installed without one."""
+    root = Path(fugaku_gpt.__file__).resolve().parents[1]
+    return root if (root / "setup.cfg").is_file() and (root / "env" / "make_environment.sh").is_file() else None
+
+
+def profile_files(folder: Optional[Path] = None) -> Dict[str, Path]:
+    """Profile name → its file: of the checkout's ``env/``, or of what an installation has brought.
+
+    Args:
+        folder: look there instead.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    place = folder or _folder()
+    if not place.is_dir():
+        raise UsageError(
+            f"{place}: there is no folder of profiles: this fugaku_gpt was installed without them; name a profile by "
+            "its path, such as ./env/torch-1.7.yaml, or run from a checkout"
+        )
+    return _names(place)
+
+
+def _folder() -> Path:
+    root = checkout()
+    return root / "env" if root is not None else Path(sys.prefix) / _SHIPPED
+
+
+def _names(folder: Path) -> Dict[str, Path]:
+    return {file.stem: file for file in sorted(folder.glob("*.yaml"), key=_by_version)}
+
+
+def find_profile(name_or_path: str) -> Path:
+    """The file of a profile that is named, or given by its path.
+
+    Raises:
+        UsageError: there is none; the message lists the names.
+    """
+    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
+        file = Path(name_or_path)
+        if not file.is_file():
+            raise UsageError(f"{file}: there is no such profile")
+        return file
+    files = profile_files()
+    if name_or_path in files:
+        return files[name_or_path]
+    near = difflib.get_close_matches(name_or_path, files, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise UsageError(
+        f"{name_or_path}: no profile has this name; {hint}valid: {', '.join(files)}, or the path of a file"
+    )
+
+
+def is_profile(name_or_path: str) -> bool:
+    """Whether a word is a profile's name, or the path of a file of one."""
+    if name_or_path.endswith((".yaml", ".yml")):
+        return Path(name_or_path).is_file()
+    folder = _folder()
+    return folder.is_dir() and name_or_path in _names(folder)
+
+
+def resolve(name_or_path: str, at: Optional[Path] = None, unpacked: Optional[Path] = None) -> Profile:
+    """A profile by its name or path, with its paths made absolute.
+
+    Args:
+        at: the environment's folder where it is not the profile's own: the virtual environment, or, of a build in a tar
+            file, where that was unpacked.
+        unpacked: in a job with a tar file, where that was unpacked: relative paths are meant from there.
+
+    Raises:
+        UsageError: there is no such profile.
+        ConfigError: it is not valid.
+    """
+    file = find_profile(name_or_path)
+    profile = load_profile(file)
+    pins = str((file.parent / profile.pins).resolve()) if profile.pins else ""
+    if unpacked is not None or profile.in_tarball:
+        folder = unpacked if unpacked is not None else at
+        profile = with_absolute_paths(profile, folder) if folder is not None else profile
+    elif at is not None:
+        inside = Path("bin", Path(profile.python).name)
+        profile = with_absolute_paths(replace(profile, python=str(at / inside)), file.parent)
+    else:
+        profile = with_absolute_paths(profile, file.parent)
+    return replace(profile, name=profile.name or file.stem, pins=pins)
+
+
+def place_of(profile: Profile) -> Place:
+    """Where a resolved profile's environment is, and whether it is whole."""
+    if profile.in_tarball and not Path(profile.python).is_absolute():
+        return Place(Path(profile.python), "by a job")
+    if "/" not in profile.python:
+        found = shutil.which(profile.python)
+        return Place(Path(found or profile.python), "yes" if found else "no")
+    python = Path(profile.python)
+    folder = python.parent.parent
+    if not folder.is_dir():
+        return Place(folder, "no")
+    if profile.pins and not any(folder.glob(MARKS)):
+        return Place(folder, "half")
+    if not python.exists():
+        return Place(folder, "half")
+    other = _other_pins(profile, folder)
+    return Place(folder, "other" if other else "yes", other)
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder was begun by ``env/make_environment.sh``, so that it may be changed and made anew."""
+    if (folder / OWNER).is_file():
+        return True
+    # before there was that file
+    left = (folder / "pins.txt").is_file() or (folder / ".mpi").is_file() or any(folder.glob(MARKS))
+    return left and (folder / "pyvenv.cfg").is_file()
+
+
+def read_pins(file: Path) -> Dict[str, str]:
+    """Package → version of a file of ``name==version`` lines."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==", 1) for line in map(str.strip, lines) if "==" in line and not line.startswith("#"))
+
+
+def _other_pins(profile: Profile, folder: Path) -> str:
+    """By which pins an environment was made where these are not the profile's; empty: they are, or nobody knows."""
+    installed, pins = folder / "pins.txt", Path(profile.pins)
+    if not profile.pins or not installed.is_file() or not pins.is_file():
+        return ""
+    found, expected = read_pins(installed), read_pins(pins)
+    mpi = folder / ".mpi"
+    of_path = mpi.is_file() and mpi.read_text(encoding="utf-8").strip() == "system"
+    if of_path or (folder / ".installed-system").exists():
+        expected.pop("mpich", None)
+    names = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
+    told = [f"{name} {found.get(name, '-')} where the profile has {expected.get(name, '-')}" for name in names[:2]]
+    more = [f"{len(names) - 2} more"] if len(names) > 2 else []
+    return ", ".join(told + more)
+
+
+def require_made(profile: Profile, command: str = "") -> None:
+    """Refuse an environment that is not whole on this machine.
+
+    Args:
+        command: that makes it; default: the one for its own place.
+
+    Raises:
+        UsageError: it is not made, half made, or in a tar file that was not unpacked here.
+    """
+    place = place_of(profile)
+    if place.made == "by a job":
+        raise UsageError(
+            f"{profile.name}: it is built by a job into a tar file (`fugaku-gpt env create {profile.name}`); on a node "
+            "that has unpacked it, say where: --at FOLDER"
+        )
+    if place.made == "other":
+        raise UsageError(f"{place.folder}: is another build than {profile.name}: {place.other}; {OTHER_MEND}")
+    if place.made != "yes":
+        words = "is not made" if place.made == "no" else "was not finished"
+        raise UsageError(
+            f"{place.folder}: the environment {words}: {command or f'fugaku-gpt env create {profile.name}'}"
+        )
+
+
+def _by_version(file: Path) -> List[object]:
+    """torch-1.7 before torch-1.10."""
+    family, _, version = file.stem.rpartition("-")
+    return [family != "torch", family, [int(part) if part.isdigit() else 0 for part in version.split(".")], file.stem]

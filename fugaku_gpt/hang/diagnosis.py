@@ -1,0 +1,495 @@
+"""Who is to blame where ranks wait for each other, told from all ranks' flight recorders: files only, no MPI.
+
+A rank that waits in a collective waits for the members that have not begun it; one that waits for a message waits for
+its other end. Followed from rank to rank, this leads to a rank that waits for nobody (it is stopped, dead, finished, or
+busy outside MPI), to calls that do not agree, or round in a circle. Where it is a circle or a disagreement, what each
+rank did before tells who has left the common path (``hang/history.py``).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+
+from fugaku_gpt.config.schema import RunConfig
+from fugaku_gpt.hang.against_plan import off_plan
+from fugaku_gpt.hang.history import LEFT_OUT, ONE_MORE, ORDER, Deviation, deviation
+from fugaku_gpt.layout.operations import RECEIVE, SEND
+from fugaku_gpt.records.flight import ENTERED, FINISHED, PHASES, WAITING, Call, Flight, Head, read_flight
+from fugaku_gpt.records.text import spans
+
+MISSING, GONE, STOPPED, SILENT = "missing", "gone", "stopped", "silent"
+IN_WAIT, INSIDE, OUTSIDE, DONE = "waits", "inside", "outside", "finished"
+DISAGREE, CIRCLE, NO_HANG = "disagree", "circle", "no hang"
+# kinds of causes, besides the states of a rank: LEFT_OUT, ONE_MORE, ORDER, DISAGREE, CIRCLE
+
+Key = Tuple[str, Tuple[int, ...], int]  # a communicator: name, members, which one of these
+
+
+@dataclass(frozen=True)
+class Position:
+    """Ranks that were last seen at the same place.
+
+    Attributes:
+        ranks: in order.
+        state: ``waits``, ``inside`` a call that starts something, ``outside`` of MPI, ``finished``, and where this is
+            known ``stopped``, ``gone`` (the process) or ``silent`` (its watchdog too).
+        call: waited for or inside; else the last one that was begun; None before the first.
+        phase, step, micro_batch: their progress.
+        since: when the first of them moved last, seconds since the epoch.
+        absent: ranks that they wait for.
+    """
+
+    ranks: Tuple[int, ...]
+    state: str
+    call: Optional[Call]
+    phase: str
+    step: int
+    micro_batch: int
+    since: float
+    absent: Tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Hang:
+    """What the recorders tell.
+
+    Attributes:
+        verdict: one line, with the cause first.
+        culprits: ranks that are the cause; empty where nobody waits.
+        kind: how they are: a state of a position, or ``left out``, ``one more``, ``order``, ``disagree``, ``circle``.
+        call: the one that it is about: that the culprit left out, made once more or made with other values, or in which
+            others wait for it.
+        chain: who waits for whom, from a rank that waits to the cause, in words.
+        positions: where all ranks are, those that came least far first.
+        missing: ranks without a file.
+        others: ranks that could equally well be the cause.
+    """
+
+    verdict: str
+    culprits: Tuple[int, ...]
+    kind: str
+    call: Optional[Call]
+    chain: List[str]
+    positions: List[Position]
+    missing: Tuple[int, ...]
+    others: Tuple[int, ...] = ()
+
+
+def read_flights(directory: Path) -> List[Flight]:
+    """The flight recorders of a run, by rank.
+
+    Raises:
+        UsageError: a file is not one.
+    """
+    return sorted((read_flight(path) for path in directory.glob("*/rank-*.flight")), key=lambda flight: flight.rank)
+
+
+def explain(
+    flights: Sequence[Flight], processes: Optional[Mapping[int, str]] = None, config: Optional[RunConfig] = None
+) -> Hang:
+    """Who waits for whom, and who is the cause.
+
+    Args:
+        flights: by rank, not empty.
+        processes: by rank what is known of its process (see :func:`process_states`).
+        config: of the run: a rank whose calls are not as its layout has them is the cause.
+    """
+    board = _Board(flights, processes if processes is not None else {})
+    found = _first_look(board)
+    if config is None or found.kind == NO_HANG:
+        return found
+    deviating = off_plan(board.flights, config, [*found.culprits, *found.others])
+    if deviating is None:
+        return found
+    return replace(_deviating(deviating, found.chain), positions=found.positions, missing=found.missing)
+
+
+def _first_look(board: _Board) -> Hang:
+    """Who is the cause, from what ranks say of each other."""
+    positions = board.positions()
+    waiting = [position for position in positions if position.state == IN_WAIT]
+    if not waiting:
+        return _nobody_waits(board, positions)
+    best: Optional[Hang] = None
+    for position in sorted(waiting, key=lambda one: -len(one.ranks)):
+        found = _follow(board, position)
+        if best is None or _weight(found) > _weight(best):
+            best = found
+    assert best is not None
+    return replace(best, positions=positions, missing=tuple(board.missing))
+
+
+def process_states(heads: Iterable[Head], host: str) -> Dict[int, str]:
+    """What this machine knows of the ranks' processes; empty where it runs none of them (any more).
+
+    Args:
+        host: name of this machine.
+    """
+    states = {}
+    alive = False
+    for head in heads:
+        if head.host != host:
+            continue
+        letter = _process_letter(head)
+        alive = alive or letter not in ("", "Z", "X")
+        if letter in ("", "Z", "X"):
+            states[head.rank] = GONE
+        elif letter in ("T", "t"):
+            states[head.rank] = STOPPED
+    return states if alive else {}  # where all are gone, that tells nothing of who went first
+
+
+def call_words(call: Call) -> str:
+    """``all_reduce_sum of [4, 8] on tp at parallel/tensor.py:12 (call 17 there; iteration 3, forward of micro-batch
+    1)``."""
+    what = call.operation
+    if call.is_message:
+        what += f" {'to' if call.operation == SEND else 'from'} rank {call.peer}"
+    site = call.wait_site if call.wait_site and call.state == WAITING else call.site
+    posted = f", begun at {call.site}" if site != call.site else ""
+    where = progress_words(call.step, PHASES[min(call.phase, FINISHED)], call.micro_batch)
+    return (
+        f"{what} of {list(call.shape)} on {call.communicator} at {site}{posted} "
+        f"({f'number {call.sequence} there; ' if call.sequence else ''}{where})"
+    )
+
+
+def progress_words(step: int, phase: str, micro_batch: int) -> str:
+    """``iteration 3, forward of micro-batch 1``."""
+    where = f"{phase} of micro-batch {micro_batch}" if micro_batch >= 0 and phase != "finished" else phase
+    return f"iteration {step}, {where}" if step >= 0 else where
+
+
+def rank_words(ranks: Sequence[int]) -> str:
+    """``rank 3`` or ``ranks 0-2, 5``."""
+    return f"rank {spans(ranks)}" if len(ranks) == 1 else f"ranks {spans(ranks)}"
+
+
+class _Board:
+    """All ranks' recorders, by rank and by communicator."""
+
+    def __init__(self, flights: Sequence[Flight], processes: Mapping[int, str]) -> None:
+        self.flights = {flight.rank: flight for flight in flights}
+        ranks = max((flight.head.ranks for flight in flights), default=0)
+        self.missing = [rank for rank in range(ranks) if rank not in self.flights]
+        self.places: Dict[Key, Dict[int, int]] = {}
+        self._keys: Dict[int, List[Key]] = {}
+        for flight in flights:
+            keys = [(group.name, group.members, group.number) for group in flight.groups]
+            self._keys[flight.rank] = keys
+            for place, key in enumerate(keys):
+                self.places.setdefault(key, {})[flight.rank] = place
+        self._newest = max((flight.head.watched for flight in flights), default=0.0)
+        self._processes = processes
+        self.calls = {flight.rank: flight.waiting for flight in flights}
+        self._absent: Dict[Tuple[Key, int], Tuple[int, ...]] = {}
+        self._elsewhere: Dict[Key, Tuple[int, ...]] = {}
+
+    def key_of(self, rank: int, call: Call) -> Optional[Key]:
+        """The communicator of a call; None where the file had no room for it."""
+        keys = self._keys[rank]
+        return keys[call.group] if call.group < len(keys) else None
+
+    def state(self, rank: int) -> str:
+        """How the rank is."""
+        if rank not in self.flights:
+            return MISSING
+        flight = self.flights[rank]
+        head = flight.head
+        if rank in self._processes:
+            return self._processes[rank]
+        if head.watched and self._newest - head.watched > max(head.timeout / 2, 1.0):
+            return SILENT
+        if self.calls[rank] is not None:
+            return IN_WAIT
+        last = flight.last
+        if last is not None and last.state == ENTERED:
+            return INSIDE
+        return DONE if head.phase == FINISHED else OUTSIDE
+
+    def absent(self, rank: int, call: Call) -> Tuple[int, ...]:
+        """The ranks that have not begun the call in which this one waits."""
+        key = self.key_of(rank, call)
+        if key is None:
+            return ()
+        if call.is_message:
+            there = self._begun(key, call.peer, RECEIVE if call.operation == SEND else SEND, rank)
+            return () if there >= call.sequence else (call.peer,)
+        known = self._absent.get((key, call.sequence))
+        if known is None:
+            known = tuple(
+                member for member in key[1] if member != rank and self._collectives(key, member) < call.sequence
+            )
+            self._absent[key, call.sequence] = known
+        return known
+
+    def waited_for(self, rank: int, call: Call) -> Tuple[int, ...]:
+        """The ranks that have not begun a call; where all have, those that are not in MPI, without whom it does not go
+        on either."""
+        absent, key = self.absent(rank, call), self.key_of(rank, call)
+        if absent or key is None:
+            return absent
+        if call.is_message:
+            return () if self.state(call.peer) in (IN_WAIT, DONE) else (call.peer,)
+        known = self._elsewhere.get(key)
+        if known is None:
+            known = tuple(member for member in key[1] if self.state(member) not in (IN_WAIT, DONE))
+            self._elsewhere[key] = known
+        return known
+
+    def partners(self, rank: int, call: Call) -> Dict[int, Call]:
+        """The same call as other ranks have begun it, where that is still known."""
+        key = self.key_of(rank, call)
+        found = {}
+        for member in (call.peer,) if call.is_message else key[1] if key is not None else ():
+            place = self.places.get(key, {}).get(member) if key is not None else None
+            if member == rank or place is None:
+                continue
+            flight = self.flights[member]
+            if call.is_message:
+                other = RECEIVE if call.operation == SEND else SEND
+                theirs = flight.message_at(place, rank, other, call.sequence)
+            else:
+                theirs = flight.call_at(place, call.sequence)
+            if theirs is not None:
+                found[member] = theirs
+        return found
+
+    def positions(self) -> List[Position]:
+        """All ranks, grouped by where they are."""
+        groups: Dict[Tuple[object, ...], List[int]] = {}
+        for rank, flight in self.flights.items():
+            call = self.calls[rank] or flight.last
+            head = flight.head
+            where: Tuple[object, ...] = (self.state(rank), head.phase, head.step, head.micro_batch)
+            if call is not None:
+                peer = call.peer - rank if call.is_message else 0
+                where += (call.communicator, call.operation, call.shape, call.site, call.wait_site, call.sequence, peer)
+            groups.setdefault(where, []).append(rank)
+        positions = [self.position(tuple(ranks)) for ranks in groups.values()]
+        return sorted(positions, key=_how_far)
+
+    def position(self, ranks: Tuple[int, ...]) -> Position:
+        """Of ranks that are at the same place."""
+        first = self.flights[ranks[0]]
+        call, head = self.calls[ranks[0]] or first.last, first.head
+        absent: Set[int] = set()
+        for rank in ranks:
+            waits = self.calls[rank]
+            if waits is not None:
+                absent.update(self.waited_for(rank, waits))
+        since = min(self.flights[rank].head.progressed for rank in ranks)
+        state = self.state(ranks[0])
+        return Position(
+            ranks, state, call, PHASES[head.phase], head.step, head.micro_batch, since, tuple(sorted(absent))
+        )
+
+    def idle(self, rank: int) -> float:
+        """Seconds for which the rank is known not to have moved."""
+        head = self.flights[rank].head
+        return max(0.0, self._newest - head.progressed)
+
+    def _collectives(self, key: Key, member: int) -> int:
+        place = self.places.get(key, {}).get(member)
+        return self.flights[member].groups[place].collectives if place is not None else 0
+
+    def _begun(self, key: Key, rank: int, operation: str, peer: int) -> int:
+        place = self.places.get(key, {}).get(rank)
+        return self.flights[rank].messages(place, peer, operation) if place is not None else 0
+
+
+def _how_far(position: Position) -> Tuple[int, int, int, int, Tuple[int, ...]]:
+    ordinal = position.call.ordinal if position.call is not None else 0
+    return position.step, PHASES.index(position.phase), position.micro_batch, ordinal, position.ranks
+
+
+def _nobody_waits(board: _Board, positions: List[Position]) -> Hang:
+    """No rank waits in MPI: those that are not finished are busy, or were ended where they are."""
+    missing = tuple(board.missing)
+    left = [position for position in positions if position.state != DONE]
+    if not left:
+        return Hang("no rank waits: all have finished", (), NO_HANG, None, [], positions, missing)
+    silent = [position for position in left if position.state in (GONE, STOPPED, SILENT)]
+    suspects = silent or [position for position in left if position.since == min(one.since for one in left)]
+    ranks = tuple(sorted(rank for position in suspects for rank in position.ranks))
+    first = suspects[0]
+    verdict = f"{_cause(ranks)}: no rank waits in MPI; {_sink_words(board, ranks[0], len(ranks))}"
+    return Hang(verdict, ranks, first.state, first.call, [], positions, missing)
+
+
+def _weight(hang: Hang) -> Tuple[int, float]:
+    """How much an explanation explains: what is seen of a process before what is concluded."""
+    order = [CIRCLE, DONE, OUTSIDE, INSIDE, ORDER, DISAGREE, ONE_MORE, LEFT_OUT, SILENT, MISSING, GONE, STOPPED]
+    return order.index(hang.kind) if hang.kind in order else -1, -float(len(hang.chain))
+
+
+def _follow(board: _Board, start: Position) -> Hang:
+    """From a rank that waits to whoever waits for nobody, or round the circle."""
+    chain: List[str] = []
+    path: List[int] = []
+    rank = start.ranks[0]
+    ranks: Tuple[int, ...] = start.ranks
+    while True:
+        path.append(rank)
+        call = board.calls[rank]
+        assert call is not None
+        disagreeing = _disagreement(board, rank, call)
+        if disagreeing is not None:
+            return _by_history(board, path, chain, disagreeing)
+        absent = board.waited_for(rank, call)
+        chain.append(_waits_words(ranks, call, absent))
+        if not absent:
+            return _by_history(board, path, chain, None)
+        states = {other: board.state(other) for other in absent}
+        sinks = [other for other in absent if states[other] != IN_WAIT]
+        if sinks:
+            return _sink(board, sinks, path, call, chain)
+        if absent[0] in path:
+            circle = path[path.index(absent[0]) :]
+            return _by_history(board, circle, chain, None)
+        rank = absent[0]
+        ranks = (rank,)
+
+
+def _sink(board: _Board, sinks: List[int], path: List[int], call: Call, chain: List[str]) -> Hang:
+    """Ranks that wait for nobody, and for whom others wait in ``call``."""
+    order = [STOPPED, GONE, MISSING, SILENT, INSIDE, OUTSIDE, DONE]
+    worst = min((board.state(rank) for rank in sinks), key=order.index)
+    culprits = tuple(sorted(rank for rank in sinks if board.state(rank) == worst))
+    if worst == DONE:  # it has gone past the call: by which way?
+        deviating = deviation(board.flights, [*path[-1:], *culprits], _names(board, path))
+        if deviating is not None:
+            return _deviating(deviating, chain)
+    words = _sink_words(board, culprits[0], len(culprits))
+    verdict = f"{_cause(culprits)}: {words}; {rank_words(path[:1])} and others wait for it in {call_words(call)}"
+    if len(board.flights) == 2 or len(path) == 1:
+        waiters = sorted(rank for rank, own in board.calls.items() if own is not None)
+        verdict = f"{_cause(culprits)}: {words}; {rank_words(waiters)} wait{'s' * (len(waiters) == 1)} for it, in "
+        verdict += call_words(call)
+    return Hang(verdict, culprits, worst, call, chain, [], ())
+
+
+def _sink_words(board: _Board, rank: int, count: int) -> str:
+    they, have, are = ("they", "have", "are") if count > 1 else ("it", "has", "is")
+    if rank not in board.flights:
+        return f"{they} left no record: not started, or on a node whose files are not here"
+    flight = board.flights[rank]
+    head, last, state = flight.head, flight.last, board.state(rank)
+    where = progress_words(head.step, PHASES[head.phase], head.micro_batch)
+    seen = f"{they} {'were' if count > 1 else 'was'} last seen in {where}"
+    idle = board.idle(rank)
+    since = f" since {idle:.1f} s" if idle > 0 else ""
+    after = f" after {call_words(last)}" if last is not None else ""
+    return {
+        GONE: f"process {head.process} on {head.host} is gone; {seen}{after}",
+        STOPPED: f"process {head.process} on {head.host} is stopped; {seen}{after}",
+        SILENT: f"process {head.process} on {head.host} is stopped, dead or stuck outside Python; {seen}{after}",
+        INSIDE: f"{they} {have} not come out of {call_words(last)}{since}" if last is not None else seen,
+        OUTSIDE: f"{they} {are} busy outside MPI{since}, in {where}{after}",
+        DONE: f"{they} {have} finished",
+    }.get(state, seen)
+
+
+def _disagreement(board: _Board, rank: int, call: Call) -> Optional[Dict[int, Call]]:
+    """A call that its ranks began with different operation, shape, data type or root: each rank's own."""
+    calls = {rank: call, **board.partners(rank, call)}
+    if len({_signature(one) for one in calls.values()}) < 2:
+        return None
+    return calls
+
+
+def _signature(call: Call) -> Tuple[object, ...]:
+    if call.is_message:
+        return call.dtype, call.shape
+    return call.operation, call.dtype, call.shape, call.peer
+
+
+def _by_history(board: _Board, path: List[int], chain: List[str], calls: Optional[Dict[int, Call]]) -> Hang:
+    """Ranks that wait for each other, or whose calls disagree: who has left the common path?"""
+    names = _names(board, path)
+    involved = sorted(set(path) | set(calls or {}))
+    deviating = deviation(board.flights, involved, names)
+    if deviating is not None:
+        return _deviating(deviating, chain)
+    if calls is not None:
+        return _disagreeing(calls, chain)
+    call = board.calls[path[0]]
+    each = "; ".join(
+        f"rank {rank} in {call_words(own)}" for rank, own in ((rank, board.calls[rank]) for rank in path) if own
+    )
+    verdict = f"{rank_words(sorted(path))} wait for each other, each in a call that another has not come to: {each}"
+    return Hang(verdict, tuple(sorted(path)), CIRCLE, call, chain, [], ())
+
+
+def _disagreeing(calls: Dict[int, Call], chain: List[str]) -> Hang:
+    """A call whose values differ: the fewer are the cause, where there are fewer."""
+    by_value: Dict[Tuple[object, ...], List[int]] = {}
+    for rank, call in sorted(calls.items()):
+        by_value.setdefault(_signature(call), []).append(rank)
+    parts = sorted(by_value.values(), key=len)
+    tie = len(parts[0]) == len(parts[-1])
+    culprits = tuple(sorted(calls)) if tie else tuple(parts[0])
+    said = "; ".join(f"{rank_words(ranks)}: {call_words(calls[ranks[0]])}" for ranks in parts)
+    verdict = f"{_cause(culprits)}: the same call does not agree: {said}"
+    return Hang(verdict, culprits, DISAGREE, calls[parts[0][0]], chain, [], ())
+
+
+def _deviating(found: Deviation, chain: List[str]) -> Hang:
+    who = _cause(found.culprits)
+    they = "they" if len(found.culprits) > 1 else "it"
+    if found.kind == LEFT_OUT:
+        said = f"{they} left out {call_words(found.call)}, {_as_made(found)}"
+    elif found.kind == ONE_MORE:
+        said = f"{they} made {call_words(found.call)}, which is one call more than {_made_by(found)}"
+    elif found.kind == ORDER:
+        said = f"{they} came to {call_words(found.actual or found.call)} where {call_words(found.call)} was due"
+        said += ": it was left out, or the two come in another order there"
+    else:
+        said = f"{they} made {call_words(found.actual or found.call)}, where {_made_by(found)} "
+        said += call_words(found.call)
+    doubt = ""
+    if found.others:
+        doubt = f" (or {rank_words(found.others)} did otherwise: nothing earlier is known to tell which)"
+    call = found.actual if found.kind == DISAGREE and found.actual is not None else found.call
+    return Hang(f"{who}: {said}{doubt}", found.culprits, found.kind, call, chain, [], (), found.others)
+
+
+def _made_by(found: Deviation) -> str:
+    return f"{rank_words(found.witnesses)} made" if found.witnesses else "the plan of a step has"
+
+
+def _as_made(found: Deviation) -> str:
+    return f"as {rank_words(found.witnesses)} made it" if found.witnesses else "which the plan of a step has"
+
+
+def _names(board: _Board, path: List[int]) -> List[str]:
+    calls = (board.calls[rank] for rank in path)
+    return sorted({call.communicator for call in calls if call is not None})
+
+
+def _waits_words(ranks: Tuple[int, ...], call: Call, absent: Tuple[int, ...]) -> str:
+    for_whom = f" for {rank_words(absent)}" if absent else ", which all have begun"
+    return f"{rank_words(ranks)} wait{'s' * (len(ranks) == 1)}{for_whom} in {call_words(call)}"
+
+
+def _cause(ranks: Sequence[int]) -> str:
+    return f"{rank_words(ranks)} {'is' if len(ranks) == 1 else 'are'} the cause"
+
+
+def _process_letter(head: Head) -> str:
+    """State of the rank's process as /proc tells it; "" where it is gone, or its number is another's by now."""
+    try:
+        text = Path(f"/proc/{head.process}/stat").read_text(encoding="utf-8", errors="replace")
+        boot = next(
+            int(line.split()[1])
+            for line in Path("/proc/stat").read_text(encoding="utf-8").splitlines()
+            if line.startswith("btime")
+        )
+    except (OSError, StopIteration):
+        return ""
+    fields = text.rpartition(")")[2].split()
+    began = boot + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return fields[0] if began <= head.started + 2.0 else ""

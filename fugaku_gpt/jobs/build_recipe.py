@@ -1,0 +1,129 @@
+"""How a build in a tar file comes to be: the job that compiles it, and the lines that activate it on a node."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.config.profile import Build, Profile
+from fugaku_gpt.environments.registry import checkout
+from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.jobs.render import JobScript, render_job
+
+_FOLDERS = re.compile(r"\{(prefix|compiler)\}")
+
+
+def recipe(
+    profile: Profile, profile_file: Path, settings: Sequence[str] = (), package: Optional[str] = None
+) -> JobScript:
+    """The PJM job that compiles a build and leaves its tar file in the job's folder.
+
+    Args:
+        profile: as ``resolve`` gives it.
+        profile_file: it is checked by, once it is built.
+        settings: of the run file's ``job`` section, such as ``job.group=hp000000``.
+        package: what pip installs as fugaku_gpt; default: this checkout.
+
+    Raises:
+        UsageError: the build is not compiled, or there is no checkout to install from.
+        ConfigError: a setting is not valid.
+    """
+    build = _build_of(profile)
+    root = package if package is not None else checkout()
+    if root is None:
+        raise UsageError(
+            "this fugaku_gpt was installed without its checkout, which is to be installed into the build: name the "
+            "checkout, or a wheel of it, with --package"
+        )
+    config = _job(profile, settings)
+    # a package of another kind than a file, such as an address, is pip's to find
+    files = [str(Path(root) / "setup.cfg")] if package is None else [package] if Path(package).is_absolute() else []
+    more = {
+        "build": build,
+        "profile": profile,
+        "profile_file": str(profile_file.absolute()),
+        "settings_values": _pairs(build.set),
+        "edits": [tuple(text.split(": ", 1)) for text in build.edit],
+        "build_variables": _pairs(build.environment),
+        "steps": [_command(step) for step in build.steps],
+        "package": str(root),
+        "readable": [*files, str(profile_file.absolute())],
+        "tarball": tarball_name(profile),
+        "incomplete": f"{profile.name}.incomplete.tar",
+        "tarred": [f"{build.prefix}/{name}" for name in build.keep] or [build.prefix],
+    }
+    nothing_there_yet = replace(profile, path=(), library_path=(), preload=(), environment=())
+    script = render_job(config, nothing_there_yet, name="build_torch.sh.j2", more=more)
+    if config.job.volumes:
+        return script
+    seen = f"no job.volumes: {root} and the profile must be on a volume that every node has, or be named there"
+    return replace(script, notes=(*script.notes, seen))
+
+
+def activation(profile: Profile, tarball: Path) -> str:
+    """Lines to be sourced on a node: modules, the tar file unpacked, folders to look in."""
+    _build_of(profile)
+    config = _job(profile, [f"job.tarball={tarball}"])
+    variables = dict(setting.split("=", 1) for setting in profile.environment)
+    more = {"profile": profile, "variables": variables, "mark": f".{tarball_name(profile)}.unpacked"}
+    return render_job(config, profile, name="activate.sh.j2", more=more).text
+
+
+def tarball_name(profile: Profile) -> str:
+    """The name of the tar file that a build becomes."""
+    return f"{profile.name}.tar"
+
+
+def _build_of(profile: Profile) -> Build:
+    build = profile.build
+    if not profile.in_tarball:
+        raise UsageError(f"{profile.name}: is installed by pip, not compiled: fugaku-gpt env create {profile.name}")
+    for key in ("branch", "scripts", "settings", "compiler", "prefix", "steps"):
+        if not getattr(build, key):
+            raise ConfigError(f"{profile.name}: build.{key}: is not set, and the build's job needs it")
+    return build
+
+
+def _job(profile: Profile, settings: Sequence[str]) -> RunConfig:
+    """One node, one process on all of its cores."""
+    for text in settings:
+        if not text.strip().startswith(("job.", "node.")):
+            raise ConfigError(f"--set {text}: a build's job takes keys of job and node, such as job.group=hp000000")
+    own = [
+        "job.scheduler=pjm",
+        f"job.name=build-{profile.name}",
+        f"job.elapse={profile.build.hours}:00:00",
+        f"job.local_tmp={profile.build.local_tmp}",
+    ]
+    config = load_run_config(overrides=[*own, *settings])
+    if config.job.scheduler != "pjm" or config.job.nodes != 1 or config.job.chain != 1 or config.job.bulk:
+        raise ConfigError("a build's job is one job of one node under PJM: leave out job.scheduler, nodes, chain, bulk")
+    return config
+
+
+def _pairs(texts: Sequence[str]) -> List[Tuple[str, str]]:
+    """NAME=value → name and value for the shell."""
+    values: Dict[str, str] = dict(text.split("=", 1) for text in texts)
+    return [(name, _shell_word(value)) for name, value in values.items()]
+
+
+def _command(text: str) -> str:
+    try:
+        return " ".join(_shell_word(word) for word in shlex.split(text))
+    except ValueError as error:
+        raise ConfigError(f"build.steps: {text!r}: {error}") from None
+
+
+def _shell_word(text: str) -> str:
+    """One word for the shell; ``{prefix}`` and ``{compiler}`` become its variables.
+
+    >>> _shell_word("{compiler}/bin/fcc -Kfast")
+    '"$compiler"\\'/bin/fcc -Kfast\\''
+    """
+    parts = _FOLDERS.split(text)  # every second one is a name
+    words = [f'"${part}"' if place % 2 else shlex.quote(part) for place, part in enumerate(parts) if part]
+    return "".join(words) or "''"

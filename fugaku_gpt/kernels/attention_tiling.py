@@ -1,0 +1,100 @@
+"""When compiled kernels compute attention, how it is cut into blocks where they do not (``model/causal_attention.py``),
+and what memory it needs while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_BUSY = 0.5  # of the threads' time, at least
+# of the kernels: queries and keys of a block; of a product's tile the columns, which are 8 to 32 by processor
+_COMPILED_QUERIES, _COMPILED_KEYS, _COLUMNS = 96, 64, 32
+# by measurement: elements that the scores of one thread may have, and queries of a block
+_SCORES = {True: 2**20, False: 2**18}  # of 16-bit types, of others
+_QUERIES = {True: 128, False: 64}
+_SUMS_OF_16_BITS = 8  # gradients of keys are added up over so many blocks at most, each time rounded to 16 bits
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """One product's share of the work.
+
+    Attributes:
+        queries: of a block.
+        samples, heads: of a group, whose products are one.
+        narrow: scores have 16 bits.
+    """
+
+    queries: int
+    samples: int
+    heads: int
+    narrow: bool
+
+    @property
+    def products(self) -> int:
+        """Samples times heads of a group."""
+        return self.samples * self.heads
+
+
+def attention_blocks(length: int, samples: int, heads: int, narrow: bool, threads: int) -> Blocks:
+    """Sizes by which the scores stay in the caches of all threads.
+
+    Args:
+        length: tokens of a sequence.
+        samples, heads: of this rank.
+        narrow: scores have 16 bits.
+    """
+    queries = min(length, _QUERIES[narrow])
+    if narrow:
+        queries = max(queries, -(-length // _SUMS_OF_16_BITS))
+    # a cache's worth of scores for each thread, in however many products: more heads would only take memory
+    at_once = max(1, _SCORES[narrow] * threads // (queries * length))
+    return Blocks(queries, min(samples, max(1, at_once // heads)), -(-heads // -(-heads // at_once)), narrow)
+
+
+def sums_apart(blocks: Blocks, length: int) -> bool:
+    """Whether products that are added to gradients are made in memory of their own: of several blocks, and not of 16
+    bits, where they would be rounded twice."""
+    return not blocks.narrow and blocks.queries < length
+
+
+def attention_elements(blocks: Blocks, length: int, width: int, drops: bool) -> int:
+    """Elements that a backward pass has at one time: of a group the queries, keys, values, the gradient of the output,
+    those of the former three and, where sums are made apart, a part of one of these; one block's scores, their
+    gradients and, with dropout, flags as numbers; and its rows of the output.
+
+    Args:
+        width: of a head.
+    """
+    groups = (8 if sums_apart(blocks, length) else 7) * blocks.products * length * width
+    scores = (3 if drops else 2) * blocks.products * blocks.queries * length
+    return groups + scores + blocks.products * blocks.queries * width
+
+
+def takes_heads_apart(samples: int, heads: int, threads: int) -> bool:
+    """Whether the compiled kernels, whose threads take one head of a sample at a time, keep the threads busy. With far
+    fewer of them than threads, products that all threads share are faster."""
+    return samples * heads >= _BUSY * heads_in_time(samples, heads, threads)
+
+
+def heads_in_time(samples: int, heads: int, threads: int) -> int:
+    """How many heads the threads could take in the time that they need for these."""
+    return threads * -(-samples * heads // threads)
+
+
+def compiled_floats(length: int, width: int) -> int:
+    """float32 numbers that each thread of the compiled kernels needs at most: copies of a head's keys and values, or in
+    the backward pass of its queries, their gradients and the output's; and those of blocks of queries and of keys.
+    Where products are of 16 bits, two numbers take the place of one, but more is copied in two layouts.
+
+    Args:
+        length: tokens of a sequence.
+        width: of a head.
+    """
+    queries, keys = _COMPILED_QUERIES, _COMPILED_KEYS
+    padded = -(-width // _COLUMNS) * _COLUMNS
+    whole = -(-length // keys) * keys
+    forward = padded * (2 * whole + 2 * queries + keys) + queries * (keys + 2)
+    backward = padded * (3 * length + 7 * keys) + length + 2 * queries * keys
+    even = length + length % 2
+    of_16_bits = padded // 2 * (4 * even + 2 * length + 8 * keys) + length + 7 * queries * keys // 2
+    return -(-max(forward, backward, of_16_bits) // 16) * 16

@@ -1,0 +1,292 @@
+"""How ranks start on this machine: ``mpirun`` of MPICH or Open MPI, found, recognised and called in its own words."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import fugaku_gpt
+from fugaku_gpt.config import RunConfig
+from fugaku_gpt.config.profile import Profile
+from fugaku_gpt.config.schema import NodeConfig
+from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, UsageError
+from fugaku_gpt.launch.processes import GRACE_SECONDS, Outcome, run_command
+from fugaku_gpt.machine.local import find_tcmalloc, usable_cores
+from fugaku_gpt.records.run import OK, Result
+
+MPICH = "MPICH"
+OPEN_MPI = "Open MPI"
+NAMES = ("mpirun", "mpiexec")
+# a job's script that starts ranks of several builds keeps what PATH was before its own build's folders under such names
+KEPT = "FUGAKU_GPT_KEPT_"
+_VERSION_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """One ``mpirun``.
+
+    Attributes:
+        path: the program.
+        family: ``MPICH`` or ``Open MPI``.
+        version: as it says itself.
+        environment: variables that the launcher itself needs (not the ranks).
+    """
+
+    path: Path
+    family: str
+    version: str
+    environment: Dict[str, str] = field(default_factory=dict)
+
+    def start(self, ranks: int) -> List[str]:
+        """The words before the ranks' command: more ranks than cores are allowed, and no rank is bound to a core."""
+        if self.family == MPICH:  # shares cores and leaves binding alone unless asked
+            return [str(self.path), "-n", str(ranks)]
+        # Open MPI would refuse more ranks than cores, and binds each of one or two ranks to one core, whatever their
+        # threads. `--map-by slot:OVERSUBSCRIBE` is understood by 4 and 5.
+        return [str(self.path), "-n", str(ranks), "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is to be started: the words, and the variables that are set for the launcher over the present ones."""
+
+    argv: List[str]
+    environment: Dict[str, str]
+
+
+def find_launcher(root: Optional[bool] = None, profile: Optional[Profile] = None) -> Launcher:
+    """The first usable ``mpirun`` or ``mpiexec``: beside the ranks' Python (a wheel in the environment), in the
+    profile's folders, then on PATH.
+
+    Args:
+        root: whether the user is root, whom Open MPI refuses unless told; default: as it is.
+        profile: of the ranks' build; default: this very Python.
+
+    Raises:
+        UsageError: there is none, or none that is MPICH or Open MPI.
+    """
+    python = Path(profile.python if profile is not None else sys.executable)
+    folders = [python.parent, *map(Path, profile.path if profile is not None else ())]
+    beside = [folder / name for folder in folders for name in NAMES]
+    on_path = [Path(found) for found in map(shutil.which, NAMES) if found]
+    rejected = []
+    for path in [candidate for candidate in beside if os.access(candidate, os.X_OK)] + on_path:
+        said = _version_text(path)
+        recognised = recognise(said)
+        if recognised is not None:
+            family, version = recognised
+            allow = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+            is_root = os.geteuid() == 0 if root is None else root
+            return Launcher(path, family, version, allow if family == OPEN_MPI and is_root else {})
+        rejected.append(f"{path} is neither MPICH nor Open MPI (it says: {said.strip()[:80] or 'nothing'})")
+    raise UsageError(
+        "\n".join(rejected or [f"no mpirun beside {python} and none on PATH"])
+        + "\nto start ranks, install an MPI: `make install`, or `pip install mpich`, or the system's MPICH or Open MPI"
+    )
+
+
+def recognise(said: str) -> Optional[Tuple[str, str]]:
+    """(family, version) from the output of ``mpirun --version``; None if it is of no known family."""
+    open_mpi = re.search(r"\(Open MPI\)\s+(\S+)", said)
+    if open_mpi:
+        return OPEN_MPI, open_mpi[1]
+    hydra = re.search(r"HYDRA build details:.*?Version:\s*(\S+)", said, re.DOTALL)
+    return (MPICH, hydra[1]) if hydra else None
+
+
+def train_command(
+    launcher: Launcher,
+    config: RunConfig,
+    config_file: Path,
+    out_dir: Path,
+    cores: int,
+    tcmalloc: Optional[Path],
+    more: Sequence[str] = (),
+    profile: Optional[Profile] = None,
+) -> Command:
+    """The command that trains ``config`` on this machine; a pure function.
+
+    The ranks' variables are set by ``env`` in front of the ranks' Python, so that they reach the ranks under any
+    launcher, and nothing else: a preloaded allocator must not be loaded into the launcher.
+
+    Args:
+        cores: cores that the ranks share, for the default of ``node.threads_per_rank``.
+        tcmalloc: the library to preload where ``node.tcmalloc`` asks for it; None leaves it out, and the run records
+            that it was not applied.
+        more: words for ``train`` besides.
+        profile: of the build whose Python the ranks are; default: this very Python.
+
+    Raises:
+        UsageError: the run wants more than this one machine.
+    """
+    if config.job.nodes != 1:
+        raise UsageError(f"job.nodes: {config.job.nodes}: ranks are started on this machine only; valid: 1")
+    words = rank_words(config, config_file, out_dir, threads_per_rank(config, cores), tcmalloc, more, profile)
+    return Command([*launcher.start(config.layout.ranks), *words], dict(launcher.environment))
+
+
+def rank_words(
+    config: RunConfig,
+    config_file: Path,
+    out_dir: Path,
+    threads: int,
+    tcmalloc: Optional[Path],
+    more: Sequence[str] = (),
+    profile: Optional[Profile] = None,
+) -> List[str]:
+    """What each rank is: its variables, its Python and its words; a pure function. Arguments as of
+    :func:`train_command`."""
+    variables = profile_variables(profile) if profile is not None else {}
+    # what the run sets, it sets over the build's own
+    variables.update({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **page_variables(config.node)})
+    if "PARALLEL" in os.environ or "PARALLEL" in variables:  # Fujitsu's OpenMP takes the smaller of the two
+        variables["PARALLEL"] = str(threads)
+    libraries = [str(tcmalloc)] if config.node.tcmalloc and tcmalloc is not None else []
+    libraries += [*(profile.preload if profile is not None else ()), *config.node.preload]
+    if libraries:
+        variables["LD_PRELOAD"] = before(libraries, "LD_PRELOAD", variables)
+    python = profile.python if profile is not None else sys.executable
+    # pages that a run does not ask for are not what the caller, such as a job for several runs, happens to have
+    left_over = [name for name, _ in _pages(config.node) if name in os.environ and name not in variables]
+    words = [word for name in left_over for word in ("-u", name)]
+    words += [f"{name}={value}" for name, value in variables.items()]
+    return ["env", *words, python, "-m", "fugaku_gpt", "train", str(config_file), "--out", str(out_dir), *more]
+
+
+def page_variables(node: NodeConfig) -> Dict[str, str]:
+    """The variables that Fujitsu's large-page library reads, where they are asked for."""
+    return {name: str(value) for name, value in _pages(node) if value is not None}
+
+
+def _pages(node: NodeConfig) -> Tuple[Tuple[str, Optional[object]], ...]:
+    return (
+        ("XOS_MMM_L_HPAGE_TYPE", node.large_pages),
+        ("XOS_MMM_L_PAGING_POLICY", node.paging_policy),
+        ("XOS_MMM_L_ARENA_LOCK_TYPE", node.arena_lock),
+    )
+
+
+def profile_variables(profile: Profile) -> Dict[str, str]:
+    """What a build's ranks are started with, over the present variables; preloaded libraries come besides."""
+    variables = dict(text.split("=", 1) for text in profile.environment)
+    for name, folders in (("PATH", profile.path), ("LD_LIBRARY_PATH", profile.library_path)):
+        if folders or (KEPT + name in os.environ and name not in variables):
+            variables[name] = before(folders, name, variables)
+    checkout = Path(fugaku_gpt.__file__).resolve().parent.parent
+    # the code of this checkout, under another Python. Of an installed copy, the neighbours are another Python's
+    # packages: there the environment's own copy is used, and the run says which
+    if (checkout / "setup.cfg").exists():
+        variables["PYTHONPATH"] = before([str(checkout)], "PYTHONPATH", variables)
+    return variables
+
+
+def before(values: Sequence[str], name: str, variables: Optional[Mapping[str, str]] = None) -> str:
+    """Values before what a variable has: in ``variables``, or else before a job's script put one build's folders into
+    it, or else now."""
+    present = os.environ.get(KEPT + name, os.environ.get(name))
+    if variables is not None and name in variables:
+        present = variables[name]
+    return ":".join([*values, *filter(None, [present])])
+
+
+def tcmalloc_of(profile: Optional[Profile]) -> Optional[Path]:
+    """The library that ``node.tcmalloc`` preloads: the profile's where that is a path, or else this machine's."""
+    named = profile.tcmalloc if profile is not None else ""
+    return Path(named) if "/" in named else find_tcmalloc()
+
+
+def threads_per_rank(config: RunConfig, cores: int) -> int:
+    """``node.threads_per_rank``, or an equal share of this machine's cores, at least 1."""
+    return config.node.threads_per_rank or max(1, cores // config.layout.ranks)
+
+
+def launch(
+    config: RunConfig,
+    config_file: Path,
+    out_dir: Path,
+    more: Sequence[str] = (),
+    *,
+    log: Optional[Path] = None,
+    timeout: Optional[float] = None,
+    on_line: Optional[Callable[[str], None]] = None,
+    grace: float = GRACE_SECONDS,
+    mark: Optional[str] = None,
+    profile: Optional[Profile] = None,
+    start: Sequence[str] = (),
+) -> Outcome:
+    """Start the ranks of a run, wait for their end, and leave no process behind (see :func:`run_command`).
+
+    A signal to this process is passed on as SIGUSR1, which the ``mpirun`` of both families hands to every rank (that of
+    Open MPI kills them at SIGTERM): they stop after their iteration, with a checkpoint.
+
+    Args:
+        more, profile: as of :func:`train_command`.
+        start: words that start ranks inside a job, in place of this machine's ``mpirun``: ``{ranks}`` in them stands
+            for the number of ranks, ``{threads}`` for the threads of each.
+
+    Raises:
+        UsageError: there is no usable ``mpirun``, or the run wants more than this machine.
+    """
+    tcmalloc = tcmalloc_of(profile)
+    if start:
+        if tcmalloc is None and profile is not None:
+            tcmalloc = Path(profile.tcmalloc)  # a module's, which the loader finds by its name
+        per_node = max(1, len(usable_cores()) // config.ranks_per_node)
+        threads = config.node.threads_per_rank or per_node
+        words = [word.replace("{ranks}", str(config.layout.ranks)).replace("{threads}", str(threads)) for word in start]
+        ranks = rank_words(config, config_file, out_dir, threads, tcmalloc, more, profile)
+        command = Command([*words, *ranks], {})
+    else:
+        launcher = find_launcher(profile=profile)
+        cores = len(usable_cores())
+        command = train_command(launcher, config, config_file, out_dir, cores, tcmalloc, more, profile)
+    return run_command(
+        command.argv,
+        command.environment,
+        log=log,
+        timeout=timeout,
+        on_line=on_line,
+        grace=grace,
+        mark=mark,
+        ask_with=signal.SIGUSR1,
+    )
+
+
+def exit_code_of(outcome: Outcome, result: Optional[Result] = None) -> int:
+    """The exit code for a command line that has done nothing but this one run: the ranks' own, or 128 + signal.
+
+    Of ranks that all end with ``EXIT_RESUME`` the launcher may have killed some while they left, and tell that: the
+    run's own result says whether it can be resumed, and whether it was over when something failed.
+    """
+    if result is not None and result.resumable:
+        return EXIT_RESUME
+    if result is not None and result.status == OK:  # whatever came after
+        return EXIT_OK
+    if outcome.stopped_by is not None:
+        return 128 + outcome.stopped_by
+    if outcome.timed_out:
+        return 1
+    return 128 + outcome.signal if outcome.signal is not None else outcome.exit_code
+
+
+def _version_text(path: Path) -> str:
+    try:
+        done = subprocess.run(
+            [str(path), "--version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_VERSION_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return done.stdout.decode("utf-8", "replace")

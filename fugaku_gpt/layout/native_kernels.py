@@ -1,0 +1,13 @@
+"""Which runs may use the compiled kernels, by their configuration alone."""
+
+from __future__ import annotations
+
+from fugaku_gpt.config.schema import RunConfig
+
+_COMPILED = ("float32", "bfloat16")
+
+
+def may_be_compiled(config: RunConfig) -> bool:
+    """Whether a run's type is one that compiled kernels compute in, and they may be used where they are there. (Of
+    attention that :func:`fugaku_gpt.kernels.attention_tiling.takes_heads_apart` says whether they are.)"""
+    return config.node.compiled_kernels and config.training.dtype in _COMPILED

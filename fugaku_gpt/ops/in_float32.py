@@ -1,0 +1,43 @@
+"""Operations in float32 on tensors of a 16-bit type."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Tuple
+
+import torch
+
+from fugaku_gpt.compat.backward import backward
+from fugaku_gpt.compat.probes import WIDE, has_kernel
+
+
+def or_in_float32(operation: str, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A function of tensors in their own type where ``operation`` has a kernel for it, otherwise with casts around."""
+
+    def computed(x: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
+        dtype = x.dtype
+        if dtype in WIDE or has_kernel(operation, dtype):
+            return function(x, *others, **options)
+        wide = [other.float() if isinstance(other, torch.Tensor) else other for other in others]
+        return function(x.float(), *wide, **options).to(dtype)
+
+    return computed
+
+
+class InFloat32(torch.autograd.Function):
+    """A cheap operation in float32 of which the inputs are kept as they are; the backward pass computes it again, and
+    gives each a gradient of its type."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+        ctx.function = function
+        ctx.save_for_backward(*inputs)
+        return function(*(x.float() for x in inputs)).to(inputs[0].dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
+        inputs = [x.detach().float().requires_grad_() for x in ctx.saved_tensors]
+        with torch.enable_grad():
+            y = ctx.function(*inputs)
+        backward(y, grad.float())
+        found = zip((x.grad for x in inputs), ctx.saved_tensors)
+        return (None, *(None if grad_x is None else grad_x.to(kept.dtype) for grad_x, kept in found))

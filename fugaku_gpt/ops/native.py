@@ -1,0 +1,407 @@
+"""Our own compiled kernels, where they are there and do what they should (``kernels/``)."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from typing import Any, Callable, Iterator, Optional, Tuple
+
+import torch
+
+from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat.probes import waves
+from fugaku_gpt.kernels import Library, load_library
+from fugaku_gpt.kernels.attention_tiling import takes_heads_apart
+from fugaku_gpt.kernels.library import BFLOAT16, FLOAT32
+from fugaku_gpt.kernels.matmul_tiling import LEAST, LEAST_PRODUCT
+from fugaku_gpt.machine.local import processor_name, vector_flags
+from fugaku_gpt.ops.tensor_pool import empty_block, private_memory
+
+_TYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
+
+
+def has_compiled() -> bool:
+    """Whether there are kernels for this processor that do what they should."""
+    return _tried() is not None
+
+
+def uses_compiled() -> bool:
+    """Whether the kernels are used: what was agreed on; before that, whether there are any."""
+    return AGREED.compiled is not False and has_compiled()
+
+
+def compute_by_compiled(use: bool) -> None:
+    """From now on they are, where there are any, or are not; see :class:`Agreed`."""
+    AGREED.compiled = use
+
+
+def call_between(function: Optional[Callable[[], None]], seconds: float) -> None:
+    """Long kernels (attention, a layer's product) call the function meanwhile, at most this often; None: no more."""
+    if uses_compiled():
+        _library().call_between(function, seconds)
+
+
+def attends(qkv: torch.Tensor) -> bool:
+    """Whether attention of [parts, b, s / parts, 3, heads, d] is a kernel's."""
+    if qkv.dtype not in _TYPES or not uses_compiled():
+        return False
+    return takes_heads_apart(qkv.shape[1], qkv.shape[4], torch.get_num_threads())
+
+
+def attention(qkv: torch.Tensor, flags: Optional[torch.Tensor], factor: float) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Causal attention of [parts, b, s / parts, 3, heads, d] with kept flags of dropout [b, heads, s, s], whose others
+    are scaled by ``factor``: [parts, b, s / parts, heads, d], and logarithms of sums that its gradient needs."""
+    parts, b, here, _, heads, d = qkv.shape
+    y = empty_block((parts, b, here, heads, d), qkv.dtype)
+    log_sums = qkv.new_empty(b, heads, parts * here, dtype=torch.float32)
+    library, qkv, threads = _library(), qkv.contiguous(), torch.get_num_threads()
+    work = _floats(threads * library.attention_floats(parts * here, d))
+    shape = (parts, b, here, heads, d, _TYPES[qkv.dtype], factor, work.data_ptr(), threads)
+    library.attention_forward(qkv.data_ptr(), y.data_ptr(), log_sums.data_ptr(), _address(flags), *shape)
+    return y, log_sums
+
+
+def attention_gradient(
+    y_grad: torch.Tensor,
+    qkv: torch.Tensor,
+    y: torch.Tensor,
+    log_sums: torch.Tensor,
+    flags: Optional[torch.Tensor],
+    factor: float,
+) -> torch.Tensor:
+    """The gradient of :func:`attention`'s ``qkv``."""
+    parts, b, here, _, heads, d = qkv.shape
+    library, qkv, threads = _library(), qkv.contiguous(), torch.get_num_threads()
+    work = _floats(threads * library.attention_floats(parts * here, d))
+    y_grad, grad = y_grad.contiguous(), empty_block(qkv.shape, qkv.dtype)
+    shape = (parts, b, here, heads, d, _TYPES[qkv.dtype], factor, work.data_ptr(), threads)
+    tensors = (qkv, y, y_grad, log_sums)
+    library.attention_backward(*(x.data_ptr() for x in tensors), _address(flags), grad.data_ptr(), *shape)
+    return grad
+
+
+def counts_losses(logits: torch.Tensor) -> bool:
+    """Whether the rows of these logits [n, columns] are a kernel's."""
+    return logits.dtype in _TYPES and logits.stride(1) == 1 and uses_compiled()
+
+
+def loss_sums(logits: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Of each row of logits the largest, and the sum of exp(logit - largest), both float32."""
+    largest, sums = (logits.new_empty(logits.shape[0], dtype=torch.float32) for _ in range(2))
+    _library().loss_sums(*_rows(logits), largest.data_ptr(), sums.data_ptr(), torch.get_num_threads())
+    return largest, sums
+
+
+def loss_gradient_(logits: torch.Tensor, log_sums: torch.Tensor, scale: float) -> None:
+    """Logits become ``scale`` exp(logit - log_sum), with a float32 number for each row."""
+    _library().loss_gradient(*_rows(logits), log_sums.data_ptr(), scale, torch.get_num_threads())
+
+
+def loss_of_whole_rows_(logits: torch.Tensor, scale: float, wants_gradient: bool) -> torch.Tensor:
+    """The logarithms of sums of exponentials of rows that no other rank has a part of, float32; with ``wants_gradient``
+    the logits become ``scale`` times the probabilities."""
+    log_sums = logits.new_empty(logits.shape[0], dtype=torch.float32)
+    threads = torch.get_num_threads()
+    _library().loss_of_whole_rows(*_rows(logits), log_sums.data_ptr(), scale, int(wants_gradient), threads)
+    return log_sums
+
+
+def _rows(logits: torch.Tensor) -> Tuple[int, int, int, int, int]:
+    return logits.data_ptr(), logits.shape[0], logits.shape[1], logits.stride(0), _TYPES[logits.dtype]
+
+
+def normalises(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> bool:
+    """Whether LayerNorm of x [..., width] with a weight (and bias) [width] is a kernel's."""
+    return x.dtype in _TYPES and weight.dtype == bias.dtype == torch.float32 and uses_compiled()
+
+
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """LayerNorm of contiguous x [..., width], and [2, rows] that its gradient needs."""
+    width, threads = x.shape[-1], torch.get_num_threads()
+    rows = x.numel() // width
+    y, kept = empty_block(x.shape, x.dtype), x.new_empty(2, rows, dtype=torch.float32)
+    tensors = (x, weight.contiguous(), bias.contiguous(), y, kept[0], kept[1])
+    numbers = (rows, width, _TYPES[x.dtype], eps, _memory(threads * width), threads)
+    _library().layer_norm(*(tensor.data_ptr() for tensor in tensors), *numbers)
+    return y, kept
+
+
+def layer_norm_gradient(
+    y_grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of :func:`layer_norm`'s x, and in float32 of its weight and bias."""
+    width, threads = x.shape[-1], torch.get_num_threads()
+    x_grad, weight_grad, bias_grad = empty_block(x.shape, x.dtype), _floats(width), _floats(width)
+    tensors = (x, weight.contiguous(), kept[0], kept[1], y_grad.contiguous(), x_grad, weight_grad, bias_grad)
+    numbers = (x.numel() // width, width, _TYPES[x.dtype], _memory(threads * 6 * width), threads)
+    _library().layer_norm_gradient(*(tensor.data_ptr() for tensor in tensors), *numbers)
+    return x_grad, weight_grad, bias_grad
+
+
+def activates(x: torch.Tensor) -> bool:
+    """Whether GELU of x is a kernel's."""
+    return has_gelu(x.dtype) and uses_compiled()
+
+
+def has_gelu(dtype: torch.dtype) -> bool:
+    """Whether there is a kernel for GELU in this type, on whatever machine has kernels."""
+    return dtype in _TYPES
+
+
+def gelu(x: torch.Tensor, by_tanh: bool) -> torch.Tensor:
+    """GELU of contiguous x, exact or by its tanh approximation."""
+    y, threads = empty_block(x.shape, x.dtype), torch.get_num_threads()
+    _library().gelu(x.data_ptr(), y.data_ptr(), x.numel(), _TYPES[x.dtype], int(by_tanh), threads)
+    return y
+
+
+def gelu_gradient(y_grad: torch.Tensor, x: torch.Tensor, by_tanh: bool) -> torch.Tensor:
+    """The gradient of :func:`gelu`'s x."""
+    y_grad, x_grad, threads = y_grad.contiguous(), empty_block(x.shape, x.dtype), torch.get_num_threads()
+    tensors = (x.data_ptr(), y_grad.data_ptr(), x_grad.data_ptr())
+    _library().gelu_gradient(*tensors, x.numel(), _TYPES[x.dtype], int(by_tanh), threads)
+    return x_grad
+
+
+def adds_up(x: torch.Tensor, sums: Optional[torch.Tensor] = None) -> bool:
+    """Whether sums of x are a kernel's: new ones, or those of its shape that it is added to."""
+    if sums is not None and not (sums.dtype == torch.float32 and sums.is_contiguous() and sums.shape == x.shape):
+        return False
+    return x.dtype == torch.bfloat16 and x.is_contiguous() and uses_compiled()
+
+
+def add_to_sums_(sums: torch.Tensor, x: torch.Tensor) -> None:
+    """Add bfloat16 x to contiguous float32 sums of its shape."""
+    _library().add_to_sums(sums.data_ptr(), x.data_ptr(), x.numel(), torch.get_num_threads())
+
+
+def sum_of_rows(x: torch.Tensor) -> torch.Tensor:
+    """[n, width] in bfloat16 → [width], float32."""
+    sums = _floats(x.shape[1])
+    _library().sum_of_rows(x.data_ptr(), *x.shape, sums.data_ptr(), torch.get_num_threads())
+    return sums
+
+
+def compiled_products() -> bool:
+    """Whether layers' products are a kernel's, in float32 and bfloat16, of matrices that are large enough: what
+    was agreed on; before that, whether it is the better one on this processor (seen, with AVX-512 on one that is
+    not Intel's: 5 to 20 % faster than MKL, in bfloat16 as fast as oneDNN or up to 5 % faster, 15 % where it is added to
+    sums in float32; without AVX-512 slower)."""
+    if not uses_compiled():
+        return False
+    return _multiplies_better() if AGREED.compiled_products is None else AGREED.compiled_products
+
+
+def compute_products_by_compiled(use: bool) -> None:
+    """From now on they are, or are not; see :class:`Agreed`."""
+    AGREED.compiled_products = use
+
+
+@functools.lru_cache(maxsize=None)
+def _multiplies_better() -> bool:
+    if "intel" in processor_name().lower() or "avx512f" not in vector_flags():
+        return False
+    library = _library()  # a compiler may have left out what the processor has
+    return library.lanes() == 16 and all(map(library.multiplies, _TYPES.values()))
+
+
+def multiplies(x: torch.Tensor, y: torch.Tensor, into: Optional[torch.Tensor] = None, *, adds: bool = False) -> bool:
+    """Whether a product x y, [rows, inner], [inner, columns], is a kernel's, which autograd is not to see: a new one,
+    or what ``into`` [rows, columns] becomes, or what is added to it."""
+    if x.dtype not in _TYPES or y.dtype != x.dtype or torch.is_grad_enabled() or x.dim() != 2 or y.dim() != 2:
+        return False
+    (rows, inner), columns = x.shape, y.shape[1]
+    if min(rows, inner, columns) < LEAST or rows * inner * columns < LEAST_PRODUCT or y.shape[0] != inner:
+        return False
+    if 1 not in x.stride() or 1 not in y.stride():
+        return False
+    if into is not None:
+        types = (torch.float32,) if adds else (torch.float32, x.dtype)
+        if into.dtype not in types or into.shape != (rows, columns) or into.stride(1) != 1:
+            return False
+    return compiled_products()
+
+
+def multiply_(
+    into: torch.Tensor, x: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None, *, adds: bool = False
+) -> torch.Tensor:
+    """``into``, which becomes x y + bias, or to which in float32 that is added: [rows, columns], [rows, inner], [inner,
+    columns], [columns]; of sums in float32, which are rounded at most once. ``into`` is in memory of its own.
+    """
+    (rows, inner), columns, threads = x.shape, y.shape[1], torch.get_num_threads()
+    kind, its_kind = _TYPES[x.dtype], _TYPES[into.dtype]
+    bias = None if bias is None else bias.float().contiguous()
+    work = _memory(_product_floats(rows, columns, inner, kind, its_kind, threads))
+    sides = (x.data_ptr(), *_strides(x), y.data_ptr(), *_strides(y), kind)
+    result = (_address(bias), into.data_ptr(), into.stride(0), its_kind, int(adds))
+    _library().multiply(*sides, *result, rows, columns, inner, work, threads)
+    return into
+
+
+@functools.lru_cache(maxsize=1024)
+def _product_floats(rows: int, columns: int, inner: int, kind: int, its_kind: int, threads: int) -> int:
+    return _library().product_floats(rows, columns, inner, kind, its_kind, threads)
+
+
+def _memory(floats: int) -> int:
+    """The address of memory that products and LayerNorm work in, the same for all: what is in it is in the caches while
+    it is in use, and was before. (Attention's is a tensor that is freed: with many threads it is large.) It is the
+    process's: kernels run in one Python thread at a time. It lies outside of the heap, and a forked process has its
+    own."""
+    global _work
+    if len(_work) < 4 * floats:
+        _work = b""  # not beside the new one
+        _work = (ctypes.c_char * (4 * floats)).from_buffer(private_memory(4 * floats))
+    return ctypes.addressof(_work)
+
+
+_work: Any = b""
+
+
+def _strides(x: torch.Tensor) -> Tuple[int, int]:
+    return x.stride(0), x.stride(1)
+
+
+def sums_squares(x: torch.Tensor) -> bool:
+    """Whether the sum of squares of [n] numbers is a kernel's."""
+    return x.dtype == torch.float32 and x.is_contiguous() and uses_compiled()
+
+
+def squares(x: torch.Tensor) -> float:
+    """The sum of squares of [n] float32 numbers."""
+    return _library().squares(x.data_ptr(), x.numel(), torch.get_num_threads())
+
+
+def step_adamw(
+    parameters: torch.Tensor,
+    gradients: torch.Tensor,
+    moments: Tuple[torch.Tensor, torch.Tensor],
+    rounded: Optional[torch.Tensor],
+    *,
+    divisor: float,
+    keeps: float,
+    betas: Tuple[float, float],
+    step_size: float,
+    eps: float,
+) -> None:
+    """A step of AdamW on [n] float32 parameters in one pass.
+
+    Args:
+        rounded: bfloat16, gets the parameters too.
+        divisor: of the gradients, which stay as they are.
+        keeps: what weight decay multiplies the parameters by.
+        step_size, eps: with the corrections of the moments' bias.
+    """
+    numbers = (1.0 / divisor, keeps, betas[0], 1.0 - betas[0], betas[1], 1.0 - betas[1], step_size, eps)
+    tensors = (parameters, gradients, *moments)
+    addresses = (*(x.data_ptr() for x in tensors), _address(rounded))
+    _library().adamw(*addresses, parameters.numel(), *numbers, torch.get_num_threads())
+
+
+def _floats(count: int) -> torch.Tensor:
+    return torch.empty(count, dtype=torch.float32)
+
+
+def _address(x: Optional[torch.Tensor]) -> Optional[int]:
+    return None if x is None else x.data_ptr()
+
+
+def _library() -> Library:
+    library = load_library()
+    assert library is not None  # whoever calls has asked
+    return library
+
+
+@functools.lru_cache(maxsize=None)
+def _tried() -> Optional[Library]:
+    """The library, once each of its kernels has done what it should: a compiler may be wrong, or threads may be."""
+    library = load_library()
+    return library if library is not None and all(_near(*its) for its in _trials()) else None
+
+
+def _near(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether a result is the expected one but for some roundings of its type."""
+    near = 16.0 * torch.finfo(found.dtype).eps * max(1.0, float(expected.abs().max()))
+    return bool(torch.isfinite(found.float()).all()) and float((found.double() - expected).abs().max()) <= near
+
+
+def _trials() -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+    """Of each kernel what it finds, and what it should."""
+    for dtype in _TYPES:
+        qkv, y_grad = waves(1, 2, 70, 3, 2, 8).to(dtype), waves(1, 2, 70, 2, 8).cos().to(dtype)
+        y, log_sums = attention(qkv, None, 1.0)
+        yield y, _defined(qkv.double())
+        # the gradient, along some direction, is what the result changes by
+        step = 1e-4 * waves(1, 2, 70, 3, 2, 8).double().cos()
+        change = (_defined(qkv.double() + step) - _defined(qkv.double() - step)) * y_grad.double()
+        grad = attention_gradient(y_grad, qkv, y, log_sums, None, 1.0)
+        yield ((grad.double() * step).sum() / 1e-4).to(dtype), change.sum() / 2e-4
+        logits = waves(3, 70).to(dtype)
+        wide = logits.double()
+        largest, sums = loss_sums(logits)
+        yield sums, (wide - largest.double().unsqueeze(1)).exp().sum(1)
+        yield loss_of_whole_rows_(logits, 2.0, True), wide.logsumexp(1)
+        yield logits, 2.0 * torch.softmax(wide, 1)
+        yield from _trials_of_layer_norm(waves(5, 70).to(dtype))
+        yield from _trials_of_gelu((8.0 * waves(3, 70)).to(dtype))
+    many, sums = waves(70, 150).bfloat16(), waves(70, 150).cos()
+    before = sums.double()
+    add_to_sums_(sums, many)
+    yield sums, before + many.double()
+    yield sum_of_rows(many), many.double().sum(0)
+    for dtype in _TYPES:
+        if _library().multiplies(_TYPES[dtype]):
+            # each side as it lies, and turned; more than one pass of any type, an odd number of elements, more than a
+            # strip; of whole numbers, whose sums are not rounded
+            x, y = ((4.0 * waves(rows, 1601)).round().to(dtype) for rows in (20, 110))
+            bias = (4.0 * waves(110)).round()
+            plain = x.double() @ y.double().t()
+            for left in (x, x.t().contiguous().t()):
+                for right in (y.t(), y.t().contiguous()):
+                    for kind in (dtype, torch.float32):
+                        yield multiply_(torch.empty(20, 110, dtype=kind), left, right, bias), plain + bias.double()
+                    yield multiply_(torch.ones(20, 110), left, right, adds=True), plain + 1.0
+    parameters, gradients, rounded = waves(70), waves(70).cos(), torch.zeros(70, dtype=torch.bfloat16)
+    moments, before = (torch.zeros(70), torch.ones(70)), parameters.double()
+    numbers = {"divisor": 2.0, "keeps": 0.5, "betas": (0.5, 0.75), "step_size": 0.25, "eps": 0.125}
+    step_adamw(parameters, gradients, moments, rounded, **numbers)  # type: ignore[arg-type]
+    first, second = 0.25 * gradients.double(), 0.75 + 0.0625 * gradients.double() ** 2
+    yield parameters, 0.5 * before - 0.25 * first / (second.sqrt() + 0.125)
+    yield rounded, parameters.double()
+    yield torch.tensor(squares(gradients)), (gradients.double() ** 2).sum()
+
+
+def _trials_of_layer_norm(x: torch.Tensor) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+    weight, bias, wide = waves(70), waves(70).cos(), x.double()
+    root = (wide.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    normal = (wide - wide.mean(1, keepdim=True)) / root
+    y, kept = layer_norm(x, weight, bias, 1e-5)
+    yield y, normal * weight.double() + bias.double()
+    x_grad, weight_grad, bias_grad = layer_norm_gradient(torch.ones_like(x), x, weight, kept)
+    its = weight.double()
+    yield x_grad, (its - its.mean() - normal * (normal * its).mean(1, keepdim=True)) / root
+    yield weight_grad, normal.sum(0)
+    yield bias_grad, torch.full((70,), 5.0, dtype=torch.float64)
+
+
+def _trials_of_gelu(x: torch.Tensor) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+    wide, y_grad = x.double(), x.cos()
+    falls = (-0.5 * wide**2).exp() / math.sqrt(2.0 * math.pi)
+    slope = math.sqrt(8.0 / math.pi) * (1.0 + 3.0 * 0.044715 * wide**2)
+    by_tanh = torch.sigmoid(math.sqrt(8.0 / math.pi) * (wide + 0.044715 * wide**3))
+    by_erf = 0.5 * (1.0 + torch.erf(wide * math.sqrt(0.5)))
+    yield gelu(x, False), wide * by_erf
+    yield gelu_gradient(y_grad, x, False), y_grad.double() * (by_erf + wide * falls)
+    yield gelu(x, True), wide * by_tanh
+    yield gelu_gradient(y_grad, x, True), y_grad.double() * (by_tanh + wide * by_tanh * (1.0 - by_tanh) * slope)
+
+
+def _defined(qkv: torch.Tensor) -> torch.Tensor:
+    """Attention by its definition."""
+    q, k, v = qkv[0].permute(2, 0, 3, 1, 4).unbind(0)
+    future = torch.full((q.shape[2], q.shape[2]), -math.inf, dtype=qkv.dtype).triu(1)
+    scores = q.matmul(k.transpose(-2, -1)) / math.sqrt(q.shape[-1]) + future
+    return torch.softmax(scores, -1).matmul(v).permute(0, 2, 1, 3).unsqueeze(0)

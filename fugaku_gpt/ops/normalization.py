@@ -1,0 +1,53 @@
+"""LayerNorm, and sums over tokens, which 16 bits are too few for."""
+
+from __future__ import annotations
+
+from typing import Any, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from fugaku_gpt.compat.probes import WIDE
+from fugaku_gpt.ops import native
+from fugaku_gpt.ops.in_float32 import InFloat32
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """Over the last dimension; computed in float32 at least, which ``weight`` and ``bias`` may be beside 16 bits: their
+    gradients, sums over tokens, are then not rounded. (PyTorch 2.13's kernel takes them beside 16 bits too, but adds up
+    their gradients with errors of 20 to 50 roundings.)"""
+
+    def normalised(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+    y: torch.Tensor
+    if native.normalises(x, weight, bias):
+        y = _CompiledLayerNorm.apply(x.contiguous(), weight, bias, eps)
+        return y
+    if x.dtype in WIDE:
+        return normalised(x, weight, bias)
+    y = InFloat32.apply(normalised, x, weight, bias)
+    return y
+
+
+class _CompiledLayerNorm(torch.autograd.Function):
+    """By our own kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        y, kept = native.layer_norm(x, weight, bias, eps)
+        ctx.save_for_backward(x, weight, kept)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, y_grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+        return (*native.layer_norm_gradient(y_grad, *ctx.saved_tensors), None)
+
+
+def sum_of_rows(x: torch.Tensor) -> torch.Tensor:
+    """[n, width] → [width], added up in float32 at least, and left so."""
+    if native.adds_up(x):
+        return native.sum_of_rows(x)
+    return x.sum(0) if x.dtype in WIDE else x.sum(0, dtype=torch.float32)

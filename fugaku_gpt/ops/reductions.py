@@ -1,0 +1,37 @@
+"""Sums of squares of many numbers, for the norm of a gradient."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from fugaku_gpt.ops.native import squares, sums_squares
+
+_ROW = 1024  # numbers of which a norm is taken, in their own type; float64 adds the rows up
+_BLOCK = 65536  # numbers of a dot product in their own type: a call takes as long as some thousands of them
+
+
+def sum_of_squares(x: torch.Tensor) -> float:
+    """Of [n] float32 or float64 numbers. No clock chooses the way: of a build and a processor it is always the same."""
+    if sums_squares(x):
+        return squares(x)
+    if not _norms_add_in_lanes():
+        return sum(float(torch.dot(block, block)) for block in x.split(_BLOCK))
+    whole = x.numel() - x.numel() % _ROW
+    norms = torch.linalg.vector_norm(x[:whole].view(-1, _ROW), dim=1).double()
+    rest = x[whole:]
+    return float(torch.dot(norms, norms)) + float(torch.dot(rest, rest))
+
+
+@functools.lru_cache(maxsize=None)
+def _norms_add_in_lanes() -> bool:
+    """Whether this build has a kernel for norms of rows that adds up in the lanes of vectors: with two threads, which
+    share the rows, it takes 0.7 of the time of dot products, which they do not share. Older kernels add number to
+    number, in 2.5 times that time: they are told by an error that grows with each."""
+    norm = getattr(getattr(torch, "linalg", None), "vector_norm", None)
+    if norm is None:
+        return False
+    # every addition rounds alike: the error is 6.6e-5 one by one, 2.1e-5 in 4 lanes and less in more
+    x = torch.full((1, 2**14), 0.1)
+    return abs(float(norm(x, dim=1)) ** 2 / (2**14 * float(x[0, 0]) ** 2) - 1.0) < 4e-5

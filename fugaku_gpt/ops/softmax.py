@@ -1,0 +1,69 @@
+"""Softmax of attention, in place where this build can, and what attention is computed in."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Optional
+
+import torch
+
+from fugaku_gpt.compat.probes import LOOSE, has_kernel, waves
+
+
+def attention_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What attention is computed in: the type itself, or float32 where an operation of it has no good kernel."""
+    return dtype if all(has_kernel(name, dtype) for name in ("bmm", "baddbmm", "softmax")) else torch.float32
+
+
+def softmax_(x: torch.Tensor) -> torch.Tensor:
+    """Over the last dimension; in the memory of ``x`` where this build can, of which nobody may need the rest."""
+    if _softmax_works_in_place(x.dtype):
+        return torch._softmax(x, -1, False, out=x)
+    return torch.softmax(x, dim=-1)
+
+
+def softmax_gradient_(grad: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """The gradient of a softmax's input from that of its result; ``grad`` may be written over."""
+    kernel = _softmax_gradient(result.dtype)
+    if kernel is not None:
+        return kernel(grad, result)
+    return grad.sub_((grad * result).sum(-1, keepdim=True)).mul_(result)
+
+
+_MISSING = (AttributeError, RuntimeError, TypeError)  # no such function, not for this type or device, other arguments
+
+
+@functools.lru_cache(maxsize=None)
+def _softmax_works_in_place(dtype: torch.dtype) -> bool:
+    x = waves(2, 3, 200).to(dtype)
+    try:
+        expected = torch.softmax(x, dim=-1)
+        return torch.equal(torch._softmax(x, -1, False, out=x), expected) and torch.equal(x, expected)
+    except _MISSING:
+        return False
+
+
+@functools.lru_cache(maxsize=None)
+def _softmax_gradient(dtype: torch.dtype) -> Optional[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    """PyTorch's own kernel, by the arguments that this build takes; None where it takes none of these."""
+    backward: Any = getattr(torch, "_softmax_backward_data", None)
+
+    def in_place(grad: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = backward(grad, result, -1, result.dtype, grad_input=grad)
+        return found
+
+    def of_older_builds(grad: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = backward(grad, result, -1, result)  # the last is the input, of which the type is asked
+        return found
+
+    for function in (in_place, of_older_builds):
+        result, grad = torch.softmax(waves(2, 3, 200), dim=-1).to(dtype), waves(2, 3, 200).cos().to(dtype)
+        wide, wide_grad = result.double(), grad.double()
+        expected = wide * (wide_grad - (wide_grad * wide).sum(-1, keepdim=True))
+        near = LOOSE * torch.finfo(dtype).eps * float(expected.abs().max())
+        try:
+            if float((function(grad, result).double() - expected).abs().max()) <= near:
+                return function
+        except _MISSING:
+            continue
+    return None

@@ -1,0 +1,319 @@
+"""Limits of a site's resource groups: a dated data file, which a user can refresh from what ``pjacl`` prints.
+
+Limits are data, not rules: they change within a year and differ between projects. So each group carries the date of
+what is said of it, and whoever uses a limit shows that date.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fnmatch
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+
+from fugaku_gpt.config.tree import parse_yaml, plain
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.pjm.limits import BATCH, INTERACTIVE, AclLimits, parse_acl
+from fugaku_gpt.pjm.values import ALLOCATIONS, format_elapse, parse_count, parse_elapse
+
+FUGAKU = Path(__file__).parent / "sites" / "fugaku.yaml"
+_GROUP_KEYS = ("nodes", "default_nodes", "elapse", "range_max", "allocations", "date")
+_KEYS = ("site", "date", "source", "default_group", "resource_units", "volumes", "groups", "retired")
+# where a saved output says which group it is about
+_COMMAND = re.compile(r"\bpjacl\b[^\n#]*?--(?:rg|rscgrp)[ =]+([A-Za-z][\w.-]*)")
+_NAMED = re.compile(r"^[ \t]*(?:rscgrp|resource group|rg)[ \t]*[:=][ \t]*([A-Za-z][\w.-]*)[ \t]*\r?$", re.M | re.I)
+
+
+@dataclass(frozen=True)
+class GroupLimits:
+    """What a resource group allows; None where nothing is known.
+
+    Attributes:
+        date: of what is said here, ``YYYY-MM-DD``.
+        min_nodes, max_nodes: of one job.
+        default_nodes: where a job asks for none.
+        min_elapse, max_elapse: seconds; of a fixed limit, and of the lower end of a range.
+        range_max: seconds; of the upper end of a range.
+        allocations: ways of choosing nodes; empty where unknown.
+    """
+
+    name: str
+    date: str
+    min_nodes: Optional[int] = None
+    max_nodes: Optional[int] = None
+    default_nodes: Optional[int] = None
+    min_elapse: Optional[int] = None
+    max_elapse: Optional[int] = None
+    range_max: Optional[int] = None
+    allocations: Tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SiteLimits:
+    """A site's groups.
+
+    Attributes:
+        date: of the file.
+        default_group: where a job names none.
+        resource_units: patterns of the site's ``rscunit`` names.
+        volumes: second-layer volumes.
+        retired: pattern of a group's name → what has taken its place.
+    """
+
+    site: str
+    date: str
+    source: str
+    default_group: str
+    resource_units: Tuple[str, ...] = ()
+    volumes: Tuple[str, ...] = ()
+    groups: Mapping[str, GroupLimits] = field(default_factory=dict)
+    retired: Mapping[str, str] = field(default_factory=dict)
+
+    def successor(self, group: str) -> Optional[str]:
+        """What has taken the place of a retired group; None for any other."""
+        if group in self.groups:
+            return None
+        for pattern, successor in self.retired.items():
+            if fnmatch.fnmatchcase(group, pattern):
+                return successor
+        return None
+
+    def knows(self, group: str) -> bool:
+        """Whether this is, or was, a group of the site."""
+        return group in self.groups or self.successor(group) is not None
+
+    def owns_unit(self, unit: str) -> bool:
+        """Whether this is a resource unit of the site."""
+        return any(fnmatch.fnmatchcase(unit, pattern) for pattern in self.resource_units)
+
+
+_loaded: Dict[Path, SiteLimits] = {}
+
+
+def fugaku_limits() -> SiteLimits:
+    """Those that come with the package."""
+    if FUGAKU not in _loaded:
+        _loaded[FUGAKU] = load_limits(FUGAKU)
+    return _loaded[FUGAKU]
+
+
+def load_limits(path: Path) -> SiteLimits:
+    """Read a limits file.
+
+    Raises:
+        UsageError: it cannot be read, or a key or value is not what belongs there.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read as a limits file: {error}") from None
+    return read_limits(text, str(path))
+
+
+def read_limits(text: str, where: str) -> SiteLimits:
+    """As :func:`load_limits`, from text; ``where`` is named in errors."""
+    # every scalar as its text: YAML's own reading takes 72:00:00 for a number and `no` for false
+    top = _mapping(plain(parse_yaml(text, where)), where, "the file")
+    _check_keys(top, _KEYS, where)
+    date = _date(top.get("date"), where, "date")
+    groups = {
+        name: _group(name, _mapping(values, where, f"groups.{name}"), date, where)
+        for name, values in _mapping(top.get("groups", {}), where, "groups").items()
+    }
+    retired = _mapping(top.get("retired", {}), where, "retired")
+    return SiteLimits(
+        site=_text(top.get("site", "fugaku"), where, "site"),
+        date=date,
+        source=_text(top.get("source", ""), where, "source"),
+        default_group=_text(top.get("default_group", ""), where, "default_group"),
+        resource_units=_texts(top.get("resource_units", []), where, "resource_units"),
+        volumes=_texts(top.get("volumes", []), where, "volumes"),
+        groups=groups,
+        retired={name: _text(value, where, f"retired.{name}") for name, value in retired.items()},
+    )
+
+
+def write_limits(limits: SiteLimits) -> str:
+    """A limits file's text, which :func:`read_limits` reads back."""
+    import yaml
+
+    top: Dict[str, Any] = {
+        "site": limits.site,
+        "date": limits.date,
+        "source": limits.source,
+        "default_group": limits.default_group,
+        "resource_units": list(limits.resource_units),
+        "volumes": list(limits.volumes),
+        "groups": {name: _group_data(group) for name, group in limits.groups.items()},
+        "retired": dict(limits.retired),
+    }
+    return yaml.safe_dump(top, sort_keys=False, allow_unicode=True, width=200)
+
+
+def with_groups(limits: SiteLimits, groups: Iterable[GroupLimits], source: str) -> SiteLimits:
+    """``limits`` with groups put in, in place of those of their names.
+
+    What a new group leaves unknown keeps what was known of it. The site's date becomes the newest of its groups'.
+    """
+    merged = dict(limits.groups)
+    dates = [limits.date]
+    for group in groups:
+        known = {key: value for key, value in vars(group).items() if value not in (None, ())}
+        merged[group.name] = replace(merged.get(group.name, group), **known)
+        dates.append(group.date)
+    return replace(limits, groups=merged, date=max(dates), source=f"{source}; {limits.source}".rstrip("; "))
+
+
+def _group(name: str, values: Mapping[str, Any], date: str, where: str) -> GroupLimits:
+    place = f"groups.{name}"
+    _check_keys(values, _GROUP_KEYS, where, place)
+    nodes = _span(values.get("nodes"), where, f"{place}.nodes")
+    elapse_text = values.get("elapse")
+    shortest: Optional[int] = None
+    longest: Optional[int] = None
+    if elapse_text is not None:
+        first, dash, last = _text(elapse_text, where, f"{place}.elapse").partition("-")
+        shortest = _seconds(first, where, f"{place}.elapse") if dash else None
+        longest = _seconds(last if dash else first, where, f"{place}.elapse")
+    default = values.get("default_nodes")
+    range_max = values.get("range_max")
+    allocations = tuple(_text(values.get("allocations", ""), where, f"{place}.allocations").split())
+    unknown = [word for word in allocations if word not in ALLOCATIONS]
+    if unknown:
+        raise UsageError(f"{where}: {place}.allocations: {unknown[0]} is none of {', '.join(ALLOCATIONS)}")
+    return GroupLimits(
+        name=name,
+        date=_date(values.get("date", date), where, f"{place}.date"),
+        min_nodes=nodes[0],
+        max_nodes=nodes[1],
+        default_nodes=None if default is None else _count(default, where, f"{place}.default_nodes"),
+        min_elapse=shortest,
+        max_elapse=longest,
+        range_max=None if range_max is None else _seconds(range_max, where, f"{place}.range_max"),
+        allocations=allocations,
+    )
+
+
+def _group_data(group: GroupLimits) -> Dict[str, str]:
+    data: Dict[str, str] = {}
+    if group.max_nodes is not None:
+        data["nodes"] = f"{group.min_nodes or 1}-{group.max_nodes}"
+    if group.default_nodes is not None:
+        data["default_nodes"] = str(group.default_nodes)
+    if group.max_elapse is not None:
+        start = "" if group.min_elapse is None else format_elapse(group.min_elapse) + "-"
+        data["elapse"] = start + format_elapse(group.max_elapse)
+    if group.range_max is not None:
+        data["range_max"] = format_elapse(group.range_max)
+    if group.allocations:
+        data["allocations"] = " ".join(group.allocations)
+    data["date"] = group.date
+    return data
+
+
+def _mapping(value: Any, where: str, key: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{where}: {key}: expected keys with values")
+    return value
+
+
+def _text(value: Any, where: str, key: str) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{where}: {key}: expected a text")
+    return value
+
+
+def _texts(value: Any, where: str, key: str) -> Tuple[str, ...]:
+    if not isinstance(value, list):
+        raise UsageError(f"{where}: {key}: expected a list of texts")
+    return tuple(_text(item, where, key) for item in value)
+
+
+def _check_keys(values: Mapping[str, Any], known: Tuple[str, ...], where: str, place: str = "") -> None:
+    for key in values:
+        if key not in known:
+            raise UsageError(f"{where}: unknown key {place + '.' if place else ''}{key}; known are {', '.join(known)}")
+
+
+def _date(value: Any, where: str, key: str) -> str:
+    text = _text(value, where, key) if value is not None else ""
+    try:
+        datetime.datetime.strptime(text, "%Y-%m-%d")
+    except ValueError:
+        raise UsageError(f"{where}: {key}: expected a date such as 2026-03-26, not {text[:40]!r}") from None
+    return text
+
+
+def _count(value: Any, where: str, key: str) -> int:
+    try:
+        return parse_count(_text(value, where, key))
+    except ValueError as error:
+        raise UsageError(f"{where}: {key}: {error}") from None
+
+
+def _span(value: Any, where: str, key: str) -> Tuple[Optional[int], Optional[int]]:
+    if value is None:
+        return None, None
+    first, dash, last = _text(value, where, key).partition("-")
+    numbers = _count(first, where, key), _count(last if dash else first, where, key)
+    if numbers[0] > numbers[1]:
+        raise UsageError(f"{where}: {key}: {value} starts above its end")
+    return numbers
+
+
+def _seconds(value: Any, where: str, key: str) -> int:
+    try:
+        elapse = parse_elapse(_text(value, where, key))
+    except ValueError as error:
+        raise UsageError(f"{where}: {key}: {error}") from None
+    if elapse.minimum is None or elapse.ranged:
+        raise UsageError(f"{where}: {key}: expected H:MM:SS")
+    return elapse.minimum
+
+
+def groups_in(text: str, date: str, where: str, name: str = "") -> List[GroupLimits]:
+    """The groups that a saved output of ``pjacl --rg GROUP`` speaks of.
+
+    Args:
+        name: of the group; empty where the text says it: in a line with the command, as a terminal shows it (one text
+            may so hold several groups), or in a line such as ``rscgrp: small``.
+
+    Raises:
+        UsageError: no group is named, or no limit is found.
+    """
+    parts: List[Tuple[str, str]] = []
+    commands = [] if name else list(_COMMAND.finditer(text))
+    if name:
+        parts = [(name, text)]
+    elif commands:
+        ends = [found.start() for found in commands[1:]] + [len(text)]
+        parts = [(found[1], text[found.end() : end]) for found, end in zip(commands, ends)]
+    else:
+        named = _NAMED.search(text)
+        if named is None:
+            raise UsageError(f"{where}: it is not said which group this is; write GROUP=FILE, such as small={where}")
+        parts = [(named[1], text)]
+    groups = [_from_acl(group, parse_acl(part), date) for group, part in parts]
+    for group in groups:
+        if group.max_elapse is None and group.max_nodes is None:
+            raise UsageError(f"{where}: no limits of {group.name}: expected what `pjacl --rg {group.name}` prints")
+    return groups
+
+
+def _from_acl(name: str, acl: AclLimits, date: str) -> GroupLimits:
+    option = BATCH if acl.row("elapse", BATCH) or acl.row("node", BATCH) else INTERACTIVE
+    elapse = acl.seconds("elapse", option) or (None, None, None)
+    longest = acl.seconds("adaptive elapsed time max", option) or (None, None, None)
+    nodes = acl.nodes("node", option) or (None, None, None)
+    return GroupLimits(
+        name=name,
+        date=date,
+        min_nodes=nodes[0],
+        max_nodes=nodes[1],
+        default_nodes=nodes[2],
+        min_elapse=elapse[0],
+        max_elapse=elapse[1],
+        range_max=longest[1],
+    )

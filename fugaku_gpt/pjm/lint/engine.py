@@ -1,0 +1,159 @@
+"""Scripts in, findings out: the rules run, ``# noqa`` comments are heeded, folders are searched for scripts."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
+
+from fugaku_gpt.pjm.groups import SiteLimits, fugaku_limits
+from fugaku_gpt.pjm.lexer import read_script
+from fugaku_gpt.pjm.lint.facts import Facts
+from fugaku_gpt.pjm.lint.registry import ERROR, REASONS, Rule, all_rules, severity_of
+from fugaku_gpt.pjm.lint.sites import ANY, AUTO, FUGAKU, looks_like_fugaku
+from fugaku_gpt.pjm.script import PjmScript
+
+STDIN = "-"
+_SEARCHED_BYTES = 1 << 20  # files above are passed over in folders: no job script is so long
+_COMMAND = re.compile(rb"^(?![ \t\r\v\f]*(?:#|\r?$))(?!\xef\xbb\xbf#)", re.MULTILINE)
+_ALL = ""  # the beginning of every id
+_NOQA = re.compile(
+    r"#[ \t]*noqa(-file)?(?![\w-])(?:[ \t]*(:)[ \t]*(PJM\d*(?:[ \t]*[, \t][ \t]*PJM\d*)*)?)?", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong at one place.
+
+    Attributes:
+        id, title: of the rule.
+        severity: ``error``, ``warning`` or ``info``.
+        line, column: from 1.
+        message: what is there.
+        fix: what to write instead.
+        lowered: why this is not the error that the rule names; empty where it is what it is.
+    """
+
+    id: str
+    title: str
+    severity: str
+    line: int
+    column: int
+    message: str
+    fix: str
+    lowered: str = ""
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """The findings of one file, in order of lines; ``site`` is the one that it was taken for."""
+
+    path: str
+    findings: Tuple[Finding, ...]
+    site: str = ANY
+
+
+@dataclass(frozen=True)
+class Linter:
+    """How scripts are checked.
+
+    Attributes:
+        rules: default: all.
+        limits: of the site's groups; default: those that come with the package.
+        site: ``fugaku``, ``any``, or ``auto``: each script is taken for what it looks like.
+        strict: whether errors that may be none are errors.
+    """
+
+    rules: Sequence[Rule] = field(default_factory=all_rules)
+    limits: SiteLimits = field(default_factory=fugaku_limits)
+    site: str = AUTO
+    strict: bool = False
+
+    def check(self, text: str, path: str = "") -> FileReport:
+        """Check a script. Never raises, whatever the text."""
+        script = read_script(text)
+        fugaku = self.site == FUGAKU or (self.site == AUTO and looks_like_fugaku(script, self.limits))
+        facts = Facts(script, self.limits, fugaku, "" if path == STDIN else path)
+        silenced = _silenced(script)
+        findings: List[Finding] = []
+        for rule in self.rules:
+            if rule.fugaku_only and not fugaku:
+                continue
+            for hit in rule.check(facts):
+                if not _is_silenced(rule.id, hit.line, silenced):
+                    severity = severity_of(rule, hit, self.strict)
+                    lowered = REASONS[hit.because] if hit.because and severity != ERROR else ""
+                    fix = hit.fix or rule.fix
+                    findings.append(
+                        Finding(rule.id, rule.title, severity, hit.line, hit.column, hit.message, fix, lowered)
+                    )
+        findings.sort(key=lambda item: (item.line, item.column, item.id))
+        return FileReport(path, tuple(findings), FUGAKU if fugaku else ANY)
+
+    def check_file(self, path: str) -> FileReport:
+        """Check a file, or the standard input for ``-``.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        if path == STDIN:
+            content = sys.stdin.buffer.read()
+        else:
+            content = Path(path).read_bytes()
+        return self.check(content.decode("utf-8", "surrogateescape"), path)
+
+
+def find_scripts(paths: Sequence[str]) -> Iterator[str]:
+    """Files as they are named, and in folders those with a directive in force, in order of their names.
+
+    So generators of scripts, documents and logs that merely quote ``#PJM`` lines are passed over in folders, and so are
+    hidden files and folders, links to folders and files of more than one MiB.
+    """
+    for path in paths:
+        if path == STDIN or not os.path.isdir(path):
+            yield path
+            continue
+        for folder, folders, files in os.walk(path):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for name in sorted(files):
+                file = os.path.join(folder, name)
+                if not name.startswith(".") and _is_script(file):
+                    yield file
+
+
+def _is_script(path: str) -> bool:
+    try:
+        if not os.path.isfile(path) or os.path.getsize(path) > _SEARCHED_BYTES:
+            return False
+        content = Path(path).read_bytes()
+    except OSError:
+        return False  # in a folder that is searched, what cannot be read is no script
+    if b"#PJM" not in content or b"\0" in content:
+        return False
+    head = _COMMAND.search(content)  # so that only the lines above the first command are read twice
+    text = (content[: head.start()] if head else content).decode("utf-8", "surrogateescape")
+    return bool(read_script(text).directives)
+
+
+def _silenced(script: PjmScript) -> Dict[int, Set[str]]:
+    """Line → beginnings of ids that are not wanted there; line 0 is the whole file."""
+    found: Dict[int, Set[str]] = {}
+    for number, line in enumerate(script.lines, 1):
+        if "noqa" not in line and "NOQA" not in line:
+            continue
+        for comment in _NOQA.finditer(line):
+            ids: Optional[Set[str]] = None
+            if comment[3]:
+                ids = set(re.findall(r"PJM\d*", comment[3].upper()))
+            elif not comment[2]:
+                ids = {_ALL}
+            found.setdefault(0 if comment[1] else number, set()).update(ids or ())
+    return found
+
+
+def _is_silenced(id: str, line: int, silenced: Dict[int, Set[str]]) -> bool:
+    return any(id.startswith(prefix) for at in (0, line) for prefix in silenced.get(at, ()))

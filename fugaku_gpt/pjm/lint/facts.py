@@ -1,0 +1,257 @@
+"""What a script asks for, worked out once for all rules. What a placeholder or a variable stands for is unknown."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar
+
+from fugaku_gpt.pjm.groups import GroupLimits, SiteLimits
+from fugaku_gpt.pjm.lint.launches import (
+    Assignment,
+    Launch,
+    assignments_of,
+    constants_of,
+    launches_of,
+    resolve,
+    whole_number,
+)
+from fugaku_gpt.pjm.lint.shell import Body, Command, scan
+from fugaku_gpt.pjm.options import parse_count, parse_elapse, parse_node, parse_size
+from fugaku_gpt.pjm.script import PjmScript
+from fugaku_gpt.pjm.values import Elapse, NodeShape, has_placeholder
+
+_SHELLS = re.compile(r"#!.*\b(ba|da|k|z|c|tc)?sh\b")
+# forms of placeholders beyond those of the parser: {name} of Python, %(name)s, __NAME__, NAME and N/A in words
+_FIELD = re.compile(r"\{[A-Za-z_]\w*\}|%\(\w+\)|__\w+__|%[A-Z_]+%|\*{2,}|\?{2,}|\.{3}|…")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+T = TypeVar("T")
+
+
+def is_open(value: Optional[str]) -> bool:
+    """Whether a value that should be a number, shape or time is still to be filled in."""
+    if value is None:
+        return False
+    return has_placeholder(value) or bool(_FIELD.search(value)) or bool(_WORD.fullmatch(value.strip()))
+
+
+def show(value: object) -> str:
+    """A value for a message: one line, no control characters, not too long."""
+    text = str(value)
+    text = "".join(
+        mark if mark.isprintable() else mark.encode("unicode_escape", "surrogatepass").decode() for mark in text[:200]
+    )
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class Facts:
+    """One script, for the rules.
+
+    Attributes:
+        script: as ``pjsub`` reads it.
+        limits: of the site.
+        fugaku: whether the script is for Fugaku.
+        file: its name, empty for standard input.
+    """
+
+    def __init__(self, script: PjmScript, limits: SiteLimits, fugaku: bool, file: str = "") -> None:
+        self.script = script
+        self.limits = limits
+        self.fugaku = fugaku
+        self.file = file
+        self.resources = script.resources
+        self.mpi = script.mpi
+        self.llio = script.llio
+
+    # where things stand
+
+    @cached_property
+    def top(self) -> int:
+        """The line for what is missing: the first directive."""
+        return self.script.directives[0].line if self.script.directives else 1
+
+    def line_of(self, *names: str) -> int:
+        """The line of the first of these options or keys that is given, such as ``resources.node``."""
+        return next((self.script.marks[name] for name in names if name in self.script.marks), self.top)
+
+    def place(self, name: str, text: str = "") -> Tuple[int, int]:
+        """Line and column of an option's or key's value."""
+        line = self.line_of(name)
+        return line, self.column(line, text or name.rpartition(".")[2])
+
+    def column(self, line: int, text: str) -> int:
+        """Where ``text`` stands in a line, 1 where it does not."""
+        content = self.script.lines[line - 1] if 0 < line <= len(self.script.lines) else ""
+        return max(0, content.find(text)) + 1
+
+    # resources
+
+    @cached_property
+    def group(self) -> Optional[str]:
+        """The resource group, the site's default where none is named; None where it is still to be filled in."""
+        value = self.resources.get("rscgrp")
+        if value is None:
+            return self.limits.default_group if "rscgrp" not in self.resources and self.fugaku else None
+        return None if has_placeholder(value) or _FIELD.search(value) else value
+
+    @cached_property
+    def group_limits(self) -> Optional[GroupLimits]:
+        """What the data file knows of the group, on Fugaku."""
+        return self.limits.groups.get(self.group) if self.fugaku and self.group else None
+
+    @cached_property
+    def node(self) -> Optional[NodeShape]:
+        """``node=``; None where missing, unreadable or open."""
+        return _read(parse_node, self.resources.get("node"))
+
+    @cached_property
+    def nodes(self) -> Optional[int]:
+        """Nodes in all, where the script says so."""
+        return self.node.count if self.node else None
+
+    @cached_property
+    def elapse(self) -> Optional[Elapse]:
+        """``elapse=``; None where missing, unreadable or open."""
+        return _read(parse_elapse, self.resources.get("elapse"))
+
+    @cached_property
+    def proc(self) -> Optional[int]:
+        """``--mpi proc=``."""
+        return _read(parse_count, self.mpi.get("proc"))
+
+    @cached_property
+    def most_per_node(self) -> Optional[int]:
+        """``--mpi max-proc-per-node=``."""
+        return _read(parse_count, self.mpi.get("max-proc-per-node"))
+
+    @cached_property
+    def ranks_per_node(self) -> Optional[int]:
+        """Processes on each node (End-user's Guide, table 2.28); one where nothing is said, None where open."""
+        if "max-proc-per-node" in self.mpi:
+            return self.most_per_node or None
+        if "proc" not in self.mpi:
+            return 1
+        if not self.nodes or not self.proc:
+            return None
+        return -(-self.proc // self.nodes)
+
+    @cached_property
+    def ranks(self) -> Optional[int]:
+        """Processes in all."""
+        if "proc" in self.mpi:
+            return self.proc
+        return self.nodes * self.ranks_per_node if self.nodes and self.ranks_per_node else None
+
+    def knob(self, name: str) -> Optional[int]:
+        """A power knob's value; None where missing or unreadable."""
+        return _read(parse_count, self.resources.get(name))
+
+    def size(self, values: Mapping[str, Optional[str]], name: str) -> Optional[int]:
+        """A size in bytes; None where missing, unreadable or open."""
+        return _read(parse_size, values.get(name))
+
+    @cached_property
+    def directive_environment(self) -> Dict[str, str]:
+        """``-x``: variable → value."""
+        values: Mapping[str, Any] = self.script.options.get("environment", {})
+        return {name: value or "" for name, value in values.items()}
+
+    # the body
+
+    @cached_property
+    def is_shell(self) -> bool:
+        """Whether the body is a shell's; Python and Perl can be job scripts too."""
+        first = self.script.lines[0] if self.script.lines else ""
+        return not first.startswith("#!") or bool(_SHELLS.match(first))
+
+    @cached_property
+    def body_text(self) -> str:
+        """From the first command on; empty where there is none, or where it is no shell's."""
+        start = self.script.body
+        return "\n".join(self.script.lines[start - 1 :]) if start and self.is_shell else ""
+
+    @cached_property
+    def body(self) -> Body:
+        """The commands."""
+        return scan(self.body_text, self.script.body)
+
+    @property
+    def commands(self) -> Tuple[Command, ...]:
+        """The commands in order."""
+        return self.body.commands
+
+    @cached_property
+    def assignments(self) -> List[Assignment]:
+        """Variables: first those of ``-x``, then those that the commands set."""
+        line = self.script.marks.get("environment", self.top)
+        given = [
+            Assignment(
+                name, value, self.script.marks.get(f"environment.{name}", line), 1, True, False, False, False, True
+            )
+            for name, value in self.directive_environment.items()
+        ]
+        return given + assignments_of(self.commands)
+
+    def settings(self, name: str) -> List[Assignment]:
+        """All assignments of one variable."""
+        return self._by_name.get(name, [])
+
+    @cached_property
+    def _by_name(self) -> Dict[str, List[Assignment]]:
+        found: Dict[str, List[Assignment]] = {}
+        for item in self.assignments:
+            found.setdefault(item.name, []).append(item)
+        return found
+
+    @cached_property
+    def constants(self) -> Dict[str, str]:
+        """Variables whose value is sure, and those that PJM sets."""
+        known = constants_of(self.assignments)
+        for name, value in (
+            ("PJM_NODE", self.nodes),
+            ("PJM_MPI_PROC", self.ranks),
+            ("PJM_PROC_BY_NODE", self.ranks_per_node),
+        ):
+            if value is not None:
+                known.setdefault(name, str(value))
+        return known
+
+    def only_number(self, name: str) -> Optional[Tuple[int, Assignment]]:
+        """A variable's number and its last assignment, where all its assignments agree on one."""
+        items = self.settings(name)
+        if not items:
+            return None
+        numbers = {None if item.append else whole_number(item.value, self.constants) for item in items}
+        number = numbers.pop()
+        return None if numbers or number is None else (number, items[-1])
+
+    def only_text(self, name: str) -> Optional[Tuple[str, Assignment]]:
+        """A variable's value and last assignment, where it has but one."""
+        items = self.settings(name)
+        texts = {resolve(item.value, self.constants) for item in items}
+        text = texts.pop() if len(texts) == 1 else None
+        return None if text is None else (text, items[-1])
+
+    @cached_property
+    def launches(self) -> List[Launch]:
+        """Calls of ``mpiexec``."""
+        return launches_of(self.commands, self.constants)
+
+    def uses(self, pattern: "re.Pattern[str]") -> Iterator[Tuple[Command, Tuple[int, int]]]:
+        """Commands in whose words, values or redirections ``pattern`` is found, and where; one hit per command."""
+        if not pattern.search(self.body_text):
+            return
+        for command in self.commands:
+            values = [setting.value for setting in command.settings]
+            for word in (*values, *command.words, *(target for _, target in command.redirections)):
+                if pattern.search(word.raw):
+                    yield command, (word.line, word.column)
+                    break
+
+
+def _read(reader: Callable[[str], T], value: Optional[str]) -> Optional[T]:
+    try:
+        return None if value is None else reader(value)
+    except ValueError:
+        return None

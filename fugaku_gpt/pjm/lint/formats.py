@@ -1,0 +1,168 @@
+"""Findings as text, JSON and SARIF 2.1.0."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from typing import Any, Dict, Iterable, List, Sequence
+from urllib.parse import quote
+
+from fugaku_gpt import __version__
+from fugaku_gpt.pjm.groups import SiteLimits
+from fugaku_gpt.pjm.lint.engine import STDIN, FileReport
+from fugaku_gpt.pjm.lint.registry import ERROR, INFO, SEVERITIES, WARNING, Rule
+from fugaku_gpt.pjm.lint.undecided import NOT_DECIDED, UNDECIDED
+
+_SARIF_LEVELS = {ERROR: "error", WARNING: "warning", INFO: "note"}
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+def as_text(reports: Sequence[FileReport], limits: SiteLimits) -> str:
+    """``FILE:LINE:COLUMN: ID severity: message`` and the fix, then a line that sums up."""
+    lines: List[str] = []
+    lowered = 0
+    for report in reports:
+        name = _plain("<stdin>" if report.path == STDIN else report.path)
+        for item in report.findings:
+            lines.append(f"{name}:{item.line}:{item.column}: {item.id} {item.severity}: {_plain(item.message)}")
+            lines.append(f"    fix: {_plain(item.fix)}")
+            lowered += bool(item.lowered)
+    counts = count_severities(reports)
+    files = f"{len(reports)} file{'s' if len(reports) != 1 else ''}"
+    if not counts:
+        return f"{files} checked, nothing found\n"
+    words = ", ".join(
+        f"{counts[severity]} {severity}{'s' if counts[severity] != 1 else ''}"
+        for severity in reversed(SEVERITIES)
+        if counts[severity]
+    )
+    lines.append(f"{words} in {files}; limits of {limits.site} as of {limits.date}")
+    if lowered:
+        lines.append(f"{lowered} of the warnings {'is an error' if lowered == 1 else 'are errors'} with --strict")
+    return "\n".join(lines) + "\n"
+
+
+def as_json(reports: Sequence[FileReport], limits: SiteLimits) -> str:
+    """One object: files with their findings, counts, and the date of the limits."""
+    data = {
+        "version": 1,
+        "limits": {"site": limits.site, "date": limits.date},
+        "files": [
+            {
+                "path": _valid(report.path),
+                "site": report.site,
+                "findings": [
+                    {
+                        "id": item.id,
+                        "severity": item.severity,
+                        "line": item.line,
+                        "column": item.column,
+                        "title": item.title,
+                        "message": _valid(item.message),
+                        "fix": _valid(item.fix),
+                        "lowered": item.lowered or None,
+                    }
+                    for item in report.findings
+                ],
+            }
+            for report in reports
+        ],
+        "summary": {"files": len(reports), **{name: count_severities(reports)[name] for name in reversed(SEVERITIES)}},
+    }
+    return json.dumps(data, indent=2) + "\n"
+
+
+def as_sarif(reports: Sequence[FileReport], rules: Sequence[Rule], limits: SiteLimits) -> str:
+    """A SARIF 2.1.0 log with one run, for code-scanning services and editors."""
+    indices = {rule.id: index for index, rule in enumerate(rules)}
+    run = {
+        "tool": {
+            "driver": {
+                "name": "fugaku-gpt job lint",
+                "version": __version__,
+                "rules": [_sarif_rule(rule) for rule in rules],
+                "properties": {"limitsSite": limits.site, "limitsDate": limits.date},
+            }
+        },
+        "columnKind": "unicodeCodePoints",
+        "results": [
+            {
+                "ruleId": item.id,
+                "ruleIndex": indices[item.id],
+                "level": _SARIF_LEVELS[item.severity],
+                "message": {"text": _valid(f"{item.message}. Fix: {item.fix}")},
+                "locations": [
+                    {
+                        "physicalLocation": {
+                            "artifactLocation": {"uri": _uri(report.path)},
+                            "region": {"startLine": item.line, "startColumn": item.column},
+                        }
+                    }
+                ],
+            }
+            for report in reports
+            for item in report.findings
+        ],
+    }
+    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
+
+
+def explain(rule: Rule) -> str:
+    """A rule in full."""
+    where = "scripts for Fugaku" if rule.fugaku_only else "scripts for any PJM site"
+    parts = [
+        f"{rule.id} {rule.severity}: {rule.title}",
+        "",
+        f"why:     {rule.why}",
+        f"fix:     {rule.fix}",
+        f"applies: {where}",
+        f"source:  {rule.source}",
+    ]
+    if rule.id in UNDECIDED:
+        parts.append(f"leaves undecided: {UNDECIDED[rule.id]}")
+    return "\n".join(parts) + "\n"
+
+
+def explain_not_decided(id: str) -> str:
+    """Why an id of the reference has no rule."""
+    return f"{id}: no rule checks this; {NOT_DECIDED[id]}\n"
+
+
+def rule_rows(rules: Iterable[Rule]) -> List[Dict[str, str]]:
+    """The list of rules."""
+    return [
+        {"id": rule.id, "severity": rule.severity, "site": "fugaku" if rule.fugaku_only else "any", "title": rule.title}
+        for rule in rules
+    ]
+
+
+def count_severities(reports: Iterable[FileReport]) -> "Counter[str]":
+    """Findings of each severity."""
+    return Counter(item.severity for report in reports for item in report.findings)
+
+
+def _sarif_rule(rule: Rule) -> Dict[str, Any]:
+    return {
+        "id": rule.id,
+        "shortDescription": {"text": rule.title},
+        "fullDescription": {"text": rule.why},
+        "help": {"text": f"{rule.why}\nFix: {rule.fix}\nSource: {rule.source}"},
+        "defaultConfiguration": {"level": _SARIF_LEVELS[rule.severity]},
+    }
+
+
+def _uri(path: str) -> str:
+    if path == STDIN:
+        return "stdin"
+    return quote(os.fsencode(path.replace(os.sep, "/")))
+
+
+def _valid(text: str) -> str:
+    """Without the surrogates that stand for bytes which are no UTF-8."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _plain(text: str) -> str:
+    """For a terminal: no control characters either, since file names may hold any."""
+    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in _valid(text))

@@ -1,0 +1,16 @@
+"""The rules, grouped by subject. Importing this package registers them."""
+
+from fugaku_gpt.pjm.lint.rules import (  # noqa: F401
+    elapse,
+    environment,
+    exclusive,
+    grammar,
+    identity,
+    mpi,
+    nodes,
+    output,
+    power,
+    preload,
+    storage,
+    threads,
+)

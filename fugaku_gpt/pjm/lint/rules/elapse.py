@@ -1,0 +1,173 @@
+"""How long the job may run (PJM040 to PJM044)."""
+
+from __future__ import annotations
+
+import re
+from typing import Iterator, Optional
+
+from fugaku_gpt.pjm.lint.facts import Facts, is_open, show
+from fugaku_gpt.pjm.lint.registry import COMMAND_LINE, DATED, ERROR, RUNS, WARNING, Hit, rule
+from fugaku_gpt.pjm.values import format_elapse, parse_elapse
+
+_HOUR = 3600
+_MINUTES_MEANT = 360  # a bare number up to here may well mean minutes
+_HOURS_MEANT = 72  # `10:00` up to here may well mean hours and minutes
+_SLURM_DAYS = re.compile(r"[0-9]{1,2}-[0-9]{1,2}(:[0-9]{2}){0,2}")
+_SIGNALS = {"TERM", "SIGTERM", "15"}
+
+
+def _where(facts: Facts) -> "tuple[str, int, int]":
+    text = facts.resources.get("elapse") or ""
+    return (text, *facts.place("resources.elapse", text))
+
+
+@rule(
+    "PJM040",
+    ERROR,
+    "no time limit, or one outside the group's range",
+    why="Without elapse= a batch job on Fugaku gets one minute, which is also the least that can be asked for; more "
+    "than the group's most is refused (PJM 0057). The ranges are data with a date.",
+    fix='write -L "elapse=H:MM:SS" within the range of the group',
+    source="Fugaku user guide 1.52, pjsubCommandOptions; Command Reference J2UL-2549, messages 0054 and 0057",
+)
+def elapse_range(facts: Facts) -> Iterator[Hit]:
+    if "elapse" not in facts.resources:
+        if facts.fugaku:
+            yield Hit(facts.top, "no elapse=: the job is ended after the default of one minute", because=COMMAND_LINE)
+        return
+    text, line, column = _where(facts)
+    elapse = facts.elapse
+    if elapse is None:
+        if not is_open(text):
+            try:
+                parse_elapse(text)
+            except ValueError as error:
+                yield Hit(line, f"elapse={show(text)}: {show(error)}", column)
+        return
+    group = facts.group_limits
+    if group is None or _SLURM_DAYS.fullmatch(text):
+        return
+    first, last = elapse.minimum, elapse.maximum
+    if group.min_elapse and first is not None and first < group.min_elapse:
+        message = f"elapse={text} is {_words(first)}, below the least of {group.name}, {_words(group.min_elapse)}"
+        yield Hit(line, f"{message} (as of {group.date})", column, because=DATED)
+    elif group.name.startswith("spot-"):
+        return  # PJM042 speaks
+    elif group.max_elapse and first is not None and first > group.max_elapse:
+        message = f"elapse={text} is {_words(first)}, above the most of {group.name}, {_words(group.max_elapse)}"
+        yield Hit(line, f"{message} (as of {group.date})", column, because=DATED)
+    elif elapse.ranged and group.range_max and last is not None and last > group.range_max:
+        message = f"elapse={text} ends at {_words(last)}, above the most of {group.name}, {_words(group.range_max)}"
+        yield Hit(line, f"{message} (as of {group.date})", column, because=DATED)
+
+
+@rule(
+    "PJM041",
+    WARNING,
+    "the time limit may be read otherwise than meant",
+    why="elapse=30 is 30 seconds and elapse=10:00 is 10 minutes, not 30 minutes and 10 hours; Slurm reads the first as "
+    "minutes.",
+    fix="write all three parts, H:MM:SS",
+    source="Fugaku user guide 1.52, pjsubCommandOptions",
+)
+def ambiguous(facts: Facts) -> Iterator[Hit]:
+    text, line, column = _where(facts)
+    for part in text.strip().split("-") if not _SLURM_DAYS.fullmatch(text.strip()) else ():
+        seconds: Optional[int] = None
+        if re.fullmatch(r"[0-9]{1,6}", part) and int(part) <= _MINUTES_MEANT:
+            seconds = int(part)
+        elif re.fullmatch(r"[0-9]{1,4}:[0-9]{1,2}", part) and int(part.partition(":")[0]) <= _HOURS_MEANT:
+            seconds = int(part.partition(":")[0]) * 60 + int(part.partition(":")[2])
+        if seconds is not None:
+            message = f"elapse={text}: {part} is {_words(seconds)}"
+            yield Hit(line, message, column, f"write {format_elapse(seconds)} if that is meant")
+            return
+
+
+@rule(
+    "PJM042",
+    ERROR,
+    "time limit too long for a spot- group",
+    why="Low-priority groups take fixed limits of up to 4 hours, and ranges that start at up to 4 and end at up to 12 "
+    "hours (spot-int 6): [ERR.] PJM 0057.",
+    fix="write elapse=4:00:00, or a range such as elapse=4:00:00-12:00:00",
+    source="Fugaku user guide 1.52, pjsubCommandOptions, low priority jobs",
+    fugaku_only=True,
+)
+def spot(facts: Facts) -> Iterator[Hit]:
+    elapse, group = facts.elapse, facts.group_limits
+    if elapse is None or group is None or not group.name.startswith("spot-"):
+        return
+    text, line, column = _where(facts)
+    if _SLURM_DAYS.fullmatch(text):
+        return
+    first, last = elapse.minimum, elapse.maximum
+    if group.max_elapse and (first is None or first > group.max_elapse):
+        what = "starts" if elapse.ranged else "is"
+        message = f"elapse={text} {what} above the {_words(group.max_elapse)} of {group.name}"
+        yield Hit(line, f"{message} (as of {group.date})", column, because=DATED)
+    elif elapse.ranged and last is not None and group.range_max and last > group.range_max:
+        message = f"elapse={text} ends above the {_words(group.range_max)} of {group.name}"
+        yield Hit(line, f"{message} (as of {group.date})", column, because=DATED)
+
+
+@rule(
+    "PJM043",
+    WARNING,
+    "a range of time limits without a trap",
+    why="After the lower end of the range the job may be sent SIGTERM, and then SIGKILL, at any moment. Without a "
+    "trap or a checkpoint what was computed is lost. Whether the program itself catches the signal cannot be seen "
+    "here.",
+    fix="add `trap 'touch STOP' TERM` or the like, or add `# noqa: PJM043` where the program saves checkpoints",
+    source="Fugaku user guide 1.52, pjsubCommandOptions, minimum elapsed time limit",
+)
+def untrapped(facts: Facts) -> Iterator[Hit]:
+    elapse = facts.elapse
+    if elapse is None or not elapse.ranged or not facts.is_shell:
+        return
+    text, line, column = _where(facts)
+    if _SLURM_DAYS.fullmatch(text):
+        return
+    for command in facts.commands:
+        if command.name == "trap" and _SIGNALS & {word.text.upper() for word in command.words[1:]}:
+            return
+    yield Hit(line, f"elapse={text} is a range, and no command traps TERM", column)
+
+
+@rule(
+    "PJM044",
+    ERROR,
+    "days as Slurm writes them",
+    why="1-00:00:00 is a day to Slurm; to pjsub it is the range from one second to none, and 1-12:00:00 the range "
+    "from one second to twelve hours: the job may be ended after a second.",
+    fix="write hours: a day is 24:00:00",
+    source="Command Reference J2UL-2549, pjsub, -L elapse",
+)
+def slurm_days(facts: Facts) -> Iterator[Hit]:
+    elapse = facts.elapse
+    text, line, column = _where(facts)
+    if elapse is None or elapse.minimum is None:
+        return
+    if _SLURM_DAYS.fullmatch(text.strip()):
+        days, _, rest = text.strip().partition("-")
+        refused = elapse.maximum is not None and elapse.maximum < elapse.minimum
+        hours = (int(days) * 24 * _HOUR + _slurm_seconds(rest)) // _HOUR
+        message = f"elapse={text} is a range from {_words(elapse.minimum)} to {_words(elapse.maximum or 0)}"
+        yield Hit(line, message, column, f"write {hours}:00:00 if {days} days are meant", "" if refused else RUNS)
+    elif elapse.ranged and elapse.maximum is not None and elapse.maximum < elapse.minimum:
+        message = f"elapse={text} is a range that ends before it starts"
+        yield Hit(line, message, column, "write the shorter time first")
+
+
+def _slurm_seconds(text: str) -> int:
+    hours, minutes, seconds = ([int(part) for part in text.split(":")] + [0, 0])[:3]
+    return hours * _HOUR + minutes * 60 + seconds
+
+
+def _words(seconds: int) -> str:
+    """``90 s``, ``10 minutes``, ``24 hours``; what is no whole number of these as ``H:MM:SS``."""
+    if seconds < 120:
+        return f"{seconds} s"
+    if seconds % 3600 == 0:
+        return f"{seconds // 3600} hour" + ("s" if seconds > 3600 else "")
+    return f"{seconds // 60} minutes" if seconds % 60 == 0 and seconds < 7200 else format_elapse(seconds)

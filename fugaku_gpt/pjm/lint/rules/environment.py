@@ -1,0 +1,103 @@
+"""What the job expects of its surroundings (PJM094 to PJM097)."""
+
+from __future__ import annotations
+
+import re
+from typing import Iterator
+
+from fugaku_gpt.pjm.lint.facts import Facts, show
+from fugaku_gpt.pjm.lint.registry import WARNING, Hit, rule
+
+_SPACK = re.compile(r"share/spack/setup-env|^spack$")
+_ACTIVE = re.compile(r"\$\{?(VIRTUAL_ENV|CONDA_PREFIX|CONDA_DEFAULT_ENV|PYENV_VERSION)\b(?!:?[-+])")
+_ACTIVATES = re.compile(r"\bactivate\b|\bconda\.sh\b|\bsetup-env\b|\bmodulecmd\b")
+_LOOKS = ("[", "[[", "test", "if", "echo", "printf", "deactivate")  # commands that a missing value does no harm to
+_BRACKETED = re.compile(r"\d+\[[-\d,]+\]")
+_PJM_COMMANDS = ("pjstat", "pjdel", "pjwait", "pjhold", "pjrls", "pjalter", "pjsig")
+
+
+@rule(
+    "PJM094",
+    WARNING,
+    "Spack without /lib64 first in LD_LIBRARY_PATH",
+    why="Packages of Spack bring libraries that hide those of the compute nodes' operating system; with /lib64 first "
+    "the system's own are found.",
+    fix="after `spack load`: export LD_LIBRARY_PATH=/lib64:$LD_LIBRARY_PATH",
+    source="Fugaku user guide 1.52, EnvironmentSettings",
+    fugaku_only=True,
+)
+def spack_libraries(facts: Facts) -> Iterator[Hit]:
+    if "spack" not in facts.body_text:
+        return
+    command = next(
+        (item for item in facts.commands if item.words and any(_SPACK.search(word.text) for word in item.words[:2])),
+        None,
+    )
+    if command is None:
+        return
+    paths = [item.value for item in facts.settings("LD_LIBRARY_PATH")]
+    if any(path.startswith("/lib64") or "sort_libp" in path for path in paths):  # sort_libp puts it first
+        return
+    yield Hit(command.line, "Spack is used, and LD_LIBRARY_PATH does not begin with /lib64", command.column)
+
+
+@rule(
+    "PJM095",
+    WARNING,
+    "the job counts on the environment it was submitted from",
+    why="pjsub does not hand the environment of the login shell on: what was active there is not active in the job. "
+    "(-X does hand it on, from an x86 login node to Arm compute nodes.)",
+    fix="activate it in the script: source .../bin/activate",
+    source="Command Reference J2UL-2549, pjsub, -X and -x",
+)
+def inherited(facts: Facts) -> Iterator[Hit]:
+    if "export_all" in facts.script.options:
+        return
+    for command, (line, column) in facts.uses(_ACTIVE):
+        words = (
+            *(item.value for item in command.settings),
+            *command.words,
+            *(item for _, item in command.redirections),
+        )
+        name = next(found[1] for found in (_ACTIVE.search(word.raw) for word in words) if found)
+        before = [item for item in facts.commands if item.line < command.line]
+        activated = any(_ACTIVATES.search(word.text) or word.text == "module" for item in before for word in item.words)
+        if not activated and not facts.settings(name) and command.name not in _LOOKS:
+            yield Hit(line, f"${name} is used, and nothing in the script sets it", column)
+            return
+
+
+@rule(
+    "PJM096",
+    WARNING,
+    "unquoted job id with brackets",
+    why="The shell reads 239[1-5] as a pattern of file names: it works until a file of such a name is there, and "
+    "fails in zsh and csh at once.",
+    fix="quote it: '239[1-5]'",
+    source="Command Reference J2UL-2549, pjstat and pjdel",
+)
+def unquoted_id(facts: Facts) -> Iterator[Hit]:
+    for command in facts.commands if "[" in facts.body_text else ():
+        if command.name in _PJM_COMMANDS:
+            for word in command.words[1:]:
+                if _BRACKETED.fullmatch(word.raw):
+                    yield Hit(word.line, f"{command.name} {show(word.raw)}", word.column, f"write '{show(word.raw)}'")
+
+
+@rule(
+    "PJM097",
+    WARNING,
+    "pjrsh without exepjrsh=1",
+    why="pjrsh starts commands on other nodes of the job, which the job must have asked for.",
+    fix='add #PJM -L "exepjrsh=1"',
+    source="Fugaku user guide 1.52, JobExecution/HowToUseCustomResource",
+    fugaku_only=True,
+)
+def remote_shell(facts: Facts) -> Iterator[Hit]:
+    if facts.resources.get("exepjrsh") is not None or "pjrsh" not in facts.body_text:
+        return
+    for command in facts.commands:
+        word = next((word for word in command.words if word.text.rpartition("/")[2] == "pjrsh"), None)
+        if word:
+            yield Hit(word.line, "pjrsh is used, and the job does not ask for exepjrsh=1", word.column)
+            return

@@ -1,0 +1,249 @@
+"""Whether ``pjsub`` reads the lines at all (PJM001 to PJM009)."""
+
+from __future__ import annotations
+
+import re
+from typing import Iterator
+
+from fugaku_gpt.pjm.lint.facts import Facts, is_open, show
+from fugaku_gpt.pjm.lint.registry import ERROR, INFO, RUNS, UNSURE, WARNING, Hit, nearest, rule
+from fugaku_gpt.pjm.options import KEY_ALIASES, KEYS, OPTIONS, SPELLINGS, option_of
+from fugaku_gpt.pjm.values import has_placeholder
+
+_CURLY = "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\uff02\uff07"
+_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\uff0d"
+_NOT_ASCII = re.compile(rf"(?:^|(?<=[\s\"']))[{_DASHES}]|[{_CURLY}]")
+_OPTION = re.compile(rf"#PJM\s+[\"']?[-{_DASHES}]")
+_FOREIGN = re.compile(r"#(SBATCH|PBS|BSUB|COBALT|OAR)\s+-")
+
+
+@rule(
+    "PJM001",
+    ERROR,
+    "directive below the first command",
+    why="pjsub reads directives only down to the first line that is neither blank nor a comment, and passes over all "
+    "later ones without a word: the job runs with defaults in their place.",
+    fix="move the line above the first command",
+    source="Command Reference J2UL-2549, pjsub; End-user's Guide J2UL-2534, 2.1.1",
+)
+def late_directive(facts: Facts) -> Iterator[Hit]:
+    script = facts.script
+    for line in script.late:
+        text = script.lines[line - 1]
+        if _OPTION.match(text) and facts.is_shell and line not in facts.body.inside:
+            message = f"{show(text)} stands below the first command (line {script.body}): pjsub ignores it"
+            yield Hit(line, message, because=RUNS)
+
+
+@rule(
+    "PJM002",
+    WARNING,
+    "looks like a directive, but is a comment",
+    why="Only #PJM at column 1, followed by a space, is read. A space before or after the #, a second # or small "
+    "letters make the line a comment. Many people switch lines off so; then nothing is wrong.",
+    fix="write #PJM at column 1, or, if the line is meant to be off, add `# noqa: PJM002`",
+    source="Command Reference J2UL-2549, pjsub",
+)
+def disabled_directive(facts: Facts) -> Iterator[Hit]:
+    script = facts.script
+    for line in script.disabled:
+        if script.body and line > script.body:
+            continue  # it would be ignored in any case
+        text = script.lines[line - 1]
+        deliberate = text.partition("PJM")[0].count("#") > 1
+        column = len(text) - len(text.lstrip()) + 1
+        yield Hit(line, f"{show(text.strip())} is a comment to pjsub", column, severity=INFO if deliberate else "")
+
+
+@rule(
+    "PJM003",
+    ERROR,
+    "a dash or quote that is not ASCII",
+    why='Word processors and web pages turn - into – and " into “. pjsub takes such a word for something else.',
+    fix="type the dash or quote again, in ASCII",
+    source="seen in public scripts; Command Reference J2UL-2549, pjsub",
+)
+def not_ascii(facts: Facts) -> Iterator[Hit]:
+    script = facts.script
+    read = {item.line for item in script.directives} | {problem.line for problem in script.problems}
+    for line in sorted(read):
+        text = _without_comment(script.lines[line - 1])
+        found = _NOT_ASCII.search(text)
+        if found and text.startswith("#PJM"):
+            what = f"U+{ord(found[0]):04X} ({found[0]})"
+            yield Hit(line, f"{what} in {show(text)}", found.start() + 1, because=UNSURE)
+
+
+@rule(
+    "PJM004",
+    ERROR,
+    "unbalanced quotes",
+    why="pjsub refuses the script: [ERR.] PJM 0008.",
+    fix="close the quote, or remove it",
+    source="Command Reference J2UL-2549, pjsub, message 0008",
+)
+def unbalanced(facts: Facts) -> Iterator[Hit]:
+    for problem in facts.script.problems:
+        if problem.kind == "unbalanced-quotes":
+            because = UNSURE if has_placeholder(problem.text) else ""
+            yield Hit(problem.line, f"a quote is never closed in {show(problem.text)}", because=because)
+
+
+@rule(
+    "PJM005",
+    ERROR,
+    "unknown option or key",
+    why="pjsub refuses options and keys that it does not know (PJM 0001, 0004), and asks the site about any other key "
+    "of -L, which it takes for a custom resource (PJM 0076).",
+    fix="write the option or key as the manual does",
+    source="Command Reference J2UL-2549, pjsub",
+)
+def unknown(facts: Facts) -> Iterator[Hit]:
+    script = facts.script
+    elsewhere = "" if facts.fugaku else UNSURE
+    for item in script.directives:
+        option = option_of(item.option)
+        if option is None and not _has_not_ascii(item.option):
+            if is_open(item.option) and not item.option.startswith("-"):
+                continue
+            near = nearest(item.option, _spellings()) or _as_key(item.option)
+            yield Hit(
+                item.line,
+                f"pjsub has no option {show(item.option)}",
+                facts.column(item.line, item.option),
+                _suggest(near),
+                because=UNSURE if has_placeholder(item.option) else elsewhere,
+            )
+        elif option is not None and item.key is not None and option.era == "tcs":
+            yield from _unknown_key(facts, item.line, option.name, item.option, item.key, item.known)
+    for problem in script.problems:
+        column = facts.column(problem.line, problem.text)
+        if problem.kind == "missing-argument":
+            yield Hit(problem.line, f"{show(problem.text)} lacks its argument", column, "add it, or remove the option")
+        elif problem.kind == "unexpected-argument":
+            yield Hit(problem.line, f"{show(problem.text)}: the option takes no argument", column, because=UNSURE)
+        elif problem.kind == "stray-word" and not _has_not_ascii(problem.text) and not _open_line(facts, problem.line):
+            message = f"{show(problem.text)} belongs to no option"
+            yield Hit(problem.line, message, column, "quote what belongs together, or remove the word", because=UNSURE)
+
+
+def _unknown_key(facts: Facts, line: int, name: str, option: str, key: str, known: bool) -> Iterator[Hit]:
+    if name == "mpi" and key == "use-rankdir" or name in ("environment", "vset"):
+        return
+    keys = set(KEYS.get(name, ())) | set(KEY_ALIASES.get(name, ()))
+    if (
+        key in keys
+        or has_placeholder(key)
+        or is_open(key)
+        and not key.replace("_", "").isalnum()
+        or _has_not_ascii(key)
+    ):
+        return
+    near = nearest(key, keys, cutoff=0.8)
+    custom = name == "resources"
+    if custom and not near:
+        return  # a site's custom resource, for all that can be told
+    fix = _suggest(near)
+    because = "" if facts.fugaku else UNSURE
+    yield Hit(line, f"{option} has no key {show(key)}", facts.column(line, key), fix, because=because)
+
+
+@rule(
+    "PJM006",
+    ERROR,
+    "option of the K computer or FX10",
+    why="File staging (--stg..., -I, -O) and use-rankdir are not in today's job operation software: pjsub refuses "
+    "them on Fugaku.",
+    fix="read files in place, make them common with llio_transfer, or copy them to $PJM_LOCALTMP",
+    source="Command Reference J2UL-2549, pjsub (they are not in it); Fugaku user guide 1.52, LayeredStorageAndLLIO",
+)
+def k_era(facts: Facts) -> Iterator[Hit]:
+    for item in facts.script.directives:
+        option = option_of(item.option)
+        word = item.option if option is not None and option.era == "k" else ""
+        if option is not None and option.name == "mpi" and item.key == "use-rankdir":
+            word = "use-rankdir"
+        if word:
+            idle = word == "--no-stging"  # today's machines are seen to take it: it asks for nothing
+            message = f"{word} is an option of the K computer and FX10"
+            fix = "remove it: nothing is staged" if idle else ""
+            severity = "" if facts.fugaku and not idle else INFO
+            yield Hit(item.line, message, facts.column(item.line, word), fix, severity=severity)
+
+
+@rule(
+    "PJM007",
+    ERROR,
+    "directive of another scheduler",
+    why="pjsub takes #SBATCH and #PBS lines for comments: what they ask for is not asked of PJM. A script that serves "
+    "several schedulers may hold them on purpose.",
+    fix="write the option as #PJM",
+    source="Command Reference J2UL-2549, pjsub",
+)
+def other_scheduler(facts: Facts) -> Iterator[Hit]:
+    script = facts.script
+    last = script.body - 1 if script.body else len(script.lines)
+    for line, text in enumerate(script.lines[:last], 1):
+        found = _FOREIGN.match(text)
+        if found:
+            yield Hit(line, f"{show(text)} is for {found[1]}, and a comment to pjsub", because=RUNS)
+
+
+@rule(
+    "PJM008",
+    WARNING,
+    "a line too long or with too many options",
+    why="pjsub refuses a line of more than 4096 characters (PJM 0025) and ignores options after the 64th (PJM 0024).",
+    fix="spread the options over several lines",
+    source="Command Reference J2UL-2549, pjsub, messages 0024 and 0025",
+)
+def too_long(facts: Facts) -> Iterator[Hit]:
+    for problem in facts.script.problems:
+        if problem.kind == "line-too-long":
+            yield Hit(problem.line, f"{len(problem.text)} characters, more than 4096: pjsub refuses the line")
+        elif problem.kind == "too-many-options":
+            yield Hit(problem.line, f"more than 64 options: {show(problem.text)} is ignored")
+
+
+@rule(
+    "PJM009",
+    INFO,
+    "no #! line",
+    why="Without #! the script is run by your login shell, which may be another tomorrow or for a colleague.",
+    fix="begin the script with #!/bin/bash",
+    source="Command Reference J2UL-2549, pjsub; End-user's Guide J2UL-2534, 2.1.1",
+)
+def no_shebang(facts: Facts) -> Iterator[Hit]:
+    lines = facts.script.lines
+    if lines and not lines[0].lstrip("\ufeff").startswith("#!"):
+        yield Hit(1, f"the first line is {show(lines[0])!r}, no #!: the login shell runs the script")
+
+
+def _spellings() -> "list[str]":
+    return [spelling for spelling in SPELLINGS if len(spelling) > 2]
+
+
+def _as_key(option: str) -> "list[str]":
+    """``--node-mem`` is no option, but a key of -L."""
+    word = option.lstrip("-")
+    return [
+        f"{known.spellings[0]} {word}=..."
+        for known in OPTIONS
+        if word in KEYS.get(known.name, ()) and known.era == "tcs"
+    ]
+
+
+def _suggest(near: "list[str]") -> str:
+    return f"did you mean {' or '.join(near)}?" if near else ""
+
+
+def _has_not_ascii(text: str) -> bool:
+    return bool(_NOT_ASCII.search(text))
+
+
+def _without_comment(text: str) -> str:
+    return re.split(r"\s#", text, maxsplit=1)[0] if "#" in text[4:] else text
+
+
+def _open_line(facts: Facts, line: int) -> bool:
+    return has_placeholder(facts.script.lines[line - 1]) or is_open(facts.script.lines[line - 1])

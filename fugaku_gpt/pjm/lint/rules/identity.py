@@ -1,0 +1,187 @@
+"""Who runs the job, under what name, in which resource group, on which volumes (PJM013, PJM020 to PJM023, 098, 099)."""
+
+from __future__ import annotations
+
+import re
+from typing import Iterator, Optional
+
+from fugaku_gpt.pjm.lint.facts import Facts, show
+from fugaku_gpt.pjm.lint.registry import COMMAND_LINE, DATED, ERROR, INFO, UNSURE, WARNING, Hit, rule
+from fugaku_gpt.pjm.values import NAME_BYTES, has_placeholder, parse_volumes
+
+_VOLUMES = "PJM_LLIO_GFSCACHE"
+_SPACK_VOLUME = "/vol0004"
+_SPACK = re.compile(r"/vol0004/apps/oss/spack|/home/apps/oss/spack|share/spack/setup-env|\bspack\s+load\b")
+_CHARSET = re.compile(r"[A-Za-z0-9._-]+")
+_PLACEHOLDERS = re.compile(
+    r"\$\{[^{}]*\}?|\$\([^()]*\)?|\$\w+|`[^`]*`|\{\{.*?\}\}|\{%.*?%\}|\{[A-Za-z_]\w*\}|%\(\w+\)[sd]?|@\w+@|__\w+__"
+    r"|<[-A-Za-z_][^<>]*>|\[[A-Za-z_][^\[\]]*\]|/vol000[A-Z]\b|\bgroup_?name\b|\byour[_-]?\w+|\bX{3,}\b|\b(?:hp|ra)[xX*]{3,}",
+    re.IGNORECASE,
+)
+_EXPANDED = re.compile(r"\$\{(\w+)\}")
+
+
+@rule(
+    "PJM013",
+    ERROR,
+    "bad job name",
+    why="A job name begins with an ASCII letter, has 63 bytes at most and no slash, else pjsub refuses it; Fugaku "
+    "supports only letters, digits, '.', '_' and '-', also in the script's file name.",
+    fix="rename: a letter, then letters, digits, '.', '_' and '-'",
+    source="Command Reference J2UL-2549, pjsub; Fugaku user guide 1.52, pjsubCommandOptions",
+)
+def job_name(facts: Facts) -> Iterator[Hit]:
+    name = facts.script.options.get("name")
+    if not isinstance(name, str):
+        file = facts.file.rpartition("/")[2]
+        if facts.fugaku and file and not _CHARSET.fullmatch(file):
+            yield Hit(facts.top, f"the script's file name {show(file)} becomes the job's name", because=UNSURE)
+        return
+    if has_placeholder(name) or _PLACEHOLDERS.search(name):
+        return
+    line, column = facts.place("name", name)
+    length = len(name.encode("utf-8", "surrogateescape"))
+    if length > NAME_BYTES:
+        yield Hit(line, f"the job name has {length} bytes, more than {NAME_BYTES}", column)
+    elif "/" in name:
+        yield Hit(line, f"the job name {show(name)} holds a slash", column)
+    elif not re.match(r"[A-Za-z]", name):
+        yield Hit(line, f"the job name {show(name)} begins with no letter", column, because=UNSURE)
+    elif facts.fugaku and not _CHARSET.fullmatch(name):
+        yield Hit(
+            line, f"the job name {show(name)} holds characters that Fugaku does not support", column, because=UNSURE
+        )
+
+
+@rule(
+    "PJM020",
+    ERROR,
+    "no group",
+    why="Without -g the job is charged to a group that may not run jobs: [ERR.] PJM 0071 pjsub Group not authorized "
+    "to submit a job. The group may also be given on the command line.",
+    fix="add #PJM -g GROUP, with the group of your project (`id` lists yours)",
+    source="Fugaku user guide 1.52, JobExecution/NormalJob and UsageRules",
+    fugaku_only=True,
+)
+def no_group(facts: Facts) -> Iterator[Hit]:
+    if "group" not in facts.script.options and "gid" not in facts.script.options:
+        yield Hit(facts.top, "no -g: pjsub refuses the job unless the command line names a group", because=COMMAND_LINE)
+
+
+@rule(
+    "PJM021",
+    ERROR,
+    "a group that may not run this job",
+    why="The group `fugaku`, which all users are in, may not submit jobs; the group `trial` may use the spot- "
+    "resource groups alone.",
+    fix="name the group of your project, or, with trial, a spot- resource group",
+    source="Fugaku user guide 1.52, UsageRules and JobExecution/NormalJob",
+    fugaku_only=True,
+)
+def wrong_group(facts: Facts) -> Iterator[Hit]:
+    owner = facts.script.options.get("group")
+    line, column = facts.place("group", owner if isinstance(owner, str) else "")
+    if owner == "fugaku":
+        yield Hit(line, "-g fugaku: this group may not submit jobs", column, because=DATED)
+    elif owner == "trial" and facts.group and not facts.group.startswith("spot-"):
+        message = f"-g trial with the resource group {show(facts.group)}: trial may use spot- groups alone"
+        yield Hit(line, message, column, because=DATED)
+
+
+@rule(
+    "PJM022",
+    WARNING,
+    "the job's volumes are not named",
+    why="PJM_LLIO_GFSCACHE names the second-layer volumes that the nodes see besides the one of your home. pjsub "
+    "refuses jobs that start on a volume which it does not name, and jobs that use Spack without /vol0004.",
+    fix="add #PJM -x PJM_LLIO_GFSCACHE=/vol0004 with the volumes that the job touches, joined by colons",
+    source="Fugaku user guide 1.52, LayeredStorageAndLLIO/SelectAvailableVolumes",
+    fugaku_only=True,
+)
+def volumes(facts: Facts) -> Iterator[Hit]:
+    spack = next(facts.uses(_SPACK), None)
+    value = facts.directive_environment.get(_VOLUMES)
+    if value is None:
+        if "export_all" not in facts.script.options:
+            yield Hit(facts.top, f"no -x {_VOLUMES}: only the volume of your home is there")
+        return
+    line, column = facts.place(f"environment.{_VOLUMES}", value)
+    if has_placeholder(value) or _PLACEHOLDERS.search(value):
+        return
+    try:
+        named = parse_volumes(value)
+    except ValueError as error:
+        yield Hit(line, f"{_VOLUMES}: {show(error)}", column, "write /vol0004; several are joined by colons")
+        return
+    unknown = [volume for volume in named if facts.limits.volumes and volume not in facts.limits.volumes]
+    if unknown:
+        known = " ".join(facts.limits.volumes)
+        message = f"{_VOLUMES} names {show(unknown[0])}; the volumes of {facts.limits.date} are {known}"
+        yield Hit(line, message, column)
+    if spack and _SPACK_VOLUME not in named:
+        message = f"line {spack[0].line} uses Spack, which is on {_SPACK_VOLUME}, and {_VOLUMES} is {show(value)}"
+        yield Hit(line, message, column, f"add :{_SPACK_VOLUME}")
+
+
+@rule(
+    "PJM023",
+    INFO,
+    "all volumes are named",
+    why="A job fails when one of its volumes has a fault. The fewer it names, the fewer faults are its own.",
+    fix="name only the volumes that the job touches",
+    source="Fugaku user guide 1.52, LayeredStorageAndLLIO/SelectAvailableVolumes",
+    fugaku_only=True,
+)
+def all_volumes(facts: Facts) -> Iterator[Hit]:
+    value = facts.directive_environment.get(_VOLUMES)
+    known = set(facts.limits.volumes)
+    if value and known and known <= set(value.split(":")):
+        line, column = facts.place(f"environment.{_VOLUMES}", value)
+        yield Hit(line, f"{_VOLUMES} names all {len(known)} volumes", column)
+
+
+@rule(
+    "PJM098",
+    WARNING,
+    "a placeholder is left in a directive",
+    why="pjsub puts in no variables (but those of --vset): what stands there is what it gets. Fill templates in "
+    "before they are submitted. No other rule speaks about such a value.",
+    fix="write the value",
+    source="Command Reference J2UL-2549, pjsub, --vset",
+)
+def placeholder(facts: Facts) -> Iterator[Hit]:
+    script = facts.script
+    defined = set(script.options.get("vset", {}))
+    lines = sorted({item.line for item in script.directives} | {problem.line for problem in script.problems})
+    for line in lines:
+        text = script.lines[line - 1]
+        end = re.search(r"\s#", text)
+        found = _first(_PLACEHOLDERS, text[: end.start()] if end else text, defined)
+        if found:
+            yield Hit(line, f"{show(found[0])} is not replaced by pjsub", found.start() + 1)
+
+
+def _first(pattern: "re.Pattern[str]", text: str, defined: "set[str]") -> "Optional[re.Match[str]]":
+    for found in pattern.finditer(text, 4):
+        variable = _EXPANDED.fullmatch(found[0])
+        if not (variable and variable[1] in defined):
+            return found
+    return None
+
+
+@rule(
+    "PJM099",
+    WARNING,
+    "a resource group of earlier years",
+    why="The group is in no public list of today; pjsub refuses groups that do not exist (PJM 0058).",
+    fix="choose a group of today: `pjacl` and the site's table list them",
+    source="Fugaku user guide 1.52; user briefings of 2025",
+    fugaku_only=True,
+)
+def retired_group(facts: Facts) -> Iterator[Hit]:
+    group = facts.group
+    successor = facts.limits.successor(group) if group else None
+    if group and successor:
+        line, column = facts.place("resources.rscgrp", group)
+        message = f"the resource group {show(group)} is in no list of today (as of {facts.limits.date})"
+        yield Hit(line, message, column, f"use {successor}")

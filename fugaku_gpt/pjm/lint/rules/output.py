@@ -1,0 +1,90 @@
+"""Where output goes (PJM070 to PJM072)."""
+
+from __future__ import annotations
+
+import re
+from typing import Iterator
+
+from fugaku_gpt.pjm.lint.facts import Facts, show
+from fugaku_gpt.pjm.lint.registry import ERROR, RUNS, WARNING, Hit, rule
+
+_MOST_FILES = 1000  # processes that may make files in one folder
+_DEVICES = ("/dev/stdout", "/dev/stderr")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+))")
+
+
+@rule(
+    "PJM070",
+    WARNING,
+    "mpiexec ignores the single-file output options",
+    why="On Fugaku -std, -stdout, -stderr and -of are passed over with [WARN] PLE 0605; output goes to "
+    "./output.JOBID/0/1/stdout.1.RANK. Only the -proc forms, one file for each process, work.",
+    fix="use -std-proc, -stdout-proc or -stderr-proc, with a path such as ./output.%j/%/1000r/stdout",
+    source="Fugaku user guide 1.52, MPI/InputOutputRedirection",
+    fugaku_only=True,
+)
+def single_file(facts: Facts) -> Iterator[Hit]:
+    for launch in facts.launches:
+        for option, path in launch.outputs:
+            if not option.text.endswith("-proc"):
+                where = f" {show(path.text)}" if path else ""
+                proc = f"{option.text}-proc"
+                yield Hit(option.line, f"{option.text}{where} is ignored", option.column, f"use {proc}{where}")
+
+
+@rule(
+    "PJM071",
+    WARNING,
+    "a thousand processes make files in one folder",
+    why="The files of 1000 processes and more in one folder burden its metadata server and slow the whole job. "
+    "%/1000r puts each thousand into a folder of its own.",
+    fix="write a path such as ./output.%j/%/1000r/stdout",
+    source="Fugaku user guide 1.52, MPI/InputOutputRedirection; MPI User's Guide J2UL-2565, mpiexec",
+    fugaku_only=True,
+)
+def crowded_folder(facts: Facts) -> Iterator[Hit]:
+    for launch in facts.launches:
+        ranks = launch.processes if launch.stated is not None else facts.ranks
+        for option, path in launch.outputs:
+            if not ranks or ranks < _MOST_FILES or path is None or not option.text.endswith("-proc"):
+                continue
+            if not _spread(facts, path.text):
+                message = f"{ranks} processes make files in the folder of {option.text} {show(path.text)}"
+                yield Hit(path.line, message, path.column)
+
+
+def _spread(facts: Facts, path: str) -> bool:
+    """Whether a path may hold ``%/``: itself, in a variable that it names, or in one that is set elsewhere."""
+    waiting, seen = [path], set()
+    while waiting:
+        text = waiting.pop()
+        if "%/" in text:
+            return True
+        for found in _VARIABLE.finditer(text):
+            name = found[1] or found[2]
+            if name in seen:
+                continue
+            seen.add(name)
+            values = facts.settings(name)
+            if not values and not name.startswith("PJM_"):
+                return True
+            waiting.extend(item.value for item in values)
+    return False
+
+
+@rule(
+    "PJM072",
+    ERROR,
+    "redirection to /dev/stdout or /dev/stderr",
+    why="In a job these are files that are opened anew: what was written to .out or .err before is overwritten from "
+    "the start.",
+    fix="write >&2 or >&1, or leave the redirection away",
+    source="End-user's Guide J2UL-2534, 2.1.1",
+)
+def device(facts: Facts) -> Iterator[Hit]:
+    for command in facts.commands:
+        for operator, target in command.redirections:
+            if target.text in _DEVICES and operator in (">", ">>", ">|", "&>", "&>>"):
+                descriptor = "&1" if target.text == "/dev/stdout" else "&2"
+                message = f"{operator} {target.text} overwrites the job's output"
+                yield Hit(target.line, message, target.column, f"write >{descriptor}", RUNS)

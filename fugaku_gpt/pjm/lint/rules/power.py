@@ -1,0 +1,129 @@
+"""The six power knobs of a Fugaku node (PJM050 to PJM055)."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from fugaku_gpt.machine.fugaku import RETENTION_LIMIT
+from fugaku_gpt.pjm.lint.facts import Facts, is_open, show
+from fugaku_gpt.pjm.lint.registry import DATED, ERROR, INFO, WARNING, Hit, rule
+from fugaku_gpt.pjm.options import POWER_KNOBS
+
+_SOURCE = "Fugaku user guide 1.52, PowerControlFunction"
+
+
+@rule(
+    "PJM050",
+    ERROR,
+    "boost mode without eco mode, or no such frequency",
+    why="The clock is 2000 or 2200 MHz, and 2200 without eco mode (eco_state=0) is refused at present: the pairs that "
+    "run are 2000 with 0 or 2, and 2200 with 2. Until 2024 boost without eco did run.",
+    fix="freq=2200,eco_state=2 (boost eco), freq=2000,eco_state=2 (eco) or freq=2000,eco_state=0 (normal)",
+    source=_SOURCE + "; user briefings of April and September 2025",
+    fugaku_only=True,
+)
+def frequency(facts: Facts) -> Iterator[Hit]:
+    text = facts.resources.get("freq")
+    if text is None:
+        return
+    line, column = facts.place("resources.freq", "freq")
+    freq = facts.knob("freq")
+    if freq not in POWER_KNOBS["freq"]:
+        if freq is not None or not is_open(text):
+            yield Hit(line, f"freq={show(text)} is neither 2000 nor 2200", column)
+    elif freq == 2200 and facts.knob("eco_state") == 0:
+        message = f"freq=2200 with eco_state=0 is refused (as of {facts.limits.date})"
+        yield Hit(line, message, column, because=DATED)
+
+
+@rule(
+    "PJM051",
+    WARNING,
+    "only one of freq and eco_state",
+    why="The other takes the default, which has changed: since 2025 it is freq=2200,eco_state=2, before it was 2000 "
+    "and 0. So the same script runs in another mode than it did, at about half the peak where eco mode has come in.",
+    fix="write both",
+    source=_SOURCE + "; user briefings of April and September 2025",
+    fugaku_only=True,
+)
+def half_a_mode(facts: Facts) -> Iterator[Hit]:
+    for given, missing, default in (("freq", "eco_state", 2), ("eco_state", "freq", 2200)):
+        if given in facts.resources and missing not in facts.resources:
+            line, column = facts.place(f"resources.{given}", given)
+            message = (
+                f"{given}={show(facts.resources[given])} without {missing}, which is {default} by default since 2025"
+            )
+            yield Hit(line, message, column)
+
+
+@rule(
+    "PJM052",
+    INFO,
+    "no power knob",
+    why="The clock and the number of floating-point pipes come from the site's default, which has changed: boost eco "
+    "since 2025, normal before. Results of such a job cannot be compared over the years.",
+    fix='add #PJM -L "freq=2200,eco_state=2,retention_state=0" or the mode that is meant',
+    source=_SOURCE + "; user briefings of April and September 2025",
+    fugaku_only=True,
+)
+def no_knob(facts: Facts) -> Iterator[Hit]:
+    if not any(knob in facts.resources for knob in POWER_KNOBS):
+        yield Hit(facts.top, "no power knob is set: clock and pipes are the site's defaults of the day")
+
+
+@rule(
+    "PJM053",
+    WARNING,
+    "retention_state=1 on more than 9,216 nodes",
+    why="Above 9,216 nodes cores are kept awake whatever is asked for; pjsub only warns: specification of core "
+    "retention is invalid because job size is too large.",
+    fix="remove retention_state=1",
+    source="Fugaku user guide 1.52, JobExecution/NormalJob",
+    fugaku_only=True,
+)
+def retention_ignored(facts: Facts) -> Iterator[Hit]:
+    if facts.knob("retention_state") == 1 and facts.nodes and facts.nodes > RETENTION_LIMIT:
+        line, column = facts.place("resources.retention_state")
+        yield Hit(line, f"retention_state=1 with {facts.nodes} nodes is ignored", column)
+
+
+@rule(
+    "PJM054",
+    ERROR,
+    "power knob with a value that it has not",
+    why="pjsub refuses values outside the table of a custom resource: [ERR.] PJM 0076.",
+    fix="eco_state 0 to 2, retention_state, issue_state and ex_pipe_state 0 or 1, throttling_state 0 to 9",
+    source=_SOURCE + "; Command Reference J2UL-2549, message 0076",
+    fugaku_only=True,
+)
+def knob_value(facts: Facts) -> Iterator[Hit]:
+    allowed = {knob: values for knob, values in POWER_KNOBS.items() if knob != "freq"}
+    allowed["retention_state_acores"] = (0,)
+    for knob, values in allowed.items():
+        text = facts.resources.get(knob)
+        if knob not in facts.resources or (text is not None and is_open(text)) or facts.knob(knob) in values:
+            continue
+        line, column = facts.place(f"resources.{knob}", knob)
+        known = f"{values[0]} to {values[-1]}" if len(values) > 2 else " or ".join(str(value) for value in values)
+        yield Hit(line, f"{knob}={show(text or '')}: the knob takes {known}", column, f"write {known}")
+
+
+@rule(
+    "PJM055",
+    INFO,
+    "sleeping cores and threads that wait",
+    why="With retention_state=1 an idle core falls asleep and takes about 3 ms to wake. Threads that wait passively "
+    "at each parallel region, and ranks that sleep, pay that each time.",
+    fix="set retention_state=0, or export OMP_WAIT_POLICY=active",
+    source=_SOURCE,
+    fugaku_only=True,
+)
+def sleeping_cores(facts: Facts) -> Iterator[Hit]:
+    if facts.knob("retention_state") != 1 or (facts.nodes and facts.nodes > RETENTION_LIMIT):
+        return
+    threads = facts.only_number("OMP_NUM_THREADS")
+    policies = {item.value.lower() for item in facts.settings("OMP_WAIT_POLICY")}
+    if threads and threads[0] > 1 and "active" not in policies:
+        line, column = facts.place("resources.retention_state")
+        message = f"retention_state=1 with {threads[0]} threads that may sleep (OMP_WAIT_POLICY is not active)"
+        yield Hit(line, message, column)

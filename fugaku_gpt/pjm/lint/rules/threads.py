@@ -1,0 +1,57 @@
+"""Threads of each process (PJM062 and PJM067)."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from fugaku_gpt.machine.fugaku import CORES
+from fugaku_gpt.pjm.lint.facts import Facts
+from fugaku_gpt.pjm.lint.registry import WARNING, Hit, rule
+
+
+@rule(
+    "PJM062",
+    WARNING,
+    "threads and processes do not fill the 48 cores",
+    why="More threads than cores take turns; fewer leave cores idle that are billed. Cores may be left idle on "
+    "purpose, for more memory bandwidth or memory for each thread.",
+    fix="make OMP_NUM_THREADS times the processes on each node 48",
+    source="Fugaku user guide 1.52, JobExecution/SampleScripts; End-user's Guide J2UL-2534, 2.3.6",
+    fugaku_only=True,
+)
+def threads(facts: Facts) -> Iterator[Hit]:
+    found = facts.only_number("OMP_NUM_THREADS")
+    here = facts.ranks_per_node
+    if found is None or not here or here > CORES:
+        return
+    count, setting = found
+    nodes, ranks = facts.nodes, facts.ranks
+    for launch in facts.launches:
+        if launch.stated is not None and launch.processes != ranks:
+            return  # PJM065 speaks, or the number is not known
+    if facts.proc and nodes and facts.proc < nodes * here:
+        return  # a part of the nodes is empty anyhow
+    total = count * here
+    if total > CORES:
+        message = f"{count} threads of {here} processes on each node are {total}, more than {CORES} cores"
+        yield Hit(setting.line, message, setting.column)
+    elif total < CORES and count > 0:
+        idle = CORES - total
+        message = f"{count} threads of {here} processes on each node use {total} of {CORES} cores; {idle} are idle"
+        yield Hit(setting.line, message, setting.column)
+
+
+@rule(
+    "PJM067",
+    WARNING,
+    "PARALLEL and OMP_NUM_THREADS differ",
+    why="Fujitsu's OpenMP takes the smaller of the two and warns (jwe1042i-w).",
+    fix="set both to the same number",
+    source="Fugaku user guide 1.52, JobExecution/SampleScripts; Fujitsu's language guides, jwe1042i-w",
+    fugaku_only=True,
+)
+def parallel(facts: Facts) -> Iterator[Hit]:
+    one, other = facts.only_number("PARALLEL"), facts.only_number("OMP_NUM_THREADS")
+    if one and other and one[0] != other[0]:
+        setting = max(one[1], other[1], key=lambda item: item.line)
+        yield Hit(setting.line, f"PARALLEL is {one[0]}, and OMP_NUM_THREADS is {other[0]}", setting.column)

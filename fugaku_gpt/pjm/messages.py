@@ -1,0 +1,223 @@
+"""What PJM's commands print, as data. Messages may stand on any line: sites print words of their own around them.
+
+No reader here raises on any text; what is not understood is not in the result.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Dict, List, Optional, Tuple
+
+from fugaku_gpt.pjm.catalogue import GATE, MEANINGS, SITE, UNNUMBERED, Meaning
+from fugaku_gpt.pjm.jobids import ID_PATTERN, JobId, expand_job_ids, parse_job_id
+from fugaku_gpt.pjm.limits import AclLimits, Limit, Use, parse_acl, parse_uses
+from fugaku_gpt.pjm.pjstat import (
+    clean_value,
+    parse_data,
+    parse_table,
+    seconds_of,
+    status_of,
+    statuses_of,
+)
+
+__all__ = [
+    "AclLimits",
+    "JobId",
+    "Limit",
+    "Message",
+    "Refusal",
+    "Use",
+    "Waited",
+    "clean_value",
+    "expand_job_ids",
+    "operation_results",
+    "parse_data",
+    "parse_acl",
+    "parse_job_id",
+    "parse_messages",
+    "parse_table",
+    "parse_uses",
+    "parse_waited",
+    "refusal_of",
+    "refusals_of",
+    "seconds_of",
+    "status_of",
+    "statuses_of",
+    "submitted_ids",
+]
+
+ERROR = "ERR"
+WARNING = "WARN"
+INFO = "INFO"
+_LINE_LENGTH = 4096  # characters of a line that are looked at
+_MESSAGE = re.compile(r"\[[ ]?(INFO|WARN|ERR)\.?[ ]?\][ \t]+PJM[ \t]+(\d{4})[ \t]*(?:(p[jl]\w{1,20})[ \t]+)?(.*)")
+_SUBMITTED = re.compile(rf"\b[Jj]ob[ \t]+({ID_PATTERN})[ \t]+submitted")
+_BARE_IDS = re.compile(rf"{ID_PATTERN}(?:[ \t,]+{ID_PATTERN})*")
+_ID = re.compile(rf"{ID_PATTERN}(?![\d\[_])")
+_OF_JOB = re.compile(
+    r"\b[Jj]ob[ \t]+\"?(\d{1,15}(?:_\d{1,7}(?:-\d{1,7})?|\[\d{1,7}(?:-\d{1,7})?\]|-\d{1,15})?)\"?(?![\w\[])"
+)
+_WAITED = re.compile(
+    rf"[ \t]*({ID_PATTERN})[ \t]+(-?\d{{1,9}}|[XEH-])[ \t]+(-?\d{{1,9}}|[XEH-])[ \t]+(-?\d{{1,9}}|[XEH-])[ \t]*"
+)
+_ACCEPTED = ("0100", "0119")
+
+
+@dataclass(frozen=True)
+class Message:
+    """One numbered message.
+
+    Attributes:
+        level: ``INFO``, ``WARN`` or ``ERR``.
+        code: four digits.
+        command: such as ``pjsub``; empty where the message names none.
+        text: the rest of the line.
+    """
+
+    level: str
+    code: str
+    command: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a command has refused.
+
+    Attributes:
+        code: four digits; empty for what a site says without a number.
+        text: PJM's own words.
+        meaning: what it says, in our words.
+        matter: ``user`` (change the script or command), ``site`` (right, budget or setting) or ``retry`` (later).
+        advice: how to mend it.
+    """
+
+    code: str
+    text: str
+    meaning: str
+    matter: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class Waited:
+    """A line of ``pjwait``.
+
+    Attributes:
+        code, exit_code, signal: PJM code and how the script ended; None where the job has not ended.
+        mark: ``X`` still active, ``E`` error, ``H`` held, ``-`` parent of sub-jobs; empty for an ended job.
+    """
+
+    job_id: str
+    code: Optional[int]
+    exit_code: Optional[int]
+    signal: Optional[int]
+    mark: str = ""
+
+
+def _lines(text: str) -> List[str]:
+    return [line.rstrip("\r")[:_LINE_LENGTH] for line in text.split("\n")]
+
+
+def parse_messages(text: str) -> List[Message]:
+    """The numbered messages in ``text``, in order."""
+    found = []
+    for line in _lines(text):
+        match = _MESSAGE.search(line) if "[" in line else None
+        if match:
+            found.append(Message(match[1], match[2], match[3] or "", match[4].strip()))
+    return found
+
+
+def submitted_ids(text: str) -> List[str]:
+    """The ids of the jobs that ``pjsub`` has accepted; also what ``pjsub -z jid`` prints: ids alone on their lines."""
+    found = [
+        match[1]
+        for message in parse_messages(text)
+        if message.level == INFO and message.code == "0000"
+        for match in [_SUBMITTED.search(message.text)]
+        if match
+    ]
+    if found:
+        return found
+    for line in _lines(text):
+        if _BARE_IDS.fullmatch(line.strip()):
+            found += _ID.findall(line)
+    return found
+
+
+def refusals_of(text: str) -> List[Refusal]:
+    """Why a command has refused, each reason once and in order; empty where ``text`` holds no error."""
+    found: List[Refusal] = []
+    for line in _lines(text):
+        message = _MESSAGE.search(line) if "[" in line else None
+        if message and message[1] == ERROR:
+            found.append(_refusal(message[2], message[4].strip()))
+        elif not message:
+            lower = line.lower()
+            found += [_explained("", line.strip(), meaning) for words, meaning in UNNUMBERED if words in lower][:1]
+    return list(dict.fromkeys(found))
+
+
+def refusal_of(text: str) -> Optional[Refusal]:
+    """The first of :func:`refusals_of`, numbered ones first; None where there is none."""
+    found = refusals_of(text)
+    numbered = [refusal for refusal in found if refusal.code]
+    return next(iter(numbered or found), None)
+
+
+def _refusal(code: str, text: str) -> Refusal:
+    if code == "0079":
+        lower = text.lower()
+        for words, meaning in GATE:
+            if words in lower:
+                return _explained(code, text, meaning)
+    unknown = Meaning("an error that this program does not know", SITE, "see the site's manual for this number")
+    return _explained(code, text, MEANINGS.get(code, unknown))
+
+
+def _explained(code: str, text: str, meaning: Meaning) -> Refusal:
+    return Refusal(code, text, meaning.meaning, meaning.matter, meaning.advice)
+
+
+def operation_results(text: str) -> Dict[str, str]:
+    """What ``pjdel``, ``pjhold`` or ``pjrls`` did: job id as printed → "" where it was accepted, else why not.
+
+    A range such as ``239[0-2]`` is told as its single ids. An accepted id stays accepted: a second request for a step
+    job's sub-jobs may complain of those that have ended meanwhile.
+    """
+    results: Dict[str, str] = {}
+    for message in parse_messages(text):
+        if message.level == WARNING:
+            continue
+        match = _OF_JOB.search(message.text)
+        if not match:
+            continue
+        # 01xx are pjdel's numbers; pjhold and pjrls have their own, and say INFO as well where they accept
+        accepted = message.level == INFO and (message.code in _ACCEPTED or "ccepted" in message.text)
+        if not accepted and message.level == INFO:
+            continue
+        for job_id in _expanded(match[1]):
+            if results.get(job_id) != "":
+                results[job_id] = "" if accepted else message.text
+    return results
+
+
+def _expanded(text: str) -> Tuple[str, ...]:
+    try:
+        return tuple(str(job_id) for job_id in expand_job_ids(text))
+    except ValueError:  # a range from high to low: as it stands
+        return (text,)
+
+
+def parse_waited(text: str) -> List[Waited]:
+    """The lines of ``pjwait``."""
+    found = []
+    for line in _lines(text):
+        match = _WAITED.fullmatch(line)
+        if match:
+            mark = next((word for word in match.groups()[1:] if word in "XEH-"), "")
+            numbers = [None if word in "XEH-" else int(word) for word in match.groups()[1:]]
+            found.append(Waited(match[1], numbers[0], numbers[1], numbers[2], mark))
+    return found

@@ -1,0 +1,217 @@
+"""The tables of ``pjstat``: ``--data`` (comma lists) and the ones for people, both read by their header line.
+
+Sites hide and reorder columns, and real systems do not keep the order of ``--choose``: nothing here goes by position.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence
+
+from fugaku_gpt.pjm.codes import state_of
+from fugaku_gpt.pjm.jobids import ID_PATTERN
+from fugaku_gpt.records.job import JobStatus
+
+DEFAULT_COLUMNS = (
+    "JOB_ID",
+    "JOB_NAME",
+    "MD",
+    "ST",
+    "USER",
+    "START_DATE",
+    "ELAPSE_LIM",
+    "NODE_REQUIRE",
+    "VNODE",
+    "CORE",
+    "V_MEM",
+)
+VERBOSE_COLUMNS = (
+    *("JOB_ID", "JOB_NAME", "MD", "ST", "USER", "GROUP", "START_DATE", "ELAPSE_TIM", "ELAPSE_LIM", "NODE_REQUIRE"),
+    *(
+        "VNODE",
+        "CORE",
+        "V_MEM",
+        "V_POL",
+        "E_POL",
+        "RANK",
+        "LST",
+        "EC",
+        "PC",
+        "SN",
+        "PRI",
+        "ACCEPT",
+        "RSC_GRP",
+        "REASON",
+    ),
+)
+MODELS = ("NM", "ST", "BU", "MW")
+# a column's name in tables and in the long form of -s
+_NAMES = {
+    "job_id": ("JOB_ID", "JOB ID"),
+    "state": ("ST", "STATE", "STATUS"),
+    "exit_code": ("EC", "EXIT CODE"),
+    "code": ("PC", "PJM CODE"),
+    "signal": ("SN", "SIGNAL NO"),
+    "reason": ("REASON", "ERMSG"),
+    "group": ("RSC_GRP", "RSCGRP", "RSCG", "RESOURCE GROUP"),
+}
+_DATES = ("START_DATE", "ACCEPT")
+_FREE_TEXT = ("REASON", "COMMENT", "CMT")
+_LINE_LENGTH = 65536  # characters of a line that are looked at
+_JOB = re.compile(r"\d{1,15}(?:_\d+(?:-\d+)?|\[\d+(?:-\d+)?\])?", re.ASCII)
+_ID = re.compile(ID_PATTERN)
+_DAY = re.compile(r"\(?\d{1,4}/\d{1,2}(?:/\d{1,2})?")
+_CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?\)?[<@#]?")
+_SECONDS = re.compile(r"\((\d{1,15})\)")
+_TIME = re.compile(r"(?:(\d{1,6})[ \t]+)?(\d{1,9}):(\d{1,2}):(\d{1,2})")
+_NUMBER = re.compile(r"-?\d{1,15}")
+_DEFAULT = "<DEFAULT>"
+
+
+def parse_data(text: str, delimiter: str = ",") -> List[Dict[str, str]]:
+    """The rows of ``pjstat --data [--delimiter X]`` as header name → text; lines before a header line, such as the
+    notice that data are being loaded, are passed over."""
+    header: Optional[List[str]] = None
+    rows = []
+    for line in text.split("\n"):
+        cells = _cells(line.rstrip("\r")[:_LINE_LENGTH], delimiter)
+        if cells[0] == "H" and len(cells) > 1:
+            header = cells[1:]
+        elif header is not None and cells[0] == "" and len(cells) > 1:
+            rows.append(_row(header, cells[1:], delimiter))
+    return rows
+
+
+def _cells(line: str, delimiter: str) -> List[str]:
+    if '"' in line and len(delimiter) == 1:
+        try:
+            parts = next(csv.reader([line.replace("\0", "")], delimiter=delimiter), [""])
+        except csv.Error:
+            parts = line.split(delimiter)
+    else:
+        parts = line.split(delimiter)
+    return [part.strip() for part in parts] or [""]
+
+
+def _row(header: List[str], cells: List[str], delimiter: str) -> Dict[str, str]:
+    """Cells by name; too many mean that free text holds the delimiter, too few that the end is missing."""
+    extra = len(cells) - len(header)
+    if extra > 0:
+        free = [index for index, name in enumerate(header) if name.upper() in _FREE_TEXT]
+        at = free[0] if free else len(header) - 1
+        cells = [*cells[:at], delimiter.join(cells[at : at + extra + 1]), *cells[at + extra + 1 :]]
+    return dict(zip(header, cells))
+
+
+def parse_table(text: str) -> List[Dict[str, str]]:
+    """The rows of ``pjstat`` or ``pjstat -v`` as header name → text.
+
+    A date is one or two words, a reason any number of them. Rows without a header above are read by the usual columns,
+    as many as there are words.
+    """
+    header: Optional[Sequence[str]] = None
+    rows = []
+    for line in text.split("\n"):
+        words = line[:_LINE_LENGTH].split()
+        if "JOB_ID" in words:
+            header = words
+        elif words and _JOB.fullmatch(words[0]):
+            if header is not None:
+                rows.append(_table_row(header, words))
+            elif len(words) > 3 and words[2] in MODELS:
+                usual = VERBOSE_COLUMNS if len(words) >= len(VERBOSE_COLUMNS) - 2 else DEFAULT_COLUMNS
+                rows.append(_table_row(usual, words))
+    return rows
+
+
+def _table_row(header: Sequence[str], words: List[str]) -> Dict[str, str]:
+    row: Dict[str, str] = {}
+    at = 0
+    for index, name in enumerate(header):
+        if at >= len(words):
+            row[name] = ""
+            continue
+        size = 1
+        if name in _DATES:
+            size = _date_words(words, at)
+        elif name in _FREE_TEXT:
+            size = max(1, len(words) - at - (len(header) - index - 1))
+        elif name == "JOB_NAME":
+            size = _name_words(header, words, index, at)
+        row[name] = " ".join(words[at : at + size])
+        at += size
+    return row
+
+
+def _date_words(words: List[str], at: int) -> int:
+    size = 1
+    if _DAY.fullmatch(words[at]) and at + 1 < len(words) and _CLOCK.fullmatch(words[at + 1]):
+        size = 2
+    if words[at] != "-" and at + size < len(words) and words[at + size] in ("<", "@", "#"):
+        size += 1
+    return size
+
+
+def _name_words(header: Sequence[str], words: List[str], index: int, at: int) -> int:
+    """A name may hold blanks: where the job's model comes next, it ends before the model and a state."""
+    if "MD" not in header[index + 1 : index + 2]:
+        return 1
+    for end in range(at + 1, min(len(words) - 1, at + 12)):
+        if words[end] in MODELS and words[end + 1].isupper():
+            return end - at
+    return 1
+
+
+def clean_value(text: str) -> Optional[str]:
+    """A value without the mark that it is a default; None for ``-`` and nothing."""
+    value = text[:_LINE_LENGTH].strip()
+    if value.endswith(_DEFAULT):
+        value = value[: -len(_DEFAULT)].rstrip()
+    return None if value in ("", "-") else value
+
+
+def seconds_of(text: str) -> Optional[int]:
+    """Seconds of ``1 00:00:00 (86400)``, ``0001:00:00`` or ``00:01:30``; None where it is no time."""
+    value = clean_value(text)
+    if value is None:
+        return None
+    exact = _SECONDS.search(value)
+    if exact:
+        return int(exact[1])
+    found = _TIME.match(value)
+    if not found:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def status_of(row: Mapping[str, str]) -> Optional[JobStatus]:
+    """What a row says of its job; None where it names none."""
+    values = {
+        key: next((clean_value(row[name]) for name in names if name in row), None) for key, names in _NAMES.items()
+    }
+    job_id = values["job_id"]
+    if job_id is None or not _ID.fullmatch(job_id):
+        return None
+    raw = values["state"] or ""
+    return JobStatus(
+        job_id=job_id,
+        state=state_of(raw),
+        raw=raw,
+        exit_code=_number(values["exit_code"]),
+        signal=_number(values["signal"]) or None,  # 0 says that there was none
+        code=_number(values["code"]),
+        reason=values["reason"] or "",
+        group=values["group"] or "",
+    )
+
+
+def statuses_of(rows: Iterable[Mapping[str, str]]) -> Dict[str, JobStatus]:
+    """Job id → what the rows say of it; of several rows the last counts."""
+    found = (status_of(row) for row in rows)
+    return {status.job_id: status for status in found if status is not None}
+
+
+def _number(text: Optional[str]) -> Optional[int]:
+    return int(text) if text is not None and _NUMBER.fullmatch(text) else None

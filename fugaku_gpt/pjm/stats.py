@@ -1,0 +1,240 @@
+"""The ``.stats`` file that ``pjsub -s`` and ``-S`` leave beside a job's output, as data.
+
+Lines are `` KEY : value``; which keys there are, and in which order, is the site's choice. ``-`` and nothing mean that
+a value was not measured. Energies are Wh and powers W, summed over the job's nodes and sampled once a minute: of a
+shorter job they say nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Dict, List, Mapping, Optional, Tuple
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.pjm.pjstat import clean_value, seconds_of
+from fugaku_gpt.pjm.values import UNLIMITED, parse_shape
+from fugaku_gpt.records.accounting import SAMPLING_SECONDS
+
+MEASURED = "MEASURED"  # what the nodes drew
+IDEAL = "IDEAL"  # a normalised estimate; differs by up to 40 %
+_JOB_TITLE = "JOB STATISTICAL INFORMATION"
+_NODE_TITLE = "NODE STATISTICAL INFORMATION"
+_LINE_LENGTH = 65536  # characters of a line that are looked at
+_JOULES = {"wh": 3600.0, "kwh": 3.6e6, "mwh": 3.6e9, "j": 1.0, "kj": 1e3, "mj": 1e6}
+_WATTS = {"w": 1.0, "kw": 1e3, "mw": 1e6}
+_QUANTITY = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)[ \t]*([A-Za-z]*)", re.ASCII)
+_BYTES_IN_BRACKETS = re.compile(r"\((\d{1,20})\)", re.ASCII)
+_SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)[ \t]*([KMGTP])?(i)?B?", re.IGNORECASE | re.ASCII)
+_INTEGER = re.compile(r"-?\d{1,15}", re.ASCII)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+_KNOB = re.compile(r"([a-z][a-z0-9_-]*) \((REQUIRE|ALLOC|USE)\)")  # PJM's own keys are in capitals
+_RULE = re.compile(r"[ \t]*-{5,}[ \t]*")
+
+
+@dataclass(frozen=True)
+class NodeCount:
+    """``NODE NUM``, such as ``16:4x4:noncont``.
+
+    Attributes:
+        count: nodes.
+        shape: empty where not told.
+        allocation: ``torus``, ``mesh``, ``noncont`` or empty.
+    """
+
+    count: int
+    shape: Tuple[int, ...] = ()
+    allocation: str = ""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A custom resource, such as ``freq``: what was asked for, granted and used, as text; None where not told."""
+
+    require: Optional[str] = None
+    alloc: Optional[str] = None
+    use: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class JobStatistics:
+    """One job or sub-job. What was not measured is None.
+
+    Attributes:
+        state: PJM's word, such as ``EXT``.
+        exit_code, signal, code: of the script, and PJM's (see ``codes.ending_of``).
+        group: resource group.
+        elapsed_seconds, elapse_limit_seconds: of the job.
+        nodes_required, nodes_allocated, nodes_used: the allocated ones are paid for.
+        energy_joules, power_watts: ``MEASURED`` and ``IDEAL``, of all nodes; as the file says, see ``energy_usable``.
+        energy_usable: whether the job was long enough for the sampling to tell.
+        capping_date: when power capping lowered the clock.
+        max_memory_bytes: of a node.
+        knobs: custom resources.
+        values: all keys; None for ``-`` and nothing.
+        nodes: of ``-S``, one mapping for each node.
+    """
+
+    job_id: str = ""
+    job_name: str = ""
+    state: str = ""
+    exit_code: Optional[int] = None
+    signal: Optional[int] = None
+    code: Optional[int] = None
+    reason: str = ""
+    group: str = ""
+    elapsed_seconds: Optional[int] = None
+    elapse_limit_seconds: Optional[int] = None
+    nodes_required: Optional[NodeCount] = None
+    nodes_allocated: Optional[NodeCount] = None
+    nodes_used: Optional[NodeCount] = None
+    energy_joules: Mapping[str, float] = field(default_factory=dict)
+    power_watts: Mapping[str, float] = field(default_factory=dict)
+    energy_usable: bool = False
+    capping_date: Optional[str] = None
+    max_memory_bytes: Optional[int] = None
+    knobs: Mapping[str, Knob] = field(default_factory=dict)
+    values: Mapping[str, Optional[str]] = field(default_factory=dict)
+    nodes: Tuple[Mapping[str, Optional[str]], ...] = ()
+
+    @property
+    def measured_joules(self) -> Optional[float]:
+        """Energy that the job's nodes drew; None where not known or too short to tell."""
+        return self.energy_joules.get(MEASURED) if self.energy_usable else None
+
+    @property
+    def measured_watts(self) -> Optional[float]:
+        """Average power that the job's nodes drew together; None where not known or too short to tell."""
+        return self.power_watts.get(MEASURED) if self.energy_usable else None
+
+
+def read_stats_file(path: Path) -> List[JobStatistics]:
+    """As :func:`parse_stats`.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    try:
+        return parse_stats(path.read_bytes().decode("utf-8", "replace"))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def parse_stats(text: str) -> List[JobStatistics]:
+    """The jobs of a statistics file: one, or the sub-jobs of a bulk or step job. Never raises; a damaged line is left
+    out, and a text without any key gives no job."""
+    jobs: List[Dict[str, Optional[str]]] = []
+    nodes: List[List[Dict[str, Optional[str]]]] = []
+    of_node = False
+    fresh = True  # the next key opens a new job, or a new node
+    for raw in text.split("\n"):
+        line = raw.rstrip("\r")[:_LINE_LENGTH]
+        title = line.strip(" \t[]").upper()
+        if title in (_JOB_TITLE, _NODE_TITLE) or _RULE.fullmatch(line):
+            of_node = title == _NODE_TITLE or (of_node and title != _JOB_TITLE)
+            fresh = fresh or of_node or title == _JOB_TITLE
+            continue
+        key, colon, value = line.partition(" :")
+        name = " ".join(key.split())
+        if not colon or not name:
+            continue
+        if not of_node:
+            if fresh or not jobs or (name == "JOB ID" and name in jobs[-1]):
+                jobs.append({})
+                nodes.append([])
+            jobs[-1][name] = clean_value(value)
+        else:
+            if not jobs:  # the job's own section is lost
+                jobs.append({})
+                nodes.append([])
+            if fresh or not nodes[-1] or name in nodes[-1][-1]:
+                nodes[-1].append({})
+            nodes[-1][-1][name] = clean_value(value)
+        fresh = False
+    return [_statistics(values, tuple(of_nodes)) for values, of_nodes in zip(jobs, nodes)]
+
+
+def _statistics(values: Dict[str, Optional[str]], nodes: Tuple[Mapping[str, Optional[str]], ...]) -> JobStatistics:
+    elapsed = seconds_of(values.get("ELAPSE TIME (USE)") or "")
+    return JobStatistics(
+        job_id=values.get("JOB ID") or "",
+        job_name=values.get("JOB NAME") or "",
+        state=values.get("STATE") or "",
+        exit_code=_integer(values.get("EXIT CODE")),
+        signal=_integer(values.get("SIGNAL NO")) or None,  # 0 says that there was none
+        code=_integer(values.get("PJM CODE")),
+        reason=values.get("REASON") or "",
+        group=values.get("RESOURCE GROUP") or "",
+        elapsed_seconds=elapsed,
+        elapse_limit_seconds=seconds_of(values.get("ELAPSE TIME (LIMIT)") or ""),
+        nodes_required=_node_count(values.get("NODE NUM (REQUIRE)")),
+        nodes_allocated=_node_count(values.get("NODE NUM (ALLOC)")),
+        nodes_used=_node_count(values.get("NODE NUM (USE)")),
+        energy_joules=_quantities(values, "ENERGY CONSUMPTION OF NODE", _JOULES, "wh"),
+        power_watts=_quantities(values, "AVG POWER CONSUMPTION OF NODE", _WATTS, "w"),
+        energy_usable=elapsed is not None and elapsed >= SAMPLING_SECONDS,
+        capping_date=values.get("POWER CAPPING DATE"),
+        max_memory_bytes=_bytes(values.get("MAX MEMORY SIZE (USE)")),
+        knobs=_knobs(values),
+        values=values,
+        nodes=nodes,
+    )
+
+
+def _integer(text: Optional[str]) -> Optional[int]:
+    return int(text) if text is not None and _INTEGER.fullmatch(text) else None
+
+
+def _node_count(text: Optional[str]) -> Optional[NodeCount]:
+    if text is None:
+        return None
+    count, *rest = text.split(":")
+    if not _INTEGER.fullmatch(count) or int(count) < 0:
+        return None
+    shape: Tuple[int, ...] = ()
+    allocation = ""
+    for part in rest:
+        if part[:1].isdigit():
+            try:
+                shape = parse_shape(part)
+            except ValueError:
+                continue
+        elif not allocation:
+            allocation = part
+    return NodeCount(int(count), shape, allocation)
+
+
+def _quantities(
+    values: Mapping[str, Optional[str]], name: str, units: Mapping[str, float], usual: str
+) -> Dict[str, float]:
+    found = {}
+    for kind in (MEASURED, IDEAL):
+        match = _QUANTITY.fullmatch(values.get(f"{name} ({kind})") or "")
+        factor = units.get((match[2] or usual).lower()) if match else None
+        if match and factor is not None:
+            found[kind] = float(match[1]) * factor
+    return found
+
+
+def _bytes(text: Optional[str]) -> Optional[int]:
+    """``12.3 GiB (13207024435)``: the exact number in brackets where there is one."""
+    if text is None or text.lower() == UNLIMITED:
+        return None
+    exact = _BYTES_IN_BRACKETS.search(text)
+    if exact:
+        return int(exact[1])
+    found = _SIZE.fullmatch(text)
+    if not found:
+        return None
+    base = 1024 if found[3] else 1000
+    return int(float(found[1]) * base ** _POWERS[(found[2] or "").upper()])
+
+
+def _knobs(values: Mapping[str, Optional[str]]) -> Dict[str, Knob]:
+    told: Dict[str, Dict[str, Optional[str]]] = {}
+    for key, value in values.items():
+        found = _KNOB.fullmatch(key)
+        if found:
+            told.setdefault(found[1], {})[found[2].lower()] = value
+    return {name: Knob(**parts) for name, parts in told.items()}

@@ -1,0 +1,162 @@
+"""A run file as a row of the cost model, and its iteration as figures that tables show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, List, Optional, Tuple
+
+from fugaku_gpt.config.schema import RunConfig
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
+from fugaku_gpt.machine.constants import Machine
+from fugaku_gpt.planner.extrapolation import SETTING, Outside
+from fugaku_gpt.planner.intervals import Guess
+from fugaku_gpt.planner.tables.predict import Prediction, predict_rows
+from fugaku_gpt.planner.tables.rows import Row, why_invalid
+from fugaku_gpt.planner.trainer.seconds import predict_run
+
+_SHORT_TYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A line of the answer: a figure with its 80 % interval and unit."""
+
+    name: str
+    guess: Guess
+    unit: str
+
+
+def row_of_run(config: RunConfig, machine: Machine, hardware: Optional[str] = None, torch: str = "") -> Row:
+    """The run's configuration at its full batch and sequence length.
+
+    Args:
+        hardware: as in a row's column; default: the machine's first.
+        torch: the PyTorch build, such as 1.10.
+
+    Raises:
+        UsageError: no run can have this shape on these nodes.
+    """
+    node, layout, training = config.node, config.layout, config.training
+    hardware = hardware or next(iter(machine.hardware))
+    if not machine.covers(hardware):
+        raise UsageError(f"--hardware {hardware}: machine {machine.name} has {', '.join(machine.hardware)}")
+    row = Row(
+        id="run",
+        hardware=hardware,
+        layers=config.model.layers,
+        hidden=config.model.hidden,
+        heads=config.model.heads,
+        vocab=config.padded_vocab,
+        seq_len=config.model.seq_len,
+        nodes=config.job.nodes,
+        ranks_per_node=config.ranks_per_node,
+        processes=layout.ranks,
+        dp=layout.dp,
+        tp=layout.tp,
+        pp=layout.pp,
+        micro_batch=training.micro_batch,
+        global_batch=training.global_batch,
+        zero=layout.zero,
+        recompute=training.recompute == "full",
+        torch=torch,
+        dtype=_SHORT_TYPES[training.dtype],
+        freq_ghz=(node.freq_mhz or 0) / 1000,
+        tcmalloc=node.tcmalloc,
+        retention=node.retention_state,
+        mem_unit=machine.memory_unit,
+        chunks=layout.chunks,
+        sequence_parallel=layout.sequence_parallel and layout.tp > 1,
+        order=layout.order,
+    )
+    reason = why_invalid(row)
+    if reason:
+        raise UsageError(f"this run cannot be planned: {reason}")
+    return row
+
+
+def beyond_the_rows(config: RunConfig) -> List[Outside]:
+    """What of a run no measured row of any machine has, and the model does not count."""
+    found: List[str] = []
+    training = config.training
+    if training.recompute == "selective":
+        found.append("training.recompute selective: counted as none")
+    if training.recompute == "full" and training.recompute_layers is not None:
+        found.append(f"training.recompute_layers {training.recompute_layers}: counted as all")
+    if config.layout.schedule == "zero_bubble" and config.layout.pp > 1:
+        found.append("layout.schedule zero_bubble: counted as 1f1b")
+    if config.model.ffn_size != 4 * config.model.hidden:
+        found.append(f"model.ffn_hidden {config.model.ffn_size}: counted as 4 * hidden")
+    return [Outside(text, SETTING) for text in found]
+
+
+def figures_of_local_run(
+    config: RunConfig, machine: Machine, watts: Optional[float] = None
+) -> Tuple[List[str], List[Figure]]:
+    """As :func:`figures_of_run`, of our own trainer on a probed machine; what is extrapolated, and the figures.
+
+    Utilisation is of the best rate that the probe has seen.
+    """
+    found = predict_run(config, machine)
+    batch = config.training.global_batch
+    noted = notes_flops(config.model, batch, config.padded_vocab, config.training.recompute == "full")
+    exact = exact_flops(config.model, batch, config.padded_vocab)
+    return list(found.extrapolated), [
+        Figure("iteration", found.seconds, "s"),
+        *(Figure(name, guess, "s") for name, guess in found.parts.items()),
+        *_speeds(config, found.seconds, noted, exact, machine.facts["peak_flops"]),
+        *_energy(config, machine, found.seconds, watts),
+    ]
+
+
+def figures_of_run(
+    config: RunConfig, machine: Machine, row: Row, watts: Optional[float] = None
+) -> Tuple[Prediction, List[Figure]]:
+    """Seconds per iteration and of each part, and what follows from them.
+
+    Args:
+        watts: of a node; default: the machine's fact ``watts_per_node``, without which there is no figure of energy.
+    """
+    (found,) = predict_rows(machine, [row], [beyond_the_rows(config)])
+    whole = found.seconds
+    noted = notes_flops(config.model, row.global_batch, row.vocab, row.recompute)
+    exact = exact_flops(config.model, row.global_batch, row.vocab)
+    lines = [Figure("iteration", whole, "s")]
+    lines += [Figure(name, guess, "s") for name, guess in found.parts.items()]
+    lines += _speeds(config, whole, noted, exact, peak_flops_of_node(machine, row))
+    return found, lines + _energy(config, machine, whole, watts)
+
+
+def _speeds(config: RunConfig, whole: Guess, noted: float, exact: float, peak: float) -> List[Figure]:
+    """What follows from the seconds of an iteration.
+
+    Args:
+        noted, exact: FLOPs of an iteration by the two formulas; ``peak``: FLOP/s of a node.
+    """
+    nodes, tokens = config.job.nodes, config.training.global_batch * config.model.seq_len
+    return [
+        Figure("speed", _inverse(whole, tokens), "tokens/s"),
+        Figure("rate per node (notes' formula)", _inverse(whole, tflops_per_node(noted, 1, nodes)), "TFLOP/s"),
+        Figure("rate of all nodes", _inverse(whole, noted / 1e15), "PFLOP/s"),
+        Figure("utilisation (exact FLOPs, no recompute)", _inverse(whole, 100 * exact / (peak * nodes)), "%"),
+    ]
+
+
+def _energy(config: RunConfig, machine: Machine, whole: Guess, watts: Optional[float]) -> List[Figure]:
+    """Of a token, where power is known."""
+    power = machine.facts.get("watts_per_node") if watts is None else watts
+    if power is None:
+        return []
+    joules = power * config.job.nodes / (config.training.global_batch * config.model.seq_len)
+    return [Figure("energy", Guess(joules * whole.value, joules * whole.low, joules * whole.high), "J/token")]
+
+
+def peak_flops_of_node(machine: Machine, row: Row) -> float:
+    """FLOP/s of a node at the row's clock."""
+    facts: Dict[str, float] = dict(machine.facts)
+    clock = row.freq_ghz / facts["base_clock_ghz"] if row.freq_ghz else 1.0
+    return facts["peak_flops"] * facts["devices_per_node"] * clock
+
+
+def _inverse(seconds: Guess, count: float) -> Guess:
+    return Guess(count / seconds.value, count / seconds.high, count / seconds.low)

@@ -1,0 +1,162 @@
+"""What a rank has to do and to hold for each of N configurations, counted before any machine is known.
+
+Symbols: b sequences of s tokens in a micro-batch, h hidden, a heads, V vocabulary, l layers, t tensor-parallel ranks, p
+stages, m micro-batches. One pass of a layer forward is the unit of work: a backward pass is two, recomputing is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
+
+import numpy as np
+
+from fugaku_gpt.planner.tables.rows import Row
+
+FACTS = ("peak_flops", "base_clock_ghz", "devices_per_node", "item_bytes", "tile_units")  # of every machine
+TILES = ((256, 128), (128, 256))  # of a matrix product's result on a GPU: cuBLAS's largest, which large products get
+
+
+@dataclass(frozen=True)
+class Work:
+    """Arrays [N], one entry per configuration; of one rank and one micro-batch unless said otherwise.
+
+    ``layer_`` is of one layer, forward, backward and, where the run does so, recomputing. FLOPs with ``_tiled`` are
+    stretched by the tiles of a product that do no useful work. Element counts are of the trained type.
+    """
+
+    layers_per_stage: "np.ndarray"
+    stages: "np.ndarray"
+    chunks: "np.ndarray"  # virtual stages of each
+    micro_batches: "np.ndarray"
+    ranks: "np.ndarray"
+    ranks_per_node: "np.ndarray"
+    replicas: "np.ndarray"
+    tensor_ranks: "np.ndarray"
+    stage_stride: "np.ndarray"  # ranks from a stage to its neighbour
+    recompute: "np.ndarray"
+    sharded: "np.ndarray"  # 1 where ZeRO cuts the optimiser's state over the replicas, else 0
+    clock_ghz: "np.ndarray"  # 0: the machine's own
+    tcmalloc: "np.ndarray"
+    retention_off: "np.ndarray"
+    builds: Tuple[str, ...]
+    passes: "np.ndarray"  # of a layer, in forward passes
+    layer_flops: "np.ndarray"  # dense products
+    layer_attention_flops: "np.ndarray"
+    pass_elements: "np.ndarray"  # one pass: read and written outside of products and softmax
+    pass_scores: "np.ndarray"  # one pass: elements of the attention scores
+    unaligned: "np.ndarray"  # the scores, where a head's width is not a multiple of 8, else 0
+    layer_weights: "np.ndarray"
+    embedding_weights: "np.ndarray"
+    head_flops: "np.ndarray"
+    logits: "np.ndarray"  # elements
+    hidden_elements: "np.ndarray"  # b s h, with sequence parallelism a share of it: what goes from stage to stage
+    reduced_elements: "np.ndarray"  # sent by a rank in all tensor-parallel sums of a layer
+    reductions: "np.ndarray"  # of a layer, each weighed by log2 t
+    gradient_elements: "np.ndarray"  # sent by a rank in the sum over replicas, per iteration
+    kept_elements: "np.ndarray"  # of a layer between forward and backward, without the scores
+    kept_scores: "np.ndarray"
+    fullness: "np.ndarray"  # share of its memory that the fullest rank or node uses; 0 where nobody has said
+
+    def take(self, chosen: "np.ndarray") -> "Work":
+        """The configurations that ``chosen`` [N] is true for."""
+        parts: Dict[str, Any] = {}
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if part.name == "builds":
+                parts[part.name] = tuple(build for build, keep in zip(value, chosen) if keep)
+            else:
+                parts[part.name] = value[chosen]
+        return Work(**parts)
+
+
+def work_of(rows: Sequence[Row], facts: Mapping[str, float]) -> Work:
+    """What each of the rows is to do.
+
+    Args:
+        facts: the machine's; see :class:`fugaku_gpt.machine.constants.Machine`.
+    """
+
+    def column(name: str) -> "np.ndarray":
+        if name == "retention_off":
+            return np.array([float(row.retention == 0) for row in rows])
+        return np.array([float(getattr(row, name)) for row in rows])
+
+    return work_of_columns(column, tuple(row.torch for row in rows), facts)
+
+
+def work_of_columns(column: Callable[[str], "np.ndarray"], builds: Tuple[str, ...], facts: Mapping[str, float]) -> Work:
+    """The same of columns: ``column`` gives floats [N] of a name of :class:`Row`, or of ``retention_off``."""
+    h, a, b, s, t, p, vocab = map(column, ("hidden", "heads", "micro_batch", "seq_len", "tp", "pp", "vocab"))
+    layers, d, recompute = column("layers") / p, column("dp"), column("recompute")
+    shares = np.where(column("sequence_parallel") > 0, t, 1.0)  # of what lies between the cut layers
+    passes = 3 + recompute
+    units, tokens, head_width = int(facts["tile_units"]), b * s, h / a
+    scores = b * a * s * s / t
+    slow = scores * (1 + head_width / TILES[0][1]) / 2  # products without tensor cores: each score's sum and its write
+    sums = 2 * (passes - 1) * (t > 1)  # two in each pass, one pass forward and one back; recomputing sums again
+    wide = facts["item_bytes"] >= 4
+    return Work(
+        layers_per_stage=layers,
+        stages=p,
+        chunks=column("chunks"),
+        micro_batches=column("micro_batches"),
+        ranks=column("processes"),
+        ranks_per_node=column("ranks_per_node"),
+        replicas=d,
+        tensor_ranks=t,
+        stage_stride=column("stage_stride"),
+        recompute=recompute,
+        sharded=(column("zero") > 0).astype(float),
+        clock_ghz=column("freq_ghz"),
+        tcmalloc=column("tcmalloc"),
+        retention_off=column("retention_off"),
+        builds=builds,
+        passes=passes,
+        layer_flops=_layer_flops(tokens, h, t, passes, units),
+        layer_attention_flops=passes * 4 * b * s * s * h / t,
+        pass_elements=b * s * h * (10 / shares + 24 / t),
+        pass_scores=scores,
+        unaligned=np.where(head_width % 8 != 0, slow, 0.0),
+        layer_weights=12 * h * h / t,
+        embedding_weights=vocab * h / t,
+        head_flops=_product(tokens, vocab / t, h, units)
+        + _product(tokens, h, vocab / t, units)
+        + _product(vocab / t, h, tokens, units),
+        logits=b * s * vocab / t,
+        hidden_elements=b * s * h / shares,
+        reduced_elements=sums * 2 * (t - 1) / t * b * s * h,
+        reductions=sums * np.log2(t),
+        gradient_elements=2 * (d - 1) / d * (12 * h * h * layers + vocab * h) / t,
+        # Korthikanti et al. 2022 in elements; on CPUs dropout keeps factors of the trained type, not flags
+        kept_elements=b * s * h * ((6 if wide else 5) / shares + 12 / t),
+        kept_scores=scores * (3.0 if wide else 2.5),
+        fullness=np.zeros_like(scores),
+    )
+
+
+def _layer_flops(
+    tokens: "np.ndarray", h: "np.ndarray", t: "np.ndarray", passes: "np.ndarray", units: int
+) -> "np.ndarray":
+    """Of the four weight matrices of a layer, (inner, outer) below: forward and recomputing, and twice backward."""
+    total = np.zeros_like(h)
+    for inner, outer in ((h, 3 * h / t), (h / t, h), (h, 4 * h / t), (4 * h / t, h)):
+        total += (passes - 2) * _product(tokens, outer, inner, units)
+        total += _product(tokens, inner, outer, units) + _product(inner, outer, tokens, units)
+    return total
+
+
+def _product(rows: "np.ndarray", columns: "np.ndarray", inner: "np.ndarray", units: int) -> "np.ndarray":
+    """FLOPs of a product with a result of rows x columns, stretched to whole waves of tiles over the units.
+
+    A GPU cuts the result into tiles and hands them out in waves: 448 tiles on 108 units take as long as 540.
+    """
+    useful: "np.ndarray" = 2 * rows * columns * inner
+    if not units:
+        return useful
+    stretched: "np.ndarray" = np.full_like(useful, np.inf)
+    for height, width in TILES:
+        tiles = np.ceil(rows / height) * np.ceil(columns / width)
+        area = np.ceil(tiles / units) * units * height * width
+        stretched = np.minimum(stretched, useful * area / (rows * columns))
+    return stretched

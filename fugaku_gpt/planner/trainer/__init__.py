@@ -1,0 +1,1 @@
+"""Time and memory of this trainer on a machine that was probed."""

@@ -1,0 +1,172 @@
+"""The factors of the local time model from steps of our trainer, and how far off it is on steps that were left out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Dict, List, Mapping, Sequence, Tuple
+
+import numpy as np
+
+from fugaku_gpt.config.load import load_run_config
+from fugaku_gpt.config.schema import RunConfig
+from fugaku_gpt.machine.constants import LOCAL, Fitted, Machine
+from fugaku_gpt.machine.probed import Probed
+from fugaku_gpt.planner.intervals import NORMAL_80
+from fugaku_gpt.planner.least_squares import Fit, fit
+from fugaku_gpt.planner.trainer.seconds import RunCost, measured_flops, prior_constants, probe_spread
+from fugaku_gpt.records.run import OK, RunDirectory
+from fugaku_gpt.records.summary import summarise
+
+_LEAST_SAMPLES = 5  # iterations of a run that is fitted to; the first two do not count
+_LEAST_SPREAD = 0.02  # steps of the same run on a quiet machine
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """Seconds per iteration of a run of our trainer."""
+
+    name: str
+    config: RunConfig
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LeftOutRun:
+    """What a fit to all other runs says of one."""
+
+    name: str
+    measured: float
+    predicted: float
+
+    @property
+    def off(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted / self.measured - 1.0
+
+
+def steps_of(probed: Probed) -> List[MeasuredRun]:
+    """The probe's own steps as runs."""
+    return [MeasuredRun(one.name, load_run_config(overrides=one.settings), one.seconds) for one in probed.steps]
+
+
+def kept_runs(directories: Sequence[Path], probed: Probed) -> Tuple[List[MeasuredRun], List[str]]:
+    """Run directories of our trainer on this machine as runs to fit to, and why others are none.
+
+    Raises:
+        UsageError: a file of a run is damaged.
+    """
+    found, left_out = [], []
+    for path in directories:
+        run = _kept_run(path, probed)
+        if isinstance(run, str):
+            left_out.append(f"{path}: {run}")
+        else:
+            found.append(run)
+    return found, left_out
+
+
+def _kept_run(path: Path, probed: Probed) -> "MeasuredRun | str":
+    run = RunDirectory(path)
+    result, environment = run.result(), run.environment()
+    if result is None or result.status != OK or environment is None:
+        return "did not end well"
+    config = load_run_config(run.config_file, check=False)
+    if environment.get("processor") != probed.facts.get("processor"):
+        return f"ran on {environment.get('processor')}, not on the machine of the file"
+    if config.job.nodes != 1:
+        return f"ran on {config.job.nodes} nodes"
+    ranks = environment.get("ranks") or [{}]
+    threads = ranks[0].get("threads")
+    if not threads:
+        return "does not tell the threads of its ranks"
+    summary = summarise(config, run.metrics("iteration"), [])
+    if summary["samples"] < _LEAST_SAMPLES or "timed_batch" in summary:
+        return f"fewer than {_LEAST_SAMPLES} iterations are logged, or none of the full batch"
+    # runs from before there were compiled kernels say nothing of them
+    compiled = bool((environment.get("precision") or {}).get("compiled", False))
+    config = replace(config, node=replace(config.node, threads_per_rank=int(threads), compiled_kernels=compiled))
+    return MeasuredRun(str(path), config, float(summary["seconds_per_iteration"]))
+
+
+def refit_local(machine: Machine, runs: Sequence[MeasuredRun]) -> Tuple[Machine, List[LeftOutRun]]:
+    """A probed machine with its constants fitted to the probe's steps and to other runs."""
+    assert machine.probed is not None
+    fitted, left_out = fit_local(machine.probed, [*steps_of(machine.probed), *runs])
+    return replace(machine, time=fitted), left_out
+
+
+def fit_local(probed: Probed, runs: Sequence[MeasuredRun]) -> Tuple[Fitted, List[LeftOutRun]]:
+    """The model's constants by these runs, and each run as a fit to the others predicts it.
+
+    Intervals are those that hold 80 % of the runs left out, and no narrower than the probe's own spread.
+    """
+    prior = prior_constants()
+    spread = max(_LEAST_SPREAD, probe_spread(probed))
+    if not runs:
+        return replace(prior, interval_spread=spread), []
+    costs = [RunCost(one.config, probed) for one in runs]
+    target = np.log([one.seconds for one in runs])
+    whole = _fit(prior, costs, target)
+    left_out = []
+    for place, run in enumerate(runs):
+        others = [index for index in range(len(runs)) if index != place]
+        found = _fit(prior, [costs[index] for index in others], target[others], whole.values) if others else whole
+        predicted = costs[place].seconds(_constants(prior, found.values))
+        left_out.append(LeftOutRun(run.name, run.seconds, predicted))
+    off = sorted(abs(math.log(one.predicted / one.measured)) for one in left_out)
+    holding = off[min(len(off) - 1, math.ceil(0.8 * len(off)) - 1)] / NORMAL_80
+    widths = np.sqrt(np.diag(whole.covariance))
+    constants = tuple(
+        replace(one, value=float(value), width=float(width))
+        for one, value, width in zip(prior.constants, np.exp(whole.values), widths)
+    )
+    fitted = replace(
+        prior,
+        constants=constants,
+        covariance=tuple(tuple(float(number) for number in line) for line in whole.covariance),
+        interval_spread=max(spread, holding),
+        rows=tuple(one.name for one in runs),
+    )
+    return fitted, left_out
+
+
+def local_machine(probed: Probed, memory_bytes: int) -> Tuple[Machine, List[LeftOutRun]]:
+    """The machine at hand, its constants fitted to the probe's steps."""
+    fitted, left_out = fit_local(probed, steps_of(probed))
+    machine = Machine(
+        name=LOCAL,
+        title=f"{probed.facts.get('processor', 'this machine')}, {probed.cores} cores, as `plan probe` found it",
+        hardware={LOCAL: float(memory_bytes // 2**20)},
+        facts={
+            "peak_flops": float(f"{measured_flops(probed):.4g}"),
+            "base_clock_ghz": 1.0,
+            "devices_per_node": 1.0,
+            "item_bytes": 4.0,
+            "tile_units": 0.0,
+        },
+        memory_unit="MiB",
+        memory_of="node",
+        time=fitted,
+        memory=Fitted((), spread=0.05),
+        probed=probed,
+    )
+    return machine, left_out
+
+
+def _constants(prior: Fitted, values: "np.ndarray") -> Mapping[str, float]:
+    found: Dict[str, float] = dict(zip((one.name for one in prior.constants), (float(v) for v in np.exp(values))))
+    return found
+
+
+def _fit(prior: Fitted, costs: Sequence[RunCost], target: "np.ndarray", start: "np.ndarray | None" = None) -> Fit:
+    means = np.log([one.prior for one in prior.constants])
+    widths = np.array([one.prior_width for one in prior.constants])
+
+    def misfit(values: "np.ndarray") -> "np.ndarray":
+        c = _constants(prior, values)
+        found: "np.ndarray" = (np.log([cost.seconds(c) for cost in costs]) - target) / prior.spread
+        return found
+
+    return fit(misfit, means, widths, start, rounds=20, enough=1e-5)

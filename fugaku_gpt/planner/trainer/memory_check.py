@@ -1,0 +1,127 @@
+"""Whether a run fits the memory of its nodes, and the refusal of one that does not: before ``train``, a job, a sweep's
+row.
+
+A limit is that of everything that runs on a node. The smallest of those that are known counts, less the margin at which
+the memory guard would end the run.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from typing import List, Optional, Sequence, Tuple
+
+from fugaku_gpt.config.schema import RunConfig
+from fugaku_gpt.config.values import size_bytes
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.layout.grid import coordinates_of
+from fugaku_gpt.machine import local
+from fugaku_gpt.machine.framework import Framework, framework_of
+from fugaku_gpt.machine.memory import guard_margin
+from fugaku_gpt.planner.trainer.run_memory import MIB, RunMemory, memory_of_run
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run is to run.
+
+    Attributes:
+        limits: (bytes that ranks of a node may use, who says so); empty: none is known.
+        framework: what a rank takes there before it has a model.
+        cores: of a node.
+        more_nodes: whether there are more than the run has.
+    """
+
+    limits: Tuple[Tuple[int, str], ...]
+    framework: Framework
+    cores: int
+    more_nodes: bool = True
+
+    def memory(self, config: RunConfig) -> RunMemory:
+        """Of a run there."""
+        return memory_of_run(config, self.framework, cores=self.cores)
+
+    def limit(self, config: RunConfig) -> Optional[Tuple[int, str]]:
+        """The smallest limit, the run's own among them, less the guard's margin; None where none is known."""
+        limits = list(self.limits)
+        for text, key in ((config.node.memory_limit, "node.memory_limit"), (config.job.node_memory, "job.node_memory")):
+            if text and not (key == "job.node_memory" and config.job.scheduler == "local"):
+                limits.append((size_bytes(text), key))
+        if not limits:
+            return None
+        size, source = min(limits)
+        if not config.node.memory_guard:
+            return size, source
+        return size - guard_margin(size), f"{source}, less what the memory guard keeps free"
+
+
+def this_machine(torch: str = "") -> Place:
+    """The machine that this program runs on.
+
+    Args:
+        torch: version of PyTorch; default: what is installed there.
+    """
+    limits = ((local.memory_limit(), "this machine"),)
+    return Place(limits, framework_of(torch or _installed_torch()), len(local.usable_cores()), more_nodes=False)
+
+
+def refuse_too_large(config: RunConfig, place: Place, ranks: Optional[Sequence[int]] = None) -> None:
+    """Refuse a run that does not fit, unless ``node.memory_check`` is off.
+
+    Args:
+        ranks: those on the node that is judged; default: the fullest by ``node.ranks_per_node`` and ``job.rank_map``.
+
+    Raises:
+        UsageError: it does not; says by how much, and the smallest change that would.
+    """
+    limit = place.limit(config) if config.node.memory_check else None
+    if limit is None:
+        return
+    size, source = limit
+    found = place.memory(config)
+    layout = config.layout
+    stages = [coordinates_of(rank, layout, layout.order).pp for rank in ranks] if ranks is not None else None
+    needed = found.bytes_of_node if stages is None else found.bytes_of_ranks(stages)
+    if needed <= size:
+        return
+    from fugaku_gpt.planner.trainer.shrink import smallest_change  # ten thousand ranks that fit need not read it
+
+    count = len(stages) if stages is not None else config.ranks_per_node
+    if found.bytes_of_node <= size:  # but not with so many of its ranks on a node
+        said = f"it would fit with {_ranks(config.ranks_per_node)} on a node, as job.nodes has it"
+    else:
+        change = smallest_change(_placed(config, count), place.memory, size, place.more_nodes)
+        said = f"the smallest change that fits: {' '.join(set_words(change))}" if change else "no change of it fits"
+    raise UsageError(
+        f"this run needs {needed // MIB} MiB of a node for {_ranks(count)}, of up to {found.bytes_of_rank // MIB} MiB "
+        f"(stage {found.peak_stage}); there are {size // MIB} MiB ({source}); "
+        f"{said}; `fugaku-gpt plan memory` shows the parts, --set node.memory_check=false goes on all the same"
+    )
+
+
+def set_words(change: Sequence[Tuple[str, str]]) -> List[str]:
+    """``--set key=value`` for each."""
+    return [f"--set {key}={value}" for key, value in change]
+
+
+def _placed(config: RunConfig, on_a_node: int) -> RunConfig:
+    """The run on nodes with so many ranks, where it can be cut so."""
+    if on_a_node == config.ranks_per_node or config.layout.ranks % on_a_node:
+        return config
+    job = replace(config.job, nodes=config.layout.ranks // on_a_node)
+    return replace(config, job=job, node=replace(config.node, ranks_per_node=on_a_node))
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def _installed_torch() -> str:
+    if "torch" in sys.modules:  # a rank: what reads metadata is dozens of modules more
+        return str(sys.modules["torch"].__version__)
+    from importlib import metadata
+
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:  # a login node
+        return ""

@@ -1,0 +1,263 @@
+"""The smallest change of a run that makes it fit.
+
+Smallest is what slows an iteration least, by this table, in percent of its time. It need not be exact: only the order
+counts, and what is far apart here is far apart on every machine that rows are from.
+
+* ``layout.zero=1``: 0. A sum and a gathering move the bytes of the all-reduce that they replace, and each replica steps
+  its share only (Rajbhandari et al. 2020, section 7).
+* ``layout.sequence_parallel``: 0. The same for the sums of tensor parallelism (Korthikanti et al. 2022, section 4.2.2).
+* ``checkpoint.asynchronous=false``: 1. The run waits while a checkpoint is written, once in many iterations.
+* ``training.recompute=selective``: 2. Flags of attention dropout are drawn again; no product is.
+* ``training.micro_batch``: 3 each time it is halved, for smaller products; and what the bubble gains.
+* ``training.recompute=full``: 33, one more forward pass beside the three that an iteration is; with a budget, by which
+  each stage recomputes as little as fits, times the largest share of a stage's layers that are recomputed then.
+* ``layout.tp``: 15 each time it is doubled, for sums in the middle of each layer.
+* ``layout.pp``: 5 each time it is doubled, and what the bubble of equal stages grows.
+* ``job.nodes``: 1000 each time they are doubled: that is another job.
+
+Each changed setting counts 0.1 more, so that of equals the shorter list wins. The number of ranks stays the same as
+long as replicas make room for tp and pp.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass, replace
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
+
+from fugaku_gpt.config.checks import problems_of
+from fugaku_gpt.config.schema import RunConfig
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.layout.memory import recompute_of_layers
+from fugaku_gpt.layout.schedule_times import ideal_bubble
+from fugaku_gpt.layout.stages import chunks_of
+from fugaku_gpt.planner.trainer.run_memory import MIB, RunMemory
+
+Change = Tuple[Tuple[str, str], ...]  # (dotted key, value as in ``--set``)
+Memory = Callable[[RunConfig], RunMemory]
+
+_FACTORS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of tp and pp
+_BUDGET = "budget"
+_FULL = 33.0
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Factors of tp, pp and nodes, what replicas are divided by, and the cost."""
+
+    tp: int
+    pp: int
+    nodes: int
+    fewer: int
+    cost: float
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One combination of all kinds of change, and its cost."""
+
+    cost: float
+    grid: _Grid
+    zero: bool
+    sequence_parallel: bool
+    waits: bool
+    recompute: str
+    micro_batch: int
+
+
+def smallest_change(config: RunConfig, memory: Memory, limit: int, more_nodes: bool = True) -> Optional[Change]:
+    """The settings to change, in the order of the schema; () where it fits as it is; None where nothing helps.
+
+    Args:
+        memory: of a run where it is to run.
+        limit: bytes of a node.
+        more_nodes: whether the run may have more than now.
+    """
+    if _fits(config, memory, limit):
+        return ()
+    possible = [grid for grid in _grids(config) if more_nodes or grid.nodes == 1]
+    grids = [grid for grid in possible if _may_fit(config, grid, memory, limit)]
+    waiting: List[Tuple[float, int, _Choice, Optional[RunConfig]]] = [
+        (choice.cost, number, choice, None) for number, choice in enumerate(_choices(config, grids))
+    ]
+    heapq.heapify(waiting)
+    while waiting:
+        cost, number, choice, found = heapq.heappop(waiting)
+        if found is not None:
+            return changes_between(config, found)
+        candidate = _made(config, choice)
+        if problems_of(candidate, lambda _: ""):
+            continue
+        if choice.recompute == _BUDGET:  # what it costs is known once the budget is
+            found = _largest_budget(candidate, memory, limit)
+            if found is not None:
+                more = _FULL * (_share_recomputed(found) - _least_share(config))
+                heapq.heappush(waiting, (cost + more, number, choice, found))
+        elif _fits(candidate, memory, limit):
+            return changes_between(config, candidate)
+    return None
+
+
+def changes_between(config: RunConfig, other: RunConfig) -> Change:
+    """What to set so that one run becomes another."""
+    found = []
+    for section in ("model", "layout", "training", "data", "checkpoint", "node", "job"):
+        one, two = getattr(config, section), getattr(other, section)
+        found += [
+            (f"{section}.{key}", _word(getattr(two, key)))
+            for key in one.__dataclass_fields__
+            if getattr(one, key) != getattr(two, key)
+        ]
+    return tuple(found)
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(str, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _fits(config: RunConfig, memory: Memory, limit: int) -> bool:
+    try:
+        return memory(config).bytes_of_node <= limit
+    except UsageError:  # a budget of recompute that some stage cannot keep
+        return False
+
+
+def _grids(config: RunConfig) -> Iterator[_Grid]:
+    """The factors that the model can be cut by."""
+    model, layout = config.model, config.layout
+    for tp in _FACTORS:
+        if model.heads % (layout.tp * tp) or model.ffn_size % (layout.tp * tp):
+            continue
+        for pp in _FACTORS:
+            if layout.pp * pp * layout.chunks > model.layers:
+                continue
+            fewer = math.gcd(layout.dp, tp * pp)
+            nodes = tp * pp // fewer
+            cost = 15.0 * math.log2(tp) + 5.0 * math.log2(pp) + 1000.0 * math.log2(nodes)
+            yield _Grid(tp, pp, nodes, fewer, cost)
+    for nodes in _FACTORS[1:]:  # the same ranks, fewer of them on each
+        if config.ranks_per_node % nodes == 0:
+            yield _Grid(1, 1, nodes, 1, 1000.0 * math.log2(nodes))
+
+
+def _choices(config: RunConfig, grids: List[_Grid]) -> Iterator[_Choice]:
+    layout, training, checkpoint = config.layout, config.training, config.checkpoint
+    copies = checkpoint.interval is not None and checkpoint.asynchronous
+    before = _bubble(config, layout.pp, layout.dp, training.micro_batch)
+    divisors = [size for size in range(training.micro_batch, 0, -1) if training.micro_batch % size == 0]
+    for grid in grids:
+        dp, tp, pp = layout.dp // grid.fewer, layout.tp * grid.tp, layout.pp * grid.pp
+        for micro_batch in divisors:
+            bubble = _bubble(config, pp, dp, micro_batch) - before
+            cost = grid.cost + 3.0 * math.log2(training.micro_batch / micro_batch) + 100.0 * bubble
+            for zero in (False, True) if layout.zero == 0 and dp > 1 else (False,):
+                for sequence_parallel in (False, True) if not layout.sequence_parallel and tp > 1 else (False,):
+                    for waits in (False, True) if copies else (False,):
+                        for recompute, more in _recomputes(config):
+                            changed = sum((zero, sequence_parallel, waits, bool(more), micro_batch != divisors[0]))
+                            changed += sum(factor > 1 for factor in (grid.tp, grid.pp, grid.nodes, grid.fewer))
+                            yield _Choice(
+                                cost + waits + more + 0.1 * changed,
+                                grid,
+                                zero,
+                                sequence_parallel,
+                                waits,
+                                recompute,
+                                micro_batch,
+                            )
+
+
+def _bubble(config: RunConfig, pp: int, dp: int, micro_batch: int) -> float:
+    micro_batches = max(1, config.training.global_batch // (micro_batch * dp))
+    return ideal_bubble(config.layout.schedule, pp, micro_batches, config.layout.chunks)
+
+
+def _recomputes(config: RunConfig) -> List[Tuple[str, float]]:
+    """(what to recompute, cost): as it is first."""
+    training = config.training
+    found = [("", 0.0)]
+    if training.recompute == "none" and config.model.attention_dropout > 0:
+        found.append(("selective", 2.0))
+    if training.recompute != "full" or training.recompute_layers is not None:
+        found += [(_BUDGET, _FULL * _least_share(config)), ("full", _FULL)]
+    elif training.recompute_budget_mib is not None:  # a smaller one
+        found += [(_BUDGET, _FULL * _least_share(config))]
+    return found
+
+
+def _least_share(config: RunConfig) -> float:
+    return 1.0 / config.model.layers
+
+
+def _share_recomputed(config: RunConfig) -> float:
+    """Of the stage that recomputes most."""
+    chunks = chunks_of(config)
+    kinds = recompute_of_layers(config, chunks)
+    counts: Dict[int, List[str]] = {}
+    for chunk in chunks:
+        counts.setdefault(chunk.stage, []).extend(kinds[layer] for layer in chunk.layers)
+    return max(of_stage.count("full") / len(of_stage) for of_stage in counts.values())
+
+
+def _made(config: RunConfig, choice: _Choice) -> RunConfig:
+    layout, training, job, grid = config.layout, config.training, config.job, choice.grid
+    layout = replace(
+        layout,
+        dp=layout.dp // grid.fewer,
+        tp=layout.tp * grid.tp,
+        pp=layout.pp * grid.pp,
+        split=layout.split if grid.pp == 1 else (),
+        zero=1 if choice.zero else layout.zero,
+        sequence_parallel=layout.sequence_parallel or choice.sequence_parallel,
+    )
+    training = replace(training, micro_batch=choice.micro_batch)
+    if choice.recompute:
+        budget = math.inf if choice.recompute == _BUDGET else None
+        kind = "full" if choice.recompute == _BUDGET else choice.recompute
+        training = replace(training, recompute=kind, recompute_layers=None, recompute_budget_mib=budget)
+    node = config.node
+    if grid.nodes > 1:
+        job = replace(job, nodes=job.nodes * grid.nodes, shape="", strict="")
+        if layout.ranks == config.layout.ranks and node.ranks_per_node is not None:
+            node = replace(node, ranks_per_node=node.ranks_per_node // grid.nodes)
+    checkpoint = replace(config.checkpoint, asynchronous=config.checkpoint.asynchronous and not choice.waits)
+    return replace(config, layout=layout, training=training, node=node, job=job, checkpoint=checkpoint)
+
+
+def _may_fit(config: RunConfig, grid: _Grid, memory: Memory, limit: int) -> bool:
+    """Whether anything fits with these factors: with all that saves memory."""
+    tp, dp = config.layout.tp * grid.tp, config.layout.dp // grid.fewer
+    parallel = tp > 1 and config.model.seq_len % tp == 0
+    for recompute in [kind for kind, _ in _recomputes(config) if kind != _BUDGET]:
+        least = _Choice(0.0, grid, dp > 1, parallel, True, recompute, 1)
+        if _fits(_made(config, least), memory, limit):
+            return True
+    return False
+
+
+def _largest_budget(config: RunConfig, memory: Memory, limit: int) -> Optional[RunConfig]:
+    """The run with the largest budget of recompute, in whole MiB, that fits; None where none does."""
+
+    def with_budget(size: Optional[float], kind: str = "full") -> RunConfig:
+        return replace(config, training=replace(config.training, recompute=kind, recompute_budget_mib=size))
+
+    def activations(one: RunConfig) -> int:
+        return -(-max(stage["activations"] for stage in memory(one).stages) // MIB)
+
+    low, high = activations(with_budget(None)), activations(with_budget(None, "none"))
+    if not _fits(with_budget(low), memory, limit):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _fits(with_budget(middle), memory, limit):
+            low = middle
+        else:
+            high = middle
+    return with_budget(float(low))

@@ -1,0 +1,214 @@
+"""Checkpoints: saved in one cut, read in another; which are whole, and which are kept."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fugaku_gpt.checkpoint import file_system
+from fugaku_gpt.checkpoint.data_file import Entry, plan_file, write_pieces
+from fugaku_gpt.checkpoint.directory import abandon, begin, clean_leftovers, latest, list_checkpoints, require_room
+from fugaku_gpt.checkpoint.manifest import MANIFEST, read_manifest
+from fugaku_gpt.checkpoint.reader import Checkpoint, open_checkpoint
+from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid, retain, verify
+from fugaku_gpt.errors import CheckpointError, RunFailed
+from fugaku_gpt.layout.regions import Region, rectangles, whole
+from tests.support.checkpoints import Arrays, Held, cut_flat, save, some_arrays
+
+
+def cut_like_a_layout(draw: st.DrawFn, arrays: Arrays) -> List[Held]:
+    """Each tensor cut along some dimension over tp ranks, each part's memory cut at any places over dp replicas."""
+    tp, dp = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    held: List[Held] = [[] for _ in range(tp * dp)]
+    for key, array in arrays.items():
+        dims = [dim for dim, size in enumerate(array.shape) if size % tp == 0]
+        dim = draw(st.sampled_from([*dims, None])) if tp > 1 else None
+        for part in range(tp if dim is not None else 1):
+            shape = tuple(size // tp if one == dim else size for one, size in enumerate(array.shape))
+            start = tuple(part * shape[one] if one == dim else 0 for one in range(array.ndim))
+            size = math.prod(shape)
+            inner = sorted(draw(st.lists(st.integers(0, size), min_size=dp - 1, max_size=dp - 1)))
+            for replica, (first, stop) in enumerate(zip([0, *inner], [*inner, size])):
+                held[replica * tp + part] += [(key, one) for one in rectangles(start, shape, first, stop)]
+    return [rank for rank in held if rank]
+
+
+@st.composite
+def two_cuts(draw: st.DrawFn) -> Any:
+    """(arrays, how they are saved, ranks to a file, how they are read)."""
+    some = st.lists(st.integers(1, 6), max_size=3).map(tuple)
+    shapes = {f"t{index}": shape for index, shape in enumerate(draw(st.lists(some, min_size=1, max_size=3)))}
+    arrays = some_arrays(draw(st.integers(0, 99)), shapes, draw(st.sampled_from(["F32", "F64"])))
+    saved, read = cut_like_a_layout(draw, arrays), cut_like_a_layout(draw, arrays)
+    return arrays, saved, draw(st.integers(1, 4)), read
+
+
+@settings(max_examples=25, deadline=None)
+@given(two_cuts())
+def test_saved_in_one_cut_and_read_in_another(case: Any) -> None:
+    arrays, saved, ranks_per_file, read = case
+    with tempfile.TemporaryDirectory() as folder:
+        path = save(Path(folder) / "checkpoints", 7, arrays, saved, ranks_per_file)
+        assert verify(path) == []
+        assert len(read_manifest(path).files) == -(-len(saved) // ranks_per_file)
+        with open_checkpoint(path) as checkpoint:
+            got = {key: np.full(array.shape, np.nan, array.dtype) for key, array in arrays.items()}
+            for key, region in (piece for rank in read for piece in rank):
+                kind, _, name = key.partition("/")
+                checkpoint.read_region(kind, name, region, got[key][region.within(whole(arrays[key].shape))])
+            assert all(np.array_equal(got[key], array) for key, array in arrays.items())
+
+
+def test_a_rank_that_wants_what_it_wrote_opens_no_other_s_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays, ranks = some_arrays(3), 40  # more than files are kept open
+    held = cut_flat(arrays, ranks)
+    path = save(tmp_path / "checkpoints", 7, arrays, held)
+    manifest, real, opened = read_manifest(path), file_system.open_to_read, []
+
+    def open_to_read(file: Path) -> int:
+        opened.append(file.name)
+        return real(file)
+
+    monkeypatch.setattr(file_system, "open_to_read", open_to_read)
+    writers = [pieces for pieces in held if pieces]
+    assert len(writers) == len(manifest.files)
+    for place, pieces in enumerate(writers):
+        opened.clear()
+        with Checkpoint(path, manifest, near=(place + 0.5) / len(writers)) as checkpoint:
+            for key, region in pieces:
+                kind, _, name = key.partition("/")
+                checkpoint.read_region(kind, name, region, np.empty(region.shape, np.float32))
+        assert opened == [manifest.files[place].name]
+
+
+def test_everything_is_read_back(tmp_path: Path) -> None:
+    arrays = some_arrays(1, dtype="F64")
+    told = {"state": {"loss_scale": 0.1, "window": [1.5, None]}, "config": {"model": {"layers": 2}}}
+    path = save(tmp_path / "checkpoints", 12, arrays, cut_flat(arrays, 3), data_fingerprint="f", **told)
+    assert path.name == "step-00000012" and latest(path.parent) == path
+    with open_checkpoint(path) as checkpoint:
+        manifest = checkpoint.manifest
+        assert (manifest.iteration, manifest.consumed_samples, manifest.consumed_tokens) == (12, 96, 768)
+        assert {"state": manifest.state, "config": manifest.config} == told and manifest.data_fingerprint == "f"
+        for key, array in arrays.items():
+            kind, _, name = key.partition("/")
+            read = checkpoint.tensor(kind, name)
+            assert read.dtype == array.dtype and np.array_equal(read, array)
+        narrow = np.empty((3, 4, 5), np.float32)
+        checkpoint.read_region("weights", "a.weight", Region((0, 0, 0), (3, 4, 5)), narrow)
+        assert np.array_equal(narrow, arrays["weights/a.weight"].astype(np.float32))
+        with pytest.raises(CheckpointError, match="holds no kept_weights of a.weight"):
+            checkpoint.tensor("kept_weights", "a.weight")
+        with pytest.raises(ValueError, match="tensor of"):
+            checkpoint.read_region("weights", "a.bias", Region((1,), (7,)), np.empty(7, np.float32))
+
+
+def test_the_safetensors_library_reads_the_files(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed: make dev")
+    arrays = some_arrays(2)
+    held = cut_flat(arrays, 3)
+    path = save(tmp_path, 1, arrays, held, ranks_per_file=2)
+    seen: Dict[str, Any] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        seen.update(safetensors.load_file(str(file)))
+    assert len(seen) == sum(map(len, held))
+    for key, region in (piece for rank in held for piece in rank):
+        at = ",".join(map(str, region.start))
+        assert np.array_equal(seen[f"{key}@{at}"], arrays[key][region.within(whole(arrays[key].shape))])
+
+
+def test_the_data_begins_at_a_cache_line() -> None:
+    for length in range(1, 70):
+        plan = plan_file([Entry("weights", "x" * length, Region((0,), (3,)))])
+        assert plan.items[0].offset % 64 == 0 and plan.length == plan.items[0].offset + 12
+    with pytest.raises(ValueError, match="twice"):
+        plan_file([Entry("weights", "x", Region((0,), (3,)))] * 2)
+    with pytest.raises(ValueError, match="empty"):
+        plan_file([Entry("weights", "x", Region((0,), (0,)))])
+
+
+def test_a_piece_of_another_shape_is_not_written(tmp_path: Path) -> None:
+    plan = plan_file([Entry("weights", "x", Region((0,), (3,)))])
+    with pytest.raises(ValueError, match="data of shape"):
+        write_pieces(tmp_path / "file", plan, [(0, np.zeros((4,), np.float32))])
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    arrays = some_arrays(0)
+    for iteration in (10, 20, 30, 30, 40):
+        save(tmp_path, iteration, arrays, cut_flat(arrays, 2))
+    assert [info.path.name for info in list_checkpoints(tmp_path)] == [
+        "step-00000040", "step-00000030-2", "step-00000030", "step-00000020", "step-00000010",
+    ]  # fmt: skip
+    assert retain(tmp_path, 2, 10) == ["step-00000030"]
+    assert retain(tmp_path, 2, 20) == ["step-00000010"]
+    assert retain(tmp_path, 1) == ["step-00000030-2", "step-00000020"]
+    assert newest_valid(checkpoints_at(tmp_path)) == (tmp_path / "step-00000040", [])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "step-00000040"]
+
+
+def test_a_damaged_checkpoint_neither_counts_nor_is_removed(tmp_path: Path) -> None:
+    arrays = some_arrays(0)
+    for iteration in (10, 20, 30, 40):
+        save(tmp_path, iteration, arrays, cut_flat(arrays, 2))
+    (tmp_path / "step-00000040" / "data-000001.safetensors").unlink()
+    (tmp_path / "step-00000020" / MANIFEST).write_text("{}")
+    assert retain(tmp_path, 1) == ["step-00000010"]
+    path, rejected = newest_valid(checkpoints_at(tmp_path))
+    assert path == tmp_path / "step-00000030"
+    assert rejected == [("step-00000040", f"{tmp_path}/step-00000040/data-000001.safetensors: missing")]
+
+
+def test_what_is_newer_than_the_last_one_written_neither_counts_nor_is_removed(tmp_path: Path) -> None:
+    arrays = some_arrays(0)
+    for iteration in (10, 30, 40, 20):  # a run has gone on from 10, as the data of 30 and 40 is damaged
+        save(tmp_path, iteration, arrays, cut_flat(arrays, 2))
+    assert retain(tmp_path, 1) == ["step-00000010"]
+    assert [info.iteration for info in list_checkpoints(tmp_path)] == [40, 30, 20]
+    save(tmp_path, 30, arrays, cut_flat(arrays, 2))
+    assert retain(tmp_path, 1) == ["step-00000030", "step-00000020"]
+    assert [info.path.name for info in list_checkpoints(tmp_path)] == ["step-00000040", "step-00000030-2"]
+
+
+def test_leftovers_are_cleaned_and_strangers_stay(tmp_path: Path) -> None:
+    for name in (".step-00000007.0af.tmp", ".step-00000008.0af.tmp"):
+        (tmp_path / name / "deeper").mkdir(parents=True)
+        (tmp_path / name / "data-000000.safetensors").write_text("half")
+    (tmp_path / ".latest.json.0af.tmp").write_text("{")
+    for name in ("step-00000003", ".step-00000003", ".notes.tmp"):
+        (tmp_path / name).mkdir()
+    gone = clean_leftovers(tmp_path)
+    assert gone == [".latest.json.0af.tmp", ".step-00000007.0af.tmp", ".step-00000008.0af.tmp"]
+    abandon(begin(tmp_path, 8))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".notes.tmp", ".step-00000003", "step-00000003"]
+    assert clean_leftovers(tmp_path / "nowhere") == [] and list_checkpoints(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "[]", '{"version": 1, "name": "../x"}', '{"version": 2, "name": "step-00000001"}']
+)
+def test_a_tracker_that_cannot_be_used_is_none(tmp_path: Path, text: Any) -> None:
+    save(tmp_path, 1, some_arrays(0), cut_flat(some_arrays(0), 1))
+    (tmp_path / "latest.json").unlink()
+    if text is not None:
+        (tmp_path / "latest.json").write_text(text)
+    assert latest(tmp_path) is None
+    save(tmp_path, 2, some_arrays(0), cut_flat(some_arrays(0), 1))
+    assert json.loads((tmp_path / "latest.json").read_text()) == {"version": 1, "name": "step-00000002"}
+    retain(tmp_path, 1)
+    assert latest(tmp_path) == tmp_path / "step-00000002"
+
+
+def test_room_is_asked_for_before_there_is_a_directory(tmp_path: Path) -> None:
+    require_room(tmp_path / "a" / "b", 1000)
+    free = file_system.free_bytes(tmp_path)
+    with pytest.raises(RunFailed, match=r"a checkpoint needs [\d,]+ MiB, and [\d,]+ MiB are free"):
+        require_room(tmp_path / "a" / "b", 2 * free)

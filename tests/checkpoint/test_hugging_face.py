@@ -1,0 +1,190 @@
+"""GPT-2 folders of Hugging Face: there and back; the judge of the logits is transformers itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict
+
+import numpy as np
+import pytest
+
+from fugaku_gpt.checkpoint.directory import list_checkpoints
+from fugaku_gpt.checkpoint.hugging_face import CONFIG, INDEX, WEIGHTS, export_gpt2, import_gpt2, pairs
+from fugaku_gpt.checkpoint.reader import open_checkpoint
+from fugaku_gpt.checkpoint.retention import verify
+from fugaku_gpt.config import ModelConfig, load_run_config
+from fugaku_gpt.errors import CheckpointError, UsageError
+from tests.support.checkpoints import cut_flat, save, some_arrays
+from tests.support.numpy_gpt import NumpyGPT
+
+SMALL = ["model.layers=3", "model.hidden=24", "model.heads=3", "model.seq_len=16", "model.vocab_size=101"]
+TOKENS = np.random.RandomState(0).randint(0, 101, (2, 17))
+
+
+def a_model(*overrides: str) -> ModelConfig:
+    return load_run_config(overrides=[*SMALL, *overrides]).model
+
+
+def a_checkpoint(folder: Path, model: ModelConfig, dtype: str = "F32") -> Path:
+    """Random weights of some size, so that every tensor shows in the loss, cut over three ranks."""
+    shapes = {one.ours: one.shape for one in pairs(model)}
+    arrays = some_arrays(1, shapes, dtype)
+    for key in arrays:
+        arrays[key] *= np.asarray(0.3, arrays[key].dtype)
+    return save(folder, 12, arrays, cut_flat(arrays, 3), config={"model": {**vars(model)}})
+
+
+def weights_of(checkpoint: Path) -> Dict[str, Any]:
+    with open_checkpoint(checkpoint) as found:
+        return {name: found.tensor("weights", name).astype(np.float64) for name in found.manifest.tensors}
+
+
+def our_loss(model: ModelConfig, checkpoint: Path) -> float:
+    """Mean cross-entropy by the NumPy model."""
+    judge = NumpyGPT(model, weights_of(checkpoint))
+    return judge.loss_and_gradients(TOKENS[:, :-1], TOKENS[:, 1:])[0] / TOKENS[:, 1:].size
+
+
+@pytest.mark.parametrize("settings", [["model.gelu=tanh"], ["model.gelu=erf", "model.ffn_hidden=40"]])
+def test_what_transformers_loads_has_our_logits(tmp_path: Path, settings: Any) -> None:
+    torch, theirs, ours = _both_models(tmp_path, settings)
+    tokens = torch.from_numpy(TOKENS[:, :16])
+    with torch.no_grad():
+        their_logits, our_logits = theirs(tokens).logits, ours.logits(tokens)[..., :101]
+    assert float(our_logits.std()) > 0.5
+    assert float((our_logits - their_logits).abs().max()) <= 1e-5 * float(their_logits.abs().max())
+
+
+def _both_models(folder: Path, settings: Any) -> Any:
+    """(torch, GPT2LMHeadModel of an exported checkpoint, our model with the checkpoint's weights)."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: make install")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: make dev")
+    from fugaku_gpt.comm import Communicator
+    from fugaku_gpt.model import build_model
+
+    config = load_run_config(overrides=[*SMALL, *settings])
+    checkpoint = a_checkpoint(folder / "checkpoints", config.model)
+    assert export_gpt2(checkpoint, folder / "gpt2") == config.model
+    theirs, loading = transformers.GPT2LMHeadModel.from_pretrained(folder / "gpt2", output_loading_info=True)
+    assert not any(loading.values()), loading
+    ours = build_model(config, Communicator.alone())
+    weights = weights_of(checkpoint)
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            parameter[: len(weights[name])].copy_(torch.from_numpy(weights[name]))  # the rest is padding
+    return torch, theirs.eval(), ours
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("activation", ["gelu_new", "gelu"])
+def test_what_transformers_has_saved_has_its_loss_here(tmp_path: Path, dtype: str, activation: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: make install")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: make dev")
+    torch.manual_seed(1)
+    settings = transformers.GPT2Config(
+        vocab_size=101, n_positions=16, n_embd=24, n_layer=2, n_head=3, initializer_range=0.3,
+        activation_function=activation, layer_norm_epsilon=1e-3, n_inner=40 if dtype == "float16" else None,
+    )  # fmt: skip
+    theirs = transformers.GPT2LMHeadModel(settings).eval().to(getattr(torch, dtype))
+    theirs.save_pretrained(tmp_path / "gpt2", max_shard_size="10KB" if dtype == "float32" else "1GB")
+    assert (tmp_path / "gpt2" / INDEX).exists() == (dtype == "float32")
+    checkpoint, model, notes = import_gpt2(tmp_path / "gpt2", tmp_path / "run" / "checkpoints")
+    assert checkpoint == tmp_path / "run" / "checkpoints" / "step-00000000" and verify(checkpoint) == [] and not notes
+    assert (model.vocab_size, model.seq_len, model.layers, model.heads, model.layernorm_eps) == (101, 16, 2, 3, 1e-3)
+    tokens = torch.from_numpy(TOKENS)
+    with torch.no_grad():
+        logits = theirs.double()(tokens[:, :-1]).logits
+        loss = float(torch.nn.functional.cross_entropy(logits.reshape(-1, 101), tokens[:, 1:].reshape(-1)))
+    assert loss > 1 and our_loss(model, checkpoint) == pytest.approx(loss, rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F64"])
+def test_there_and_back_is_the_same(tmp_path: Path, dtype: str) -> None:
+    model = a_model("model.gelu=tanh", "model.dropout=0.1", "model.ffn_hidden=31")
+    checkpoint = a_checkpoint(tmp_path / "one", model, dtype)
+    export_gpt2(checkpoint, tmp_path / "gpt2")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpt2", "one"]
+    back, same, notes = import_gpt2(tmp_path / "gpt2", tmp_path / "two")
+    assert same == model and not notes
+    with open_checkpoint(checkpoint) as before, open_checkpoint(back) as after:
+        assert after.manifest.tensors.keys() == before.manifest.tensors.keys()
+        assert (after.manifest.iteration, after.manifest.consumed_samples, after.manifest.state) == (0, 0, {})
+        for name in before.manifest.tensors:
+            was, now = before.tensor("weights", name), after.tensor("weights", name)
+            assert now.dtype == np.float32 and np.array_equal(was.astype(np.float32), now)
+            assert dict(after.manifest.tensors[name].kinds) == {"weights": "F32"}
+
+
+def test_a_model_that_gpt_2_has_not_is_refused(tmp_path: Path) -> None:
+    arrays = some_arrays(0)
+    with_norm = {"model": {**vars(load_run_config(overrides=["model.embedding_layernorm=true"]).model)}}
+    checkpoint = save(tmp_path / "a", 1, arrays, cut_flat(arrays, 1), config=with_norm)
+    with pytest.raises(UsageError, match="no LayerNorm after the embedding"):
+        export_gpt2(checkpoint, tmp_path / "out")
+    with pytest.raises(CheckpointError, match="does not say which model"):
+        export_gpt2(save(tmp_path / "b", 1, arrays, cut_flat(arrays, 1)), tmp_path / "out")
+    config = {"model": {**vars(a_model())}}
+    with pytest.raises(CheckpointError, match=r"holds no weights of token_embedding\.weight"):
+        export_gpt2(save(tmp_path / "c", 1, arrays, cut_flat(arrays, 1), config=config), tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("")
+    with pytest.raises(UsageError, match="out: is there already"):
+        export_gpt2(checkpoint, tmp_path / "out")
+
+
+def changed(folder: Path, **values: Any) -> None:
+    settings = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps({**settings, **values}))
+
+
+def without_weights(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+
+
+def cut_short(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-1])
+
+
+def rename_a_tensor(folder: Path) -> None:
+    content = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(content.replace(b"transformer.h.1.ln_1.bias", b"transformer.h.1.ln_3.bias"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda folder: changed(folder, model_type="llama"), "model_type is 'llama'; only 'gpt2'"),
+        (lambda folder: changed(folder, activation_function="relu"), "'relu'; known are gelu, gelu_new"),
+        (
+            lambda folder: changed(folder, scale_attn_by_inverse_layer_idx=True),
+            "scale_attn_by_inverse_layer_idx is True",
+        ),
+        (lambda folder: changed(folder, tie_word_embeddings=False), "tie_word_embeddings is False"),
+        (lambda folder: changed(folder, n_head=5), "model.heads"),
+        (lambda folder: changed(folder, n_layer=4), "holds no h.3.ln_1.weight"),
+        (lambda folder: changed(folder, n_layer=2), "holds h.2.attn.c_attn.bias, which"),
+        (lambda folder: changed(folder, n_positions=8), r"wpe.weight is \(16, 24\), and by config.json \(8, 24\)"),
+        (lambda folder: (folder / CONFIG).write_text("{"), "config.json: not JSON"),
+        (lambda folder: (folder / CONFIG).unlink(), "config.json: missing"),
+        (without_weights, "pickled files are not read"),
+        (cut_short, "bytes long, and its header says"),
+        (rename_a_tensor, "holds no h.1.ln_1.bias"),
+    ],
+)
+def test_what_is_no_gpt_2_of_ours_is_refused_and_leaves_nothing(tmp_path: Path, spoil: Any, told: str) -> None:
+    export_gpt2(a_checkpoint(tmp_path / "one", a_model()), tmp_path / "gpt2")
+    spoil(tmp_path / "gpt2")
+    with pytest.raises(UsageError, match=told):
+        import_gpt2(tmp_path / "gpt2", tmp_path / "two")
+    assert list_checkpoints(tmp_path / "two") == [] and not (tmp_path / "two").exists()
+
+
+def test_checkpoints_that_are_there_stay(tmp_path: Path) -> None:
+    checkpoint = a_checkpoint(tmp_path / "one", a_model())
+    export_gpt2(checkpoint, tmp_path / "gpt2")
+    with pytest.raises(UsageError, match="holds checkpoints already"):
+        import_gpt2(tmp_path / "gpt2", tmp_path / "one")
+    changed(tmp_path / "gpt2", embd_pdrop=0.2)
+    assert "embd_pdrop 0.2 is not resid_pdrop 0.0" in import_gpt2(tmp_path / "gpt2", tmp_path / "two").notes[0]

@@ -1,0 +1,149 @@
+"""``fugaku-gpt job lint`` as a user calls it."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fugaku_gpt.cli.main import run
+from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE
+from fugaku_gpt.pjm.groups import load_limits
+
+BAD = "#!/bin/bash\n#PJM -L rscunit=rscunit_ft01\n#PJM -L freq=1800,eco_state=0\n"
+CLEAN = """\
+#!/bin/bash
+#PJM -L "rscunit=rscunit_ft01,rscgrp=small,node=2,elapse=1:00:00"
+#PJM -L "freq=2000,eco_state=0,retention_state=0"
+#PJM -g hp000000
+#PJM -x PJM_LLIO_GFSCACHE=/vol0004
+#PJM --mpi max-proc-per-node=4
+#PJM -S
+mpiexec ./a.out
+"""
+PJACL = "(-L/--rsc-list) lower upper default\n (elapse=) 00:01:00 12:00:00 00:01:00\n (node=) 1 192 1\n"
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Path:
+    path = tmp_path / "bad.sh"
+    path.write_text(BAD)
+    return path
+
+
+def lint(*arguments: object) -> int:
+    return run(["job", "lint", *(str(argument) for argument in arguments)])
+
+
+def test_findings_end_with_exit_code_three(bad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lint(bad) == EXIT_FINDINGS
+    assert f"{bad}:3:9: PJM050 error: freq=1800" in capsys.readouterr().out
+    (tmp_path / "clean.sh").write_text(CLEAN)
+    assert lint(tmp_path / "clean.sh", "--fail-on", "info", "--strict") == EXIT_OK
+    assert capsys.readouterr().out == "1 file checked, nothing found\n"
+
+
+def test_fail_on_is_the_least_severity_that_fails(bad: Path) -> None:
+    assert lint(bad, "--select", "PJM052,PJM011") == EXIT_OK
+    assert lint(bad, "--select", "PJM052,PJM011", "--fail-on", "info") == EXIT_FINDINGS
+    assert lint(bad, "--select", "PJM020", "--fail-on", "error") == EXIT_OK
+    assert lint(bad, "--select", "PJM020", "--fail-on", "error", "--strict") == EXIT_FINDINGS
+
+
+def test_select_and_ignore_take_beginnings_of_ids(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lint(bad, "--select", "PJM05", "--select", "pjm020", "--ignore", "PJM050", "--format", "json")
+    data = json.loads(capsys.readouterr().out)
+    assert [item["id"] for item in data["files"][0]["findings"]] == ["PJM020"]
+
+
+def test_an_unknown_id_is_refused_with_near_ones(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lint(bad, "--select", "PMJ050") == EXIT_USAGE
+    assert "--select PMJ050" in capsys.readouterr().err
+    assert lint(bad, "--ignore", "PJM059") == EXIT_USAGE
+    assert "near: PJM05" in capsys.readouterr().err
+    assert lint("--explain", "PJM500") == EXIT_USAGE
+
+
+def test_a_file_that_cannot_be_read_does_not_stop_the_rest(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lint(bad.parent / "none.sh", bad) == EXIT_USAGE
+    said = capsys.readouterr()
+    assert "PJM050" in said.out and "none.sh" in said.err and "No such file" in said.err
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(BAD.encode() + b"\xff\n")))
+    assert lint("-") == EXIT_FINDINGS
+    assert "<stdin>:3:9: PJM050 error" in capsys.readouterr().out
+
+
+def test_a_folder_is_searched(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (bad.parent / "README").write_text("no script\n")
+    assert lint(bad.parent, "--format", "json") == EXIT_FINDINGS
+    assert [file["path"] for file in json.loads(capsys.readouterr().out)["files"]] == [str(bad)]
+
+
+def test_sarif_is_json(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lint(bad, "--format", "sarif") == EXIT_FINDINGS
+    assert json.loads(capsys.readouterr().out)["version"] == "2.1.0"
+
+
+def test_explain_and_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lint("--explain", "PJM050") == EXIT_OK
+    assert "PowerControlFunction" in capsys.readouterr().out
+    assert lint("--explain", "pjm073") == EXIT_OK
+    assert "no rule checks this" in capsys.readouterr().out
+    assert lint("--rules") == EXIT_OK
+    assert "PJM099" in capsys.readouterr().out
+    assert lint("--rules", "--format", "json") == EXIT_OK
+    assert json.loads(capsys.readouterr().out)[0]["id"] == "PJM001"
+
+
+def test_nothing_to_check_is_a_mistake(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lint() == EXIT_USAGE and "name a FILE" in capsys.readouterr().err
+    assert lint(bad, "-o", "x") == EXIT_USAGE and "--update-limits" in capsys.readouterr().err
+
+
+def test_limits_are_refreshed_from_pjacl_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved, out, job = tmp_path / "saved.txt", tmp_path / "my.yaml", tmp_path / "job.sh"
+    saved.write_text(PJACL)
+    job.write_text(CLEAN.replace("node=2,elapse=1:00:00", "node=240,elapse=24:00:00"))
+    assert lint("--update-limits", f"small={saved}", "-o", out) == EXIT_OK
+    assert "wrote" in capsys.readouterr().out
+    assert load_limits(out).groups["small"].max_nodes == 192
+    assert lint(job) == EXIT_OK
+    capsys.readouterr()
+    assert lint(job, "--limits", out) == EXIT_FINDINGS
+    said = capsys.readouterr().out
+    assert "PJM030" in said and "PJM040" in said and load_limits(out).groups["small"].date in said
+
+
+def test_limits_from_standard_input_go_to_standard_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text = "$ pjacl --rg small\n" + PJACL
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+    assert lint("--update-limits", "-") == EXIT_OK
+    (tmp_path / "x.yaml").write_text(capsys.readouterr().out)
+    assert load_limits(tmp_path / "x.yaml").groups["small"].max_nodes == 192
+
+
+def test_a_bad_limits_file_or_output_is_a_mistake(
+    bad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lint(bad, "--limits", bad) == EXIT_USAGE
+    assert lint("--update-limits", tmp_path / "none.txt") == EXIT_USAGE
+    assert lint("--update-limits", bad) == EXIT_USAGE
+    assert "write GROUP=FILE" in capsys.readouterr().err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from fugaku_gpt.cli.main import run; run(['job', 'lint', '--help']); "
+        "assert not {'yaml', 'numpy', 'jinja2', 'rich'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)

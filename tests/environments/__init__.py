@@ -1,0 +1,1 @@
+"""Tests of ``fugaku_gpt.environments``."""

@@ -1,0 +1,79 @@
+"""Making an environment, from wheels in a folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from fugaku_gpt.environments.check import OK, check_environment
+from fugaku_gpt.environments.create import create, find_python
+from fugaku_gpt.environments.registry import place_of, require_made, resolve
+from fugaku_gpt.errors import RunFailed, UsageError
+from tests.environments.wheels import write_backend, write_wheel
+
+MINE = ".".join(map(str, sys.version_info[:2]))
+
+
+def _profile(tmp_path: Path, pins: str) -> Path:
+    file = tmp_path / "mine.yaml"
+    (tmp_path / "pins.txt").write_text(pins, encoding="utf-8")
+    file.write_text(
+        f"name: mine-1\npython: venv/bin/python\npins: pins.txt\npython_version: {MINE}\n", encoding="utf-8"
+    )
+    return file
+
+
+def test_an_environment_is_whole_or_marked_as_not_and_is_finished_by_the_same_command(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    write_backend(wheels)
+    profile = resolve(str(_profile(tmp_path, "# ours\ntiny==1.2\n")))
+    words = ["--no-index", "--find-links", str(wheels)]
+    told: List[str] = []
+
+    with pytest.raises(RunFailed) as caught:  # there is no such wheel yet
+        create(profile, tmp_path / "venv", sys.executable, words, told.append)
+    assert "tiny==1.2" in str(caught.value) and "the same command goes on from here" in str(caught.value)
+    assert place_of(profile).made == "half"
+    made = (tmp_path / "venv" / "pyvenv.cfg").stat().st_mtime_ns
+
+    write_wheel(wheels, "tiny", "1.2", {"tiny.py": ""})
+    create(profile, tmp_path / "venv", sys.executable, words, told.append)
+    assert place_of(profile).made == "yes" and (tmp_path / "venv" / ".installed-1").is_file()
+    assert (tmp_path / "venv" / "pyvenv.cfg").stat().st_mtime_ns == made  # what was there is used again
+    require_made(profile)
+    assert any("Installing collected packages: tiny" in line for line in told)
+    # our command lacks its packages here, so it compiles no kernels: that is told, and the environment is whole
+    assert any("kernels: not compiled, see above: PyTorch's own will be used" in line for line in told)
+    rows = {row.what: row for row in check_environment(profile, "")}
+    assert [rows[what].status for what in ("Python", "packages", "fugaku_gpt")] == [OK] * 3
+
+
+def test_what_cannot_be_made_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    profile = resolve(str(_profile(tmp_path, "tiny==1.2\n")))
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "thesis.tex").touch()
+    with pytest.raises(UsageError, match="is there and is no virtual environment"):
+        create(profile, taken, sys.executable, [], print)
+    with pytest.raises(UsageError, match=r"thesis\.tex: is a file, not a folder"):
+        create(profile, taken / "thesis.tex", sys.executable, [], print)
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "pyvenv.cfg").write_text("home = /usr/bin\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="is a virtual environment of your own; choose another"):
+        create(profile, theirs, sys.executable, [], print)
+    assert [path.name for path in theirs.iterdir()] == ["pyvenv.cfg"]
+    (tmp_path / "pins.txt").unlink()
+    with pytest.raises(UsageError, match="the pins of mine-1 are not there"):
+        create(profile, tmp_path / "venv", sys.executable, [], print)
+    with pytest.raises(UsageError, match=r"no Python 3\.99 on PATH and none in pyenv"):
+        find_python("3.99")
+    assert not (tmp_path / "venv").exists() and (taken / "thesis.tex").exists()
+
+
+def test_a_python_is_found_by_its_version() -> None:
+    assert MINE in find_python(MINE)

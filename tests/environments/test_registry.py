@@ -1,0 +1,110 @@
+"""Profiles by name or path, and where their environments are."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import fugaku_gpt
+from fugaku_gpt.environments import registry
+from fugaku_gpt.environments.registry import (
+    checkout,
+    is_profile,
+    place_of,
+    profile_files,
+    require_made,
+    resolve,
+)
+from fugaku_gpt.errors import UsageError
+
+ROOT = Path(fugaku_gpt.__file__).resolve().parents[1]
+
+
+def _profile(folder: Path, more: str = "") -> Path:
+    file = folder / "mine.yaml"
+    (folder / "pins.txt").write_text("a==1\n", encoding="utf-8")
+    file.write_text(f"python: ../venv/bin/python\npins: pins.txt\n{more}", encoding="utf-8")
+    return file
+
+
+def test_a_name_is_found_in_env_and_a_path_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve("torch-1.7").python == str(ROOT / ".venv-torch17" / "bin" / "python")
+    (tmp_path / "env").mkdir()
+    _profile(tmp_path / "env")
+    monkeypatch.chdir(tmp_path)
+    found = resolve("env/mine.yaml")
+    assert (found.name, found.python) == ("mine", str(tmp_path / "venv/bin/python"))
+    assert found.pins == str(tmp_path / "env" / "pins.txt")
+    assert resolve("env/mine.yaml", at=tmp_path / "other").python == str(tmp_path / "other/bin/python")
+    assert resolve("env/mine.yaml", unpacked=tmp_path / "disk" / "x").python == str(tmp_path / "disk/venv/bin/python")
+    known = ["torch-1.7", "env/mine.yaml", "torch-1.8", "env/no.yaml", "env"]
+    assert [is_profile(word) for word in known] == [True, True, False, False, False]
+
+
+def test_a_name_that_is_none_lists_those_that_are() -> None:
+    with pytest.raises(UsageError, match=r"torch-1\.8: no profile has this name; did you mean .*valid: torch-1\.7, "):
+        resolve("torch-1.8")
+    with pytest.raises(UsageError, match=r"env/no\.yaml: there is no such profile"):
+        resolve("env/no.yaml")
+
+
+def test_what_is_half_made_is_not_taken_for_made(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    profile = resolve(str(_profile(tmp_path / "env")))
+    assert place_of(profile).made == "no"
+    with pytest.raises(UsageError, match="the environment is not made: fugaku-gpt env create mine"):
+        require_made(profile)
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
+    assert place_of(profile).made == "half"
+    with pytest.raises(UsageError, match="was not finished"):
+        require_made(profile)
+    (tmp_path / "venv" / ".installed-mine").touch()
+    require_made(profile)
+
+
+def test_a_folder_made_for_another_build_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    file = _profile(tmp_path / "env")
+    (tmp_path / "env" / "pins.txt").write_text("torch==1.10.2\nmpich==5\n", encoding="utf-8")
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").symlink_to(sys.executable)
+    (venv / ".installed-1.7").touch()
+    (venv / "pins.txt").write_text("# others\ntorch==1.7.1\nmpich==5\n", encoding="utf-8")
+    profile = resolve(str(file))
+    assert place_of(profile).made == "other"
+    with pytest.raises(UsageError, match=r"than mine: torch 1\.7\.1 where the profile has 1\.10\.2; choose"):
+        require_made(profile)
+    (venv / "pins.txt").write_text("torch==1.10.2\n", encoding="utf-8")  # the MPI of its own is left out
+    assert place_of(profile).made == "other"
+    (venv / ".mpi").write_text("system\n", encoding="utf-8")
+    assert place_of(profile).made == "yes"
+
+
+def test_a_build_in_a_tar_file_is_made_where_that_is_unpacked(tmp_path: Path) -> None:
+    profile = resolve("a64fx-torch-1.10")
+    assert profile.python == "torch-1.10/bin/python3" and place_of(profile).made == "by a job"
+    with pytest.raises(UsageError, match="say where: --at FOLDER"):
+        require_made(profile)
+    unpacked = resolve("a64fx-torch-1.10", at=tmp_path)
+    assert unpacked.library_path == (f"{tmp_path}/torch-1.10/lib",) and place_of(unpacked).made == "no"
+    (tmp_path / "torch-1.10" / "bin").mkdir(parents=True)
+    (tmp_path / "torch-1.10" / "bin" / "python3").symlink_to(sys.executable)
+    require_made(resolve("a64fx-torch-1.10", at=tmp_path))
+
+
+def test_an_installation_without_a_checkout_has_the_profiles_it_brought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert checkout() == ROOT
+    monkeypatch.setattr(registry, "checkout", lambda: None)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(UsageError, match="installed without them"):
+        profile_files()
+    shipped = tmp_path / "share" / "fugaku_gpt" / "env"
+    shipped.mkdir(parents=True)
+    _profile(shipped)
+    assert list(profile_files()) == ["mine"]

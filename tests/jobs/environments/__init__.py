@@ -1,1 +1,0 @@
-"""Tests of ``fugaku_gpt.jobs.environments``."""

@@ -1,0 +1,40 @@
+"""How much of a product in 16 bits is cast at one time, and the memory of compiled ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch  # noqa: F401  # whose OpenMP runtime the kernels need
+
+from fugaku_gpt.kernels import load_library
+from fugaku_gpt.kernels.library import BFLOAT16, FLOAT32
+from fugaku_gpt.kernels.matmul_tiling import cast_elements, cast_rows, panel_bytes
+
+
+def test_as_many_rows_as_make_six_million_elements_but_not_too_few() -> None:
+    assert [cast_rows(columns) for columns in (768, 5120, 20480, 1)] == [8192, 1228, 512, 6 * 2**20]
+    assert cast_rows(0) == 6 * 2**20
+
+
+@pytest.mark.parametrize("rows, columns", [(50304, 768), (3072, 768), (5120, 20480), (20000, 5120), (3, 0)])
+def test_elements_are_those_of_the_rows_but_for_part_of_one(rows: int, columns: int) -> None:
+    most = min(rows, cast_rows(columns)) * columns
+    assert most <= cast_elements(rows, columns) <= most + columns
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns"), [(64, 64, 64), (2048, 3072, 768), (512, 768, 50304), (50304, 512, 768)]
+)
+@pytest.mark.parametrize("threads", [1, 2, 48])
+def test_memory_of_compiled_products_is_what_they_ask_for(
+    rows: int, inner: int, columns: int, dtype: int, threads: int
+) -> None:
+    library = load_library()
+    if library is None:
+        pytest.skip("no kernels are compiled here")
+    later = columns if dtype == BFLOAT16 and inner > 2 * 768 else 0
+    told = panel_bytes(columns, later, threads)
+    asked = 4 * library.product_floats(rows, columns, inner, dtype, dtype, threads)
+    assert asked <= told
+    if library.lanes() == 16 and (rows >= 1024 or not later):
+        assert asked == told

@@ -1,0 +1,86 @@
+"""What became of a run, told from its launcher, its log and its own record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.launch.launch_result import log_tail, reason_of, result_of
+from fugaku_gpt.launch.processes import Outcome
+from fugaku_gpt.records.run import RunDirectory
+from tests.sweep.fake import leave_run, outcome
+
+HYDRA = """
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   EXIT CODE: 9
+===================================================================================
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
+This typically refers to a problem with your application.
+Please see the FAQ page for debugging suggestions
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "log", "ended", "status", "reason"),
+    [
+        ("ok", "", outcome(), "ok", ""),
+        ("ok", "", outcome(1), "failed", "exit code 1"),
+        ("failed", "", outcome(1), "failed", "own words"),
+        ("oom", "", outcome(1), "oom", "own words"),
+        ("failed", "", outcome(15, timed_out=True), "timeout", "ended after 0:00:02"),
+        (None, "", outcome(15, stopped_by=2), "interrupted", "stopped by SIGINT"),
+        ("ok", "", outcome(15, stopped_by=2), "interrupted", "stopped by SIGINT"),
+        (None, "something\n" + HYDRA, outcome(9), "failed", "exit code 9: something"),
+        (None, "", outcome(-9), "failed", "signal 9"),
+        (None, HYDRA, outcome(9, oom_kills=1), "oom", "1 processes killed by the kernel"),
+        (None, "  File x\nMemoryError: 3 GiB\n", outcome(1), "oom", "MemoryError: 3 GiB"),
+        (None, "slurmstepd: error: Detected 1 oom-kill event(s)\n", outcome(1), "oom", "Detected 1 oom-kill event"),
+        ("failed", "RuntimeError: can't allocate memory: 8 GB\n", outcome(1), "oom", "can't allocate memory: 8 GB"),
+        (None, "", outcome(0), "failed", "exit code 0, but no result was recorded"),
+        (
+            None,
+            "a\nnumpy.core.AxisError: axis 3\nend\n",
+            outcome(1),
+            "failed",
+            "exit code 1: numpy.core.AxisError: axis 3",
+        ),
+    ],
+)
+def test_endings(tmp_path: Path, own: Optional[str], log: str, ended: Outcome, status: str, reason: str) -> None:
+    config = load_run_config(preset="tiny")
+    leave_run(tmp_path / "run", config, own, "own words" if own not in (None, "ok") else "")
+    text = tmp_path / "log.txt"
+    text.write_text(log, encoding="utf-8")
+    result = result_of(RunDirectory(tmp_path / "run"), config, ended, text, 1000.0)
+    assert result.status == status and reason in result.reason
+    assert result.iterations == 4 and result.summary["seconds_per_iteration"] == 0.5  # what was measured is kept
+
+
+@pytest.mark.parametrize("ended", [outcome(15, stopped_by=2), outcome(15, timed_out=True), outcome(1)])
+def test_a_run_that_was_over_stays_so_whatever_ends_its_profiling(tmp_path: Path, ended: Outcome) -> None:
+    config = load_run_config(preset="tiny", overrides=["training.profile_operators=2", "training.iterations=4"])
+    leave_run(tmp_path / "run", config)
+    result = result_of(RunDirectory(tmp_path / "run"), config, ended, tmp_path / "log.txt", 1000.0)
+    assert (result.status, result.reason) == ("ok", "")
+    unfinished = load_run_config(preset="tiny", overrides=["training.profile_operators=2", "training.iterations=5"])
+    assert result_of(RunDirectory(tmp_path / "run"), unfinished, ended, tmp_path / "log.txt", 1000.0).status != "ok"
+
+
+def test_a_run_that_never_started_is_refused_with_the_trainers_words(tmp_path: Path) -> None:
+    config = load_run_config(preset="tiny")
+    log = tmp_path / "log.txt"
+    log.write_text("fugaku-gpt: runs/none: not a corpus\n" + HYDRA, encoding="utf-8")
+    result: Any = result_of(RunDirectory(tmp_path), config, outcome(2), log, 1.0)
+    assert (result.status, result.reason, result.summary) == ("refused", "runs/none: not a corpus", {})
+
+
+def test_reasons_come_from_the_end_of_the_log(tmp_path: Path) -> None:
+    assert log_tail(tmp_path / "none") == [] and reason_of([]) == ""
+    log = tmp_path / "log.txt"
+    log.write_bytes(b"x" * 100_000 + b"\nValueError: early\n\xff\xfe\none\ntwo\nthree\n")
+    assert reason_of(log_tail(log)) == "ValueError: early"
+    assert reason_of(["one", "two", "three", "four"]) == "two / three / four"

@@ -1,0 +1,136 @@
+"""Commands end whole: at their end, at their time limit, at a signal; whatever their processes do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.launch.launcher import find_launcher
+from fugaku_gpt.launch.processes import end_marked, marked, run_command
+
+# starts a child in a session of its own that ignores SIGTERM, then does what the argument says
+PARENT = """
+import os, subprocess, sys, time
+child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+started = subprocess.Popen([sys.executable, "-c", child], start_new_session=True, stdout=subprocess.PIPE)
+started.stdout.readline()
+print("ready", flush=True)
+if sys.argv[1] == "wait": time.sleep(60)
+"""
+
+
+def test_output_goes_to_the_log_and_to_the_listener(tmp_path: Path) -> None:
+    lines: List[str] = []
+    log = tmp_path / "log.txt"
+    program = "import sys; print('one'); print('two', file=sys.stderr); print('é'); sys.exit(3)"
+    argv = [sys.executable, "-c", program]
+    outcome = run_command(argv, {"PYTHONIOENCODING": "utf-8"}, log=log, on_line=lines.append)
+    assert (outcome.exit_code, outcome.signal, outcome.timed_out, outcome.ok) == (3, None, False, False)
+    assert sorted(lines) == ["one", "two", "é"]
+    assert sorted(log.read_text(encoding="utf-8").splitlines()) == sorted(lines)
+
+
+def test_a_killed_command_says_by_which_signal() -> None:
+    outcome = run_command([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], {})
+    assert (outcome.exit_code, outcome.signal) == (-9, 9)
+
+
+def test_what_cannot_be_started_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be started"):
+        run_command([str(tmp_path / "none")], {})
+    with pytest.raises(UsageError, match="cannot be written"):
+        run_command([sys.executable, "-c", ""], {}, log=tmp_path / "no" / "log.txt")
+
+
+@pytest.mark.parametrize(("behaviour", "timed_out"), [("wait", True), ("leave", False)])
+def test_no_process_survives_in_whatever_session_it_is(behaviour: str, timed_out: bool) -> None:
+    mark = uuid.uuid4().hex
+    argv = [sys.executable, "-c", PARENT, behaviour]
+    outcome = run_command(argv, {}, timeout=1.0 if timed_out else 30.0, grace=0.3, mark=mark)
+    assert outcome.timed_out is timed_out
+    assert marked(mark) == []
+    assert outcome.seconds < 10
+
+
+def test_real_ranks_that_hang_and_ignore_sigterm_are_ended() -> None:
+    program = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); from mpi4py import MPI; "
+        "w = MPI.COMM_WORLD; w.Recv(bytearray(8), source=1) if w.Get_rank() == 0 else time.sleep(60)"
+    )
+    launcher, mark = find_launcher(), uuid.uuid4().hex
+    argv = [*launcher.start(2), sys.executable, "-c", program]
+    outcome = run_command(argv, launcher.environment, timeout=2.0, grace=0.5, mark=mark)
+    assert outcome.timed_out and marked(mark) == []
+
+
+# a command that saves when it is asked to by SIGUSR1, and does not hear of it where it is told not to
+SAVES = """
+import signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: (time.sleep(0.5), sys.exit(75)) if sys.argv[1] == "saves" else None)
+print(1, flush=True)
+while True: time.sleep(1)
+"""
+
+
+def starter_of(behaviour: str, mark: str, more: str = "", same: float = 10.0) -> "subprocess.Popen[bytes]":
+    """A process that runs a command, and says how it has ended; signals within ``same`` seconds are one order to it."""
+    program = (
+        f"import sys; from fugaku_gpt.launch import processes; processes._SAME_SECONDS = {same}; "
+        f"command = [sys.executable, '-c', {SAVES!r}, {behaviour!r}]; "
+        f"o = processes.run_command(command, {{}}, mark={mark!r}, on_line=lambda line: print('up', flush=True){more}); "
+        "print('ended', o.exit_code, o.stopped_by)"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
+    assert starter.stdout is not None and starter.stdout.readline() == b"up\n"
+    return starter
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_command_and_is_reported(number: int) -> None:
+    mark = uuid.uuid4().hex
+    starter = starter_of("sleeps", mark)
+    starter.send_signal(number)
+    said, _ = starter.communicate(timeout=30)
+    assert said.decode().split() == ["ended", "-15", str(int(number))]
+    assert starter.returncode == 0 and marked(mark) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_command_that_can_save_is_asked_to_and_waited_for(number: int) -> None:
+    mark = uuid.uuid4().hex
+    starter = starter_of("saves", mark, ", ask_with=10, grace=0.1")
+    starter.send_signal(number)
+    starter.send_signal(number)  # the same order by another way
+    said, _ = starter.communicate(timeout=30)
+    assert said.decode().split() == ["ended", "75", str(int(number))] and marked(mark) == []
+
+
+def test_a_second_signal_ends_a_command_that_does_not_save() -> None:
+    mark = uuid.uuid4().hex
+    starter = starter_of("never", mark, ", ask_with=10, grace=30", same=0.05)
+    starter.send_signal(signal.SIGUSR1)
+    time.sleep(0.6)
+    assert starter.poll() is None
+    starter.send_signal(signal.SIGTERM)
+    said, _ = starter.communicate(timeout=15)
+    assert said.decode().split()[0] == "ended" and marked(mark) == []
+
+
+def test_marked_processes_are_found_after_their_starter_is_gone() -> None:
+    mark = uuid.uuid4().hex
+    environment = {**os.environ, "FUGAKU_GPT_LAUNCH": mark}
+    program = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    assert len(marked(mark)) == 1
+    started = time.monotonic()
+    assert end_marked(mark, grace=60.0) == 1
+    assert marked(mark) == [] and time.monotonic() - started < 30

@@ -1,0 +1,153 @@
+"""Every kernel on tensors that lie against memory which nobody may touch, at their ends and then at their beginnings.
+
+    python -m tests.ops.fenced
+
+It says the name of each before it runs it: a kernel that reads or writes too far is the last one named, since the
+process is killed. What it writes into the rest of a tensor's pages is found by their contents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+
+import torch
+
+from fugaku_gpt.ops import native
+from tests.ops.inputs import random as numbers
+
+PAGE = mmap.PAGESIZE
+FILLED = 0x5A
+
+
+class Fences:
+    """Memory for tensors, each between two pages of which the system lets nobody read or write."""
+
+    def __init__(self, at_end: bool) -> None:
+        """
+        Args:
+            at_end: tensors end where a fence begins; else they begin where one ends.
+        """
+        self._at_end = at_end
+        self._all: List[Tuple[mmap.mmap, int, int]] = []  # and where a tensor begins and ends in it
+        self._protect = ctypes.CDLL(None, use_errno=True).mprotect
+        self._protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+    def memory(self, size: int) -> Any:
+        """So many bytes, as a view of memory."""
+        pages = -(-size // PAGE)
+        memory = mmap.mmap(-1, (pages + 2) * PAGE)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        ctypes.memset(address, FILLED, len(memory))
+        for fence in (address, address + (pages + 1) * PAGE):
+            if self._protect(fence, PAGE, 0) != 0:
+                raise OSError(ctypes.get_errno(), "mprotect")
+        start = (pages + 1) * PAGE - size if self._at_end else PAGE
+        self._all.append((memory, start, start + size))
+        return memoryview(memory)[start : start + size]
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Like ``torch.empty``."""
+        count = int(torch.Size(shape).numel())
+        memory = self.memory(count * torch.empty(0, dtype=dtype).element_size())
+        return torch.frombuffer(memory, dtype=dtype, count=count).view(*shape)
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        """A copy, without gaps; that of a matrix that is turned is turned."""
+        if x.dim() == 2 and x.stride(0) == 1:
+            return self.of(x.t()).t()
+        return self.empty(x.shape, x.dtype).copy_(x)
+
+    def check(self) -> None:
+        """Nothing was written beside a tensor."""
+        for memory, start, stop in self._all:
+            for part in (memory[PAGE:start], memory[stop : len(memory) - PAGE]):
+                if part.strip(bytes([FILLED])):
+                    raise SystemExit("written beside a tensor")
+
+
+def runs(fences: Fences, dtype: torch.dtype) -> Iterator[Tuple[str, Callable[[], object]]]:
+    """Each kernel's name, and what runs it on tensors between fences. None of these sizes is one of whole vectors."""
+
+    def of(*shape: int) -> torch.Tensor:
+        return fences.of(numbers(*shape).to(dtype))
+
+    for name, flags in (("", None), (" with dropout", fences.of(numbers(2, 3, 71, 71) > 0))):
+        qkv, y_grad = of(1, 2, 71, 3, 3, 10), of(1, 2, 71, 3, 10)
+        yield f"attention{name}", partial(native.attention, qkv, flags, 2.0)
+        y, log_sums = (fences.of(its) for its in native.attention(qkv, flags, 2.0))
+        yield f"attention_gradient{name}", partial(native.attention_gradient, y_grad, qkv, y, log_sums, flags, 2.0)
+    logits, log_sums = of(5, 103), fences.of(numbers(5))
+    yield "loss_sums", partial(native.loss_sums, logits)
+    yield "loss_gradient_", partial(native.loss_gradient_, logits, log_sums, 0.5)
+    yield "loss_of_whole_rows_", partial(native.loss_of_whole_rows_, logits, 0.5, True)
+    x, y_grad, weight, bias = of(7, 103), of(7, 103), fences.of(numbers(103)), fences.of(numbers(103))
+    yield "layer_norm", partial(native.layer_norm, x, weight, bias, 1e-5)
+    kept = fences.of(native.layer_norm(x, weight, bias, 1e-5)[1])
+    yield "layer_norm_gradient", partial(native.layer_norm_gradient, y_grad, x, weight, kept)
+    for by_tanh in (False, True):
+        yield "gelu", partial(native.gelu, x, by_tanh)
+        yield "gelu_gradient", partial(native.gelu_gradient, y_grad, x, by_tanh)
+    if dtype == torch.bfloat16:
+        yield "add_to_sums_", partial(native.add_to_sums_, fences.of(numbers(7, 103)), x)
+        yield "sum_of_rows", partial(native.sum_of_rows, x)
+    yield "squares", partial(native.squares, fences.of(numbers(1003)))
+    rounded = of(1003) if dtype == torch.bfloat16 else None
+    parameters, gradients, first, second = (fences.of(numbers(1003).abs()) for _ in range(4))
+    options: Dict[str, Any] = {"divisor": 2.0, "keeps": 0.9, "betas": (0.9, 0.95), "step_size": 0.1, "eps": 1e-8}
+    yield "step_adamw", partial(native.step_adamw, parameters, gradients, (first, second), rounded, **options)
+    if native._library().multiplies(native._TYPES[dtype]):
+        yield from products(fences, dtype)
+
+
+def products(fences: Fences, dtype: torch.dtype) -> Iterator[Tuple[str, Callable[[], object]]]:
+    """Of sides that lie as they are and turned; of one pass and of more."""
+    for rows, inner, columns in ((7, 5, 9), (8, 96, 48), (61, 101, 49), (33, 1542, 97), (70, 1536, 1700)):
+        x, y, bias = numbers(rows, inner).to(dtype), numbers(inner, columns).to(dtype), fences.of(numbers(columns))
+        for left in (x, x.t().contiguous().t()):
+            for right in (y, y.t().contiguous().t()):
+                sides = fences.of(left), fences.of(right)
+                name = f"multiply_ {rows} x {inner} x {columns}, {left.stride()} {right.stride()}"
+                for its in dict.fromkeys((torch.float32, dtype)):
+                    yield (
+                        f"{name}, {its}",
+                        partial(native.multiply_, fences.empty((rows, columns), its), *sides, bias),
+                    )
+                sums = fences.of(numbers(rows, columns))
+                yield f"{name}, added", partial(native.multiply_, sums, *sides, adds=True)
+
+
+def main() -> None:
+    """Run all."""
+    assert native.has_compiled()
+    for at_end in (True, False):
+        where = "at their ends" if at_end else "at their beginnings"
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            for dtype in (torch.float32, torch.bfloat16):
+                fences = Fences(at_end)
+                for name, run in runs(fences, dtype):
+                    print(f"{name} of {dtype} by {threads} threads, fenced {where}", flush=True)
+                    with results_too(fences):
+                        run()
+                    fences.check()
+
+
+@contextlib.contextmanager
+def results_too(fences: Fences) -> Iterator[None]:
+    """Kernels' results and working memory lie between fences."""
+    had = native.empty_block, native._floats, native._memory
+    native.empty_block = fences.empty
+    native._floats = lambda count: fences.empty((count,), torch.float32)
+    native._memory = lambda floats: ctypes.addressof(ctypes.c_char.from_buffer(fences.memory(4 * floats)))
+    try:
+        yield
+    finally:
+        native.empty_block, native._floats, native._memory = had
+
+
+if __name__ == "__main__":
+    main()

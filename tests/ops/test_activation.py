@@ -1,0 +1,62 @@
+"""GELU is its formula by whatever kernel."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fugaku_gpt import ops
+from fugaku_gpt.compat import probes
+from fugaku_gpt.ops import activation
+from tests.ops.inputs import SIXTEEN_BITS
+
+
+@pytest.mark.parametrize("has_approximate", [True, False])
+def test_gelu_tanh_is_its_formula_with_and_without_the_kernel(
+    has_approximate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_approximate and not probes._GELU_HAS_APPROXIMATE:
+        pytest.skip("this PyTorch has no tanh kernel of GELU")
+    monkeypatch.setattr(probes, "_GELU_HAS_APPROXIMATE", has_approximate)
+    x = torch.linspace(-6, 6, 101, dtype=torch.float64).requires_grad_()
+    y = ops.gelu_tanh(x)
+    y.sum().backward()
+    for point, value, slope in zip(x.tolist(), y.tolist(), x.grad.tolist()):  # type: ignore[union-attr]
+        scale = math.sqrt(2 / math.pi)
+        t = math.tanh(scale * (point + 0.044715 * point**3))
+        assert value == pytest.approx(0.5 * point * (1 + t), abs=1e-14)
+        expected = 0.5 * (1 + t) + 0.5 * point * (1 - t * t) * scale * (1 + 3 * 0.044715 * point * point)
+        assert slope == pytest.approx(expected, abs=1e-14)
+
+
+def test_gelu_tanh_is_near_the_exact_gelu_and_not_equal_to_it() -> None:
+    x = torch.linspace(-4, 4, 200)
+    difference = float((ops.gelu_tanh(x) - F.gelu(x)).abs().max())
+    assert 1e-5 < difference < 1e-3
+
+
+@pytest.mark.parametrize("kernel", ["ours", "by the error function", "PyTorch's"])
+def test_gelu_is_the_same_by_whatever_kernel(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kernel == "ours" and not ops.has_compiled():
+        pytest.skip("no compiled kernels")
+    ops.compute_by_compiled(kernel == "ours")
+    monkeypatch.setattr(activation, "gelu_by_erf", lambda: kernel == "by the error function")
+    x = torch.linspace(-12, 12, 400, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(ops.gelu, (x,))
+    assert float((ops.gelu(x) - F.gelu(x)).detach().abs().max()) <= 1e-14
+    for dtype in (torch.float32, *SIXTEEN_BITS):
+        points = torch.linspace(-5, 5, 401).to(dtype)
+        results = []
+        for function, kind in ((ops.gelu, dtype), (F.gelu, torch.float64)):
+            leaf = points.to(kind, copy=True).requires_grad_()
+            y = function(leaf)
+            y.sum().backward()
+            assert leaf.grad is not None
+            results.append((y.detach().double(), leaf.grad.double()))
+        for found, expected in zip(*results):
+            # what is computed in float32 may lose that type's last digits of 1 + erf(x), and no more
+            near = 2 * torch.finfo(dtype).eps * expected.abs() + 8 * torch.finfo(torch.float32).eps
+            assert bool(((found - expected).abs() <= near).all()), dtype

@@ -1,0 +1,291 @@
+"""Products by oneDNN are PyTorch's, rounded."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fugaku_gpt import compat, ops
+from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat.probes import TRIALS
+from fugaku_gpt.kernels import matmul_tiling as sizes
+from fugaku_gpt.ops import gemm, tensor_pool
+from tests.ops.inputs import random
+
+OPERATORS = [gemm._of_plain_tensors, gemm._of_its_own_tensors]
+EPS = torch.finfo(torch.float32).eps
+
+
+@pytest.fixture(params=OPERATORS, ids=["plain tensors", "its own tensors"])
+def onednn(request: Any, monkeypatch: pytest.MonkeyPatch) -> List[Any]:
+    """float32 products are oneDNN's by either of its operators where this build has it; what they were asked for."""
+    operator = request.param
+    if not gemm._is_right(operator):
+        pytest.skip("this PyTorch has no such operator of oneDNN's for float32 layers")
+    asked: List[Any] = []
+    by_onednn = gemm._by_onednn
+
+    def noted(x: torch.Tensor, *others: Any) -> torch.Tensor:
+        asked.append(tuple(x.shape))
+        return by_onednn(x, *others)
+
+    monkeypatch.setattr(gemm, "_onednn", lambda: operator)
+    monkeypatch.setattr(gemm, "_by_onednn", noted)
+    monkeypatch.setattr(AGREED, "products_by_onednn", True)
+    monkeypatch.setattr(AGREED, "compiled_products", False)
+    return asked
+
+
+def is_rounded(found: torch.Tensor, judge: torch.Tensor) -> bool:
+    """Whether a result is that of float64 but for float32's roundings."""
+    return float((found - judge).abs().max()) <= 16 * EPS * float(judge.abs().max())
+
+
+@pytest.mark.parametrize("shape", [(gemm._ROWS_FOR_ONEDNN,), (3, gemm._ROWS_FOR_ONEDNN), (257,)], ids=str)
+@pytest.mark.parametrize("outputs", [24, 2 * gemm._AT_ONCE + 5])
+def test_products_by_onednn_are_those_of_pytorch_rounded(shape: Any, outputs: int, onednn: List[Any]) -> None:
+    x, weight, bias = random(*shape, 40), random(outputs, 40), random(outputs)
+    inner = weight.t().contiguous()
+    with torch.no_grad():
+        found = (
+            ops.linear(x, weight, bias),
+            ops.linear(x, weight),
+            ops.linear(x, inner.t(), bias),
+            ops.matmul(x, inner),
+            ops.matmul(x, weight.t()),
+        )
+    assert len(onednn) == len(found)
+    plain = x.double().matmul(inner.double())
+    for y, judge in zip(found, (plain + bias, plain, plain + bias, plain, plain)):
+        assert y.dtype == torch.float32 and y.shape == judge.shape and y.is_contiguous()
+        assert is_rounded(y, judge)
+
+
+@pytest.mark.parametrize("outputs", [24, gemm._AT_ONCE, 2 * gemm._AT_ONCE + 5])
+def test_a_product_into_given_memory_is_that_of_pytorch_rounded(outputs: int, onednn: List[Any]) -> None:
+    x, weight = random(gemm._ROWS_FOR_ONEDNN, 40), random(outputs, 40)
+    memory = torch.full((len(x) + 1, outputs), 7.0)
+    with torch.no_grad():
+        found = ops.linear_into(memory[:-1], x, weight)
+    assert len(onednn) == -(-outputs // gemm._AT_ONCE)
+    assert found.data_ptr() == memory.data_ptr() and bool((memory[-1] == 7.0).all())
+    assert is_rounded(found, x.double() @ weight.double().t())
+
+
+ROWS = gemm._ROWS_FOR_ONEDNN
+
+
+@pytest.mark.parametrize("inner", [ROWS, gemm._AT_ONCE, 2 * gemm._AT_ONCE + 5])
+def test_a_sum_of_products_is_onednn_s_where_its_builds_have_no_better_one(inner: int, onednn: List[Any]) -> None:
+    x, y = random(ROWS, inner + 3)[:, :inner], random(inner, ROWS + 1)  # rows with gaps, as padded logits have
+    memory = torch.full((len(x) + 1, ROWS + 1), 7.0)
+    sums = random(inner, ROWS + 1)
+    added = sums.double() + x.t().double() @ memory[:-1].double()
+    with torch.no_grad():
+        ops.add_product(sums, x.t(), memory[:-1])
+        found = ops.matmul_into(memory[:-1], x, y)
+    own = gemm._onednn() is gemm._of_its_own_tensors
+    parts = -(-inner // (2 * gemm._AT_ONCE)) - (-inner // gemm._AT_ONCE)  # of rows, and of the inner dimension
+    assert len(onednn) == (parts if own else 0)
+    assert is_rounded(sums, added)
+    assert found.data_ptr() == memory.data_ptr() and bool((memory[-1] == 7.0).all())
+    assert is_rounded(found, x.double() @ y.double())
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(ROWS - 1, ROWS, ROWS), (ROWS, 3, ROWS), (ROWS, ROWS, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_small_sums_of_products_are_pytorch_s(
+    rows: int, inner: int, columns: int, dtype: torch.dtype, onednn: List[Any]
+) -> None:
+    are_pytorch_s(rows, inner, columns, dtype, no_gradients=True)
+    assert not onednn
+
+
+@pytest.mark.parametrize(("dtype", "no_gradients"), [(torch.float64, True), (torch.float32, False)])
+def test_wide_sums_of_products_and_those_that_autograd_watches_are_pytorch_s(
+    dtype: torch.dtype, no_gradients: bool, onednn: List[Any]
+) -> None:
+    are_pytorch_s(ROWS, ROWS, ROWS, dtype, no_gradients)
+    assert not onednn
+
+
+def are_pytorch_s(rows: int, inner: int, columns: int, dtype: torch.dtype, no_gradients: bool) -> None:
+    x, y, sums = (random(*shape).to(dtype) for shape in ((rows, inner), (inner, columns), (rows, columns)))
+    expected = torch.addmm(sums, x, y)
+    with torch.set_grad_enabled(not no_gradients):
+        ops.add_product(sums, x, y)
+        assert torch.equal(ops.matmul_into(torch.empty(rows, columns, dtype=dtype), x, y), torch.mm(x, y))
+    assert torch.equal(sums, expected)
+
+
+def test_matrices_that_do_not_belong_together_are_refused(onednn: List[Any]) -> None:
+    x, y = random(3 * gemm._AT_ONCE, ROWS), random(ROWS, ROWS)
+    with torch.no_grad(), pytest.raises(RuntimeError):
+        ops.add_product(torch.zeros(2 * gemm._AT_ONCE, ROWS), x, y)
+    with torch.no_grad(), pytest.raises(RuntimeError):
+        ops.linear_into(torch.empty(ROWS, gemm._AT_ONCE), random(ROWS, ROWS), x)
+    with torch.no_grad(), pytest.raises(RuntimeError):
+        ops.matmul_into(torch.empty(ROWS, ROWS), x.t(), random(2 * gemm._AT_ONCE, ROWS))
+
+
+def test_products_of_16_bits_that_are_computed_in_float32_are_onednn_s_too(
+    onednn: List[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(AGREED.in_float32, torch.bfloat16, frozenset(TRIALS))
+    x, y, sums = random(ROWS, ROWS).bfloat16(), random(ROWS, ROWS).bfloat16(), torch.ones(ROWS, ROWS)
+    judge = x.double() @ y.double()
+    with torch.no_grad():
+        found = ops.matmul(x, y), ops.linear(x, y.t().contiguous())
+        ops.add_product(sums, x, y)
+    assert len(onednn) == 2 + (gemm._onednn() is gemm._of_its_own_tensors)
+    for one in found:
+        assert one.dtype == torch.bfloat16
+        assert float((one.double() - judge).abs().max()) <= 2.0**-8 * float(judge.abs().max())
+    assert is_rounded(sums, judge + 1.0)
+
+
+@pytest.mark.parametrize("rows", [2, 37])
+def test_a_product_of_16_bits_is_rounded_once_before_it_is_added_or_not_at_all(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizes, "_ELEMENTS", 64)  # 16 rows of 4 columns
+    monkeypatch.setattr(sizes, "_FEWEST_ROWS", 8)
+    multiplied: List[int] = []
+    matmul = torch.matmul
+    monkeypatch.setattr(torch, "matmul", lambda x, y: multiplied.append(len(x)) or matmul(x, y))
+    a, b = torch.full((rows, 3), 1.0 + 2.0**-7).bfloat16(), torch.full((3, 4), 1.0 + 2.0**-7).bfloat16()
+    for has_kernel, expected in ((True, 3.046875), (False, 3.0 * (1.0 + 2.0**-7) ** 2)):
+        monkeypatch.setitem(AGREED.in_float32, torch.bfloat16, frozenset() if has_kernel else frozenset(TRIALS))
+        sums = torch.ones(rows, 4)
+        ops.add_product(sums, a, b)
+        assert torch.equal(sums, torch.full((rows, 4), 1.0 + expected))
+    assert multiplied == ([2] if rows == 2 else [16, 16, 5])  # a part at a time is cast; in float32 nothing is
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_few_rows_or_wide_ones_are_multiplied_into_given_memory_by_pytorch(dtype: Any, onednn: List[Any]) -> None:
+    rows = gemm._ROWS_FOR_ONEDNN - (dtype == torch.float32)
+    x, weight = random(rows, 40).to(dtype), random(24, 40).to(dtype)
+    with torch.no_grad():
+        found = ops.linear_into(torch.empty(rows, 24, dtype=dtype), x, weight)
+    assert not onednn and torch.equal(found, torch.mm(x, weight.t()))
+
+
+def test_products_that_onednn_does_not_suit_are_not_handed_to_it(
+    onednn: List[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = gemm._ROWS_FOR_ONEDNN
+    x, weight = random(rows, 16), random(8, 16)
+    leaf = weight.clone().requires_grad_()
+    ops.linear(x, leaf).sum().backward()  # its operator is unknown to autograd
+    assert leaf.grad is not None and torch.allclose(leaf.grad, x.sum(0).expand(8, 16), atol=1e-4)
+    with torch.no_grad():
+        ops.linear(x.double(), weight.double())
+        if compat.has_kernel("linear", torch.bfloat16):
+            ops.linear(x.bfloat16(), weight.bfloat16())
+        ops.linear(x[1:], weight)
+        ops.linear(x[:0], weight)
+        ops.linear(x[:, :0], weight[:, :0])
+        ops.matmul(random(16, rows).t(), weight.t())
+        monkeypatch.setattr(AGREED, "products_by_onednn", False)
+        ops.linear(x, weight)
+    assert not onednn
+
+
+@pytest.mark.parametrize(
+    ("processor", "flags", "mkl", "better", "with_its_own_tensors"),
+    [
+        ("AMD EPYC 9654", ["avx512f", "avx2"], True, True, True),
+        ("AMD EPYC 7742", ["avx2"], True, False, True),
+        ("AMD Opteron", [], True, False, False),
+        ("Intel(R) Xeon(R) Platinum 8480+", ["avx512f", "avx2"], True, False, False),
+        ("AMD EPYC 9654", ["avx512f", "avx2"], False, False, False),
+        ("Fujitsu A64FX", ["sve", "asimd"], False, False, False),
+    ],
+)
+@pytest.mark.parametrize("operator", [gemm._of_plain_tensors, gemm._of_its_own_tensors])
+def test_onednn_is_taken_where_mkl_would_use_other_kernels_and_never_where_it_is_not(
+    operator: Any,
+    processor: str,
+    flags: List[str],
+    mkl: bool,
+    better: bool,
+    with_its_own_tensors: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    better = with_its_own_tensors if operator is gemm._of_its_own_tensors else better
+    monkeypatch.setattr(gemm, "_onednn", lambda: operator)
+    monkeypatch.setattr(gemm, "processor_name", lambda: processor)
+    monkeypatch.setattr(gemm, "vector_flags", lambda: flags)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+    monkeypatch.setattr(gemm, "has_onednn", lambda: True)
+    assert gemm._onednn_is_better.__wrapped__() is better
+    monkeypatch.setattr(AGREED, "products_by_onednn", None)
+    ops.compute_products_by_onednn(True)  # as another start of the run did, wherever it was
+    assert ops.products_by_onednn()
+    monkeypatch.setattr(gemm, "has_onednn", lambda: False)
+    assert not gemm._onednn_is_better.__wrapped__()
+
+
+def _refuses(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("not implemented for 'BFloat16'")
+
+
+def _takes_others() -> Any:
+    pass
+
+
+WRONG = [_refuses, _takes_others, lambda x, weight, *_: torch.zeros(len(x), len(weight))]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_an_operator_of_onednn_s_that_is_not_what_it_should_be_is_not_taken(
+    wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = gemm._of_its_own_tensors
+    monkeypatch.setattr(gemm, "_of_plain_tensors", wrong)
+    assert gemm._onednn.__wrapped__() is (own if gemm._is_right(own) else None)
+    monkeypatch.setattr(gemm, "_of_its_own_tensors", wrong)
+    assert gemm._onednn.__wrapped__() is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_products_of_16_bits_without_a_kernel_are_rounded_once_where_they_go(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(AGREED.in_float32, dtype, frozenset(TRIALS))
+    ops.compute_by_compiled(False)
+    x, weight = random(20, 40).to(dtype), random(30, 40).to(dtype)
+    judge = x.double() @ weight.double().t()
+    memory = torch.zeros(21, 30, dtype=dtype)
+    for into, other in ((ops.linear_into, weight), (ops.matmul_into, weight.t())):
+        with torch.no_grad():
+            assert into(memory[:-1], x, other).data_ptr() == memory.data_ptr()
+        assert bool(((memory[:-1].double() - judge).abs() <= 0.51 * torch.finfo(dtype).eps * judge.abs() + 1e-6).all())
+        assert bool((memory[-1] == 0).all())
+        memory.zero_()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(700,), (2, 350), (1, 5, 7)], ids=str)
+@pytest.mark.parametrize("used", [True, False], ids=["in blocks", "another allocator's"])
+def test_products_are_pytorch_s_own_to_the_bit_in_blocks_or_not(
+    used: bool, shape: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_pool, "_used", used)
+    monkeypatch.setitem(AGREED.in_float32, dtype, frozenset())
+    monkeypatch.setattr(AGREED, "products_by_onednn", False)
+    ops.compute_by_compiled(False)
+    x, weight, bias = (its.to(dtype) for its in (random(*shape, 40), random(800, 40), random(800)))
+    rows = x.view(-1, 40)  # of three dimensions older builds round the product before they add the bias
+    with torch.no_grad():
+        for found, expected in (
+            (ops.linear(x, weight, bias), F.linear(rows, weight, bias)),
+            (ops.linear(x, weight), F.linear(rows, weight)),
+            (ops.matmul(x, weight.t()), torch.matmul(rows, weight.t())),
+        ):
+            assert found.dtype == dtype and not found._is_view()
+            assert found.shape == (*shape, 800) and torch.equal(found.view(-1, 800), expected)

@@ -1,0 +1,459 @@
+"""Our own compiled kernels, each against its definition in float64, in any shape."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Callable, Iterator, List, Tuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fugaku_gpt import compat, ops
+from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.kernels import library_file
+from fugaku_gpt.model.attention import attend_naively
+from fugaku_gpt.ops import native
+
+pytestmark = pytest.mark.skipif(not library_file().exists(), reason="no compiled kernels: fugaku-gpt env kernels")
+
+TYPES = {torch.float32: 3e-6, torch.bfloat16: 2.0**-5}  # and how far off a result may be, of the largest
+DTYPES = pytest.mark.parametrize("dtype", TYPES, ids=str)
+
+
+@pytest.fixture(autouse=True, params=[1, 3], ids=["one thread", "three threads"])
+def threads(request: Any) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def numbers(*shape: int, seed: int = 0, spread: float = 1.0) -> torch.Tensor:
+    return spread * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def near(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+    return float((found.double() - expected).abs().max()) <= tolerance * max(float(expected.abs().max()), 1e-30)
+
+
+def test_what_is_compiled_is_used() -> None:
+    assert ops.has_compiled() and ops.uses_compiled()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["attention", "attention_gradient", "loss_sums", "loss_of_whole_rows_", "sum_of_rows", "squares", "multiply_",
+     "layer_norm", "layer_norm_gradient", "gelu", "gelu_gradient"],
+)  # fmt: skip
+def test_a_kernel_that_computes_something_else_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = getattr(native, name)
+
+    def wrong(*its: Any, **options: Any) -> Any:
+        found = right(*its, **options)
+        return (1.01 * found[0], *found[1:]) if isinstance(found, tuple) else 1.01 * found
+
+    monkeypatch.setattr(native, name, wrong)
+    assert native._tried.__wrapped__() is None
+
+
+def attention_and_gradient(
+    qkv: torch.Tensor, y_grad: torch.Tensor, flags: Any, factor: float
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    y, log_sums = ops.attention(qkv, flags, factor)
+    return y, ops.attention_gradient(y_grad, qkv, y, log_sums, flags, factor)
+
+
+@DTYPES
+@settings(max_examples=40)
+@given(
+    parts=st.integers(1, 3), samples=st.integers(1, 3), here=st.sampled_from([1, 2, 31, 64, 65, 96, 97, 150]),
+    heads=st.integers(1, 4), width=st.sampled_from([1, 4, 8, 16, 20, 64, 80, 128]),
+    spread=st.sampled_from([0.1, 1.0, 5.0]), drops=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_attention_is_its_definition(
+    dtype: torch.dtype,
+    parts: int,
+    samples: int,
+    here: int,
+    heads: int,
+    width: int,
+    spread: float,
+    drops: bool,
+    seed: int,
+) -> None:
+    qkv = numbers(parts, samples, here, 3, heads, width, seed=seed, spread=spread).to(dtype)
+    y_grad = numbers(parts, samples, here, heads, width, seed=seed + 1).to(dtype)
+    length, kept, share = parts * here, None, 0.0
+    if drops:
+        share = 0.25
+        flags = numbers(samples, heads, length, length, seed=seed + 2) > -0.67
+        kept = lambda: flags  # noqa: E731
+    found = attention_and_gradient(qkv, y_grad, kept() if kept else None, 1.0 / (1.0 - share))
+    leaf = qkv.double().requires_grad_()
+    judge = attend_naively(leaf, kept, share)
+    judge.backward(y_grad.double())
+    assert leaf.grad is not None and all(its.dtype == dtype for its in found)
+    tolerance = TYPES[dtype] * max(1.0, spread**2)  # of scores that are as much larger, roundings are
+    assert near(found[0], judge.detach(), tolerance) and near(found[1], leaf.grad, tolerance)
+
+
+@DTYPES
+def test_the_future_has_no_influence(dtype: torch.dtype) -> None:
+    x = numbers(1, 1, 200, 3, 2, 8).to(dtype)
+    other = x.clone()
+    other[:, :, 150:] = 9.0
+    assert torch.equal(ops.attention(x, None, 1.0)[0][:, :, :150], ops.attention(other, None, 1.0)[0][:, :, :150])
+
+
+@pytest.mark.parametrize("width", [8, 48])
+def test_scores_of_any_size_do_not_overflow(width: int) -> None:
+    x = numbers(1, 1, 130, 3, 1, width).float()
+    for spread in (1e3, 1e10):
+        y, grad = attention_and_gradient(spread * x, torch.ones(1, 1, 130, 1, width), None, 1.0)
+        assert bool(torch.isfinite(y).all()) and bool(torch.isfinite(grad).all())
+
+
+@DTYPES
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_no_number_is_seen_from_there_on(bad: float, which: int, dtype: torch.dtype) -> None:
+    x = numbers(1, 1, 130, 3, 2, 8).to(dtype)
+    x[0, 0, 70, which, 1] = bad
+    y, log_sums = ops.attention(x, None, 1.0)
+    finite = torch.isfinite(y.float()).all(-1)[0, 0]
+    assert bool(finite[:, 0].all()) and not bool(finite[70, 1])
+    assert which == 2 or bool(finite[:70, 1].all())  # of a block's values all are multiplied, some by 0
+    grad = ops.attention_gradient(torch.ones_like(y), x, y, log_sums, None, 1.0)
+    assert not bool(torch.isfinite(grad[:, :, :, :, 1].float()).all())
+
+
+def test_gradients_that_lie_apart_in_memory_are_taken_as_they_are() -> None:
+    x = numbers(1, 2, 40, 3, 2, 8).float()
+    y, log_sums = ops.attention(x, None, 1.0)
+    wide = numbers(1, 2, 40, 2, 16).float()
+    found = ops.attention_gradient(wide[..., ::2], x, y, log_sums, None, 1.0)
+    expected = ops.attention_gradient(wide[..., ::2].contiguous(), x, y, log_sums, None, 1.0)
+    assert torch.equal(found, expected)
+
+
+def test_results_do_not_depend_on_the_number_of_threads(threads: int) -> None:
+    x, y_grad = numbers(1, 3, 100, 3, 5, 16).float(), numbers(1, 3, 100, 5, 16).float()
+    logits, many = numbers(40, 999).float(), numbers(200_001).float()
+    found = (*attention_and_gradient(x, y_grad, None, 1.0), ops.loss_of_whole_rows_(logits, 1.0, True), logits)
+    norm = ops.sum_of_squares(many)
+    torch.set_num_threads(2)
+    logits = numbers(40, 999).float()
+    again = (*attention_and_gradient(x, y_grad, None, 1.0), ops.loss_of_whole_rows_(logits, 1.0, True), logits)
+    assert all(map(torch.equal, found, again)) and norm == ops.sum_of_squares(many)
+
+
+@settings(max_examples=40)
+@given(rows=st.integers(0, 200), width=st.integers(1, 400), seed=st.integers(0, 99))
+def test_numbers_in_16_bits_are_added_up_in_float32(rows: int, width: int, seed: int) -> None:
+    x, sums = numbers(rows, width, seed=seed).bfloat16(), numbers(rows, width, seed=seed + 1).float()
+    expected = sums + x.float()
+    assert native.adds_up(x, sums)
+    native.add_to_sums_(sums, x)
+    assert torch.equal(sums, expected)
+    found = ops.sum_of_rows(x)
+    assert found.dtype == torch.float32 and found.shape == (width,)
+    assert float((found.double() - x.double().sum(0)).abs().max()) <= 1e-6 * max(
+        1.0, float(x.double().abs().sum(0).max())
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    assert torch.equal(found, ops.sum_of_rows(x))
+    torch.set_num_threads(threads)
+
+
+def test_a_product_in_16_bits_is_added_to_sums_with_gaps_too() -> None:
+    x, y = numbers(40, 30).bfloat16(), numbers(30, 20).bfloat16()
+    compat.compute_in_float32(compat.without_kernel(torch.bfloat16), torch.bfloat16)  # however slow products are
+    whole, apart = torch.zeros(40, 20), torch.zeros(40, 40)[:, ::2]
+    for sums in (whole, apart):
+        ops.add_product(sums, x, y)
+        ops.add_product(sums, x, y)
+    expected = 2.0 * (x.double() @ y.double())
+    assert near(whole, expected, 1e-2) and near(apart, expected, 1e-2)
+    assert not native.adds_up(x, torch.zeros(40, 30).double()) and not native.adds_up(x.float())
+    with pytest.raises(RuntimeError):
+        ops.add_product(torch.zeros(40, 19), x, y)
+    assert not native.adds_up(x, torch.zeros(40, 20)) and not native.adds_up(x[:, ::2])
+
+
+def test_few_heads_for_many_threads_and_other_types_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(1, 2, 4, 3, 3, 8)
+    assert ops.attends(x) and ops.attends(x.bfloat16())
+    assert not ops.attends(x.double()) and not ops.attends(x.half())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 13)
+    assert not ops.attends(x)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 12)
+    assert ops.attends(x)
+    monkeypatch.setattr(AGREED, "compiled", False)
+    assert not ops.attends(x) and not ops.uses_compiled() and ops.has_compiled()
+
+
+@DTYPES
+@settings(max_examples=60)
+@given(
+    rows=st.integers(1, 9), columns=st.integers(1, 2100), gap=st.integers(0, 3),
+    spread=st.sampled_from([0.1, 3.0, 40.0]), scale=st.sampled_from([1.0, 0.25, 1024.0]),
+    shift=st.sampled_from([0.0, 100.0, -3000.0]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_rows_of_logits_become_their_probabilities(
+    dtype: torch.dtype, rows: int, columns: int, gap: int, spread: float, scale: float, shift: float, seed: int
+) -> None:
+    whole = (numbers(rows, columns + gap, seed=seed, spread=spread) + shift).to(dtype)
+    wide = whole[:, :columns].double()
+    log_sums, expected = torch.logsumexp(wide, 1), scale * torch.softmax(wide, 1)
+    found, alone, apart = whole.clone(), whole.clone(), whole.clone()
+    its = ops.loss_of_whole_rows_(found[:, :columns], scale, True)
+    assert torch.equal(its, ops.loss_of_whole_rows_(alone[:, :columns], scale, False)) and torch.equal(alone, whole)
+    largest, sums = ops.loss_sums(apart[:, :columns])
+    assert torch.equal(largest.double(), wide.max(1)[0])
+    assert near(sums, (wide - wide.max(1, keepdim=True)[0]).exp().sum(1), 1e-5)
+    ops.loss_gradient_(apart[:, :columns], its, scale)
+    assert torch.equal(apart, found) and torch.equal(found[:, columns:], whole[:, columns:])
+    assert near(its, log_sums, 1e-6)
+    # logits and their sums' logarithms are rounded themselves
+    assert near(found[:, :columns], expected, TYPES[dtype] + 2e-7 * float(whole.float().abs().max()))
+
+
+def test_of_no_columns_the_sum_is_nothing() -> None:
+    largest, sums = ops.loss_sums(torch.zeros(3, 0))
+    assert bool((largest == torch.finfo(torch.float32).min).all()) and bool((sums == 0.0).all())
+
+
+@DTYPES
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_logit_that_is_no_number_is_not_lost(bad: float, dtype: torch.dtype) -> None:
+    logits = torch.zeros(3, 50).to(dtype)
+    logits[1, 20] = bad
+    found = ops.loss_of_whole_rows_(logits, 1.0, True)
+    assert torch.isfinite(found).tolist() == [True, False, True]
+    assert not bool(torch.isfinite(logits[1].float()).all())
+
+
+@DTYPES
+@settings(max_examples=40)
+@given(rows=st.integers(1, 200), width=st.integers(1, 300), shift=st.sampled_from([0.0, 5.0]), seed=st.integers(0, 99))
+def test_layer_norm_is_that_in_float64_rounded(
+    dtype: torch.dtype, rows: int, width: int, shift: float, seed: int
+) -> None:
+    x = (numbers(rows, width, seed=seed) + shift).to(dtype)
+    weight, bias = numbers(width, seed=seed + 1).float(), numbers(width, seed=seed + 2).float()
+    y_grad = numbers(rows, width, seed=seed + 3).to(dtype)
+    y, kept = native.layer_norm(x, weight, bias, 1e-2)
+    found = (y, *native.layer_norm_gradient(y_grad, x, weight, kept))
+    leaves = [its.double().requires_grad_() for its in (x, weight, bias)]
+    judge = F.layer_norm(leaves[0], (width,), leaves[1], leaves[2], 1e-2)
+    expected = (judge.detach(), *torch.autograd.grad(judge, leaves, y_grad.double()))
+    for its, right in zip(found, expected):
+        tolerance = 1e-2 if its.dtype == torch.bfloat16 else 2e-5
+        assert float((its.double() - right).abs().max()) <= tolerance * max(1.0, float(right.abs().max()))
+
+
+@DTYPES
+def test_layer_norm_by_autograd_is_that_of_the_operators(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, bias = numbers(2, 9, 40).to(dtype), numbers(40).float(), numbers(40, seed=1).float()
+    y_grad = numbers(2, 9, 40, seed=2).to(dtype)
+    found = []
+    for use in (True, False):
+        monkeypatch.setattr(AGREED, "compiled", use)
+        leaves = [its.clone().requires_grad_() for its in (x, weight, bias)]
+        y = ops.layer_norm(*leaves, 1e-5)
+        y.backward(y_grad)
+        found.append([y.detach(), *(leaf.grad for leaf in leaves)])
+    for ours, judge in zip(*found):
+        assert ours is not None and judge is not None and ours.dtype == judge.dtype
+        tolerance = 1e-2 if ours.dtype == torch.bfloat16 else 1e-5
+        assert near(ours, judge.double(), tolerance)
+
+
+@DTYPES
+def test_a_row_that_is_no_number_stays_one_in_layer_norm(dtype: torch.dtype) -> None:
+    x = torch.ones(3, 40).to(dtype)
+    x[1, 7] = math.nan
+    y, kept = native.layer_norm(x, torch.ones(40), torch.zeros(40), 1e-5)
+    assert (y == y).all(1).tolist() == [True, False, True]
+    _, weight_grad, _ = native.layer_norm_gradient(torch.ones_like(x), x, torch.ones(40), kept)
+    assert bool((weight_grad != weight_grad).any())
+
+
+def gelu_and_slope(x: torch.Tensor, by_tanh: bool) -> Tuple[torch.Tensor, torch.Tensor]:
+    """In float64; of the exact one what is left of large negative numbers, which 1 + erf(x) would lose."""
+    x = x.double()
+    if by_tanh:
+        z, slope = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3), math.sqrt(2.0 / math.pi) * (1 + 0.134145 * x**2)
+        share = torch.sigmoid(2.0 * z)
+        return x * share, share + 2.0 * x * share * (1.0 - share) * slope
+    share = 0.5 * torch.erfc(-x * math.sqrt(0.5))
+    return x * share, share + x * torch.exp(-0.5 * x**2) / math.sqrt(2.0 * math.pi)
+
+
+@pytest.mark.parametrize("by_tanh", [False, True], ids=["exact", "by tanh"])
+@DTYPES
+@settings(max_examples=40)
+@given(count=st.integers(1, 9000), spread=st.sampled_from([0.01, 1.0, 4.0, 30.0]), seed=st.integers(0, 99))
+def test_gelu_is_its_formula_in_float64_rounded(
+    dtype: torch.dtype, by_tanh: bool, count: int, spread: float, seed: int
+) -> None:
+    x, y_grad = numbers(count, seed=seed, spread=spread).to(dtype), numbers(count, seed=seed + 1).to(dtype)
+    y, slope = gelu_and_slope(x, by_tanh)
+    eps = torch.finfo(dtype).eps
+    for found, expected in (
+        (native.gelu(x, by_tanh), y),
+        (native.gelu_gradient(y_grad, x, by_tanh), y_grad.double() * slope),
+    ):
+        assert found.dtype == dtype
+        assert bool(((found.double() - expected).abs() <= 2.0 * eps * expected.abs() + 2e-6).all())
+
+
+def test_the_exact_gelu_of_large_negative_numbers_keeps_its_digits() -> None:
+    x = torch.linspace(-12.0, 0.0, 5000)
+    expected, _ = gelu_and_slope(x, False)
+    found = native.gelu(x, False).double()
+    assert bool(((found - expected).abs() <= 1e-5 * expected.abs()).all())  # PyTorch's are 0 from -6 on
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 1000, 5003])
+def test_results_in_16_bits_are_those_in_float32_rounded_as_pytorch_rounds(count: int) -> None:
+    x = numbers(3, count).bfloat16()
+    assert torch.equal(native.gelu(x, False), native.gelu(x.float(), False).bfloat16())
+    weight, bias = numbers(count).float(), numbers(count, seed=1).float()
+    (y, _), (judge, _) = (native.layer_norm(its, weight, bias, 1e-5) for its in (x, x.float()))
+    assert torch.equal(y, judge.bfloat16())
+
+
+@pytest.mark.parametrize("by_tanh", [False, True], ids=["exact", "by tanh"])
+@DTYPES
+def test_gelu_of_what_is_infinite_or_no_number(dtype: torch.dtype, by_tanh: bool) -> None:
+    x = torch.tensor([math.nan, math.inf, 1e30, -1e30, 0.0] * 30).to(dtype)
+    y = native.gelu(x, by_tanh)
+    assert bool((y[0::5] != y[0::5]).all()) and bool((y[1::5] == math.inf).all()) and torch.equal(y[2::5], x[2::5])
+    assert bool((y[3::5].abs() <= 1e-6).all()) and bool((y[4::5] == 0.0).all())
+    slope = native.gelu_gradient(torch.ones_like(x), x, by_tanh)
+    assert bool((slope[0::5] != slope[0::5]).all()) and bool((slope[4::5] == 0.5).all())
+    assert bool((slope[1::5] == 1.0).all()) and bool((slope[2::5] == 1.0).all())
+    assert bool((slope[3::5].abs() <= 1e-30).all())
+
+
+@pytest.mark.parametrize("function", [ops.gelu, ops.gelu_tanh], ids=["exact", "by tanh"])
+@DTYPES
+def test_gelu_by_autograd_is_that_of_the_operators(
+    dtype: torch.dtype, function: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y_grad = numbers(9, 40).to(dtype).t(), numbers(40, 9, seed=2).to(dtype)
+    found = []
+    for use in (True, False):
+        monkeypatch.setattr(AGREED, "compiled", use)
+        leaf = x.clone().requires_grad_()
+        y = function(leaf)
+        y.backward(y_grad)
+        found.append((y.detach(), leaf.grad))
+    for ours, judge in zip(*found):
+        assert ours is not None and judge is not None and ours.dtype == judge.dtype
+        assert near(ours, judge.double(), 1e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 7, 128, 129, 4096, 500_000])
+@pytest.mark.parametrize("behind", [0, 1, 8], ids="aligned but for {}".format)
+def test_adamw_rounds_what_it_steps_as_pytorch_rounds(count: int, behind: int) -> None:
+    parameters, gradients = numbers(count).float(), numbers(count, seed=1).float()
+    moments = (numbers(count, seed=2).float(), numbers(count, seed=3).float() ** 2)
+    (p, g, m, v), before = (its.double() for its in (parameters, gradients, *moments)), gradients.clone()
+    rounded = torch.zeros(behind + count, dtype=torch.bfloat16)[behind:]
+    ops.step_adamw(
+        parameters, gradients, moments, rounded, divisor=3.0, keeps=0.99, betas=(0.9, 0.999), step_size=0.1, eps=0.01
+    )
+    m, v = 0.9 * m + 0.1 * (g / 3.0), 0.999 * v + 0.001 * (g / 3.0) ** 2
+    p = 0.99 * p - 0.1 * m / (v.sqrt() + 0.01)
+    assert near(parameters, p, 1e-6) and near(moments[0], m, 1e-6) and near(moments[1], v, 1e-6)
+    assert torch.equal(rounded, parameters.bfloat16()) and torch.equal(gradients, before)
+
+
+def test_numbers_are_rounded_to_16_bits_as_pytorch_rounds_them() -> None:
+    bits = torch.arange(0, 2**32, 65521, dtype=torch.int64)  # of all exponents and signs, ties among them
+    bits = torch.cat([bits, torch.tensor([0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7FFFFFFF])])
+    x = torch.from_numpy(bits.numpy().astype("uint32").view("float32"))
+    x = x[~(x != x) | (bits == 0x7FFFFFFF)]  # of what is no number one that its bits alone would round to a number
+    rounded = torch.zeros(len(x), dtype=torch.bfloat16)
+    moments = (torch.zeros_like(x), torch.ones_like(x))
+    ops.step_adamw(
+        x, torch.zeros_like(x), moments, rounded, divisor=1.0, keeps=1.0, betas=(0.9, 0.9), step_size=0.0, eps=1.0
+    )
+    found, expected = rounded.float(), x.bfloat16().float()
+    nothing = expected != expected
+    assert torch.equal(found != found, nothing) and int(nothing.sum()) == 1
+    assert torch.equal(found.masked_fill(nothing, 7.0), expected.masked_fill(nothing, 7.0))
+
+
+def test_a_team_of_fewer_threads_than_asked_for_does_all_the_work() -> None:
+    program = (
+        "import torch; torch.set_num_threads(3)\n"
+        "from fugaku_gpt import compat, ops\n"
+        "from fugaku_gpt.ops import native\n"
+        "assert torch.get_num_threads() == 3 and ops.has_compiled()\n"
+        "assert all(native._near(*its) for its in native._trials())\n"
+    )
+    environment = {**os.environ, "OMP_THREAD_LIMIT": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+class Calls:
+    """Who has called, and how often."""
+
+    def __init__(self) -> None:
+        self.threads: List[int] = []
+
+    def __call__(self) -> None:
+        self.threads.append(threading.get_ident())
+
+
+@pytest.fixture
+def calls() -> Iterator[Calls]:
+    yield Calls()
+    ops.call_between(None, 0.0)
+
+
+@DTYPES
+def test_long_kernels_call_between_their_parts_and_compute_the_same(dtype: torch.dtype, calls: Calls) -> None:
+    qkv = numbers(1, 2, 300, 3, 2, 16).to(dtype)
+    x, weight = numbers(500, 300, seed=1).to(dtype), numbers(300, 700, seed=2).to(dtype)
+
+    def results() -> List[torch.Tensor]:
+        y, log_sums = native.attention(qkv, None, 1.0)
+        product = torch.zeros(500, 700, dtype=dtype)
+        found = [y, native.attention_gradient(y, qkv, y, log_sums, None, 1.0)]
+        if native._library().multiplies(native._TYPES[dtype]):
+            native.multiply_(product, x, weight)
+            found.append(product)
+        return found
+
+    without = results()
+    assert not calls.threads
+    ops.call_between(calls, 0.0)
+    for expected, found in zip(without, results()):
+        assert torch.equal(expected, found)
+    deadline = time.monotonic() + 60
+    while not calls.threads:  # heads go to whichever thread is free: the first one may have had none
+        assert time.monotonic() < deadline
+        results()
+    assert set(calls.threads) == {threading.get_ident()}
+    seen = len(calls.threads)
+    ops.call_between(calls, 3600.0)
+    results()
+    ops.call_between(None, 0.0)
+    results()
+    assert len(calls.threads) == seen

@@ -1,0 +1,279 @@
+"""Products by our own kernels are their definition, rounded, whatever their shapes and how their sides lie."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any, Dict, Iterator, List
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fugaku_gpt import ops
+from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat.probes import TRIALS
+from fugaku_gpt.kernels.library import BFLOAT16
+from fugaku_gpt.ops import native
+
+pytestmark = pytest.mark.skipif(not ops.has_compiled(), reason="no kernels are compiled here")
+
+SIZES = [1, 2, 3, 7, 8, 9, 16, 47, 48, 49, 97, 130]
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def multiplied(dtype: torch.dtype) -> bool:
+    return native._library().multiplies(native._TYPES[dtype])
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[List[Any]]:
+    """Products are the kernels', from tiny matrices on; the shapes that they were asked for."""
+    asked: List[Any] = []
+    multiply = native.multiply_
+
+    def noted(into: torch.Tensor, x: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
+        asked.append((*into.shape, x.shape[1]))
+        return multiply(into, x, *others, **options)
+
+    monkeypatch.setattr(native, "multiply_", noted)
+    monkeypatch.setattr(native, "LEAST", 4)
+    monkeypatch.setattr(native, "LEAST_PRODUCT", 1)
+    monkeypatch.setattr(AGREED, "compiled", True)
+    monkeypatch.setattr(AGREED, "compiled_products", True)
+    yield asked
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def near(found: torch.Tensor, expected: torch.Tensor, inner: int) -> bool:
+    """But for roundings of float32 sums of so many products."""
+    return float((found.double() - expected).abs().max()) <= 2.0**-22 * inner * max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@settings(max_examples=150)
+@given(
+    rows=st.sampled_from([*SIZES, 300, 1030]), inner=st.sampled_from([*SIZES, 769, 1540]),
+    columns=st.sampled_from([*SIZES, 3100]), turned=st.tuples(st.booleans(), st.booleans()),
+    gap=st.integers(0, 3), shift=st.integers(0, 1),
+    adds=st.booleans(), rounds=st.booleans(), biased=st.booleans(), threads=st.integers(1, 3), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_a_product_is_its_definition_by_any_number_of_threads(
+    dtype: torch.dtype,
+    rows: int,
+    inner: int,
+    columns: int,
+    turned: Any,
+    gap: int,
+    shift: int,
+    adds: bool,
+    rounds: bool,
+    biased: bool,
+    threads: int,
+    seed: int,
+) -> None:
+    if not multiplied(dtype):
+        pytest.skip("this processor does not multiply pairs of them")
+    rounds, adds = rounds and dtype == torch.bfloat16, adds and not rounds
+    if rows * columns > 2**18:
+        columns = 48
+
+    def side(count: int, across: int, is_turned: bool, seed: int) -> torch.Tensor:
+        """With rows (or columns, turned) that do not lie side by side, the first of them not always at whole units."""
+        if is_turned:
+            return side(across, count, False, seed).t()
+        memory = numbers(count * (across + gap) + shift, seed=seed).to(dtype)
+        return memory[shift:].view(count, across + gap)[:, :across]
+
+    x, y = side(rows, inner, turned[0], seed), side(inner, columns, turned[1], seed + 1)
+    bias = numbers(columns, seed=seed + 2) if biased else None
+    memory = numbers(rows + 1, columns + gap, seed=seed + 3).to(dtype if rounds else torch.float32)
+    before, into = memory.clone(), memory[:-1, :columns]
+    judge = x.double() @ y.double() + (0.0 if bias is None else bias.double())
+    if adds:
+        judge += into.double()
+    had = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = native.multiply_(into, x, y, bias, adds=adds)
+        again = before.clone()
+        torch.set_num_threads(1)
+        native.multiply_(again[:-1, :columns], x, y, bias, adds=adds)
+    finally:
+        torch.set_num_threads(had)
+    assert found is into
+    if rounds:
+        assert bool(((into.double() - judge).abs() <= 2.0**-8 * judge.abs() + 2.0**-20 * inner).all())
+    else:
+        assert near(into, judge, inner)
+    assert torch.equal(memory, again)  # the same by one thread
+    assert torch.equal(memory[-1], before[-1]) and torch.equal(memory[:, columns:], before[:, columns:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_is_no_number_stays_none_and_behind_the_last_nothing_is_read(dtype: torch.dtype) -> None:
+    if not multiplied(dtype):
+        pytest.skip("this processor does not multiply pairs of them")
+    memory_x, memory_y = torch.full((9, 12), float("nan")).to(dtype), torch.full((12, 9), float("nan")).to(dtype)
+    x, y = memory_x[:7, :5], memory_y[:5, :7]  # an odd number in the middle: a pair has one
+    x.fill_(1.0)
+    y.fill_(2.0)
+    assert torch.equal(native.multiply_(torch.empty(7, 7), x, y), torch.full((7, 7), 10.0))
+    turned = native.multiply_(torch.empty(7, 7), memory_y.t()[:7, :5], memory_x.t()[:5, :7])
+    assert torch.equal(turned, torch.full((7, 7), 10.0))
+    x[3, 2] = float("inf")
+    y[2, 4] = 0.0
+    found = native.multiply_(torch.empty(7, 7), x, y)
+    assert bool(found[3, 4].isnan()) and int(found.isnan().sum()) == 1 and int(found.isinf().sum()) == 6
+
+
+def test_layers_of_float32_are_the_kernels(taken: List[Any]) -> None:
+    x, weight, bias = numbers(3, 20, 40), numbers(24, 40, seed=1), numbers(24, seed=2)
+    inner, sums, into = weight.t().contiguous(), torch.ones(24, 40), torch.empty(60, 24)
+    rows = x.view(-1, 40)
+    with torch.no_grad():
+        grad = ops.linear(x, weight)
+        found = (
+            ops.linear(x, weight, bias),
+            grad,
+            ops.matmul(x, inner),
+            ops.matmul(x, weight.t()),
+            ops.linear_into(into, rows, weight).view(3, 20, 24),
+            ops.matmul_into(torch.empty(60, 24), rows, inner).view(3, 20, 24),
+        )
+        ops.add_product(sums, grad.view(-1, 24).t(), rows)
+    assert taken == [(60, 24, 40)] * 6 + [(24, 40, 60)]
+    plain = x.double() @ inner.double()
+    for y, judge in zip(found, (plain + bias.double(), *[plain] * 5)):
+        assert y.is_contiguous() and y.shape == judge.shape and near(y, judge, 40)
+    assert all(y._base is None for y in found[:4])  # no views: in-place work on them may be refused
+    assert near(sums, 1.0 + plain.view(-1, 24).t() @ rows.double(), 60)
+    turned = x.transpose(0, 1)
+    with torch.no_grad():
+        assert torch.equal(ops.linear(turned, weight, bias), found[0].transpose(0, 1)) and len(taken) == 8
+        assert near(ops.linear(x, weight, bias[:1]), plain + bias[:1].double(), 40) and len(taken) == 8
+        assert ops.linear(x[:, :0], weight).shape == (3, 0, 24) and len(taken) == 8
+
+
+def test_layers_of_bfloat16_are_and_sums_of_gradients_are_not_rounded(
+    taken: List[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not multiplied(torch.bfloat16):
+        pytest.skip("this processor does not multiply pairs of them")
+    x, y, sums = numbers(20, 30).bfloat16(), numbers(20, 24, seed=1).bfloat16(), torch.ones(30, 24)
+    bias = numbers(20).bfloat16()
+    monkeypatch.setitem(AGREED.in_float32, torch.bfloat16, frozenset())
+    with torch.no_grad():
+        ops.add_product(sums, x.t(), y)
+        found = ops.linear(x.t().contiguous(), y.t().contiguous()), ops.matmul(x.t(), y)
+        biased = ops.linear(numbers(24, 30).bfloat16(), x, bias)
+    assert taken == [(30, 24, 20)] * 3 + [(24, 20, 30)] and near(sums, 1.0 + x.double().t() @ y.double(), 20)
+    judge = numbers(24, 30).bfloat16().double() @ x.double().t() + bias.double()
+    for its, exact in (*((one, x.double().t() @ y.double()) for one in found), (biased, judge)):
+        assert its.dtype == torch.bfloat16
+        assert bool(((its.double() - exact).abs() <= 2.0**-8 * exact.abs() + 2.0**-20).all())
+
+
+def test_of_16_bits_that_are_computed_in_float32_the_products_are_too(
+    taken: List[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y, sums = numbers(20, 30).half(), numbers(20, 24, seed=1).half(), torch.ones(30, 24)
+    monkeypatch.setitem(AGREED.in_float32, torch.float16, frozenset(TRIALS))
+    with torch.no_grad():
+        ops.add_product(sums, x.t(), y)
+        assert ops.matmul(x.t(), y).dtype == torch.float16
+    assert len(taken) == 2 and near(sums, 1.0 + x.double().t() @ y.double(), 20)
+
+
+def test_what_does_not_suit_the_kernels_is_not_theirs(taken: List[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = numbers(20, 30), numbers(30, 24)
+    with torch.no_grad():
+        assert native.multiplies(x, y) and native.multiplies(x, y, torch.empty(20, 24))
+        others: Dict[str, Any] = {
+            "of three dimensions": (x.view(2, 10, 30), y),
+            "of other types": (x, y.double()),
+            "of a type that they do not know": (x.double(), y.double()),
+            "with gaps both ways": (numbers(40, 60)[::2, ::2], y),
+            "small": (x[:3], y),
+            "that do not belong together": (x[:, :29], y),
+            "of a vector": (x, y[:, 0]),
+            "of many matrices": (x, y.expand(30, 30, 24)),
+            "into other 16 bits": (x, y, torch.empty(20, 24).bfloat16()),
+            "into too few rows": (x, y, torch.empty(19, 24)),
+            "into columns with gaps": (x, y, torch.empty(24, 20).t()),
+        }
+        assert [name for name, its in others.items() if native.multiplies(*its)] == []
+        rounded = x.bfloat16(), y.bfloat16(), torch.empty(20, 24).bfloat16()
+        assert native.multiplies(*rounded) is multiplied(torch.bfloat16)
+        assert not native.multiplies(*rounded, adds=True)
+        monkeypatch.setattr(native, "LEAST_PRODUCT", 20 * 30 * 24 + 1)
+        assert not native.multiplies(x, y)
+        monkeypatch.setattr(native, "LEAST_PRODUCT", 1)
+        monkeypatch.setattr(AGREED, "compiled_products", False)
+        assert not native.multiplies(x, y) and not ops.compiled_products()
+        monkeypatch.setattr(AGREED, "compiled_products", True)
+        monkeypatch.setattr(AGREED, "compiled", False)
+        assert not native.multiplies(x, y) and not ops.compiled_products()
+        monkeypatch.setattr(AGREED, "compiled", True)
+    assert not native.multiplies(x, y)  # autograd watches
+    with torch.no_grad():
+        assert native.multiplies(x, y)
+    with torch.enable_grad():
+        leaf = y.clone().requires_grad_()
+        ops.matmul(x, leaf).sum().backward()
+    assert leaf.grad is not None and not taken
+
+
+class Compiled:
+    """A library, as far as it says what it is."""
+
+    def __init__(self, lanes: int, pairs: bool) -> None:
+        self.lanes = lambda: lanes
+        self.multiplies = lambda kind: pairs or kind != BFLOAT16
+
+
+@pytest.mark.parametrize(
+    ("processor", "flags", "better"),
+    [
+        ("AMD EPYC 9654", ["avx512f", "avx2"], True),
+        ("AMD EPYC 7742", ["avx2"], False),
+        ("Intel(R) Xeon(R) Platinum 8480+", ["avx512f", "avx2"], False),
+        ("Fujitsu A64FX", ["sve", "asimd"], False),
+    ],
+)
+def test_products_are_the_kernels_where_these_were_seen_to_be_faster_unless_agreed_on(
+    processor: str, flags: List[str], better: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "processor_name", lambda: processor)
+    monkeypatch.setattr(native, "vector_flags", lambda: flags)
+    monkeypatch.setattr(native, "_multiplies_better", native._multiplies_better.__wrapped__)
+    monkeypatch.setattr(native, "_library", lambda: Compiled(16, True))
+    monkeypatch.setattr(AGREED, "compiled_products", None)
+    assert ops.compiled_products() is better
+    for lacking in (Compiled(8, True), Compiled(16, False)):  # of the same processor, by another compiler
+        monkeypatch.setattr(native, "_library", lambda its=lacking: its)
+        assert not ops.compiled_products()
+    ops.compute_products_by_compiled(not better)
+    assert ops.compiled_products() is not better
+
+
+def test_pairs_of_16_bits_are_multiplied_where_the_processor_has_such_products() -> None:
+    from fugaku_gpt.machine.local import vector_flags
+
+    if "avx512_bf16" not in vector_flags():
+        assert not native._library().multiplies(BFLOAT16)
+
+
+def test_a_forked_process_has_memory_of_its_own() -> None:
+    address = native._memory(16)
+    ctypes.memset(address, 1, 64)
+    child = os.fork()
+    if child == 0:
+        ctypes.memset(address, 2, 64)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert ctypes.string_at(address, 64) == b"\x01" * 64

@@ -1,0 +1,120 @@
+"""Each rule speaks where it should and keeps silent near by; severities follow the policy."""
+
+from __future__ import annotations
+
+import re
+from typing import List
+
+import pytest
+
+from fugaku_gpt.pjm.groups import fugaku_limits
+from fugaku_gpt.pjm.lint.engine import Finding, Linter
+from fugaku_gpt.pjm.lint.registry import ERROR, INFO, WARNING, all_rules, find_rule
+from fugaku_gpt.pjm.lint.undecided import NOT_DECIDED, UNDECIDED
+from tests.pjm.lint.cases import ANY, CASES, FT, LOWERED, SURE
+
+# every id of the reference's table, with its severity
+TABLE = {
+    "E": "001 003 004 005 006 007 010 012 013 015 020 021 030 031 034 040 042 044 050 054 060 064 072 080",
+    "W": "002 008 014 016 022 032 033 041 043 051 053 061 062 063 065 066 067 070 071 081 082 083 084 085 090 091 092 "
+    "093 094 095 096 097 098 099",
+    "I": "009 011 023 052 055 073",
+}
+SEVERITIES = {"E": ERROR, "W": WARNING, "I": INFO}
+
+
+def findings(id: str, text: str, strict: bool = False) -> List[Finding]:
+    return list(Linter(rules=[find_rule(id)], strict=strict).check(text, "job.sh").findings)
+
+
+@pytest.mark.parametrize(("id", "text"), [(id, text) for id, (bad, _) in CASES.items() for text in bad])
+def test_a_rule_speaks(id: str, text: str) -> None:
+    found = findings(id, text)
+    assert {item.id for item in found} == {id}
+    lines = text.count("\n")
+    for item in found:
+        assert 1 <= item.line <= lines and item.column >= 1
+        assert item.message and item.fix and "\n" not in item.message + item.fix
+
+
+@pytest.mark.parametrize(("id", "text"), [(id, text) for id, (_, good) in CASES.items() for text in good])
+def test_a_near_miss_is_passed_over(id: str, text: str) -> None:
+    assert findings(id, text) == []
+
+
+def test_every_id_of_the_table_has_a_rule_or_a_reason() -> None:
+    table = {f"PJM{number}": SEVERITIES[letter] for letter, numbers in TABLE.items() for number in numbers.split()}
+    rules = {rule.id: rule.severity for rule in all_rules()}
+    assert {**rules, **dict.fromkeys(NOT_DECIDED, INFO)} == table
+    assert not set(rules) & set(NOT_DECIDED)
+    assert set(CASES) == set(rules)
+    assert set(UNDECIDED) <= set(rules)
+
+
+def test_every_rule_says_why_and_who_says_so() -> None:
+    for rule in all_rules():
+        assert rule.title and rule.why.endswith((".", ")")) and rule.fix and rule.source
+
+
+@pytest.mark.parametrize(("id", "text"), SURE.items())
+def test_what_pjsub_refuses_on_any_day_is_an_error(id: str, text: str) -> None:
+    assert [item.severity for item in findings(id, text)] == [ERROR]
+
+
+@pytest.mark.parametrize(("id", "text"), LOWERED.items())
+def test_what_the_day_or_the_command_line_decides_is_a_warning_unless_strict(id: str, text: str) -> None:
+    (found,) = findings(id, text)
+    assert found.severity == WARNING and found.lowered
+    (strict,) = findings(id, text, strict=True)
+    assert strict.severity == ERROR and not strict.lowered
+
+
+def test_every_error_rule_is_sorted_into_sure_or_lowered() -> None:
+    assert {rule.id for rule in all_rules() if rule.severity == ERROR} == set(SURE) | set(LOWERED)
+
+
+def test_findings_about_the_sites_data_carry_its_date() -> None:
+    date = fugaku_limits().date
+    for id, text in (
+        ("PJM030", "#PJM -L node=385\n"),
+        ("PJM031", "#PJM -L node=12:mesh,rscgrp=small-torus\n"),
+        ("PJM033", "#PJM -L rscgrp=large\n"),
+        ("PJM040", "#PJM -L elapse=73:00:00\n"),
+        ("PJM042", "#PJM -L rscgrp=spot-small,elapse=5:00:00\n"),
+        ("PJM050", "#PJM -L freq=2200,eco_state=0\n"),
+        ("PJM099", "#PJM -L rscgrp=small-s2\n"),
+    ):
+        assert date in findings(id, FT + text)[0].message, id
+
+
+def test_k_era_options_are_told_but_not_judged_elsewhere() -> None:
+    assert findings("PJM006", ANY + "#PJM --stg-transfiles all\n")[0].severity == INFO
+    k = ANY + '#PJM --rsc-list "rscgrp=small,node=8"\n#PJM --mpi "use-rankdir"\n. /k/system/Env_base\n'
+    assert findings("PJM006", k)[0].severity == INFO and findings("PJM020", k) == []
+
+
+def test_a_line_switched_off_by_a_second_hash_is_advice() -> None:
+    for text in ("##PJM -S\n", "# #PJM -S\n", "#---#PJM -S\n"):
+        assert findings("PJM002", FT + text)[0].severity == INFO
+    assert findings("PJM002", FT + "# PJM -S\n")[0].severity == WARNING
+
+
+def test_values_and_fixes_are_in_the_messages() -> None:
+    (found,) = findings("PJM005", FT + "#PJM -L rscqrp=small\n")
+    assert "rscqrp" in found.message and "rscgrp" in found.fix and (found.line, found.column) == (3, 9)
+    (found,) = findings("PJM005", FT + "#PJM --node-mem=20Gi\n")
+    assert "-L node-mem=..." in found.fix
+    (found,) = findings("PJM030", FT + "#PJM -L node=64x64,rscgrp=small\n")
+    assert "64x64" in found.message and "4096 nodes" in found.message and "large" in found.fix
+    (found,) = findings("PJM041", FT + "#PJM -L elapse=10:00\n")
+    assert "10 minutes" in found.message
+    (found,) = findings("PJM044", FT + "#PJM -L elapse=1-12:00:00\n")
+    assert "36:00:00" in found.fix
+    (found,) = findings("PJM062", FT + "#PJM -L node=1 --mpi proc=4\nexport OMP_NUM_THREADS=13\nmpiexec ./a\n")
+    assert "52" in found.message and (found.line, found.column) == (4, 8)
+
+
+def test_control_characters_of_a_script_do_not_reach_messages() -> None:
+    text = FT + "#PJM -L freq=\x1b[31m1\x07\n#PJM -N \x1b]0;x\x07/\n"
+    for item in Linter(strict=True).check(text, "job.sh").findings:
+        assert re.sub(r"[^\x00-\x1f\x7f]", "", item.message + item.fix) == ""

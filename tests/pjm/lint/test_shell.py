@@ -1,0 +1,104 @@
+"""The scanner of shell commands."""
+
+from __future__ import annotations
+
+from typing import List
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fugaku_gpt.pjm.lint.shell import scan
+
+PIECES = [
+    "'",
+    '"',
+    "`",
+    "$(",
+    "${",
+    "((",
+    "(",
+    ")",
+    "}",
+    "<<E\n",
+    "\nE\n",
+    "\\",
+    "\n",
+    "#",
+    " ",
+    ";",
+    "&&",
+    "|",
+    "&",
+    "a",
+]
+
+
+def words(text: str) -> List[List[str]]:
+    return [[word.text for word in command.words] for command in scan(text).commands]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a b && c; d | e\nf & g || h", [["a", "b"], ["c"], ["d"], ["e"], ["f"], ["g"], ["h"]]),
+        ("a 'b c' \"d e\" f\\ g", [["a", "b c", "d e", "f g"]]),
+        ("a \\\n  b", [["a", "b"]]),
+        ("a # b\n# c\nd#e", [["a"], ["d#e"]]),
+        ('a "$(dirname "$0")/x"', [["a", '$(dirname "$0")/x']]),
+        ("a ${b:-c d} `e f`", [["a", "${b:-c d}", "`e f`"]]),
+        ("cat <<EOF > x\nb\nEOF\nc", [["cat"], ["c"]]),
+        ("cat <<-'EOF'\n\tb\n\tEOF\nc", [["cat"], ["c"]]),
+        ("cat <<A <<B\n1\nA\n2\nB\nc", [["cat"], ["c"]]),
+        ("a <<< b\nc", [["a"], ["c"]]),
+        ("if a; then b; else c; fi", [["a"], ["b"], ["c"]]),
+        ("while ! a; do b; done; { c; }", [["a"], ["b"], ["c"]]),
+        ("x=(a b c) d", [["d"]]),
+        ("((i <<= 1))\na", [["((i <<= 1))"], ["a"]]),
+        ("a 2>&1 >b <c", [["a"]]),
+        ("a 'b\nc' d", [["a", "b\nc", "d"]]),
+        ("a $((1 + (2))) b", [["a", "$((1 + (2)))", "b"]]),
+    ],
+)
+def test_commands_are_cut_into_words(text: str, expected: List[List[str]]) -> None:
+    assert words(text) == expected
+
+
+def test_assignments_redirections_and_places() -> None:
+    first, second = scan('A=1 B="x y" cmd arg 2> err &\nC+=3', first_line=10).commands
+    assert [(item.name, item.value.text, item.append) for item in first.settings] == [
+        ("A", "1", False),
+        ("B", "x y", False),
+    ]
+    assert [(operator, target.text) for operator, target in first.redirections] == [(">", "err")]
+    assert (first.line, first.words[1].column, first.background, first.name) == (10, 17, True, "cmd")
+    assert (second.line, second.settings[0].append, second.words) == (11, True, ())
+
+
+def test_what_may_not_run_is_nested() -> None:
+    text = "a\nif b; then c; fi\nfor x in y; do d; done\n(e)\nf && g\nfunction h {\ni\n}\nj"
+    nested = {command.words[0].text: command.nested for command in scan(text).commands}
+    assert nested["a"] is False and nested["j"] is False and nested["f"] is False
+    assert all(nested[name] for name in "cdegi")
+
+
+def test_lines_inside_text_are_known() -> None:
+    assert scan("cat <<E\n#PJM -S\nE\nb '\n#PJM\n'\n").inside == {2, 3, 5, 6}
+
+
+def test_an_unclosed_quote_is_a_plain_character() -> None:
+    assert words("echo it's\nmpiexec ./a")[-1] == ["mpiexec", "./a"]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=60).map("".join) | st.text(max_size=200))
+def test_any_text_is_scanned(text: str) -> None:
+    lines = text.count("\n") + 1
+    for command in scan(text).commands:
+        assert 1 <= command.line <= lines
+        for word in command.words:
+            assert word.raw in text and word.column >= 1
+
+
+@pytest.mark.parametrize("piece", ["$(", '"', "`", "(", "((", '"$(', "<<a\n", "${", "'", "x=(", '"${', "a\\\n"])
+def test_long_nonsense_is_scanned_at_all(piece: str) -> None:
+    scan(piece * 20000)

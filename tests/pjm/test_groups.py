@@ -1,0 +1,105 @@
+"""Limits of resource groups: the file, and its refresh from pjacl."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.pjm.groups import fugaku_limits, groups_in, load_limits, read_limits, with_groups, write_limits
+
+PJACL = """\
+pjsub option parameters
+    (-L/--rsc-list)                         lower            upper            default
+        (node=)                             1                384              1
+        (elapse=)                           00:01:00         48:00:00         00:01:00
+        (adaptive elapsed time min)         00:01:00         48:00:00         00:01:00  # minLimit for batch jobs
+        (adaptive elapsed time max)         00:01:01         120:00:00        144:00:00 # maxLimit for batch jobs
+"""
+INTERACTIVE = """\
+    (--interact -L)                         lower            upper            default
+        (elapse=)                           00:00:10         06:00:00         00:00:10
+        (adaptive elapsed time max)         2                48:00:00         02:00:00
+"""
+HEAD = 'date: "2026-01-01"\ngroups:\n'
+
+
+def test_the_packages_file_has_todays_groups() -> None:
+    limits = fugaku_limits()
+    small, large = limits.groups["small"], limits.groups["large"]
+    assert (small.min_nodes, small.max_nodes, small.max_elapse, small.range_max) == (1, 384, 72 * 3600, 144 * 3600)
+    assert (large.min_nodes, large.default_nodes, large.allocations) == (385, 385, ("torus",))
+    assert limits.groups["int"].min_elapse == 10 and limits.default_group == "small"
+    assert limits.successor("small-s2") == "small" and limits.successor("small") is None
+    assert limits.successor("small-torus") is None and limits.knows("eap-llio") and not limits.knows("regular-o")
+    assert limits.owns_unit("rscunit_ft02") and not limits.owns_unit("fx")
+
+
+def test_a_limits_file_is_read_back() -> None:
+    limits = fugaku_limits()
+    assert read_limits(write_limits(limits), "x") == limits
+
+
+def test_pjacl_refreshes_a_group_and_keeps_what_it_does_not_say() -> None:
+    (small,) = groups_in(PJACL, "2027-05-01", "small.txt", "small")
+    limits = with_groups(fugaku_limits(), [small], "pjacl")
+    group = limits.groups["small"]
+    assert (group.max_elapse, group.range_max, group.date) == (48 * 3600, 120 * 3600, "2027-05-01")
+    assert group.allocations == ("noncont", "mesh", "torus") and limits.date == "2027-05-01"
+    assert limits.groups["large"] == fugaku_limits().groups["large"]
+    assert read_limits(write_limits(limits), "x") == limits
+
+
+def test_one_text_may_hold_several_groups_as_a_terminal_shows_them() -> None:
+    text = f"$ pjacl -u $USER -g $GROUP --rg small\n{PJACL}$ pjacl --rg int\n{INTERACTIVE}"
+    small, int_ = groups_in(text, "2027-05-01", "x")
+    assert (small.name, small.max_elapse) == ("small", 48 * 3600)
+    assert (int_.name, int_.min_elapse, int_.max_elapse, int_.max_nodes) == ("int", 10, 6 * 3600, None)
+
+
+def test_a_group_that_is_not_named_or_has_no_limits_is_refused() -> None:
+    with pytest.raises(UsageError, match="write GROUP=FILE, such as small=x.txt"):
+        groups_in(PJACL, "2027-05-01", "x.txt")
+    with pytest.raises(UsageError, match="no limits of small"):
+        groups_in("nothing\n", "2027-05-01", "x.txt", "small")
+    assert groups_in("rscgrp: f-pt\n" + PJACL, "2027-05-01", "x.txt")[0].name == "f-pt"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("groups: [", "not valid YAML"),
+        ("- a", "expected `key: value` lines at the top"),
+        ("date: yesterday\n", "date: expected a date"),
+        ("groups: {}\n", "date: expected a date"),
+        ('date: "2026-01-01"\nlimit: 3\n', "unknown key limit"),
+        (HEAD + "  small: {node: 1-4}\n", "unknown key groups.small.node"),
+        (HEAD + "  small: {nodes: 4-1}\n", "starts above its end"),
+        (HEAD + "  small: {nodes: many}\n", "groups.small.nodes"),
+        (HEAD + "  small: {elapse: soon}\n", "groups.small.elapse"),
+        (HEAD + "  small: {allocations: ring}\n", "ring is none of torus"),
+        (HEAD + "  small: {date: 1.1.26}\n", "groups.small.date"),
+        (HEAD + "  small: 5\n", "groups.small: expected keys"),
+        ('date: "2026-01-01"\nvolumes: /vol0004\n', "expected a list of texts"),
+    ],
+)
+def test_a_bad_limits_file_is_refused_with_its_place(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        read_limits(text, "my.yaml")
+    assert str(caught.value).startswith("my.yaml")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_limits(tmp_path / "none.yaml")
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    for reader in (lambda: read_limits(text, "x"), lambda: groups_in(text, "2026-01-01", "x")):
+        with contextlib.suppress(UsageError):
+            reader()

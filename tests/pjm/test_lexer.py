@@ -1,0 +1,286 @@
+"""The reader of ``#PJM`` scripts: which lines count, how they are cut, what is in force, and that nothing is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.pjm.canonical import as_json
+from fugaku_gpt.pjm.lexer import LINE_LENGTH, LINE_OPTIONS, read_script, read_script_file
+from fugaku_gpt.pjm.script import PjmScript
+from tests.pjm.forms import FORMS, ODD, Item
+
+
+def items(script: PjmScript) -> Tuple[Item, ...]:
+    return tuple((found.option, found.key, found.value, found.known) for found in script.directives)
+
+
+def kinds(script: PjmScript) -> List[str]:
+    return [problem.kind for problem in script.problems]
+
+
+@pytest.mark.parametrize(("line", "expected"), FORMS, ids=[line or "nothing" for line, _ in FORMS])
+def test_each_form_of_public_scripts_is_read(line: str, expected: Tuple[Item, ...]) -> None:
+    script = read_script(f"#!/bin/bash\n#PJM {line}\nls\n")
+    assert items(script) == expected
+    assert script.problems == ()
+    assert all(found.line == 2 for found in script.directives)
+
+
+@pytest.mark.parametrize(("line", "problems", "expected"), ODD, ids=[line for line, _, _ in ODD])
+def test_odd_lines_are_told_and_kept(
+    line: str, problems: Tuple[Tuple[str, str], ...], expected: Tuple[Item, ...]
+) -> None:
+    script = read_script(f"#PJM {line}\n")
+    assert items(script) == expected
+    assert tuple((found.kind, found.text) for found in script.problems) == problems
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "##PJM -s",
+        "#---#PJM -s",
+        "#\tPJM -s",
+        "# #PJM --rsc-list a",
+        "# PJM -s",
+        " #PJM -s",
+        "\t#PJM -s",
+        "#pjm -s",
+        "#PJM-s",
+        '#  PJM "-s"',
+    ],
+)
+def test_lines_that_only_look_like_directives_are_disabled(start: str) -> None:
+    script = read_script(f"{start}\n#PJM -j\nls\n")
+    assert script.disabled == (1,)
+    assert items(script) == (("-j", None, None, True),)
+
+
+@pytest.mark.parametrize("remark", ["# PJM options follow", "# the PJM way", "#PJMX -s", "# submit with pjsub, PJM"])
+def test_remarks_that_speak_of_pjm_are_remarks(remark: str) -> None:
+    script = read_script(f"{remark}\n")
+    assert (script.disabled, script.directives, script.problems) == ((), (), ())
+
+
+def test_reading_ends_at_the_first_command() -> None:
+    script = read_script("#!/bin/sh\n\n  \n# remark\n  # indented remark\n#PJM -j\nls\n#PJM -s\n#PJM\n# PJM -S\n")
+    assert script.body == 7
+    assert script.late == (8,)
+    assert script.disabled == (10,)
+    assert list(script.options) == ["join"]
+
+
+def test_a_script_without_commands_has_no_body() -> None:
+    assert read_script("#!/bin/sh\n#PJM -j\n").body == 0
+    assert read_script("").lines == ()
+
+
+def test_tab_carriage_return_and_byte_order_mark_do_not_hide_a_directive() -> None:
+    script = read_script("\ufeff#PJM\t-j\r\n#PJM -L node=4\r\nls\r\n")
+    assert script.options == {"join": True, "resources": {"node": "4"}}
+    assert kinds(script) == ["byte-order-mark"]
+    assert script.lines[1:] == ("#PJM -L node=4", "ls")
+
+
+def test_repeats_merge_and_the_last_one_is_in_force() -> None:
+    script = read_script(
+        "#PJM -L node=1,rg=small\n#PJM -L elapse=10\n#PJM --rsc-list node=2\n#PJM -N a --name b\n#PJM -z jid -z\n"
+        "#PJM -x A=1,B=2\n#PJM -x A=3\n#PJM -L rscgrp=large\n"
+    )
+    assert script.resources == {"elapse": "10", "node": "2", "rscgrp": "large"}
+    assert script.options["name"] == "b"
+    assert script.options["quiet"] is True
+    assert script.options["environment"] == {"B": "2", "A": "3"}
+    assert list(script.resources) == ["elapse", "node", "rscgrp"]  # in the order in which what is in force was written
+    assert script.marks["name"] == 4
+    assert script.marks["resources.node"] == 3
+    assert script.marks["resources.rscgrp"] == 8
+    assert script.marks["environment.A"] == 7
+
+
+def test_the_three_ways_to_give_several_keys_are_one() -> None:
+    ways = [
+        "#PJM -L node=2,elapse=10,freq=2000\n",
+        "#PJM -L \"node=2\" -L 'elapse=10' -L freq=2000\n",
+        "#PJM -L node=2\n#PJM --rsc-list elapse=10\n#PJM -L fr'eq=2'000\n",
+    ]
+    assert len({json.dumps(read_script(way).options) for way in ways}) == 1
+
+
+def test_staging_options_add_up() -> None:
+    script = read_script('#PJM --stgin "a b"\n#PJM --stgin "c d"\n')
+    assert script.options["stgin"] == ("a b", "c d")
+
+
+def test_shell_quoting() -> None:
+    script = read_script('#PJM --comment \'it is "so"\' --appname "a \\"b\\" \\\\c \\d" --fs x\\ y\n')
+    assert script.options == {"comment": 'it is "so"', "appname": 'a "b" \\c \\d', "fs": "x y"}
+
+
+def test_a_hash_inside_a_word_or_quotes_is_no_remark() -> None:
+    assert read_script("#PJM -N a#b --comment 'x # y' #z\n").options == {"name": "a#b", "comment": "x # y"}
+
+
+def test_vset_variables_are_put_in_below_and_no_others() -> None:
+    script = read_script("#PJM -L node=${N}\n#PJM --vset N=4\n#PJM --mpi proc=${N} -N ${HOME}\n")
+    assert script.resources == {"node": "${N}"}
+    assert script.mpi == {"proc": "4"}
+    assert script.options["name"] == "${HOME}"
+    assert items(script)[2] == ("--mpi", "proc", "${N}", True)
+
+
+def test_options_past_the_sixty_fourth_of_a_line_are_not_in_force_and_not_lost() -> None:
+    line = "#PJM " + " ".join(f"-x V{number}=1" for number in range(LINE_OPTIONS + 2))
+    script = read_script(line + "\n")
+    assert len(script.directives) == LINE_OPTIONS
+    assert [(found.kind, found.text) for found in script.problems] == [("too-many-options", "-x V64=1 -x V65=1")]
+
+
+def test_a_line_that_is_too_long_is_told_and_read() -> None:
+    line = "#PJM --comment " + "a" * LINE_LENGTH + " -j"
+    script = read_script(line)
+    assert [(found.kind, found.text) for found in script.problems] == [("line-too-long", line)]
+    assert script.options["join"] is True
+
+
+def test_ten_megabytes_on_a_line_are_no_trouble() -> None:
+    for filling in ("-L a=1,", "'", '"\\"', "$(", "${", "{{", "`", "((", "\\", "-j "):
+        line = "#PJM " + filling * (10_000_000 // len(filling))
+        script = read_script(line)
+        assert kinds(script) == ["line-too-long"]
+    for filling in ("-L a=1,", "'", '"\\"', "$(", "${", "{{", "`", "((", "\\", "-j ", "$(a", "[", "=,"):
+        assert read_script("#PJM -L " + filling * (60_000 // len(filling))).problems
+
+
+def test_bytes_of_any_kind_come_back_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "job.sh"
+    path.write_bytes(b"#PJM -N \xff\xfe\0x\n\0\x80ls\n")
+    script = read_script_file(path)
+    assert script.options["name"].encode("utf-8", "surrogateescape") == b"\xff\xfe\0x"
+    assert script.body == 2
+    json.dumps(as_json(script)).encode("ascii")
+
+
+def test_a_file_that_cannot_be_read_is_the_users_matter(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_script_file(tmp_path / "none.sh")
+
+
+_FRAGMENTS = st.sampled_from(
+    [
+        *(
+            "#PJM ",
+            "-L ",
+            "--mpi ",
+            "-x ",
+            '"',
+            "'",
+            "\\",
+            "$(",
+            ")",
+            "${A}",
+            "`",
+            "{{",
+            "}}",
+            ",",
+            "=",
+            ";",
+            "(",
+            "\n",
+        ),
+        *(
+            "node=4",
+            "elapse=1-",
+            "-j",
+            "--norestart",
+            "#",
+            " ",
+            "\t",
+            "\r",
+            "\0",
+            "--",
+            "-",
+            "rank-map-bychip=",
+            "\ufeff",
+        ),
+        *("\u2013x", "\udcff", "--stgin", "-z", "jid", "--vset A=${A}", "&&", "ls"),
+    ]
+)
+anything = st.one_of(
+    st.text(),
+    st.lists(_FRAGMENTS, max_size=40).map("".join),
+    st.binary().map(lambda content: content.decode("utf-8", "surrogateescape")),
+)
+
+
+@given(anything)
+def test_any_text_is_read_and_printed(text: str) -> None:
+    script = read_script(text)
+    assert json.loads(json.dumps(as_json(script), allow_nan=False))["body_line"] == script.body
+    assert len(script.lines) == text.count("\n") + (not text.endswith("\n") and text != "")
+
+
+_PLAIN_WORD = st.text("abcXYZ019._/%:=-\u00e9", min_size=1, max_size=8).filter(lambda word: word != "-")
+
+
+@given(st.lists(_PLAIN_WORD, max_size=12))
+def test_no_word_of_a_directive_line_is_lost(words: List[str]) -> None:
+    script = read_script("#PJM " + " ".join(words))
+    kept = " ".join(
+        [f"{item.option} {item.key or ''} {item.value or ''}" for item in script.directives]
+        + [problem.text for problem in script.problems]
+    )
+    for word in words:  # a glued argument or bundle is kept in pieces, and so are `=` and `:`
+        for letter in set(word) - set("=:-"):
+            assert letter in kept
+        if not word.startswith("-"):
+            assert all(part in kept for part in word.replace(":", "=").split("=")), word
+
+
+_NAME = st.from_regex(r"[A-Za-z][A-Za-z0-9._-]{0,20}", fullmatch=True)
+_FREE = st.text(st.characters(codec="utf-8", exclude_characters="\n\r\0"), min_size=1, max_size=30).filter(
+    lambda text: not text.startswith("-")  # what looks like an option is taken for one
+)
+
+
+def quoted(word: str) -> str:
+    """A word as a shell takes it back."""
+    return "'" + word.replace("'", "'\\''") + "'"
+
+
+@given(
+    st.dictionaries(st.sampled_from(["node", "elapse", "rscgrp", "freq", "eco_state", "gpu"]), _NAME, max_size=6),
+    st.dictionaries(st.sampled_from(["proc", "max-proc-per-node", "shape", "rank-map-hostfile"]), _NAME, max_size=4),
+    st.dictionaries(
+        st.sampled_from(["comment", "appname", "name", "out", "err", "group", "mail_list"]), _FREE, max_size=7
+    ),
+    st.sets(st.sampled_from(["join", "stats", "export_all", "norestart", "bulk"])),
+    st.booleans(),
+)
+def test_a_script_that_we_write_is_read_as_what_we_wrote(
+    resources: Dict[str, str], mpi: Dict[str, str], texts: Dict[str, str], flags: Any, one_line: bool
+) -> None:
+    spelling = {
+        **{"comment": "--comment", "appname": "--appname", "name": "-N", "out": "--out", "err": "-e", "group": "-g"},
+        **{"mail_list": "--mail-list", "join": "-j", "stats": "-s", "export_all": "-X", "norestart": "--norestart"},
+        "bulk": "--bulk",
+    }
+    parts = [f"-L {quoted(f'{key}={value}')}" for key, value in resources.items()]
+    if mpi:
+        parts.append("--mpi " + quoted(",".join(f"{key}={value}" for key, value in mpi.items())))
+    parts += [f"{spelling[name]} {quoted(value)}" for name, value in texts.items()]
+    parts += [spelling[flag] for flag in sorted(flags)]
+    text = "#!/bin/bash\n" + "".join(f"#PJM {part}\n" for part in ([" ".join(parts)] if one_line else parts)) + "ls\n"
+    script = read_script(text)
+    assert script.resources == resources
+    assert script.mpi == mpi
+    assert {name: script.options[name] for name in texts} == texts
+    assert all(script.options[flag] is True for flag in flags)
+    assert script.problems == ()

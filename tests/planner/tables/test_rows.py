@@ -1,0 +1,55 @@
+"""Which rows are configurations, and what is known of them before they run."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.planner.tables.rows import Refused, Row, parse_row, read_table
+from tests.planner.samples import MEASURED, cells, reference, row
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"pp": 5, "dp": 1, "nodes": 5, "ranks_per_node": 1}, "layers 24 cannot be divided by pp 5"),
+        ({"tp": 3, "dp": 1, "pp": 1, "nodes": 3, "ranks_per_node": 1}, "heads 16 cannot be divided by tp 3"),
+        ({"global_batch": 510}, "global batch 510 cannot be divided by dp 4 * micro-batch 2 = 8"),
+        ({"processes": 16}, "ranks 16 are not nodes 2 * ranks per node 4 = 8"),
+        ({"dp": 8}, "dp 8 * tp 1 * pp 2 = 16 are not the 8 ranks"),
+        ({"heads": 12}, "hidden 2048 cannot be divided by heads 12"),
+        ({"layers": ""}, "layers is not given"),
+        ({"hidden": "2k"}, "hidden 2k: must be a whole number from 1 to 2147483647"),
+        ({"micro_batch": 0}, "micro_batch 0: must be a whole number from 1 to 2147483647"),
+        ({"recompute": "maybe"}, "recompute maybe: must be True or False"),
+    ],
+)
+def test_rows_that_no_run_can_have_are_refused_with_the_reason(changes: dict, reason: str) -> None:
+    assert parse_row(cells(**changes)) == Refused("t.1", reason)
+
+
+def test_of_the_reference_only_impossible_and_incomplete_rows_are_refused() -> None:
+    refused = {one.id: one.reason for one in map(parse_row, reference()) if isinstance(one, Refused)}
+    assert refused.pop("a100.t27.L483") == "layers 72 cannot be divided by pp 48"
+    assert set(refused.values()) == {"layers is not given"} and all(name.startswith("v100.t") for name in refused)
+
+
+def test_a_row_holds_nothing_that_was_measured() -> None:
+    assert not {field.name for field in fields(Row)} & set(MEASURED)
+
+
+def test_the_same_run_in_two_tables_is_one_configuration() -> None:
+    assert row(id="a.1").configuration == row(id="b.7", vocab=50257, dtype="bf16").configuration
+    assert row().configuration != row(micro_batch=1).configuration
+
+
+def test_a_table_without_a_needed_column_says_which(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("id,hardware,layers\n1,A64FX,12\n")
+    with pytest.raises(UsageError, match=r"columns are missing: hidden, heads, vocab.*found: id, hardware, layers"):
+        read_table(file)
+    with pytest.raises(UsageError, match="cannot be read as CSV"):
+        read_table(tmp_path / "none.csv")

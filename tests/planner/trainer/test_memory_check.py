@@ -1,0 +1,175 @@
+"""Runs that do not fit are refused before they start, and what is said of them is true."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Optional, Tuple
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.config.checks import problems_of
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.machine import fugaku, local
+from fugaku_gpt.machine.framework import framework_of
+from fugaku_gpt.machine.memory import guard_margin
+from fugaku_gpt.planner.trainer.memory_check import Place, refuse_too_large, set_words, this_machine
+from fugaku_gpt.planner.trainer.node_limits import place_of_job, place_of_machine, refuse_job_too_large
+from fugaku_gpt.planner.trainer.shrink import Change, changes_between, smallest_change
+from tests.planner.trainer.test_run_memory import layouts
+
+BASE = framework_of()
+
+
+def place(limit: int, more_nodes: bool = True) -> Place:
+    return Place(((limit, "test"),), BASE, 1, more_nodes)
+
+
+def with_changes(config: RunConfig, change: Change) -> RunConfig:
+    """A run file's settings with those words of the command line over them."""
+    settings_of = [f"{key}={value}" for key, value in changes_between(RunConfig(), config)]
+    return load_run_config(overrides=[*settings_of, *(word[len("--set ") :] for word in set_words(change))])
+
+
+@settings(max_examples=80, deadline=None)
+@given(layouts(), st.floats(0.1, 1.1), st.booleans())
+def test_the_change_that_is_named_fits_and_is_valid(config: RunConfig, share: float, more_nodes: bool) -> None:
+    here = place(0)
+    base = BASE.own + BASE.shared
+    needed = here.memory(config).bytes_of_node
+    limit = base * config.ranks_per_node + int(share * (needed - BASE.own * config.ranks_per_node - BASE.shared))
+    change = smallest_change(config, here.memory, limit, more_nodes)
+    if needed <= limit:
+        assert change == ()
+        return
+    assume(change is not None)
+    assert change
+    found = with_changes(config, change)
+    assert here.memory(found).bytes_of_node <= limit
+    assert problems_of(found, lambda _: "") == []
+    assert more_nodes or found.job.nodes == config.job.nodes
+    assert found.model == config.model and found.training.global_batch == config.training.global_batch
+
+
+def change_of(limit_mib: float, *overrides: str, preset: str = "1.3b") -> Optional[Change]:
+    return smallest_change(load_run_config(preset=preset, overrides=overrides), place(0).memory, int(limit_mib * 2**20))
+
+
+def test_changes_come_in_the_order_of_what_they_cost() -> None:
+    """Eight replicas of 1.3B on a node each."""
+    run = ("layout.dp=8", "job.nodes=8", "training.micro_batch=2", "training.global_batch=64")
+    needed = place(0).memory(load_run_config(preset="1.3b", overrides=run)).bytes_of_node / 2**20
+    found = [dict(change_of(share * needed, *run) or ()) for share in (1.0, 0.8, 0.6, 0.4, 0.55, 0.1, 0.01)]
+    assert found[0] == {} and found[1] == {"layout.zero": "1"}
+    assert found[2] == {"layout.zero": "1", "training.micro_batch": "1"}
+    assert found[3].items() >= {"layout.dp": "4", "layout.tp": "2", "layout.zero": "1"}.items()
+    assert "training.recompute" not in found[3]
+    assert found[4].items() > found[2].items() and "training.recompute_budget_mib" in found[4]
+    assert "job.nodes" in found[5] and not any("job.nodes" in change for change in found[:5])
+    assert found[6] == {} and change_of(0.01 * needed, *run) is None  # less than a rank takes without a model
+
+
+def test_more_nodes_are_only_asked_for_where_there_are_some() -> None:
+    config = load_run_config(preset="1.3b")
+    here = place(0)
+    limit = here.memory(config).bytes_of_node // 3
+    assert dict(smallest_change(config, here.memory, limit) or ()).get("job.nodes") == "4"
+    assert smallest_change(config, here.memory, limit, more_nodes=False) is None
+
+
+def test_a_budget_is_the_largest_that_fits() -> None:
+    config = load_run_config(preset="350m", overrides=["training.global_batch=8", "training.micro_batch=1"])
+    here = place(0)
+    limit = here.memory(config).bytes_of_node - 200 * 2**20
+    change = smallest_change(config, here.memory, limit, more_nodes=False)
+    assert change is not None and [key for key, _ in change] == ["training.recompute", "training.recompute_budget_mib"]
+    found = with_changes(config, change)
+    budget = found.training.recompute_budget_mib
+    assert budget is not None
+    more = replace(found, training=replace(found.training, recompute_budget_mib=budget + 1))
+    assert here.memory(found).bytes_of_node <= limit < here.memory(more).bytes_of_node + 2**20
+
+
+@pytest.mark.parametrize("guard", [True, False])
+def test_a_run_is_refused_at_the_limit_and_not_below(guard: bool) -> None:
+    config = load_run_config(preset="124m", overrides=[f"node.memory_guard={guard}", "job.scheduler=local"])
+    needed = place(0).memory(config).bytes_of_node
+    limit = needed + (guard_margin(needed) if guard else 0) + 2**20
+    refuse_too_large(config, place(limit))
+    with pytest.raises(
+        UsageError, match=r"this run needs \d+ MiB of a node for 1 rank,.*--set node.memory_check=false"
+    ):
+        refuse_too_large(config, place(limit - 2**25))
+    refuse_too_large(replace(config, node=replace(config.node, memory_check=False)), place(1))
+    refuse_too_large(config, Place((), BASE, 1))  # nobody knows a limit
+
+
+def test_the_ranks_that_are_on_a_node_are_judged() -> None:
+    """A pipeline's first stage holds more micro-batches than its last."""
+    config = load_run_config(
+        preset="124m", overrides=["layout.pp=4", "training.global_batch=8", "training.micro_batch=1"]
+    )
+    found = place(0).memory(config)
+    limit = found.bytes_of_ranks([3]) + 2**27
+    refuse_too_large(config, place(limit), [3])
+    with pytest.raises(UsageError, match="for 2 ranks"):
+        refuse_too_large(config, place(limit), [0, 1])
+    spread = replace(config, job=replace(config.job, nodes=4))
+    with pytest.raises(UsageError, match="it would fit with 1 rank on a node"):
+        refuse_too_large(spread, place(found.bytes_of_rank + 2**27), [0, 1])
+
+
+def test_the_change_that_is_named_fits_as_many_ranks_as_are_on_the_node() -> None:
+    """A run for two nodes, tried out on one."""
+    config = load_run_config(preset="350m", overrides=["layout.dp=2", "job.nodes=2", "training.global_batch=8"])
+    here = replace(place(int(0.92 * place(0).memory(config).bytes_of_rank)), more_nodes=False)
+    with pytest.raises(UsageError) as caught:
+        refuse_too_large(config, here, [0, 1])
+    words = re.findall(r"--set (\S+)=(\S+?)(?=[ ;])", str(caught.value).split("smallest change")[1])
+    change = tuple((key, value) for key, value in words if key != "node.memory_check")
+    refuse_too_large(with_changes(config, change), here, [0, 1])
+
+
+@pytest.mark.parametrize("key", ["node.memory_limit", "job.node_memory"])
+def test_the_smallest_limit_counts(key: str) -> None:
+    config = load_run_config(preset="124m", overrides=[f"{key}=1Gi"])
+    free = "less what the memory guard keeps free"
+    assert place(2**40).limit(config) == (2**30 - guard_margin(2**30), f"{key}, {free}")
+    assert place(2**29).limit(config) == (2**29 - guard_margin(2**29), f"test, {free}")
+    unguarded = replace(config, node=replace(config.node, memory_guard=False))
+    assert place(2**29).limit(unguarded) == (2**29, "test")
+
+
+def test_a_job_is_judged_by_the_nodes_of_its_scheduler() -> None:
+    def limits(scheduler: str, *more: str) -> Tuple[Tuple[int, str], ...]:
+        return place_of_job(load_run_config(overrides=[f"job.scheduler={scheduler}", *more])).limits
+
+    assert min(limits("pjm"))[0] <= fugaku.JOB_BYTES
+    assert limits("local")[0][0] == local.memory_limit() == this_machine().limits[0][0]
+    assert limits("slurm") == ()
+    large = load_run_config(preset="13b")
+    with pytest.raises(UsageError, match="the smallest change that fits: --set layout.*Fugaku|Fugaku.*smallest change"):
+        refuse_job_too_large(large)
+    refuse_job_too_large(replace(large, job=replace(large.job, scheduler="slurm")))
+    with pytest.raises(UsageError, match="job.node_memory"):
+        refuse_job_too_large(replace(large, job=replace(large.job, scheduler="slurm", node_memory="64Gi")))
+
+
+def test_machines_of_accelerators_are_no_place_for_this_trainer() -> None:
+    with pytest.raises(UsageError, match="--machine a100: its memory is that of accelerators"):
+        place_of_machine("a100")
+    with pytest.raises(UsageError, match="not known"):
+        place_of_machine("k")
+
+
+def test_the_refusal_names_a_change_that_ends_it() -> None:
+    config = load_run_config(preset="1.3b", overrides=["layout.dp=4", "job.nodes=4"])
+    here = place(20 * 2**30)
+    with pytest.raises(UsageError) as caught:
+        refuse_too_large(config, here)
+    words = re.findall(r"--set (\S+)=(\S+?)(?=[ ;])", str(caught.value).split("smallest change")[1])
+    change = tuple((key, value) for key, value in words if key != "node.memory_check")
+    refuse_too_large(with_changes(config, change), here)

@@ -1,0 +1,274 @@
+"""Iteration lines of logs: ours, Megatron-DeepSpeed's and Megatron-LM's, as they were printed and as they were torn."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any, Dict, Optional
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.records.run import MetricsWriter
+from fugaku_gpt.report.trainer_logs import MEGATRON, OURS, read_log, read_log_files
+from fugaku_gpt.training.log import Measured, TrainingLog
+from fugaku_gpt.training.trainer import Step
+
+quick = settings(max_examples=80, deadline=None)
+
+DEEPSPEED = (
+    " iteration        2/   95367 | consumed samples:         2048 | consumed tokens:      2097152 | "
+    "elapsed time per iteration (s): 36.10 | learning rate: 7.610E-06 | global batch size:  1024 | "
+    "lm loss: 1.943883E+00 | loss scale: 4096.0 | grad norm: 0.128 | num zeros: 0.0 | "
+    "number of skipped iterations:   0 | number of nan iterations:   0 | samples per second: 28.366 | TFLOPs: 0.48 |"
+)
+READ = {
+    "iteration": 2,
+    "consumed_samples": 2048,
+    "consumed_tokens": 2097152,
+    "seconds": 36.1,
+    "lr": 7.61e-6,
+    "global_batch": 1024,
+    "loss": 1.943883,
+    "loss_scale": 4096.0,
+    "grad_norm": 0.128,
+    "zeros": 0.0,
+    "skipped_iterations": 0,
+    "nan_iterations": 0,
+    "samples_per_second": 28.366,
+    "tflops_logged": 0.48,
+}
+ARGUMENTS = """\
+------------------------ arguments ------------------------
+  checkpoint_activations .......................... True
+  data_path ....................................... ['a', 'b c']
+  num_layers ...................................... 24
+  num_layers_per_virtual_pipeline_stage_and_longer_names .. None
+-------------------- end of arguments ---------------------
+  num_layers ...................................... 99
+"""
+
+
+def test_megatron_deepspeed() -> None:
+    log = read_log(DEEPSPEED)
+    assert log.trainer == MEGATRON and log.total == 95367 and log.torn == 0
+    assert log.iterations == (READ,)
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "[default7]:",
+        " 0: ",
+        "[2024-05-27 15:23:07] ",
+        "[default0]: [2025-05-27 15:23:07]",
+        "12: \x1b[32m",
+        "2024-05-27T15:23:07 ",
+    ],
+)
+def test_prefixes_and_colours(prefix: str) -> None:
+    assert read_log(prefix + DEEPSPEED + "\x1b[0m\r\n").iterations == (READ,)
+
+
+def test_megatron_lm_counts_milliseconds() -> None:
+    line = (
+        " [2025-05-27 15:23:07] iteration        1/    24000 | consumed samples:          1024 | "
+        "elapsed time per iteration (ms): 271607.0 | throughput per GPU (TFLOP/s/GPU): 40.4 | "
+        "learning rate: 1.500000E-06 | global batch size:  1024 | lm loss: 1.192634E+01 | load_balancing_loss: 1.0 |"
+    )
+    (read,) = read_log(line).iterations
+    assert (
+        read["seconds"] == pytest.approx(271.607)
+        and read["tflops_logged"] == 40.4
+        and "load_balancing_loss" not in read
+    )
+
+
+def test_a_line_that_is_wrapped_or_torn_is_put_together() -> None:
+    words = DEEPSPEED.split("| learning rate")
+    assert read_log(words[0] + "|\n learning rate" + words[1]).iterations == (READ,)
+    assert read_log(DEEPSPEED.replace("skipped iterations", "skipped\niterations")).iterations == (READ,)
+    at = DEEPSPEED.index("per iteration (s)") + 7
+    noise = "[default3]: time (ms) | forward: 3.1\n[default3]:hello\n"
+    torn = f"[default7]:{DEEPSPEED[:at]}{noise}[default7]:{DEEPSPEED[at:]}"
+    assert read_log(torn).iterations == (READ,)
+
+
+def test_lines_of_two_ranks_glued_together() -> None:
+    other = DEEPSPEED.replace(" 2/", " 3/")
+    assert [line["iteration"] for line in read_log(DEEPSPEED + other).iterations] == [2, 3]
+    both = f"[default0]:{DEEPSPEED}[default1]:{other}\n"
+    assert read_log(both).iterations == (READ, {**READ, "iteration": 3})
+
+
+def test_what_is_cut_off_is_counted_and_nothing_is_filled_in() -> None:
+    log = read_log(DEEPSPEED[:60] + "\nnothing more\n")
+    assert log.iterations == () and log.torn == 1 and log.trainer == ""
+    (read,) = read_log(DEEPSPEED[: DEEPSPEED.index("| learning rate")]).iterations
+    assert read == {name: READ[name] for name in ("iteration", "consumed_samples", "consumed_tokens", "seconds")}
+
+
+def test_an_iteration_that_was_done_again_counts_once() -> None:
+    log = read_log(DEEPSPEED + "\n" + DEEPSPEED.replace("36.10", "40.00"))
+    assert [line["seconds"] for line in log.iterations] == [40.0]
+
+
+def test_losses_that_are_no_numbers() -> None:
+    (read,) = read_log(DEEPSPEED.replace("1.943883E+00", "nan").replace("0.128", "inf")).iterations
+    assert read["loss"] is None and read["grad_norm"] is None
+
+
+def test_validations() -> None:
+    log = read_log(
+        "-----\n validation loss at iteration 1000 | lm loss value: 3.912345E+00 | lm loss PPL: 5.001609E+01 |\n-----\n"
+        "validation at iteration 80 | lm loss: 5.682169 | tokens: 4096 | change: -0.130515 |\n"
+    )
+    assert log.validations == (
+        {"iteration": 80, "loss": 5.682169, "tokens": 4096},
+        {"iteration": 1000, "loss": 3.912345},
+    )
+
+
+def test_arguments_are_read_in_their_block_alone() -> None:
+    log = read_log(ARGUMENTS)
+    assert log.arguments == {
+        "checkpoint_activations": "True",
+        "data_path": "['a', 'b c']",
+        "num_layers": "24",
+        "num_layers_per_virtual_pipeline_stage_and_longer_names": "None",
+    }
+    prefixed = "".join(f"[default0]:{line}\n" for line in ARGUMENTS.splitlines())
+    assert read_log(prefixed).arguments == log.arguments
+    told = read_log(
+        "using world size: 8, data-parallel-size: 2, tensor-model-parallel size: 2, pipeline-model-parallel size: 2 \n"
+        " > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)\n"
+    )
+    assert told.arguments["world_size"] == "8" and told.arguments["padded_vocab_size"] == "50304"
+
+
+def test_the_last_error_counts_where_no_iteration_follows() -> None:
+    assert read_log(DEEPSPEED + "\nRuntimeError: no\nValueError: last\n").error == "ValueError: last"
+    assert read_log("ValueError: early\n" + DEEPSPEED).error == ""
+    assert "out of memory" in read_log(DEEPSPEED + "\n[default0]:torch.cuda: CUDA out of memory. Tried\n").error
+
+
+def test_files_follow_each_other_and_one_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.out").write_bytes(DEEPSPEED[:60].encode() + b"\n\xff\xfe\n")
+    (tmp_path / "b.out").write_text(DEEPSPEED + "\n")
+    log = read_log_files([tmp_path / "a.out", tmp_path / "b.out"])
+    assert log.iterations == (READ,) and log.torn == 1
+    with pytest.raises(UsageError, match="c.out: cannot be read"):
+        read_log_files([tmp_path / "c.out"])
+
+
+def ours(tmp_path: Path, values: Dict[str, Any], previous: Optional[float]) -> "tuple[str, list[Dict[str, Any]]]":
+    """What our trainer prints of one iteration and one validation, and what it records of them."""
+    batch = values["batch"] * 4 * 2
+    layout = ["layout.dp=2", "layout.pp=2", "training.non_finite=skip"]
+    config = load_run_config(preset="tiny", overrides=[f"training.global_batch={batch}", *layout])
+    stream, file = io.StringIO(), tmp_path / "metrics.jsonl"
+    if file.exists():
+        file.unlink()
+    metrics = MetricsWriter(file)
+    log = TrainingLog(config, metrics, stream)
+    step = Step(values["loss"], values["grad_norm"], values["lr"], batch, config.model.seq_len)
+    consumed = values["iteration"] * batch, values["iteration"] * batch * config.model.seq_len
+    memory = values["rss"] * 2**20, values["node"] * 2**20
+    measured = Measured(values["seconds"], *memory, (values["bubble"], 2 * values["bubble"]), values["hidden"])
+    log.iteration(values["iteration"], [step], consumed, values["iteration"] // 2, measured)
+    log.validation(values["iteration"], values["loss"], 4096, previous)
+    metrics.close()
+    return stream.getvalue(), [json.loads(line) for line in file.read_text().splitlines()]
+
+
+NUMBERS = st.fixed_dictionaries(
+    {
+        "iteration": st.integers(1, 10**6),
+        "batch": st.integers(1, 4096),
+        "loss": st.floats(0.001, 100),
+        "grad_norm": st.floats(0.001, 1000),
+        "lr": st.floats(1e-7, 1),
+        "seconds": st.floats(0.001, 1e5),
+        "bubble": st.floats(0, 100),
+        "hidden": st.floats(0, 1),
+        "rss": st.integers(1, 40_000),
+        "node": st.integers(1, 40_000),
+    }
+)
+
+
+@quick
+@given(NUMBERS, st.one_of(st.none(), st.floats(0.1, 10)))
+def test_our_own_lines_are_read_back(
+    tmp_path_factory: pytest.TempPathFactory, values: Dict[str, Any], previous: Optional[float]
+) -> None:
+    text, (recorded, validated) = ours(tmp_path_factory.getbasetemp(), values, previous)
+    log = read_log(text)
+    assert log.trainer == OURS and log.total == 100
+    (read,) = log.iterations
+    for name in (
+        "iteration",
+        "consumed_samples",
+        "consumed_tokens",
+        "global_batch",
+        "skipped_iterations",
+        "rss_max_bytes",
+        "node_used_bytes",
+    ):
+        assert read[name] == recorded[name]
+    for name, error in (("seconds", 0.0006), ("loss", 6e-7), ("grad_norm", 0.0006), ("bubble", 6e-4)):
+        assert read[name] == pytest.approx(recorded[name], abs=error)
+    for name, error in (("tflops_notes", 6e-4), ("hidden_communication", 6e-3)):
+        assert read[name] == pytest.approx(recorded[name], abs=error)
+    assert read["lr"] == pytest.approx(recorded["lr"], rel=1e-3)
+    (validation,) = log.validations
+    assert validation["iteration"] == validated["iteration"] and validation["tokens"] == 4096
+    assert validation["loss"] == pytest.approx(validated["loss"], abs=6e-7)
+
+
+@quick
+@given(st.text())
+def test_any_text_is_a_log(text: str) -> None:
+    read_log(text)
+
+
+PIECES = st.sampled_from(
+    [
+        *DEEPSPEED.split("|"),
+        "|",
+        "\n",
+        "\r",
+        " ",
+        "[default1]:",
+        "\x1b[3",
+        ":",
+        "nan",
+        "iteration 1/ 2 |",
+        "1e999",
+        *ARGUMENTS.splitlines(),
+    ]
+)
+
+
+@quick
+@given(st.lists(PIECES, max_size=60))
+def test_any_pieces_of_log_lines_are_a_log(pieces: "list[str]") -> None:
+    text = "".join(pieces)
+    log = read_log(text)
+    for line in log.iterations:
+        assert line.get("seconds") is None or line["seconds"] > 0
+        json.dumps(line, allow_nan=False)
+
+
+@quick
+@given(st.lists(st.integers(1, 150), min_size=1, max_size=3), st.integers(0, 3))
+def test_a_line_torn_anywhere_between_its_fields_loses_nothing(places: "list[int]", noise: int) -> None:
+    bars = [index + 1 for index, letter in enumerate(DEEPSPEED) if letter == "|"]
+    cuts = sorted({bars[place % (len(bars) - 1)] for place in places})
+    parts = [DEEPSPEED[a:b] for a, b in zip([0, *cuts], [*cuts, len(DEEPSPEED)])]
+    between = "\n" + "".join(f"[default{n}]: noise {n}\n" for n in range(noise))
+    assert read_log(between.join(f"[default7]:{part}" for part in parts)).iterations == (READ,)
