@@ -19,6 +19,7 @@ import numpy as np
 
 from fugaku_gpt.compare.sides import RANKS, full_key
 from fugaku_gpt.config import RunConfig, changed_settings, load_run_config
+from fugaku_gpt.config.schema import POWER_KNOBS
 from fugaku_gpt.errors import ConfigError, UsageError
 
 LOW, HIGH = -1, 1
@@ -29,14 +30,13 @@ _LONGEST_LABEL = 90
 _LETTERS = "ABCDEFGHJ"  # I is the identity
 # toggles whose key does not say its two levels; and short names of others
 _LEVELS: Dict[str, Tuple[str, str]] = {
-    "node.freq_mhz": ("2000", "2200"),
+    **{knob.key: (str(min(knob.values)), str(max(knob.values))) for knob in POWER_KNOBS},
     "training.dtype": ("float32", "bfloat16"),
     "node.large_pages": ("none", "hugetlbfs"),
-    "node.eco_state": ("0", "2"),
     "node.bind": ("none", "cores"),
     "training.recompute": ("none", "full"),
 }
-_NAMES = {"precision": "training.dtype", "pages": "node.large_pages", "eco": "node.eco_state"}
+_NAMES = {"precision": "training.dtype"}
 # Fugaku refuses 2.2 GHz with both floating-point pipes, so both clocks are compared with one
 _WITH: Dict[str, Tuple[Tuple[str, str], ...]] = {"node.freq_mhz": (("node.eco_state", "2"),)}
 

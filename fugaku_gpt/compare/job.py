@@ -10,6 +10,7 @@ from fugaku_gpt.compare.environments import profile_of
 from fugaku_gpt.compare.sides import LiveSide
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.profile import Profile, this_python
+from fugaku_gpt.config.schema import NODE_KNOBS
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.render import JobScript, render_job
@@ -19,10 +20,7 @@ from fugaku_gpt.launch.launcher import KEPT
 FOLDER = "pairs"  # in the job's folder: what the comparison leaves
 TEMPLATE = "compare.sh.j2"
 # what a scheduler sets for the whole allocation
-_OF_ALLOCATION = (
-    "node.freq_mhz", "node.eco_state", "node.retention_state", "node.throttling_state", "node.issue_state",
-    "node.ex_pipe_state", "node.open_files",
-)  # fmt: skip
+_OF_ALLOCATION = tuple(knob.key for knob in NODE_KNOBS if knob.per_job)
 _COMMON = ("launcher", "launcher_options", "srun_mpi", "modules")
 _RANKS, _THREADS = "{ranks}", "{threads}"
 _SHARE = 0.9  # of the time limit; the rest is for the start and what comes after the pairs

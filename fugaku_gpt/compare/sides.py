@@ -23,6 +23,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Uni
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.config.load import valid_keys
+from fugaku_gpt.config.schema import NODE_KNOBS
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.planner.tables.rows import Row, torch_build
 
@@ -30,8 +31,7 @@ BASE = ("base", "-")
 RANKS = "ranks"  # ranks of the whole run: more or fewer replicas
 _SHORT = {
     "threads": "node.threads_per_rank",
-    "freq": "node.freq_mhz",
-    "retention": "node.retention_state",
+    **{knob.alias: knob.key for knob in NODE_KNOBS if knob.alias},
 }
 _COLUMNS = {  # → field of a row
     "pytorch": "torch",

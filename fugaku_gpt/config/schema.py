@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import Field, dataclass, field
 from typing import Any, Optional, Sequence, Tuple
 
+from fugaku_gpt.config.knobs import NodeKnob, gigahertz, knobs_of
+
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 SIXTEEN_BITS = ("bfloat16", "float16")
 GRID_ORDERS = ("tp,pp,dp", "tp,dp,pp", "pp,tp,dp", "pp,dp,tp", "dp,tp,pp", "dp,pp,tp")
@@ -37,6 +39,7 @@ def option(
     choices: Optional[Sequence[Any]] = None,
     duration: bool = False,
     form: Optional[Tuple[str, str]] = None,
+    knob: Optional[NodeKnob] = None,
 ) -> Any:
     """A dataclass field with its meaning, unit and limits.
 
@@ -44,6 +47,7 @@ def option(
         duration: seconds that may be written as H:MM:SS.
         form: what a text, or each of a list of texts, must look like: a regular expression, and the same in words. The
             empty text is always allowed: it means "not set".
+        knob: what else is to be said of a knob of a node; its name is the field's.
     """
     metadata = {
         "meaning": meaning,
@@ -54,8 +58,33 @@ def option(
         "choices": tuple(choices) if choices is not None else None,
         "duration": duration,
         "form": form,
+        "knob": knob,
     }
     return field(default=default, metadata=metadata)
+
+
+def power_knob(
+    meaning: str,
+    values: Tuple[int, ...],
+    *,
+    default: int,
+    statistics_place: int,
+    usual: Optional[int] = None,
+    alias: str = "",
+    row_name: str = "{name}{value}",
+) -> Any:
+    """A dataclass field for a power knob that PJM alone can set, under the field's name; see :class:`NodeKnob`."""
+    knob = NodeKnob(
+        values=values,
+        default=default,
+        statistics_place=statistics_place,
+        usual=usual,
+        unsupported_by=("slurm", "local"),
+        per_job=True,
+        alias=alias,
+        row_name=row_name,
+    )
+    return option(None, meaning, choices=values, knob=knob)
 
 
 def describe(spec: "Field[Any]") -> str:
@@ -268,8 +297,9 @@ class DataConfig:
 class NodeConfig:
     """What each node runs, and its toggles. What a machine cannot apply is recorded as not applied.
 
-    The six power knobs are those of the user guide, chapter PowerControlFunction; a job script for Fugaku always writes
-    them out, as their defaults have changed over the years.
+    The fields that carry a :class:`NodeKnob` are the table of knobs (``NODE_KNOBS``), from which everything else about
+    a knob is derived: a new one is a new field. The power knobs are those of the user guide, chapter
+    PowerControlFunction; a job script for Fugaku always writes them out, as their defaults have changed over the years.
     """
 
     ranks_per_node: Optional[int] = option(None, "MPI processes per node; default: ranks / job.nodes", at_least=1)
@@ -282,32 +312,81 @@ class NodeConfig:
     compiled_kernels: bool = option(
         True, "compute by our own kernels where they are compiled for the processor (fugaku-gpt env kernels)"
     )
-    tcmalloc: bool = option(False, "preload tcmalloc into the ranks with LD_PRELOAD")
+    tcmalloc: bool = option(
+        False,
+        "preload tcmalloc into the ranks with LD_PRELOAD",
+        knob=NodeKnob(short_form=lambda value: "LD_PRELOAD=libtcmalloc.so"),
+    )
     preload: Tuple[str, ...] = option(
-        (), "more libraries for LD_PRELOAD of the ranks, after tcmalloc; never exported", form=_LIBRARY
+        (),
+        "more libraries for LD_PRELOAD of the ranks, after tcmalloc; never exported",
+        form=_LIBRARY,
+        knob=NodeKnob(),
     )
-    freq_mhz: Optional[int] = option(None, "core clock; default: as the machine is", unit="MHz", at_least=1)
-    eco_state: Optional[int] = option(
-        None, "power knob: 0 both floating-point pipes, 1 one pipe, 2 one pipe and less power", choices=(0, 1, 2)
+    freq_mhz: Optional[int] = option(
+        None,
+        "core clock; default: as the machine is",
+        unit="MHz",
+        at_least=1,
+        knob=NodeKnob(
+            values=(2000, 2200),
+            default=2200,
+            pjm_name="freq",
+            statistics_place=1,
+            usual=2000,
+            unsupported_by=("local",),
+            per_job=True,
+            alias="freq",
+            row_name="{value}MHz",
+            short_form=gigahertz,
+        ),
     )
-    retention_state: Optional[int] = option(None, "idle-core sleep of A64FX; default: the machine's", choices=(0, 1))
-    throttling_state: Optional[int] = option(
-        None, "power knob: memory requests, 0 all to 9 a tenth", choices=tuple(range(10))
+    eco_state: Optional[int] = power_knob(
+        "power knob: 0 both floating-point pipes, 1 one pipe, 2 one pipe and less power",
+        (0, 1, 2),
+        default=2,
+        statistics_place=5,
+        usual=0,
+        alias="eco",
     )
-    issue_state: Optional[int] = option(None, "power knob: 0 issues four instructions a cycle, 1 two", choices=(0, 1))
-    ex_pipe_state: Optional[int] = option(None, "power knob: 0 both integer pipes, 1 one", choices=(0, 1))
+    retention_state: Optional[int] = power_knob(
+        "idle-core sleep of A64FX; default: the machine's",
+        (0, 1),
+        default=1,
+        statistics_place=6,
+        alias="retention",
+        row_name="ret{value}",
+    )
+    throttling_state: Optional[int] = power_knob(
+        "power knob: memory requests, 0 all to 9 a tenth", tuple(range(10)), default=0, statistics_place=2
+    )
+    issue_state: Optional[int] = power_knob(
+        "power knob: 0 issues four instructions a cycle, 1 two", (0, 1), default=0, statistics_place=3
+    )
+    ex_pipe_state: Optional[int] = power_knob(
+        "power knob: 0 both integer pipes, 1 one", (0, 1), default=0, statistics_place=4
+    )
     large_pages: Optional[str] = option(
-        None, "XOS_MMM_L_HPAGE_TYPE; default: the machine's", choices=("hugetlbfs", "none")
+        None,
+        "XOS_MMM_L_HPAGE_TYPE; default: the machine's",
+        choices=("hugetlbfs", "none"),
+        knob=NodeKnob(variable="XOS_MMM_L_HPAGE_TYPE", alias="pages"),
     )
     paging_policy: Optional[str] = option(
         None,
         "XOS_MMM_L_PAGING_POLICY, bss:stack:heap, each demand or prepage; default: the machine's",
         form=(r"(demand|prepage)(:(demand|prepage)){2}", "such as demand:demand:prepage"),
+        knob=NodeKnob(variable="XOS_MMM_L_PAGING_POLICY"),
     )
     arena_lock: Optional[int] = option(
-        None, "XOS_MMM_L_ARENA_LOCK_TYPE: 0 for many threads that allocate, 1", choices=(0, 1)
+        None,
+        "XOS_MMM_L_ARENA_LOCK_TYPE: 0 for many threads that allocate, 1",
+        choices=(0, 1),
+        knob=NodeKnob(variable="XOS_MMM_L_ARENA_LOCK_TYPE"),
     )
-    open_files: Optional[int] = option(None, "limit of open files of each process; default: the machine's", at_least=64)
+    open_files: Optional[int] = option(
+        None, "limit of open files of each process; default: the machine's", at_least=64, knob=NodeKnob(per_job=True)
+    )
     memory_check: bool = option(
         True, "refuse, before it starts, a run whose predicted memory is more than its nodes have"
     )
@@ -332,6 +411,10 @@ class NodeConfig:
     check_collectives: bool = option(
         False, "compare operation, shape and type between the ranks before each collective and message: slow, to debug"
     )
+
+
+NODE_KNOBS = knobs_of(NodeConfig)
+POWER_KNOBS = tuple(knob for knob in NODE_KNOBS if knob.is_power_knob)
 
 
 @dataclass(frozen=True)

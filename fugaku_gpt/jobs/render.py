@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from fugaku_gpt.config import RunConfig, changed_settings
+from fugaku_gpt.config.knobs import is_requested
 from fugaku_gpt.config.load import Settings, build_run_config
 from fugaku_gpt.config.profile import Profile, load_profile, this_python, with_absolute_paths
+from fugaku_gpt.config.schema import NODE_KNOBS
 from fugaku_gpt.config.tree import flatten, parse_yaml
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_RESUME, ConfigError
@@ -252,9 +254,10 @@ def _for_pjm(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[str,
 
 def _for_slurm(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[str, Any]:
     job, node = config.job, config.node
-    for key in ("eco_state", "retention_state", "throttling_state", "issue_state", "ex_pipe_state"):
-        if getattr(node, key) is not None:
-            notes.append(f"node.{key}={getattr(node, key)}: Slurm has no equivalent; not applied")
+    for knob in NODE_KNOBS:
+        value = getattr(node, knob.name)
+        if "slurm" in knob.unsupported_by and is_requested(value):
+            notes.append(f"{knob.key}={value}: Slurm has no equivalent; not applied")
     for key in ("shape", "allocation", "strict", "resource_unit", "shared_tmp", "rank_map_file"):
         if getattr(job, key):
             notes.append(f"job.{key}={getattr(job, key)}: Slurm has no equivalent; not applied")
@@ -288,7 +291,8 @@ def _for_this_machine(config: RunConfig, profile: Profile, notes: List[str]) -> 
     job, node = config.job, config.node
     if job.nodes != 1:
         raise ConfigError(f"job.nodes: {job.nodes}: the local scheduler has this one machine; valid: 1")
-    for section, keys, values in (("node", _power_fields(), node), ("job", _NOT_LOCAL, job)):
+    knobs = [knob.name for knob in NODE_KNOBS if "local" in knob.unsupported_by]
+    for section, keys, values in (("node", knobs, node), ("job", _NOT_LOCAL, job)):
         for key in keys:
             value = getattr(values, key)
             if value not in (None, "", ()):
@@ -307,15 +311,11 @@ _NOT_LOCAL = (
 )  # fmt: skip
 
 
-def _power_fields() -> Tuple[str, ...]:
-    """The fields of ``node`` that only a batch system can apply: the power knobs."""
-    return tuple("freq_mhz" if knob == "freq" else knob for knob in fugaku.KNOBS)
-
-
 def _note_large_pages(config: RunConfig, notes: List[str]) -> None:
-    for key in ("large_pages", "paging_policy", "arena_lock"):
-        if getattr(config.node, key) is not None:
-            notes.append(f"node.{key}={getattr(config.node, key)}: only Fujitsu's large-page library reads it")
+    for knob in NODE_KNOBS:
+        value = getattr(config.node, knob.name)
+        if knob.variable and is_requested(value):
+            notes.append(f"{knob.key}={value}: only Fujitsu's large-page library reads it")
 
 
 def _on_one_line(value: object) -> str:

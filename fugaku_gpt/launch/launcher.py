@@ -15,7 +15,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import fugaku_gpt
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.profile import Profile
-from fugaku_gpt.config.schema import NodeConfig
+from fugaku_gpt.config.schema import NODE_KNOBS, NodeConfig
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, UsageError
 from fugaku_gpt.launch.processes import GRACE_SECONDS, Outcome, run_command
 from fugaku_gpt.machine.local import find_tcmalloc, usable_cores
@@ -167,11 +167,7 @@ def page_variables(node: NodeConfig) -> Dict[str, str]:
 
 
 def _pages(node: NodeConfig) -> Tuple[Tuple[str, Optional[object]], ...]:
-    return (
-        ("XOS_MMM_L_HPAGE_TYPE", node.large_pages),
-        ("XOS_MMM_L_PAGING_POLICY", node.paging_policy),
-        ("XOS_MMM_L_ARENA_LOCK_TYPE", node.arena_lock),
-    )
+    return tuple((knob.variable, getattr(node, knob.name)) for knob in NODE_KNOBS if knob.variable)
 
 
 def profile_variables(profile: Profile) -> Dict[str, str]:

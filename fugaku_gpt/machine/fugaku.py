@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Dict
 
-from fugaku_gpt.config.schema import NodeConfig
+from fugaku_gpt.config.schema import POWER_KNOBS, NodeConfig
 
 CORES = 48  # compute cores of a node, in four core-memory groups of 12
 GROUP_CORES = 12
@@ -20,30 +20,25 @@ LONGEST_SIDES = (48, 48, 69)  # nodes, of the whole machine: 24 x 23 x 24 Tofu u
 VECTOR_BYTES = 64  # of an SVE register
 JOB_BYTES = 30_739_333_120  # of a node's memory that a job can ask for
 TEMPORARY_BYTES = 87 * 2**30 - 128 * 2**20  # of a node, for localtmp and sharedtmp together
-KNOBS = ("freq", "eco_state", "retention_state", "throttling_state", "issue_state", "ex_pipe_state")
 
 
 def power_knobs(node: NodeConfig, nodes: int) -> Dict[str, int]:
-    """All six power knobs of a job, for ``-L``: those that are set, and for the others what Fugaku takes since April
-    2025.
+    """All power knobs of a job, for ``-L``, by PJM's names: those that are set, and for the others what Fugaku takes
+    since April 2025.
 
     Clock and eco state go together: the legal pairs are 2000 MHz with 0 (both pipes) or 2 (one pipe), and 2200 MHz with
-    2. Where one of them is set the other follows; where neither is, the default is 2200 MHz with 2.
+    2. Where one of them is set the other follows; where neither is, the default is 2200 MHz with 2. On more than
+    ``RETENTION_LIMIT`` nodes no core sleeps.
 
     Args:
         nodes: of the job.
     """
-    freq, eco = node.freq_mhz, node.eco_state
-    if freq is None:
-        freq = 2000 if eco in (0, 1) else 2200
-    if eco is None:
-        eco = 0 if freq == 2000 else 2
-    retention = node.retention_state if node.retention_state is not None else int(nodes <= RETENTION_LIMIT)
-    return {
-        "freq": freq,
-        "eco_state": eco,
-        "retention_state": retention,
-        "throttling_state": node.throttling_state or 0,
-        "issue_state": node.issue_state or 0,
-        "ex_pipe_state": node.ex_pipe_state or 0,
-    }
+    requested = {knob.resource: getattr(node, knob.name) for knob in POWER_KNOBS}
+    defaults = {knob.resource: knob.default for knob in POWER_KNOBS}
+    if node.eco_state in (0, 1):
+        defaults["freq"] = 2000
+    if node.freq_mhz == 2000:
+        defaults["eco_state"] = 0
+    if nodes > RETENTION_LIMIT:
+        defaults["retention_state"] = 0
+    return {name: default if requested[name] is None else requested[name] for name, default in defaults.items()}

@@ -8,11 +8,12 @@ import re
 import resource
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
 import psutil
 
-from fugaku_gpt.config.schema import NodeConfig
+from fugaku_gpt.config.knobs import is_requested
+from fugaku_gpt.config.schema import NODE_KNOBS, NodeConfig
 from fugaku_gpt.machine.memory import control_groups
 
 SIMULATED = "FUGAKU_GPT_SIMULATOR"  # set in jobs of `fugaku-gpt sim`
@@ -128,31 +129,64 @@ class Toggle:
 
 def read_back_toggles(node: NodeConfig) -> List[Toggle]:
     """The toggles that were asked for, each checked against what this process sees. Call it inside a rank."""
-    toggles = []
-    if node.tcmalloc:
-        allocator = allocator_in_use()
-        toggles.append(Toggle("tcmalloc", True, "tcmalloc" in allocator, allocator))
-    if node.freq_mhz is not None:
-        clock = clock_mhz()
-        seen = f"{clock} MHz" if clock else "clock not fixed"
-        toggles.append(Toggle("freq_mhz", node.freq_mhz, clock == node.freq_mhz, seen))
-    for knob in ("eco_state", "retention_state", "throttling_state", "issue_state", "ex_pipe_state"):
-        wanted = getattr(node, knob)
-        if wanted is not None:
-            state = job_resources().get(knob)
-            toggles.append(Toggle(knob, wanted, state == str(wanted), state or "no such control here"))
-    mapped = {line.rpartition("/")[2] for line in (_read("/proc/self/maps") or "").splitlines()}
-    for library in node.preload:
-        there = Path(library).name in mapped
-        toggles.append(Toggle("preload", library, there, "loaded" if there else "not loaded"))
-    if node.large_pages == "hugetlbfs":  # Fujitsu's library hooks malloc; without it the variables mean nothing
-        there = any(name.startswith("libmpg.so") for name in mapped)
-        seen = "libmpg.so loaded" if there else "no large-page library loaded"
-        toggles.append(Toggle("large_pages", node.large_pages, there, seen))
-    if node.open_files is not None:
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        toggles.append(Toggle("open_files", node.open_files, limit >= node.open_files, str(limit)))
+    toggles: List[Toggle] = []
+    for knob in NODE_KNOBS:
+        requested = getattr(node, knob.name)
+        if not is_requested(requested):
+            continue
+        if knob.name in _READ_BACK:
+            toggles += _READ_BACK[knob.name](requested)
+        elif knob.is_power_knob:
+            state = job_resources().get(knob.resource)
+            toggles.append(Toggle(knob.name, requested, state == str(requested), state or "no such control here"))
     return toggles
+
+
+def _read_back_tcmalloc(requested: bool) -> List[Toggle]:
+    allocator = allocator_in_use()
+    return [Toggle("tcmalloc", requested, "tcmalloc" in allocator, allocator)]
+
+
+def _read_back_preload(libraries: Sequence[str]) -> List[Toggle]:
+    mapped = _mapped_files()
+    loaded = [(library, Path(library).name in mapped) for library in libraries]
+    return [
+        Toggle("preload", library, is_there, "loaded" if is_there else "not loaded") for library, is_there in loaded
+    ]
+
+
+def _read_back_clock(megahertz: int) -> List[Toggle]:
+    clock = clock_mhz()
+    return [Toggle("freq_mhz", megahertz, clock == megahertz, f"{clock} MHz" if clock else "clock not fixed")]
+
+
+def _read_back_large_pages(kind: str) -> List[Toggle]:
+    if kind != "hugetlbfs":
+        return []
+    # Fujitsu's library hooks malloc; without it the variables mean nothing
+    is_there = any(name.startswith("libmpg.so") for name in _mapped_files())
+    seen = "libmpg.so loaded" if is_there else "no large-page library loaded"
+    return [Toggle("large_pages", kind, is_there, seen)]
+
+
+def _read_back_open_files(files: int) -> List[Toggle]:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return [Toggle("open_files", files, limit >= files, str(limit))]
+
+
+# knobs that are not read from what PJM granted; a knob that is in neither way is not read back at all
+_READ_BACK: Dict[str, Callable[[Any], List[Toggle]]] = {
+    "tcmalloc": _read_back_tcmalloc,
+    "preload": _read_back_preload,
+    "freq_mhz": _read_back_clock,
+    "large_pages": _read_back_large_pages,
+    "open_files": _read_back_open_files,
+}
+
+
+def _mapped_files() -> Set[str]:
+    """Names of the files that are mapped into this process."""
+    return {line.rpartition("/")[2] for line in (_read("/proc/self/maps") or "").splitlines()}
 
 
 def _read(path: str) -> Optional[str]:

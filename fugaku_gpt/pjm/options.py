@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, Optional, Tuple
 
+from fugaku_gpt.config.schema import POWER_KNOBS
 from fugaku_gpt.pjm.values import (
     Elapse,
     NodeShape,
@@ -39,10 +40,10 @@ __all__ = [
     "Elapse",
     "KEYS",
     "KEY_ALIASES",
+    "KNOB_VALUES",
     "NodeShape",
     "OPTIONS",
     "Option",
-    "POWER_KNOBS",
     "SPELLINGS",
     "StepParameters",
     "expand_path",
@@ -153,15 +154,8 @@ OPTIONS: Tuple[Option, ...] = (
 SPELLINGS: Dict[str, Option] = {spelling: option for option in OPTIONS for spelling in option.spellings}
 COMMAND_LINE_ONLY: Tuple[str, ...] = tuple(option.name for option in OPTIONS if option.command_line_only)
 
-# power knob → values that it takes; the user guide's chapter on power control
-POWER_KNOBS: Dict[str, Tuple[int, ...]] = {
-    "freq": (2000, 2200),
-    "eco_state": (0, 1, 2),
-    "retention_state": (0, 1),
-    "throttling_state": tuple(range(10)),
-    "issue_state": (0, 1),
-    "ex_pipe_state": (0, 1),
-}
+# power knob, by PJM's name → values that it takes; the user guide's chapter on power control
+KNOB_VALUES: Dict[str, Tuple[int, ...]] = {knob.resource: knob.values for knob in POWER_KNOBS}
 
 # canonical option → other spelling of a key → the key
 KEY_ALIASES: Dict[str, Dict[str, str]] = {"resources": {"rg": "rscgrp", "ru": "rscunit"}}
@@ -190,7 +184,7 @@ KEYS: Dict[str, Dict[str, str]] = {
         "vnode-core": "count",
         "vnode-mem": "size?",
         "core-mem": "size?",
-        **dict.fromkeys(POWER_KNOBS, "int"),
+        **dict.fromkeys(KNOB_VALUES, "int"),
         "retention_state_acores": "int",
         "jobenv": "text",
         "exepjrsh": "int",

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from fugaku_gpt.config import RunConfig, Settings, build_run_config, load_run_config
+from fugaku_gpt.config.knobs import is_requested
+from fugaku_gpt.config.schema import POWER_KNOBS
 from fugaku_gpt.config.tree import Scalar, Tree, flatten, read_yaml_file
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.formulas.parameters import size_name
@@ -20,13 +22,11 @@ from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.records.sweep import ATTEMPTS, digest_of, read_sweep_entry
 from fugaku_gpt.report.imported import imported_row, is_imported
 from fugaku_gpt.report.notes_table import NO_VALUE, toggle_words
-from fugaku_gpt.report.rows import FIGURES, UNFINISHED, Row, merge_repeats
+from fugaku_gpt.report.rows import COLUMN_KNOBS, FIGURES, MORE_KNOBS, UNFINISHED, Row, merge_repeats
 
-_KNOBS = ("eco_state", "throttling_state", "issue_state", "ex_pipe_state")
-_TOGGLES = ("freq_mhz", "tcmalloc", "retention_state", *_KNOBS)
 _SUB = re.compile(r"^repeat-(\d{1,9})$")  # folder of one sub-job of a bulk job, in the run directory of the whole
-# of the machine when the notes were kept: another clock, and half of the pipes, are always said
-_USUAL = {"freq_mhz": 2000, "eco_state": 0}
+# PJM's name of a power knob → its name in a run file
+_FIELDS = {knob.resource: knob.name for knob in POWER_KNOBS}
 
 
 def collect_rows(paths: Sequence[Path]) -> Tuple[List[Row], List[Row]]:
@@ -158,7 +158,7 @@ def _of_config(config: RunConfig) -> Dict[str, Any]:
         "global_batch": training.global_batch,
         "ranks_per_node": config.ranks_per_node,
         "dtype": training.dtype,
-        "requested": {name: getattr(node, name) for name in _TOGGLES},
+        "requested": {knob.name: getattr(node, knob.name) for knob in (*COLUMN_KNOBS, *MORE_KNOBS)},
     }
 
 
@@ -196,12 +196,14 @@ def _toggles(requested: Mapping[str, Any], environment: Mapping[str, Any], used:
     """What was applied by the scheduler's account, or else by the ranks' own, and the rest of what was asked for as not
     applied."""
     seen = {toggle.get("name"): bool(toggle.get("applied")) for toggle in environment.get("toggles") or []}
-    wanted = {name: value for name, value in requested.items() if value is not None and value is not False}
-    seen.update({name: used[name] == value for name, value in wanted.items() if name in used})
-    applied = {name: value for name, value in wanted.items() if seen.get(name, False)}
-    missing = tuple(toggle_words(name, value) for name, value in wanted.items() if name not in applied)
-    applied.update((name, used[name]) for name, usual in _USUAL.items() if used.get(name, usual) != usual)
-    knobs = tuple((name, applied.pop(name)) for name in _KNOBS if name in applied)
+    asked = {name: value for name, value in requested.items() if is_requested(value)}
+    seen.update({name: used[name] == value for name, value in asked.items() if name in used})
+    applied = {name: value for name, value in asked.items() if seen.get(name, False)}
+    missing = tuple(toggle_words(name, value) for name, value in asked.items() if name not in applied)
+    for knob in POWER_KNOBS:
+        if knob.usual is not None and used.get(knob.name, knob.usual) != knob.usual:
+            applied[knob.name] = used[knob.name]
+    knobs = tuple((knob.name, applied.pop(knob.name)) for knob in MORE_KNOBS if knob.name in applied)
     return {**applied, "knobs": knobs, "not_applied": missing}
 
 
@@ -230,7 +232,7 @@ def used_knobs(accounts: Sequence[JobAccount]) -> Dict[str, int]:
         for name, knob in job.knobs.items():
             digits = re.match(r"\d{1,9}\b", knob.use or "")
             if digits:
-                found.setdefault("freq_mhz" if name == "freq" else name, set()).add(int(digits[0]))
+                found.setdefault(_FIELDS.get(name, name), set()).add(int(digits[0]))
     return {name: values.pop() for name, values in found.items() if len(values) == 1}
 
 

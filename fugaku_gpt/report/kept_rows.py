@@ -11,12 +11,12 @@ from fugaku_gpt.records.run import FAILED, REFUSED
 from fugaku_gpt.report.figures import Interval, bytes_of, read_figure, seconds_of
 from fugaku_gpt.report.kept import KeptRow, KeptTable
 from fugaku_gpt.report.notes_table import NO_VALUE, STATUS_WORDS, notes_cell
-from fugaku_gpt.report.rows import UNSAID, Row
+from fugaku_gpt.report.rows import MORE_KNOBS, UNSAID, Row
 
 _NODES = re.compile(r"(\d{1,9})\s*(?:\((.*)\))?\s*[\^†‡*]*")
 _CLOCK = re.compile(r"(\d{1,4}(?:\.\d{1,6})?)\s*([kKmMgGtT]?)Hz", re.IGNORECASE)
 _RANKS = re.compile(r"(?:max-proc-per-node|procs?-per-node|ppn|mppn)\s*=\s*(\d{1,4})", re.IGNORECASE)
-_KNOB = re.compile(r"(\w+_state)\s*=\s*(\d{1,2})")
+_KNOB = re.compile(rf"(\w+_state|{'|'.join(knob.name for knob in MORE_KNOBS)})\s*=\s*(\d{{1,9}})")
 _DATE = re.compile(r"\d\d-\d\d")
 _JOB = re.compile(r"local-\d{1,9}|\d{1,12}(?:_\d{1,6}|\[\d{1,6}\])?")
 

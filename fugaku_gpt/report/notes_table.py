@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from typing import Dict, List, Optional, Sequence, Tuple
 
+from fugaku_gpt.config.knobs import is_requested
+from fugaku_gpt.config.schema import NODE_KNOBS
 from fugaku_gpt.formulas.flops import aggregate_petaflops
 from fugaku_gpt.records.run import FAILED, HUNG, INTERRUPTED, OK, OUT_OF_MEMORY, REFUSED, TIMEOUT
-from fugaku_gpt.report.rows import UNFINISHED, UNSAID, Row
+from fugaku_gpt.report.rows import COLUMN_KNOBS, UNFINISHED, UNSAID, Row
 
 COLUMNS = (
     "Nodes", "Size", "DP", "TP", "PP", "MBS", "GBS", "Mem", "Sec/it", "TFLOPs", "Est. Aggr. PetaFLOPs", "Notes",
@@ -17,6 +19,7 @@ _ALIGNMENT = "| ----: | ---: | -: | -: | -: | --: | --: | --: | -----: | -----: 
 ENERGY_COLUMNS = ("W/node", "J/it", "J/token")  # on request, before the notes
 _ENERGY_ALIGNMENT = "| -----: | ---: | ------: | ----: |"
 _REASON_LENGTH = 80
+_KNOBS = {knob.name: knob for knob in NODE_KNOBS}
 STATUS_WORDS = {
     OUT_OF_MEMORY: "OOM",
     TIMEOUT: "timeout",
@@ -85,22 +88,22 @@ def cells(row: Row, si: bool = False, energy: bool = False) -> List[str]:
 def nodes_cell(row: Row) -> str:
     """The node count, then the applied toggles that differ from the default, in the notes' order."""
     toggles = [f"max-proc-per-node={row.ranks_per_node}"] if row.ranks_per_node != 1 else []
-    if row.freq_mhz is not None:
-        toggles.append(toggle_words("freq_mhz", row.freq_mhz))
-    if row.tcmalloc:
-        toggles.append(toggle_words("tcmalloc", True))
-    if row.retention_state is not None:
-        toggles.append(f'"{toggle_words("retention_state", row.retention_state)}"')
-    toggles += [f'"{toggle_words(name, value)}"' for name, value in row.knobs]
+    applied = [(knob.name, getattr(row, knob.name)) for knob in COLUMN_KNOBS]
+    for name, value in [*applied, *row.knobs]:
+        if is_requested(value):
+            words = toggle_words(name, value)
+            toggles.append(words if _has_short_form(name) else f'"{words}"')
     return f"{_whole(row.nodes)} ({', '.join(toggles)})" if toggles else _whole(row.nodes)
 
 
 def toggle_words(name: str, value: object) -> str:
-    """A toggle as the tables write it: 2.2GHz, LD_PRELOAD=libtcmalloc.so, retention_state=0."""
-    if name == "freq_mhz" and isinstance(value, int):
-        digits = f"{value / 1000:.3f}".rstrip("0")
-        return (digits + "0" if digits.endswith(".") else digits) + "GHz"
-    return "LD_PRELOAD=libtcmalloc.so" if name == "tcmalloc" else f"{name}={value}"
+    """A toggle as the tables write it: 2.2GHz, LD_PRELOAD=libtcmalloc.so, retention_state=0. A kept table may have
+    knobs that this program does not have."""
+    return _KNOBS[name].in_tables(value) if name in _KNOBS else f"{name}={value}"
+
+
+def _has_short_form(name: str) -> bool:
+    return name in _KNOBS and _KNOBS[name].short_form is not None
 
 
 def seconds_cell(seconds: Optional[float]) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
+from fugaku_gpt.config.schema import NODE_KNOBS
 from fugaku_gpt.formulas.flops import EXACT_FORMULA, NOTES_FORMULA
 from fugaku_gpt.records.accounting import ENERGY_FORMULA
 from fugaku_gpt.records.run import OK
@@ -85,6 +86,11 @@ class Row:
     joules_per_iteration: Optional[float] = None
     joules_per_token: Optional[float] = None
     energy_words: str = ""
+
+
+# the knobs that tables show, in their order: those that have a field of a row, and those in its field `knobs`
+COLUMN_KNOBS = tuple(knob for spec in fields(Row) for knob in NODE_KNOBS if knob.name == spec.name)
+MORE_KNOBS = tuple(knob for knob in NODE_KNOBS if knob.is_in_tables and knob not in COLUMN_KNOBS)
 
 
 def merge_repeats(rows: Sequence[Row]) -> Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 from typing import Dict, List, Optional
 
-from fugaku_gpt.pjm.options import POWER_KNOBS
+from fugaku_gpt.pjm.options import KNOB_VALUES
 from fugaku_gpt.simulator.call import Call, Reply, message
 from fugaku_gpt.simulator.client import BANNER
 from fugaku_gpt.simulator.job import RUNNING
@@ -103,7 +103,7 @@ def format_acl(group: ResourceGroup, settings: Settings, user: Optional[str], pr
         ["(adaptive elapsed time max)", clock(short + 1), clock(group.elapse_range), clock(group.elapse_range)],
         *(
             [f"({name}=)", str(min(values)), str(max(values)), str(knob_defaults(group.usual)[name])]
-            for name, values in POWER_KNOBS.items()
+            for name, values in KNOB_VALUES.items()
         ),
     ]
     text = f"[USER: {user or getpass.getuser()}]\n" + (f"[GROUP: {project}]\n" if project else "")

@@ -10,7 +10,7 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 
 from fugaku_gpt.machine.fugaku import CORES, RETENTION_LIMIT, TEMPORARY_BYTES, TORUS_ABOVE
-from fugaku_gpt.pjm.options import KEYS, POWER_KNOBS
+from fugaku_gpt.pjm.options import KEYS, KNOB_VALUES
 from fugaku_gpt.pjm.values import (
     NodeShape,
     StepParameters,
@@ -111,7 +111,7 @@ def build_request(
     shape, allocation = _nodes(resources, group, settings)
     minimum, maximum, ranged = _times(resources, group, settings)
     known = KEYS["resources"]
-    extra = {key: value for key, value in resources.items() if key not in known or key in POWER_KNOBS}
+    extra = {key: value for key, value in resources.items() if key not in known or key in KNOB_VALUES}
     for key in ("jobenv", "exepjrsh", "estimated-power", "nnum_cret", "retention_state_acores"):
         if key in resources:
             extra[key] = resources[key]

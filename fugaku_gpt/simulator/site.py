@@ -11,7 +11,7 @@ from typing import Dict, Mapping, Optional, Tuple
 from fugaku_gpt.config import NodeConfig
 from fugaku_gpt.machine.fugaku import power_knobs
 from fugaku_gpt.pjm.groups import fugaku_limits
-from fugaku_gpt.pjm.options import POWER_KNOBS
+from fugaku_gpt.pjm.options import KNOB_VALUES
 
 HOUR = 3600
 SYSTEM_NODES = 82944  # of one job, in any group
@@ -121,7 +121,7 @@ def custom_resources(given: Mapping[str, Optional[str]], nodes: int) -> Dict[str
         Refusal: a value is not allowed, or there is no such resource.
     """
     found: Dict[str, str] = {}
-    for name, values in (*POWER_KNOBS.items(), *_OTHER_RESOURCES.items()):
+    for name, values in (*KNOB_VALUES.items(), *_OTHER_RESOURCES.items()):
         if name not in given:
             continue
         text = given[name] or ""

@@ -10,8 +10,8 @@ import sys
 import time
 from typing import Dict, List, Optional, Tuple
 
+from fugaku_gpt.config.schema import POWER_KNOBS
 from fugaku_gpt.machine.fugaku import CORES
-from fugaku_gpt.pjm.options import POWER_KNOBS
 from fugaku_gpt.pjm.values import parse_size
 from fugaku_gpt.simulator.environment import file_path, output_paths, stats_path
 from fugaku_gpt.simulator.job import OVER, PROLOGUE, QUEUED, RUNNING, Job
@@ -246,7 +246,7 @@ def _knob_rows(job: Job, ran: bool) -> List[Row]:
     """(REQUIRE), (ALLOC) and (USE) of each knob, and the limits of its values."""
     found: List[Row] = []
     resources = job.request.resources
-    order = ("freq", "throttling_state", "issue_state", "ex_pipe_state", "eco_state", "retention_state")
+    knobs = sorted(POWER_KNOBS, key=lambda knob: knob.statistics_place)
 
     def triple(name: str, value: str, given: bool) -> None:
         found.append((f"{name} (REQUIRE)", value if given else value + MARK))
@@ -254,13 +254,13 @@ def _knob_rows(job: Job, ran: bool) -> List[Row]:
         # knobs are granted as by a real PJM; this machine's cores run as they always do
         found.append((f"{name} (USE)", value if ran and name == "jobenv" else ""))
 
-    for name in order:
-        triple(name, job.request.custom[name], name in resources)
+    for knob in knobs:
+        triple(knob.resource, job.request.custom[knob.resource], knob.resource in resources)
     for name, value in _OTHER_KNOBS.items():
         triple(name, value, False)
-    for name in order:
-        triple(f"{name}_min", str(min(POWER_KNOBS[name])), False)
-        triple(f"{name}_max", str(max(POWER_KNOBS[name])), False)
+    for knob in knobs:
+        triple(f"{knob.resource}_min", str(min(knob.values)), False)
+        triple(f"{knob.resource}_max", str(max(knob.values)), False)
     triple("jobenv", job.request.custom.get("jobenv", "linux2"), "jobenv" in resources)
     return found
 

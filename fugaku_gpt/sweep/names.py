@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Mapping, Sequence
 
+from fugaku_gpt.config.schema import NODE_KNOBS
+
 MAX_LENGTH = 100
 _SHORT = {
     "layout.pp": "pp",
@@ -12,11 +14,11 @@ _SHORT = {
     "training.global_batch": "gbs",
     "node.ranks_per_node": "ppn",
     "node.threads_per_rank": "threads",
-    "node.retention_state": "ret",
     "job.nodes": "nodes",
     "model.name": "",
     "training.dtype": "",
 }
+_KNOBS = {knob.key: knob for knob in NODE_KNOBS}
 _TRUE = ("true", "yes", "on")
 _FALSE = ("false", "no", "off", "null", "~", "none", "")
 
@@ -52,6 +54,6 @@ def _part(key: str, value: str) -> str:
         return leaf
     if value.lower() in _FALSE:
         return ""
-    if key == "node.freq_mhz":
-        return f"{value}MHz"
+    if key in _KNOBS:
+        return _KNOBS[key].in_row_name(value)
     return _SHORT.get(key, leaf) + value

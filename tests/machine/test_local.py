@@ -54,7 +54,7 @@ def test_every_other_toggle_is_checked_against_the_process(monkeypatch: pytest.M
     )
     seen = [(toggle.name, toggle.applied) for toggle in local.read_back_toggles(node)]
     assert seen == [
-        ("eco_state", True), ("throttling_state", False), ("preload", True), ("preload", False),
+        ("preload", True), ("preload", False), ("eco_state", True), ("throttling_state", False),
         ("large_pages", False), ("open_files", True),
     ]  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fugaku_gpt.pjm.groups import SiteLimits
-from fugaku_gpt.pjm.options import OPTIONS, POWER_KNOBS
+from fugaku_gpt.pjm.options import KNOB_VALUES, OPTIONS
 from fugaku_gpt.pjm.script import PjmScript
 from fugaku_gpt.pjm.values import has_placeholder
 
@@ -30,7 +30,7 @@ def looks_like_fugaku(script: PjmScript, limits: SiteLimits) -> bool:
     unit = resources.get("rscunit")
     if unit and not has_placeholder(unit):
         return limits.owns_unit(unit)
-    if any(knob in resources for knob in POWER_KNOBS):
+    if any(knob in resources for knob in KNOB_VALUES):
         return True
     if any(name.startswith("PJM_LLIO_") for name in script.options.get("environment", {})):
         return True

@@ -1,15 +1,30 @@
-"""The six power knobs of a Fugaku node (PJM050 to PJM055)."""
+"""The power knobs of a Fugaku node (PJM050 to PJM055)."""
 
 from __future__ import annotations
 
-from typing import Iterator
+from typing import Dict, Iterator, List, Sequence, Tuple
 
 from fugaku_gpt.machine.fugaku import RETENTION_LIMIT
 from fugaku_gpt.pjm.lint.facts import Facts, is_open, show
 from fugaku_gpt.pjm.lint.registry import DATED, ERROR, INFO, WARNING, Hit, rule
-from fugaku_gpt.pjm.options import POWER_KNOBS
+from fugaku_gpt.pjm.options import KNOB_VALUES
 
 _SOURCE = "Fugaku user guide 1.52, PowerControlFunction"
+
+
+def _in_words(values: Sequence[int]) -> str:
+    """0 or 1; 0 to 9."""
+    return f"{values[0]} to {values[-1]}" if len(values) > 2 else " or ".join(str(value) for value in values)
+
+
+def _all_states() -> str:
+    """The values of all power knobs but the clock, knobs of the same values together."""
+    names: Dict[Tuple[int, ...], List[str]] = {}
+    for knob, values in KNOB_VALUES.items():
+        if knob != "freq":
+            names.setdefault(values, []).append(knob)
+    alike = [" and ".join(filter(None, [", ".join(knobs[:-1]), knobs[-1]])) for knobs in names.values()]
+    return ", ".join(f"{knobs} {_in_words(values)}" for knobs, values in zip(alike, names))
 
 
 @rule(
@@ -28,7 +43,7 @@ def frequency(facts: Facts) -> Iterator[Hit]:
         return
     line, column = facts.place("resources.freq", "freq")
     freq = facts.knob("freq")
-    if freq not in POWER_KNOBS["freq"]:
+    if freq not in KNOB_VALUES["freq"]:
         if freq is not None or not is_open(text):
             yield Hit(line, f"freq={show(text)} is neither 2000 nor 2200", column)
     elif freq == 2200 and facts.knob("eco_state") == 0:
@@ -67,7 +82,7 @@ def half_a_mode(facts: Facts) -> Iterator[Hit]:
     fugaku_only=True,
 )
 def no_knob(facts: Facts) -> Iterator[Hit]:
-    if not any(knob in facts.resources for knob in POWER_KNOBS):
+    if not any(knob in facts.resources for knob in KNOB_VALUES):
         yield Hit(facts.top, "no power knob is set: clock and pipes are the site's defaults of the day")
 
 
@@ -92,19 +107,19 @@ def retention_ignored(facts: Facts) -> Iterator[Hit]:
     ERROR,
     "power knob with a value that it has not",
     why="pjsub refuses values outside the table of a custom resource: [ERR.] PJM 0076.",
-    fix="eco_state 0 to 2, retention_state, issue_state and ex_pipe_state 0 or 1, throttling_state 0 to 9",
+    fix=_all_states(),
     source=_SOURCE + "; Command Reference J2UL-2549, message 0076",
     fugaku_only=True,
 )
 def knob_value(facts: Facts) -> Iterator[Hit]:
-    allowed = {knob: values for knob, values in POWER_KNOBS.items() if knob != "freq"}
+    allowed = {knob: values for knob, values in KNOB_VALUES.items() if knob != "freq"}
     allowed["retention_state_acores"] = (0,)
     for knob, values in allowed.items():
         text = facts.resources.get(knob)
         if knob not in facts.resources or (text is not None and is_open(text)) or facts.knob(knob) in values:
             continue
         line, column = facts.place(f"resources.{knob}", knob)
-        known = f"{values[0]} to {values[-1]}" if len(values) > 2 else " or ".join(str(value) for value in values)
+        known = _in_words(values)
         yield Hit(line, f"{knob}={show(text or '')}: the knob takes {known}", column, f"write {known}")
 
 
