@@ -185,9 +185,10 @@ def _of_settings(written: Mapping[str, Tree]) -> Dict[str, Any]:
         "ranks_per_node": whole.get("node.ranks_per_node", max(1, ranks // max(1, nodes))),
         "dtype": text.get("training.dtype", defaults.training.dtype),
         "requested": {
-            "freq_mhz": whole.get("node.freq_mhz"),
-            "tcmalloc": text.get("node.tcmalloc", "").lower() in ("true", "yes", "on"),
-            "retention_state": whole.get("node.retention_state"),
+            knob.name: text.get(knob.key, "").lower() in ("true", "yes", "on")
+            if isinstance(getattr(defaults.node, knob.name), bool)
+            else whole.get(knob.key)
+            for knob in (*COLUMN_KNOBS, *MORE_KNOBS)
         },
     }
 

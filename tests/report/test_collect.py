@@ -36,6 +36,18 @@ def test_a_run_is_a_row_with_its_applied_toggles_only(tmp_path: Path) -> None:
     assert (row.first_validation_loss, row.last_validation_loss) == (8.0, 4.5)
 
 
+@pytest.mark.parametrize("tp", [2, 3])
+def test_every_knob_that_a_run_requested_is_not_applied_where_it_never_ran(tmp_path: Path, tp: int) -> None:
+    """With 3, which does not divide the heads, the run is refused, and its settings are read as they were written."""
+    knobs = "{eco_state: 2, retention_state: 0, throttling_state: 1, tcmalloc: true, freq_mhz: 2000}"
+    text = f"preset: tiny\nlayout: {{tp: {tp}}}\nnode: {knobs}\n"
+    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+    row = read_run(tmp_path)
+    assert row.not_applied == (
+        "2.0GHz", "LD_PRELOAD=libtcmalloc.so", "retention_state=0", "eco_state=2", "throttling_state=1",
+    )  # fmt: skip
+
+
 def test_a_run_killed_without_a_result_is_a_row(tmp_path: Path) -> None:
     leave_run(tmp_path / "run", tiny(), status=None)
     row = read_run(tmp_path / "run")
