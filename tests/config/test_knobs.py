@@ -1,0 +1,64 @@
+"""The table of knobs: what is derived from it, and that one more knob is one edit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from fugaku_gpt.config import NodeConfig
+from fugaku_gpt.config.knobs import is_requested
+from fugaku_gpt.config.schema import NODE_KNOBS, POWER_KNOBS
+from tests.config.seventh_knob import STAGES
+
+ROOT = Path(__file__).resolve().parents[2]
+LAST_KNOB = "    large_pages: Optional[str] = option(\n"
+SEVENTH = '    prefetch_level: Optional[int] = power_knob("of the test", (0, 1, 2), default=1, statistics_place=7)\n'
+
+
+def test_the_power_knobs_are_those_of_the_user_guide() -> None:
+    assert [(knob.name, knob.resource, knob.values, knob.default) for knob in POWER_KNOBS] == [
+        ("freq_mhz", "freq", (2000, 2200), 2200),
+        ("eco_state", "eco_state", (0, 1, 2), 2),
+        ("retention_state", "retention_state", (0, 1), 1),
+        ("throttling_state", "throttling_state", tuple(range(10)), 0),
+        ("issue_state", "issue_state", (0, 1), 0),
+        ("ex_pipe_state", "ex_pipe_state", (0, 1), 0),
+    ]
+
+
+def test_each_power_knob_has_a_place_of_its_own_and_a_default_that_it_takes() -> None:
+    assert sorted(knob.statistics_place for knob in POWER_KNOBS) == list(range(1, len(POWER_KNOBS) + 1))
+    assert all(knob.default in knob.values for knob in POWER_KNOBS)
+    assert all(knob.usual is None or knob.usual in knob.values for knob in POWER_KNOBS)
+    aliases = [knob.alias for knob in NODE_KNOBS if knob.alias]
+    assert len(set(aliases)) == len(aliases) and not set(aliases) & {knob.name for knob in NODE_KNOBS}
+
+
+def test_a_node_requests_nothing_by_default_and_zero_is_a_request() -> None:
+    assert not any(is_requested(getattr(NodeConfig(), knob.name)) for knob in NODE_KNOBS)
+    assert is_requested(0) and is_requested("none") and not is_requested(())
+
+
+def test_one_more_power_knob_is_one_edit(tmp_path: Path) -> None:
+    """A copy of the package with one more field goes through all stages."""
+    for package in ("fugaku_gpt", "jobscripts"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    schema = tmp_path / "fugaku_gpt" / "config" / "schema.py"
+    text = schema.read_text(encoding="utf-8")
+    assert text.count(LAST_KNOB) == 1
+    schema.write_text(text.replace(LAST_KNOB, SEVENTH + LAST_KNOB), encoding="utf-8")
+    folder = tmp_path / "work"
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.config.seventh_knob", str(folder)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {stage.__name__ for stage in STAGES} <= set(done.stdout.splitlines()), done.stdout
