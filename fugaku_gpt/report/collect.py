@@ -185,12 +185,17 @@ def _of_settings(written: Mapping[str, Tree]) -> Dict[str, Any]:
         "ranks_per_node": whole.get("node.ranks_per_node", max(1, ranks // max(1, nodes))),
         "dtype": text.get("training.dtype", defaults.training.dtype),
         "requested": {
-            knob.name: text.get(knob.key, "").lower() in ("true", "yes", "on")
-            if isinstance(getattr(defaults.node, knob.name), bool)
-            else whole.get(knob.key)
+            knob.name: _written_value(text.get(knob.key, ""), getattr(defaults.node, knob.name))
             for knob in (*COLUMN_KNOBS, *MORE_KNOBS)
         },
     }
+
+
+def _written_value(text: str, default: object) -> object:
+    """The flag (where the default is one) or whole number that a text says; False or None where it says none."""
+    if isinstance(default, bool):
+        return text.lower() in ("true", "yes", "on")
+    return int(text) if re.fullmatch(r"\d{1,9}", text) else None
 
 
 def _toggles(requested: Mapping[str, Any], environment: Mapping[str, Any], used: Mapping[str, int]) -> Dict[str, Any]:

@@ -91,8 +91,8 @@ def nodes_cell(row: Row) -> str:
     applied = [(knob.name, getattr(row, knob.name)) for knob in COLUMN_KNOBS]
     for name, value in [*applied, *row.knobs]:
         if is_requested(value):
-            words = toggle_words(name, value)
-            toggles.append(words if _has_short_form(name) else f'"{words}"')
+            text = toggle_words(name, value)
+            toggles.append(text if _has_short_form(name) else f'"{text}"')
     return f"{_whole(row.nodes)} ({', '.join(toggles)})" if toggles else _whole(row.nodes)
 
 

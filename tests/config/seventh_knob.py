@@ -99,7 +99,7 @@ def recorded_row(folder: Path, is_applied: Optional[bool], used: str = "") -> Ro
         toggle = {"name": "prefetch_level", "requested": 0, "applied": is_applied, "seen": ""}
         RunDirectory(directory).write_environment({"toggles": [toggle]})
     if used:
-        write_accounting(directory, [JobAccount("pjm", "7", knobs={"prefetch_level": Knob("0", "0", used)})])
+        write_accounting(directory, (JobAccount("pjm", "7", knobs={"prefetch_level": Knob("0", "0", used)}),))
     return read_run(directory)
 
 
@@ -122,8 +122,8 @@ def tables_show_it(folder: Path) -> None:
 def comparisons_know_it(folder: Path) -> None:
     """One job cannot have two values of it; a factorial design has its lowest and its highest; a sweep's row names
     it."""
-    words = ["--preset", "tiny", "--job", "pjm", "--out", str(folder / "job")]
-    assert run(["compare", "base", "prefetch_level=2", *words]) == EXIT_USAGE
+    options = ["--preset", "tiny", "--job", "pjm", "--out", str(folder / "job")]
+    assert run(["compare", "base", "prefetch_level=2", *options]) == EXIT_USAGE
     (factor,) = parse("prefetch_level", tiny())
     assert factor.low.settings == ((KEY, "0"),) and factor.high.settings == ((KEY, "2"),), factor
     assert row_name({}, {KEY: "2"}) == "dp1-tp1-prefetch_level2"

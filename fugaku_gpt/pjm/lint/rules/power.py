@@ -12,19 +12,22 @@ from fugaku_gpt.pjm.options import KNOB_VALUES
 _SOURCE = "Fugaku user guide 1.52, PowerControlFunction"
 
 
-def _in_words(values: Sequence[int]) -> str:
-    """0 or 1; 0 to 9."""
+def _range_text(values: Sequence[int]) -> str:
+    """The values of a knob as messages say them: 0 or 1, 0 to 9."""
     return f"{values[0]} to {values[-1]}" if len(values) > 2 else " or ".join(str(value) for value in values)
 
 
 def _all_states() -> str:
-    """The values of all power knobs but the clock, knobs of the same values together."""
-    names: Dict[Tuple[int, ...], List[str]] = {}
+    """The values of all power knobs but the clock; knobs with the same values are listed together."""
+    by_values: Dict[Tuple[int, ...], List[str]] = {}
     for knob, values in KNOB_VALUES.items():
         if knob != "freq":
-            names.setdefault(values, []).append(knob)
-    alike = [" and ".join(filter(None, [", ".join(knobs[:-1]), knobs[-1]])) for knobs in names.values()]
-    return ", ".join(f"{knobs} {_in_words(values)}" for knobs, values in zip(alike, names))
+            by_values.setdefault(values, []).append(knob)
+    groups = []
+    for values, knobs in by_values.items():
+        names = " and ".join(filter(None, [", ".join(knobs[:-1]), knobs[-1]]))
+        groups.append(f"{names} {_range_text(values)}")
+    return ", ".join(groups)
 
 
 @rule(
@@ -119,8 +122,8 @@ def knob_value(facts: Facts) -> Iterator[Hit]:
         if knob not in facts.resources or (text is not None and is_open(text)) or facts.knob(knob) in values:
             continue
         line, column = facts.place(f"resources.{knob}", knob)
-        known = _in_words(values)
-        yield Hit(line, f"{knob}={show(text or '')}: the knob takes {known}", column, f"write {known}")
+        valid = _range_text(values)
+        yield Hit(line, f"{knob}={show(text or '')}: the knob takes {valid}", column, f"write {valid}")
 
 
 @rule(
