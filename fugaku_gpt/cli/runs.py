@@ -17,7 +17,7 @@ from fugaku_gpt.jobs.store import FIGURES
 
 if TYPE_CHECKING:
     from fugaku_gpt.jobs.store import RunRecord
-    from fugaku_gpt.sweep.expression import Value
+    from fugaku_gpt.sweep.expression_tokens import Value
 
 _SHOWN = (
     "run", "status", "size", "job.nodes", "layout.dp", "layout.tp", "layout.pp", "training.global_batch", "iterations",

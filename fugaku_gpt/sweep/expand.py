@@ -20,7 +20,7 @@ from fugaku_gpt.config.tree import Scalar, Tree, parse_override, parse_yaml, pla
 from fugaku_gpt.config.values import BadValue
 from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.records.sweep import digest_of, digest_of_config
-from fugaku_gpt.sweep.expression import Value
+from fugaku_gpt.sweep.expression_tokens import Value
 from fugaku_gpt.sweep.file import GROUPED, RANKS, Row, SweepFile, check_keys, read_sweep
 from fugaku_gpt.sweep.names import row_name, safe_name
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from types import FrameType
 from typing import Any, Dict
 
 import pytest
@@ -9,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fugaku_gpt.errors import ConfigError
-from fugaku_gpt.sweep.expression import MAX_DEPTH, parse_expression
+from fugaku_gpt.sweep.expression import MAX_DEPTH, MAX_EXPONENT, MAX_LENGTH, parse_expression
 
 ROW: Dict[str, Any] = {
     "layout.dp": 4,
@@ -48,6 +51,10 @@ def holds(text: str) -> bool:
         ("node.tcmalloc == true and not false", True),
         ("1_000 == 1e3", True),
         ("  node.tcmalloc ", True),
+        ("layout.tp\n  == 2\tand (node.tcmalloc)", True),
+        ("2 ** 10 == 1024 and -2 ** 2 == -4 and 2 ** 3 ** 2 == 512 and layout.dp ** -1 == 0.25", True),
+        ("'\\d' == '\\d' and 'é\n' in 'né\n' and 007 == 7 and 1_ == 1", True),  # no literals of Python's
+        ("1 in(1,)and'a'in'ab'", True),
     ],
 )
 def test_it_means_what_it_says(text: str, expected: bool) -> None:
@@ -70,6 +77,19 @@ def test_it_means_what_it_says(text: str, expected: bool) -> None:
         ("layout.dp 1", "character 11: '1' is not expected"),
         ("()", "is a list, neither true nor false"),
         ("layout.dp not 1", "not stands before what it negates"),
+        ("layout.dp == 1 and", "character 19: the expression ends"),
+        ("(layout.dp == 1 node.tcmalloc) and true", "character 17: 'node.tcmalloc' is not expected here"),
+        ("layout.dp (1)", "character 11: '\\(' is not expected here"),
+        ("job.volumes[0] == 1", "character 12: '\\[' is not expected here"),
+        ("(layout.dp, 2]", "character 1: '\\(' has no '\\)'"),
+        ("layout.dp // 2 == 2", "character 12: '/' stands where a value is expected"),
+        ("layout.dp == not 1", "character 14: 'not' stands where a value is expected"),
+        ("layout.dp in (*job.volumes, 1)", "character 15: '\\*' stands where a value is expected"),
+        ("*job.volumes", "character 1: '\\*' stands where a value is expected"),
+        ("(, 1)", "character 2: ',' stands where a value is expected"),
+        ("layout.tp in 1, 2", "in stands before a list or a text, not before the number 1"),
+        ("1 if node.tcmalloc else 2", "unknown name if"),
+        ("layout.dp is 4", "unknown name is"),
         ("layout.dp", "is the number 4, neither true nor false .in row dp4"),
         ("layout.dp and true", "and is of true and false, not of the number 4"),
         ("not layout.dp", "not is of true and false"),
@@ -84,10 +104,22 @@ def test_it_means_what_it_says(text: str, expected: bool) -> None:
         ("9" * 101 + " == 1", "expected a number"),
         ("job.elapse < 1:75:00", "minutes and seconds below 60"),
         ("1e300 * 1e300 == 1", "the number is too large"),
+        (f"2 ** {MAX_EXPONENT + 1} == 1", "character 3: the exponent 65 is not from -64 to 64"),
+        ("layout.dp ** -65 == 1", "the exponent -65 is not from -64 to 64"),
+        ("9 ** 9 ** 9 == 1", "character 3: the exponent 3.8742e.08 is not from"),
+        ("1e99 ** 4 == 1", "character 6: the number is too large"),
+        ("9" * 100 + " ** 64 == 1", "the number is too large"),
+        ("0 ** -1 == 1", "character 3: division by 0"),
+        ("(-2) ** 0.5 == 1", "-2 has no power 0.5; a negative number takes whole exponents"),
+        ("'a' * 9 == 'a'", r"\* is of numbers, not of the text 'a'"),
         ("1e400 == 1", "character 1: 1e400: the number is too large"),
         ("(" * 60 + "true" + ")" * 60, f"more than {MAX_DEPTH} levels"),
         ("not " * 60 + "true", "levels"),
         ("1 == " + "-" * 60 + "1", "levels"),
+        ("1 + " * 400 + "1 == 1", "more than 50 levels of signs and operators; brackets around groups"),
+        ("-" * 1990 + "1 == 1", "levels"),
+        ("not " * 490 + "true", "levels"),
+        ("[" * 1990, "levels of brackets"),
         ("true and " * 300 + "true", "an expression of 2704 characters; at most 2000"),
         ("__import__('os')", "unknown name __import__"),
         ("layout.dp.__class__ == 1", "unknown name layout.dp.__class__"),
@@ -109,6 +141,46 @@ def test_any_text_is_an_expression_or_a_named_mistake(text: str) -> None:
         assert str(error).startswith("s.yaml:3: where: ")
 
 
+_PIECES = [
+    *"()[],+-*/%<>=9",
+    " ** ",
+    " not ",
+    " and ",
+    " or ",
+    " in ",
+    "'a'",
+    "1:00",
+    "1e300",
+    "layout.dp",
+    "node.tcmalloc",
+]
+
+
+@given(st.text(max_size=MAX_LENGTH) | st.lists(st.sampled_from(_PIECES), max_size=MAX_LENGTH // 8).map("".join))
+def test_the_work_for_any_text_is_bounded_by_its_length(text: str) -> None:
+    """Calls of functions are counted: a limit on them holds on a machine of any speed."""
+    calls: "Counter[str]" = Counter()
+
+    def count(_: FrameType, event: str, __: object) -> None:
+        calls[event] += 1
+
+    sys.setprofile(count)
+    try:
+        holds(text)
+    except ConfigError as error:
+        assert str(error).startswith("s.yaml:3: where: ")
+    finally:
+        sys.setprofile(None)
+    assert calls["call"] + calls["c_call"] < 1000 + 200 * len(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["-".join(["1"] * 45) + " == 1", "(" * 49 + "1" + ")" * 49 + " == 1", "- " * 45 + "1 == 1"]
+)
+def test_what_is_just_below_a_limit_is_computed(text: str) -> None:
+    assert holds(text) in (True, False)
+
+
 _NUMBERS = st.integers(0, 50)
 
 
@@ -125,3 +197,15 @@ def test_arithmetic_binds_as_in_mathematics(a: int, b: int, c: int, one: str, tw
 def test_an_expression_tells_its_names_once_each() -> None:
     found = parse_expression("a.b % 2 == 0 and not (c in [1, a.b])", "here", ["a.b", "c"])
     assert found.names == ["a.b", "c"]
+
+
+def test_a_division_or_power_that_may_fail_is_recognised() -> None:
+    assert not parse_expression("a / 2 == 1 and a % 2 == 0 and a ** 2 == 4", "s", ["a"]).may_divide_by_zero
+    for text in ("1 / a == 1", "1 % (a - 1) == 0", "a / 0 == 1", "a ** -1 == 1", "2 ** a == 4"):
+        assert parse_expression(text, "s", ["a"]).may_divide_by_zero
+
+
+def test_conjuncts_are_the_terms_from_left_to_right() -> None:
+    terms = parse_expression("a == 1 and (b == 2 and not c) and (a or b)", "s", ["a", "b", "c"]).conjuncts
+    assert [term.names for term in terms] == [["a"], ["b"], ["c"], ["a", "b"]]
+    assert [term.holds({"a": 1, "b": 3, "c": False}.__getitem__) for term in terms[:3]] == [True, False, True]

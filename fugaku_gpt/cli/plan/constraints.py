@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fugaku_gpt.planner.search.topology import Columns, Rule
-    from fugaku_gpt.sweep.expression import Expression, Value
+    from fugaku_gpt.sweep.expression import Expression
+    from fugaku_gpt.sweep.expression_tokens import Value
 
 NAMES = {
     **{name: name for name in (
