@@ -117,3 +117,25 @@ def test_a_worker_that_dies_is_an_error(tokenizer: Path, monkeypatch: pytest.Mon
         for _ in workers.encode_all(documents(), tokenizer, 2):
             pass
     assert _pids() == []
+
+
+def test_a_document_that_a_worker_cannot_encode_is_an_error(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "BATCH", 100)
+    documents = [b"some text " * 20] * 30
+    documents[17] = b"\xff"
+    with pytest.raises(DataError, match="a worker process could not encode a document: UnicodeDecodeError: "):
+        list(workers.encode_all(documents, tokenizer, 2))
+
+
+def test_no_more_batches_are_read_ahead_than_can_be_pending(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "BATCH", 1)  # a batch for each document
+    read = 0
+
+    def documents() -> Iterator[bytes]:
+        nonlocal read
+        for read in range(1, 101):
+            yield b"some text"
+
+    for written, _ in enumerate(workers.encode_all(documents(), tokenizer, 2)):
+        assert read <= written + 2 * workers._AHEAD
+    assert read == 100
