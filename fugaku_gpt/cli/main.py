@@ -12,7 +12,6 @@ import click
 from fugaku_gpt import __version__
 from fugaku_gpt.cli.lazy import LazyGroup
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, FugakuGptError
-from fugaku_gpt.machine.frames import with_room_for_frames
 
 # what a file system says of a user's folders, and not of a mistake of ours
 _REFUSALS = (
@@ -76,4 +75,4 @@ def run(arguments: Optional[Sequence[str]] = None) -> int:
 
 def main() -> NoReturn:
     """Entry point of the console script."""
-    sys.exit(with_room_for_frames(run))
+    sys.exit(run())
