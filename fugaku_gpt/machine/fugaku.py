@@ -11,7 +11,6 @@ from typing import Dict
 from fugaku_gpt.config.schema import POWER_KNOBS, NodeConfig
 
 CORES = 48  # compute cores of a node, in four core-memory groups of 12
-GROUP_CORES = 12
 RETENTION_LIMIT = 9216  # nodes; above, retention_state is fixed at 0
 TORUS_ABOVE = 384  # nodes; above, tori of whole shelves alone are allocated
 TOFU_UNIT = (2, 3, 2)  # nodes; a torus of up to TORUS_ABOVE nodes is allocated in these

@@ -10,7 +10,6 @@ from fugaku_gpt.pjm.values import has_placeholder
 AUTO = "auto"
 FUGAKU = "fugaku"
 ANY = "any"
-SITES = (AUTO, FUGAKU, ANY)
 # Fugaku has none of these; Flow, Wisteria, Genkai, ITO, HOKUSAI and the K computer have
 _FOREIGN_RESOURCES = ("gpu", "vnode", "vnode-core", "vnode-mem", "core-mem")
 _K_OPTIONS = frozenset(option.name for option in OPTIONS if option.era == "k")
