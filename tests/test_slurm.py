@@ -13,7 +13,7 @@ import pytest
 
 from fugaku_gpt.config import dump_run_config, load_run_config
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.follow import look, watch
+from fugaku_gpt.jobs.follow import poll_runs, watch
 from fugaku_gpt.jobs.judge import Verdict
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission
 from fugaku_gpt.jobs.schedulers.slurm import SlurmScheduler
@@ -170,7 +170,7 @@ def test_a_job_is_found_again_by_its_tag(slurm: SlurmScheduler, tmp_path: Path) 
     append_event(tmp_path, "intent", time.time(), scheduler="slurm", tag=tag, link=1, chain=1, bulk="")
     job_id = slurm.submit(Submission("job.sh", submission.directory, "test", tag=tag))
     assert slurm.find([tag, "fugaku-gpt-none"]) == {tag: job_id}
-    assert look([tmp_path])[0].job_id == job_id
+    assert poll_runs([tmp_path])[0].job_id == job_id
     assert [job.job_id for job in read_history(tmp_path).jobs] == [job_id]
     with pytest.raises(UsageError, match=f"holds job {job_id}|job {job_id} is"):
         prepared(tmp_path)

@@ -240,14 +240,14 @@ def _more(directory: Path) -> Dict[str, Any]:
 
 
 def _job_facts(directory: Path) -> Dict[str, Any]:
-    from fugaku_gpt.jobs.judge import judge
+    from fugaku_gpt.jobs.judge import diagnose
     from fugaku_gpt.records.job import read_history
 
     try:
         history = read_history(directory)
         if not history.jobs and not history.open and not history.refused:
             return {}
-        verdict = judge(directory)
+        verdict = diagnose(directory)
     except UsageError as error:
         return {"damaged": str(error)}
     facts: Dict[str, Any] = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.judge import Verdict, deciding_job, judge, settle
+from fugaku_gpt.jobs.judge import Verdict, deciding_job, diagnose, record_result
 from fugaku_gpt.jobs.schedulers.commands import LONGEST_WAIT_SECONDS, waits
 from fugaku_gpt.jobs.schedulers.protocol import Scheduler
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named
@@ -78,7 +78,7 @@ def job_directories(paths: Sequence[Path]) -> List[Path]:
     return list(found)
 
 
-def look(
+def poll_runs(
     directories: Sequence[Path], named: Named = scheduler_named, now: Callable[[], float] = time.time
 ) -> List[Followed]:
     """What each run directory's job is doing: asks each scheduler once for all jobs that are not known to be over,
@@ -132,12 +132,12 @@ def watch(
     sleep: Callable[[float], None] = time.sleep,
     longest: float = LONGEST_WAIT_SECONDS,
 ) -> Iterator[List[Followed]]:
-    """:func:`look` again and again until all are over; after a change soon, else after 2, 4, 8 and up to ``longest``
-    seconds. Stopping it, or killing it, changes nothing for the jobs."""
+    """:func:`poll_runs` again and again until all are over; after a change soon, else after 2, 4, 8 and up to
+    ``longest`` seconds. Stopping it, or killing it, changes nothing for the jobs."""
     pauses, before = waits(longest=longest), None
     while True:
         sleep(next(pauses))
-        seen = look(directories, named, now)
+        seen = poll_runs(directories, named, now)
         yield seen
         if all(one.over for one in seen):
             return
@@ -198,13 +198,13 @@ def _followed(
     history = read_history(directory)
     job_ = deciding_job(history, exit_records(directory))
     if job_ is None:
-        verdict = judge(directory)
+        verdict = diagnose(directory)
         cause = f"{verdict.cause}; {trouble}" if trouble else verdict.cause
         return Followed(directory, Verdict(verdict.status, verdict.state, cause, verdict.advice, verdict.retry))
     status = answers.get((job_.scheduler, job_.job_id), history.statuses.get(job_.job_id))
-    verdict = judge(directory, status)
+    verdict = diagnose(directory, status)
     try:
-        settle(directory, verdict, now)
+        record_result(directory, verdict, now)
     except OSError as error:
         if error.errno not in _NOT_OURS:
             raise

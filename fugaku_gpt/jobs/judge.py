@@ -61,7 +61,7 @@ class Verdict:
     retry: str = WAIT
 
 
-def judge(directory: Path, status: Optional[JobStatus] = None) -> Verdict:
+def diagnose(directory: Path, status: Optional[JobStatus] = None) -> Verdict:
     """What became of the job of a run directory.
 
     Args:
@@ -100,7 +100,7 @@ def deciding_job(history: JobHistory, records: Dict[str, ExitRecord]) -> Optiona
     return history.jobs[-1] if history.jobs else None
 
 
-def settle(directory: Path, verdict: Verdict, now: float) -> Optional[Result]:
+def record_result(directory: Path, verdict: Verdict, now: float) -> Optional[Result]:
     """Write the run's result where its job is over and its ranks left none, or one that says less; returns the result
     that was written, if one was. Each sub-job of a bulk job has a result of its own, in its own folder.
 
@@ -117,7 +117,7 @@ def settle(directory: Path, verdict: Verdict, now: float) -> Optional[Result]:
     parts = _evidence(directory, job, records, status, history)
     written = None
     for evidence in parts:
-        written = _settle_one(evidence, verdict if len(parts) == 1 else _of_one(evidence), now) or written
+        written = _record_sub_job_result(evidence, verdict if len(parts) == 1 else _of_one(evidence), now) or written
     return written
 
 
@@ -321,7 +321,7 @@ def _read_config(file: Path, _changed: int) -> RunConfig:
     return load_run_config(file)
 
 
-def _settle_one(evidence: _Evidence, verdict: Verdict, now: float) -> Optional[Result]:
+def _record_sub_job_result(evidence: _Evidence, verdict: Verdict, now: float) -> Optional[Result]:
     run = evidence.run
     present = run.result()
     if present is not None and not present.judged and not _says_more(verdict.status, present.status):
@@ -347,5 +347,5 @@ def _settle_one(evidence: _Evidence, verdict: Verdict, now: float) -> Optional[R
 
 def _says_more(judged: str, recorded: str) -> bool:
     """Whether the job's end tells the cause of an end that its starter could only call stopped or failed."""
-    causes: Tuple[str, ...] = (runs.TIMEOUT, runs.OUT_OF_MEMORY)
-    return judged in causes and recorded in (runs.INTERRUPTED, runs.FAILED)
+    failure_causes: Tuple[str, ...] = (runs.TIMEOUT, runs.OUT_OF_MEMORY)
+    return judged in failure_causes and recorded in (runs.INTERRUPTED, runs.FAILED)

@@ -19,7 +19,7 @@ from fugaku_gpt.config.tree import flatten, plain, read_yaml_file
 from fugaku_gpt.config.values import BadValue
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.formulas.parameters import size_name
-from fugaku_gpt.jobs.judge import judge
+from fugaku_gpt.jobs.judge import diagnose
 from fugaku_gpt.records.files import leftovers
 from fugaku_gpt.records.index import (
     FILE,
@@ -173,7 +173,7 @@ def read_record(store: Path, path: str) -> Optional[RunRecord]:
     if result is not None:
         status, reason = result.status, result.reason
     elif history is not None and (history.jobs or history.open):
-        verdict = _tried(lambda: judge(directory.path), problems)
+        verdict = _tried(lambda: diagnose(directory.path), problems)
         if verdict is not None:
             status, reason = verdict.status or verdict.state or UNFINISHED, verdict.cause
     summary = result.summary if result is not None else {"seconds_per_iteration": last.get("seconds")}

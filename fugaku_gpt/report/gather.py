@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.judge import judge, settle
+from fugaku_gpt.jobs.judge import diagnose, record_result
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, Scheduler
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named
 from fugaku_gpt.pjm.stats import IDEAL, MEASURED, JobStatistics, read_stats_file
@@ -194,11 +194,11 @@ def _of_accounting(scheduler: str, status: JobStatus, accounting: Accounting) ->
 
 def _result(directory: Path, history: JobHistory, now: Callable[[], float], notes: List[str]) -> str:
     """The status of the run; a run whose job is over and that has no result gets one."""
-    verdict = judge(directory)
+    verdict = diagnose(directory)
     if not history.jobs:
         own = RunDirectory(directory).result()
         return own.status if own is not None else ""
-    written = settle(directory, verdict, now())
+    written = record_result(directory, verdict, now())
     if written is not None:
         notes.append(f"result written: {written.status}" + (f": {written.reason}" if written.reason else ""))
     elif verdict.cause:

@@ -14,7 +14,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.follow import Followed, Named, look
+from fugaku_gpt.jobs.follow import Followed, Named, poll_runs
 from fugaku_gpt.jobs.render import render_from_files
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Scheduler, Uncertain
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named
@@ -108,7 +108,7 @@ def standings_of(
         UsageError: a record in a run directory is damaged.
     """
     asked = [out / run.name for run in sweep.runs if _has_open_job(out / run.name)]
-    followed = {one.directory: one for one in look(asked, named, now)} if ask and asked else {}
+    followed = {one.directory: one for one in poll_runs(asked, named, now)} if ask and asked else {}
     return [_standing(run, out / run.name, followed.get(out / run.name)) for run in sweep.runs]
 
 

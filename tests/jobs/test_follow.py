@@ -9,7 +9,7 @@ from typing import Any, Dict, List
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.follow import job_directories, look, output_of, watch
+from fugaku_gpt.jobs.follow import job_directories, output_of, poll_runs, watch
 from fugaku_gpt.records import run as runs
 from fugaku_gpt.records.job import ENDED, QUEUED, RUNNING, UNKNOWN, JobStatus, append_event, read_events
 from fugaku_gpt.records.run import RunDirectory
@@ -46,7 +46,7 @@ def test_one_query_tells_of_all_directories(tmp_path: Path) -> None:
     directories = [tmp_path / name for name in ("a", "b", "c")]
     for number, directory in enumerate(directories, 1):
         hand_in(directory, str(number))
-    seen = look(directories, lambda name: scheduler)
+    seen = poll_runs(directories, lambda name: scheduler)
     assert [one.verdict.state for one in seen] == [QUEUED, RUNNING, RUNNING]
     assert [one.job_id for one in seen] == ["1", "2", "3"]
     assert scheduler.polls == [["1", "2", "3"]]
@@ -56,9 +56,9 @@ def test_what_has_changed_is_written_down_once(tmp_path: Path) -> None:
     scheduler = site(QUEUED)
     hand_in(tmp_path, "1")
     for _ in range(3):
-        look([tmp_path], lambda name: scheduler)
+        poll_runs([tmp_path], lambda name: scheduler)
     scheduler.statuses["1"] = JobStatus("1", RUNNING, "RUN")
-    look([tmp_path], lambda name: scheduler)
+    poll_runs([tmp_path], lambda name: scheduler)
     assert kinds(tmp_path) == ["submitted", "status", "status"]
 
 
@@ -67,23 +67,23 @@ def test_a_job_that_is_over_is_not_asked_for_again(tmp_path: Path) -> None:
     hand_in(tmp_path, "1")
     exit_record(tmp_path, 0, sub_job="1")
     result(tmp_path, runs.OK)
-    assert [look([tmp_path], lambda name: scheduler)[0].verdict.status for _ in range(2)] == [runs.OK, runs.OK]
+    assert [poll_runs([tmp_path], lambda name: scheduler)[0].verdict.status for _ in range(2)] == [runs.OK, runs.OK]
     assert scheduler.polls == [["1"]]
 
 
 def test_a_lost_job_is_asked_for_again(tmp_path: Path) -> None:
     scheduler = FakeScheduler()
     hand_in(tmp_path, "1")
-    assert look([tmp_path], lambda name: scheduler)[0].verdict.status == runs.LOST
+    assert poll_runs([tmp_path], lambda name: scheduler)[0].verdict.status == runs.LOST
     scheduler.statuses["1"] = JobStatus("1", RUNNING, "RUN")
-    assert look([tmp_path], lambda name: scheduler)[0].verdict.state == RUNNING
+    assert poll_runs([tmp_path], lambda name: scheduler)[0].verdict.state == RUNNING
 
 
 def test_a_finished_job_whose_ranks_left_nothing_gets_a_result(tmp_path: Path) -> None:
     scheduler = FakeScheduler()
     scheduler.statuses["1"] = JobStatus("1", ENDED, "EXT", 0, 24, 11)
     hand_in(tmp_path, "1")
-    look([tmp_path], lambda name: scheduler, now=lambda: 500.0)
+    poll_runs([tmp_path], lambda name: scheduler, now=lambda: 500.0)
     kept = RunDirectory(tmp_path).result()
     assert kept is not None and (kept.status, kept.ended, kept.judged) == (runs.TIMEOUT, 500.0, True)
 
@@ -93,7 +93,7 @@ def test_without_its_scheduler_our_own_records_are_still_told(tmp_path: Path) ->
     hand_in(tmp_path / "b", "2")
     exit_record(tmp_path / "b", 0, sub_job="2")
     result(tmp_path / "b", runs.OK)
-    waiting, ended = look([tmp_path / "a", tmp_path / "b"], lambda name: Unreachable())
+    waiting, ended = poll_runs([tmp_path / "a", tmp_path / "b"], lambda name: Unreachable())
     assert (waiting.verdict.state, waiting.verdict.cause) == (UNKNOWN, UNREACHABLE)
     assert ended.verdict.status == runs.OK
 
@@ -101,21 +101,21 @@ def test_without_its_scheduler_our_own_records_are_still_told(tmp_path: Path) ->
 def test_no_news_is_not_written_over_what_was_known(tmp_path: Path) -> None:
     scheduler = site(RUNNING)
     hand_in(tmp_path, "1")
-    look([tmp_path], lambda name: scheduler)
-    assert look([tmp_path], lambda name: Unreachable())[0].verdict.state == UNKNOWN
+    poll_runs([tmp_path], lambda name: scheduler)
+    assert poll_runs([tmp_path], lambda name: Unreachable())[0].verdict.state == UNKNOWN
     assert kinds(tmp_path) == ["submitted", "status"]
 
 
 def test_an_open_submission_is_asked_for_by_its_tag(tmp_path: Path) -> None:
     append_event(tmp_path, "intent", 1.0, scheduler="pjm", tag="t-1", link=1, chain=1, bulk="")
-    assert UNREACHABLE in look([tmp_path], lambda name: Unreachable(), now=lambda: 2.0)[0].verdict.cause
+    assert UNREACHABLE in poll_runs([tmp_path], lambda name: Unreachable(), now=lambda: 2.0)[0].verdict.cause
     scheduler = site(RUNNING)
-    assert look([tmp_path], lambda name: scheduler, now=lambda: 2.0)[0].verdict.state == UNKNOWN
+    assert poll_runs([tmp_path], lambda name: scheduler, now=lambda: 2.0)[0].verdict.state == UNKNOWN
     scheduler.tags["t-1"] = "1"
-    (seen,) = look([tmp_path], lambda name: scheduler, now=lambda: 2.0)
+    (seen,) = poll_runs([tmp_path], lambda name: scheduler, now=lambda: 2.0)
     assert (seen.job_id, seen.verdict.state) == ("1", RUNNING)
     append_event(tmp_path, "intent", 1.0, scheduler="pjm", tag="t-2", link=1, chain=1, bulk="")
-    look([tmp_path], lambda name: scheduler, now=lambda: 1000.0)
+    poll_runs([tmp_path], lambda name: scheduler, now=lambda: 1000.0)
     assert kinds(tmp_path)[-1] == "abandoned"
 
 
@@ -128,7 +128,7 @@ def test_each_sub_job_that_has_ended_is_kept(tmp_path: Path) -> None:
         "1[1]": JobStatus("1[1]", RUNNING, "RUN"),
     }
     scheduler.poll = lambda ids: statuses  # type: ignore
-    (seen,) = look([tmp_path], lambda name: scheduler)
+    (seen,) = poll_runs([tmp_path], lambda name: scheduler)
     assert (seen.verdict.state, seen.verdict.cause) == (RUNNING, "1 of 2 sub-jobs have ended")
     assert [event.values["job_id"] for event in read_events(tmp_path) if event.kind == "status"] == ["1", "1[0]"]
 
@@ -144,8 +144,8 @@ def test_a_directory_that_one_may_only_read_is_told_all_the_same(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("fugaku_gpt.jobs.follow.append_status", refuse)
-    monkeypatch.setattr("fugaku_gpt.jobs.follow.settle", refuse)
-    assert look([tmp_path], lambda name: scheduler)[0].verdict.status == runs.TIMEOUT
+    monkeypatch.setattr("fugaku_gpt.jobs.follow.record_result", refuse)
+    assert poll_runs([tmp_path], lambda name: scheduler)[0].verdict.status == runs.TIMEOUT
 
 
 def test_watching_ends_when_all_are_over_and_waits_longer_while_nothing_happens(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_output_is_asked_of_the_job_s_scheduler(tmp_path: Path) -> None:
     hand_in(tmp_path, "1")
     (tmp_path / "gpt.1.out").touch()
     scheduler.outputs = [tmp_path / "gpt.1.out", tmp_path / "gpt.1.err"]
-    (seen,) = look([tmp_path], lambda name: scheduler)
+    (seen,) = poll_runs([tmp_path], lambda name: scheduler)
     assert output_of(seen, lambda name: scheduler) == [tmp_path / "gpt.1.out"]
 
 
@@ -195,7 +195,7 @@ def test_a_damaged_record_is_told_with_its_place_and_hides_no_other_run(tmp_path
     hand_in(sound, "2")
     (damaged / "exit").mkdir()
     (damaged / "exit" / "1.json").write_text(json.dumps([]), encoding="utf-8")
-    first, second = look([damaged, sound], lambda name: site(ENDED, RUNNING))
+    first, second = poll_runs([damaged, sound], lambda name: site(ENDED, RUNNING))
     assert "1.json: not an exit record" in first.verdict.cause
     assert (first.job_id, first.verdict.state, first.over) == ("1", UNKNOWN, False)
     assert second.verdict.state == RUNNING

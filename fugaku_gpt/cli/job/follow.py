@@ -93,9 +93,9 @@ def status(directories: Tuple[Path, ...], store: Path, form: str) -> None:
 
     DIR is a run directory or a folder of them. Exit code: 0, whatever the jobs did.
     """
-    from fugaku_gpt.jobs.follow import job_directories, look
+    from fugaku_gpt.jobs.follow import job_directories, poll_runs
 
-    seen = look(job_directories(directories or (store,)))
+    seen = poll_runs(job_directories(directories or (store,)))
     click.echo(render_rows(COLUMNS, [_row(one) for one in seen], form), nl=False)
 
 
@@ -131,9 +131,9 @@ def logs(directory: Path, follow: bool, rank: Optional[int], lines: Optional[int
 
     Exit codes: 0, or 2 where there is nothing to print yet.
     """
-    from fugaku_gpt.jobs.follow import look, output_of
+    from fugaku_gpt.jobs.follow import output_of, poll_runs
 
-    seen = look([_with_job(directory)])[0]
+    seen = poll_runs([_with_job(directory)])[0]
     files = _shown_files(output_of(seen), rank)
     if not files and not (follow and not seen.over):
         raise UsageError(_nothing_printed(seen, rank, output_of(seen)))
@@ -143,7 +143,7 @@ def logs(directory: Path, follow: bool, rank: Optional[int], lines: Optional[int
         while time.monotonic() < deadline:
             time.sleep(_FOLLOW_SECONDS)
             _print_news(ends)
-        seen = look([directory])[0]
+        seen = poll_runs([directory])[0]
         for path in _shown_files(output_of(seen), rank):
             ends.setdefault(path, 0)
         _print_news(ends)
@@ -182,10 +182,10 @@ def resume(directories: Tuple[Path, ...], force: bool, dry_run: bool, yes: bool)
     kept in attempts/ beside the run directory. Jobs that still wait or run are refused. Exit codes: 0 handed in, 2 not
     handed in.
     """
-    from fugaku_gpt.jobs.follow import job_directories, look
+    from fugaku_gpt.jobs.follow import job_directories, poll_runs
     from fugaku_gpt.jobs.submission import load_prepared
 
-    chosen = [one for one in look(job_directories(directories)) if _may_resume(one, force, len(directories) == 1)]
+    chosen = [one for one in poll_runs(job_directories(directories)) if _may_resume(one, force, len(directories) == 1)]
     for one in chosen:
         click.echo(f"{one.directory}: {one.verdict.retry}: {one.verdict.cause or one.verdict.status}", err=True)
     if dry_run or not chosen or not _confirmed([load_prepared(one.directory) for one in chosen], yes):
