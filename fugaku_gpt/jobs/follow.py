@@ -13,7 +13,7 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.judge import Verdict, deciding_job, diagnose, record_result
 from fugaku_gpt.jobs.schedulers.commands import LONGEST_WAIT_SECONDS, waits
 from fugaku_gpt.jobs.schedulers.protocol import Scheduler
-from fugaku_gpt.jobs.schedulers.registry import scheduler_named
+from fugaku_gpt.jobs.schedulers.registry import scheduler_named, sub_job_ids
 from fugaku_gpt.jobs.submission import resolve
 from fugaku_gpt.records.job import (
     JOB_FILE,
@@ -25,7 +25,6 @@ from fugaku_gpt.records.job import (
     append_status,
     exit_records,
     read_history,
-    sub_job_ids,
 )
 from fugaku_gpt.records.sweep import ATTEMPTS
 

@@ -15,7 +15,7 @@ from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_RESUME, EXIT_USAGE, UsageError
 from fugaku_gpt.jobs.causes import MORE_MEMORY, NEVER, RESUME, RETRY, WAIT, WORDS, Cause, said_by_scheduler
-from fugaku_gpt.jobs.schedulers.registry import scheduler_named
+from fugaku_gpt.jobs.schedulers.registry import scheduler_named, sub_job_ids
 from fugaku_gpt.launch.launch_result import log_tail, reason_of, says_out_of_memory
 from fugaku_gpt.records import run as runs
 from fugaku_gpt.records.job import (
@@ -31,7 +31,6 @@ from fugaku_gpt.records.job import (
     bulk_numbers,
     exit_records,
     read_history,
-    sub_job_ids,
 )
 from fugaku_gpt.records.run import Result, RunDirectory
 from fugaku_gpt.records.summary import summarise

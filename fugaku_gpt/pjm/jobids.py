@@ -6,6 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import List, Optional
 
+# in a row of a table, an id may stand for a range of sub-jobs: 239[1-5], 240_0-4
+ROW_ID_PATTERN = r"\d{1,15}(?:_\d+(?:-\d+)?|\[\d+(?:-\d+)?\])?"
+# in a message, for a range of jobs as well: 238-240
+MESSAGE_ID_PATTERN = r"\d{1,15}(?:_\d{1,7}(?:-\d{1,7})?|\[\d{1,7}(?:-\d{1,7})?\]|-\d{1,15})?"
 ID_PATTERN = r"[0-9]{1,15}(?:_[0-9]{1,7}|\[[0-9]{1,7}\])?"
 LONGEST_RANGE = 1_000_000  # bulk numbers are 0 to 999999
 _ONE = re.compile(r"(\d{1,15})(?:_(\d{1,7})|\[(\d{1,7})\])?", re.ASCII)
@@ -13,7 +17,7 @@ _RANGE = re.compile(r"(\d{1,15})(?:-(\d{1,15})|_(\d{1,7})-(\d{1,7})|\[(\d{1,7})-
 
 
 @dataclass(frozen=True)
-class JobId:
+class PjmJobId:
     """A job or sub-job.
 
     Attributes:
@@ -32,12 +36,12 @@ class JobId:
         return f"{self.number}" if self.step is None else f"{self.number}_{self.step}"
 
     @property
-    def parent(self) -> JobId:
+    def parent(self) -> PjmJobId:
         """The whole job that a sub-job belongs to; a whole job's own id."""
-        return JobId(self.number)
+        return PjmJobId(self.number)
 
 
-def parse_job_id(text: str) -> JobId:
+def parse_job_id(text: str) -> PjmJobId:
     """One id.
 
     Raises:
@@ -47,10 +51,10 @@ def parse_job_id(text: str) -> JobId:
     if not found:
         raise ValueError(f"{text[:60]!r} is not a job id such as 238, 239[1] or 240_0")
     number, step, bulk = found.groups()
-    return JobId(int(number), None if bulk is None else int(bulk), None if step is None else int(step))
+    return PjmJobId(int(number), None if bulk is None else int(bulk), None if step is None else int(step))
 
 
-def expand_job_ids(text: str) -> List[JobId]:
+def expand_job_ids(text: str) -> List[PjmJobId]:
     """An id or a range: ``239[1-5]``, ``240_0-4`` or ``238-240``.
 
     Raises:
@@ -69,7 +73,7 @@ def expand_job_ids(text: str) -> List[JobId]:
         raise ValueError(f"{text[:60]!r}: a range goes from the lower to the higher, over {LONGEST_RANGE} ids at most")
     numbers = range(first, last + 1)
     if found[2] is not None:
-        return [JobId(each) for each in numbers]
+        return [PjmJobId(each) for each in numbers]
     if found[4] is not None:
-        return [JobId(number, step=each) for each in numbers]
-    return [JobId(number, bulk=each) for each in numbers]
+        return [PjmJobId(number, step=each) for each in numbers]
+    return [PjmJobId(number, bulk=each) for each in numbers]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple
 
 from fugaku_gpt.pjm.catalogue import GATE, MEANINGS, SITE, UNNUMBERED, Meaning
-from fugaku_gpt.pjm.jobids import ID_PATTERN, JobId, expand_job_ids, parse_job_id
+from fugaku_gpt.pjm.jobids import ID_PATTERN, MESSAGE_ID_PATTERN, PjmJobId, expand_job_ids, parse_job_id
 from fugaku_gpt.pjm.limits import AclLimits, Limit, Use, parse_acl, parse_uses
 from fugaku_gpt.pjm.pjstat import (
     clean_value,
@@ -23,9 +23,9 @@ from fugaku_gpt.pjm.pjstat import (
 
 __all__ = [
     "AclLimits",
-    "JobId",
     "Limit",
     "Message",
+    "PjmJobId",
     "Refusal",
     "Use",
     "Waited",
@@ -55,9 +55,7 @@ _MESSAGE = re.compile(r"\[[ ]?(INFO|WARN|ERR)\.?[ ]?\][ \t]+PJM[ \t]+(\d{4})[ \t
 _SUBMITTED = re.compile(rf"\b[Jj]ob[ \t]+({ID_PATTERN})[ \t]+submitted")
 _BARE_IDS = re.compile(rf"{ID_PATTERN}(?:[ \t,]+{ID_PATTERN})*")
 _ID = re.compile(rf"{ID_PATTERN}(?![\d\[_])")
-_OF_JOB = re.compile(
-    r"\b[Jj]ob[ \t]+\"?(\d{1,15}(?:_\d{1,7}(?:-\d{1,7})?|\[\d{1,7}(?:-\d{1,7})?\]|-\d{1,15})?)\"?(?![\w\[])"
-)
+_OF_JOB = re.compile(rf"\b[Jj]ob[ \t]+\"?({MESSAGE_ID_PATTERN})\"?(?![\w\[])")
 _WAITED = re.compile(
     rf"[ \t]*({ID_PATTERN})[ \t]+(-?\d{{1,9}}|[XEH-])[ \t]+(-?\d{{1,9}}|[XEH-])[ \t]+(-?\d{{1,9}}|[XEH-])[ \t]*"
 )

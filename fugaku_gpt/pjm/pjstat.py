@@ -10,7 +10,7 @@ import re
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
 from fugaku_gpt.pjm.codes import state_of
-from fugaku_gpt.pjm.jobids import ID_PATTERN
+from fugaku_gpt.pjm.jobids import ID_PATTERN, ROW_ID_PATTERN
 from fugaku_gpt.records.job import JobStatus
 
 DEFAULT_COLUMNS = (
@@ -59,7 +59,7 @@ _NAMES = {
 _DATES = ("START_DATE", "ACCEPT")
 _FREE_TEXT = ("REASON", "COMMENT", "CMT")
 _LINE_LENGTH = 65536  # characters of a line that are looked at
-_JOB = re.compile(r"\d{1,15}(?:_\d+(?:-\d+)?|\[\d+(?:-\d+)?\])?", re.ASCII)
+_JOB = re.compile(ROW_ID_PATTERN, re.ASCII)
 _ID = re.compile(ID_PATTERN)
 _DAY = re.compile(r"\(?\d{1,4}/\d{1,2}(?:/\d{1,2})?")
 _CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?\)?[<@#]?")

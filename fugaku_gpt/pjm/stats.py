@@ -8,7 +8,7 @@ shorter job they say nothing.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Tuple
 
@@ -110,15 +110,16 @@ class JobStatistics:
 
 
 def read_stats_file(path: Path) -> List[JobStatistics]:
-    """As :func:`parse_stats`.
+    """As :func:`parse_stats`; a job without an id has the one in the file's name, ``<job name>.<job id>.stats``.
 
     Raises:
         UsageError: the file cannot be read.
     """
     try:
-        return parse_stats(path.read_bytes().decode("utf-8", "replace"))
+        jobs = parse_stats(path.read_bytes().decode("utf-8", "replace"))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    return [job if job.job_id else replace(job, job_id=path.stem.rpartition(".")[2]) for job in jobs]
 
 
 def parse_stats(text: str) -> List[JobStatistics]:

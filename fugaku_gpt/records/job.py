@@ -17,7 +17,6 @@ told to stop. A script that was killed leaves none.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Tuple
@@ -231,11 +230,12 @@ def history_of(events: Iterable[JobEvent]) -> JobHistory:
 
 
 def aggregate(job_id: str, statuses: Iterable[JobStatus]) -> JobStatus:
-    """The state of a bulk job from those of its sub-jobs: it is over when all are, and as bad as the worst of them.
+    """The state of a bulk job from those of its sub-jobs, which come in the order of their numbers: it is over when all
+    are, and as bad as the worst of them.
 
     Exit code, signal and PJM code are the first that are not 0; ``raw`` counts the sub-jobs by their states.
     """
-    parts = sorted(statuses, key=lambda part: [int(number) for number in re.findall(r"\d+", part.job_id)])
+    parts = list(statuses)
     if not parts:
         return JobStatus(job_id, LOST, reason="the scheduler names none of its sub-jobs")
     states = [part.state for part in parts]
@@ -273,12 +273,6 @@ def bulk_numbers(text: str) -> List[int]:
     if not (first.isdigit() and (last.isdigit() if dash else True)) or (dash and int(last) < int(first)):
         raise UsageError(f"{text!r}: not the numbers of a bulk job; valid: two numbers such as 0-9")
     return list(range(int(first), int(last or first) + 1))
-
-
-def sub_job_ids(job: SubmittedJob) -> List[str]:
-    """The ids under which a job's scripts leave their exit records: its own, or those of its sub-jobs."""
-    form = "{}_{}" if job.scheduler == "slurm" else "{}[{}]"
-    return [form.format(job.job_id, number) for number in bulk_numbers(job.bulk)] or [job.job_id]
 
 
 def exit_records(directory: Path) -> Dict[str, ExitRecord]:

@@ -15,8 +15,18 @@ from fugaku_gpt.config.tree import Scalar, Tree, flatten, read_yaml_file
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.jobs.judge import deciding_job
+from fugaku_gpt.jobs.schedulers.registry import read_job_id, sub_job_ids
 from fugaku_gpt.records.accounting import SIMULATED, JobAccount, energy_of, read_accounting
-from fugaku_gpt.records.job import ENDED, JOB_FILE, OVER, REJECTED, exit_records, read_history, sub_job_ids
+from fugaku_gpt.records.job import (
+    ENDED,
+    JOB_FILE,
+    OVER,
+    REJECTED,
+    SubmittedJob,
+    bulk_numbers,
+    exit_records,
+    read_history,
+)
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.records.sweep import ATTEMPTS, digest_of, read_sweep_entry
@@ -70,17 +80,19 @@ def sub_runs(path: Path) -> List[Path]:
     return [child for _, child in sorted(numbered) if _is_run(child) or (child / "result.json").exists()]
 
 
-def job_place(path: Path) -> Tuple[Path, str]:
-    """(directory with the records of the job, number of this run's sub-job or empty) of a run."""
+def job_place(path: Path) -> Tuple[Path, Optional[int]]:
+    """(directory with the records of the job, number of this run's sub-job or None) of a run."""
     number = _SUB.search(path.name)
     if number is not None and not (path / JOB_FILE).exists() and (path.parent / JOB_FILE).exists():
-        return path.parent, number[1]
-    return path, ""
+        return path.parent, int(number[1])
+    return path, None
 
 
-def is_sub(job_id: str, number: str) -> bool:
-    """Whether an id is of the sub-job of this number: ``239[1]``, ``239_1``."""
-    return re.search(rf"(?:\[|_){number}\]?$", job_id) is not None
+def run_job_id(job: SubmittedJob, sub: Optional[int]) -> str:
+    """The id of the job that has run a run: of its sub-job ``sub`` where the job is a bulk job, else the job's own."""
+    if sub is None:
+        return job.job_id
+    return dict(zip(bulk_numbers(job.bulk), sub_job_ids(job))).get(sub, job.job_id)
 
 
 def read_run(path: Path) -> Row:
@@ -264,7 +276,10 @@ def _accounts(path: Path) -> Tuple[JobAccount, ...]:
     """What was measured of a run's jobs; of a sub-job of a bulk job, of that alone."""
     place, sub = job_place(path)
     accounts = read_accounting(place)
-    return tuple(job for job in accounts if not sub or is_sub(job.job_id, sub))
+    if sub is None:
+        return accounts
+    ids = ((job, read_job_id(job.scheduler, job.job_id)) for job in accounts)
+    return tuple(job for job, job_id in ids if job_id is not None and job_id.index == sub)
 
 
 def _job_of(path: Path) -> Tuple[str, str, str, Optional[float]]:
@@ -275,9 +290,7 @@ def _job_of(path: Path) -> Tuple[str, str, str, Optional[float]]:
     job = deciding_job(history, exit_records(place))
     if job is None:
         return "", REJECTED if history.refused else "", history.refused, None
-    job_id = job.job_id
-    if sub:
-        job_id = next((name for name in sub_job_ids(job) if is_sub(name, sub)), job_id)
+    job_id = run_job_id(job, sub)
     status = history.statuses.get(job_id) or history.statuses.get(job.job_id)
     if status is None or status.state == ENDED:
         return job_id, "", "", job.time

@@ -11,7 +11,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.judge import diagnose, record_result
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, Scheduler
-from fugaku_gpt.jobs.schedulers.registry import scheduler_named
+from fugaku_gpt.jobs.schedulers.registry import read_job_id, scheduler_named
 from fugaku_gpt.pjm.stats import IDEAL, MEASURED, JobStatistics, read_stats_file
 from fugaku_gpt.records.accounting import SAMPLING_SECONDS, JobAccount, Knob, write_accounting
 from fugaku_gpt.records.job import OVER, UNKNOWN, JobHistory, JobStatus, append_status, read_history
@@ -113,15 +113,15 @@ def _accounts(
     for path in sorted(directory.glob("*.stats")):
         for statistics in read_stats_file(path):
             account = _of_statistics(statistics, path)
-            if _is_ours(account.job_id, history):
+            if _is_of_run(account.job_id, history):
                 found[account.job_id] = account
-    whole = {job_id.partition("[")[0] for job_id in found if "[" in job_id}
-    for job_id in whole & set(found):  # a bulk job's own file sums up its sub-jobs
-        del found[job_id]
+    readable = [job for job in (read_job_id("pjm", job_id) for job_id in found) if job is not None]
+    for job_id in {job.submitted for job in readable if job.index is not None}:
+        found.pop(job_id, None)  # a bulk job's own file sums up its sub-jobs
+    measured = {job.submitted for job in readable}
     for job in history.jobs:
-        covered = any(_number(job_id) == _number(job.job_id) for job_id in found)
         status = history.statuses.get(job.job_id)
-        if covered or status is None or status.state not in OVER:
+        if job.job_id in measured or status is None or status.state not in OVER:
             continue
         if job.scheduler == "pjm":
             notes.append(f"job {job.job_id}: no statistics file *.{job.job_id}.stats (job.statistics: job asks for it)")
@@ -138,14 +138,13 @@ def _accounts(
     return tuple(found.values())
 
 
-def _is_ours(job_id: str, history: JobHistory) -> bool:
-    """A script that was handed in without us has no record of its id: then every file in its directory counts."""
-    return not history.jobs or any(_number(job.job_id) == _number(job_id) for job in history.jobs)
-
-
-def _number(job_id: str) -> str:
-    """``239[1]`` is of 239; the links of a chain, ``240_0`` and ``240_1``, are jobs of their own."""
-    return job_id.partition("[")[0]
+def _is_of_run(job_id: str, history: JobHistory) -> bool:
+    """Whether a statistics file is of a job of this run. A script that was submitted without us has no record of its
+    id: then every file in its directory counts."""
+    if not history.jobs:
+        return True
+    measured = read_job_id("pjm", job_id)
+    return measured is not None and any(job.job_id == measured.submitted for job in history.jobs)
 
 
 def _of_statistics(job: JobStatistics, path: Path) -> JobAccount:
@@ -154,7 +153,7 @@ def _of_statistics(job: JobStatistics, path: Path) -> JobAccount:
     energy, power = ({}, {}) if too_short else (job.energy_joules, job.power_watts)
     return JobAccount(
         scheduler="pjm",
-        job_id=job.job_id or path.name.split(".")[-2],
+        job_id=job.job_id,
         elapsed_seconds=float(job.elapsed_seconds) if job.elapsed_seconds is not None else None,
         nodes=nodes.count if nodes is not None else None,
         energy_joules=energy.get(MEASURED),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.formulas.flops import aggregate_petaflops
+from fugaku_gpt.jobs.schedulers.registry import is_job_id
 from fugaku_gpt.records.run import FAILED, REFUSED
 from fugaku_gpt.report.figures import Interval, bytes_of, read_figure, seconds_of
 from fugaku_gpt.report.kept import KeptRow, KeptTable
@@ -18,7 +19,6 @@ _CLOCK = re.compile(r"(\d{1,4}(?:\.\d{1,6})?)\s*([kKmMgGtT]?)Hz", re.IGNORECASE)
 _RANKS = re.compile(r"(?:max-proc-per-node|procs?-per-node|ppn|mppn)\s*=\s*(\d{1,4})", re.IGNORECASE)
 _KNOB = re.compile(rf"(\w+_state|{'|'.join(knob.name for knob in MORE_KNOBS)})\s*=\s*(\d{{1,9}})")
 _DATE = re.compile(r"\d\d-\d\d")
-_JOB = re.compile(r"local-\d{1,9}|\d{1,12}(?:_\d{1,6}|\[\d{1,6}\])?")
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _with_notes(row: Row, text: str) -> Row:
         body, missing = text, ""
     parts = [part for part in body.rstrip(" ,").split(", ") if part]
     date = parts.pop(0) if parts and _DATE.fullmatch(parts[0]) else ""
-    job = parts.pop(0) if parts and _JOB.fullmatch(parts[0]) else ""
+    job = parts.pop(0) if parts and is_job_id(parts[0]) else ""
     remarks, status, reason = _status(parts)
     read = replace(
         row,

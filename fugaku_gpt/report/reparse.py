@@ -13,10 +13,10 @@ from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named
 from fugaku_gpt.records.files import write_text_atomically
-from fugaku_gpt.records.job import read_history, sub_job_ids
+from fugaku_gpt.records.job import read_history
 from fugaku_gpt.records.run import CUT, RESUMED, Result, RunDirectory, without_superseded
 from fugaku_gpt.records.summary import summarise
-from fugaku_gpt.report.collect import is_sub, job_place, sub_runs
+from fugaku_gpt.report.collect import job_place, run_job_id, sub_runs
 from fugaku_gpt.report.imported import LoggedRun, import_logs, is_imported, read_imported
 from fugaku_gpt.report.trainer_logs import OURS, Log, read_log_files
 
@@ -47,9 +47,10 @@ def logs_of(directory: Path) -> List[Path]:
     found: Dict[Path, None] = {}
     place, sub = job_place(directory)
     for job in read_history(place).jobs:
-        ids = [job.job_id] if not sub else [name for name in sub_job_ids(job) if is_sub(name, sub)]
-        for job_id in ids:
-            found.update((path, None) for path in scheduler_named(job.scheduler).output_files(place, job_id))
+        if sub is not None and not job.bulk:  # it printed nothing for this sub-job
+            continue
+        files = scheduler_named(job.scheduler).output_files(place, run_job_id(job, sub))
+        found.update((path, None) for path in files)
     for pattern in _LOGS:
         found.update((path, None) for path in sorted(directory.glob(pattern), key=_by_numbers))
     return [path for path in found if path.is_file()]

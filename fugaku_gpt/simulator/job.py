@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple
 
+from fugaku_gpt.pjm.jobids import PjmJobId
+
 NORMAL, STEP, BULK = "NM", "ST", "BU"
 
 # states
@@ -153,9 +155,9 @@ class Job:
     @property
     def id(self) -> str:
         """``238``, ``239[1]`` or ``240_0``."""
-        if self.sub is None:
-            return str(self.number)
-        return f"{self.number}[{self.sub}]" if self.request.model == BULK else f"{self.number}_{self.sub}"
+        if self.request.model == BULK:
+            return str(PjmJobId(self.number, bulk=self.sub))
+        return str(PjmJobId(self.number, step=self.sub))
 
     @property
     def over(self) -> bool:

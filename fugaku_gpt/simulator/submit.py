@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
+from fugaku_gpt.pjm.jobids import PjmJobId
 from fugaku_gpt.pjm.lexer import read_script
 from fugaku_gpt.simulator.call import Call, Reply, message
 from fugaku_gpt.simulator.client import BANNER
@@ -161,7 +162,7 @@ def _enter(
 ) -> Job:
     """Write the script down and take the job, with its parent and sub-jobs, into the table."""
     user, host = _user(), socket.gethostname()
-    script = table.spool.folder(f"{number}_{sub}" if request.model == STEP else str(number)) / "script"
+    script = table.spool.folder(str(PjmJobId(number, step=sub if request.model == STEP else None))) / "script"
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_bytes(text.encode("utf-8", "surrogateescape"))
     final = replace(request, script=str(script))

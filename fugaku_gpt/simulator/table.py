@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, List, Optional, Set, Tuple
 
-from fugaku_gpt.pjm.jobids import JobId, expand_job_ids
+from fugaku_gpt.pjm.jobids import PjmJobId, expand_job_ids
 from fugaku_gpt.simulator.job import BULK, Job, job_from_record, parent_state
 from fugaku_gpt.simulator.spool import Spool
 
@@ -81,7 +81,7 @@ class Table:
         """Jobs that are not over, sub-jobs not counted."""
         return sum(1 for job in self.top() if not job.over)
 
-    def named(self, text: str) -> Tuple[List[Job], Optional[List[JobId]]]:
+    def named(self, text: str) -> Tuple[List[Job], Optional[List[PjmJobId]]]:
         """(jobs that an id or range names, its ids): no jobs where there are none, no ids where it is no id."""
         try:
             ids = expand_job_ids(text)
@@ -89,7 +89,7 @@ class Table:
             return [], None
         return [job for job in map(self._find, ids) if job is not None], ids
 
-    def _find(self, job_id: JobId) -> Optional[Job]:
+    def _find(self, job_id: PjmJobId) -> Optional[Job]:
         sub = job_id.bulk if job_id.bulk is not None else job_id.step
         job = self.get(job_id.number, sub)
         if job is None or (sub is not None and (job.request.model == BULK) != (job_id.bulk is not None)):

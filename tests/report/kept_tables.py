@@ -105,7 +105,7 @@ def rows(draw: st.DrawFn, failed: bool = False) -> Row:
         seconds_per_iteration=None if failed else seconds,
         tflops_notes=None if failed else speed,
         date=draw(st.sampled_from(["", "02-15"])),
-        job_id=draw(st.sampled_from(["", "21103755", "239[1]", "64856_0", "local-1"])),
+        job_id=draw(st.sampled_from(["", "21103755", "239[1]", "64856_0", "local-1", "local-7[2]"])),
         remarks=draw(st.sampled_from([(), ("n=3",), ("forward and backward reduce are slow",)])),
         status="oom" if failed else "ok",
     )

@@ -16,8 +16,16 @@ from typing import Dict, List, Optional, Sequence
 
 import fugaku_gpt
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.schedulers.local_store import LocalJob, LocalStore, alive, queue_file, read_file, split_id
-from fugaku_gpt.jobs.schedulers.protocol import Accounting, Refused, Submission, Uncertain
+from fugaku_gpt.jobs.schedulers.local_store import (
+    LocalJob,
+    LocalStore,
+    alive,
+    parse_job_id,
+    queue_file,
+    read_file,
+    sub_job_id,
+)
+from fugaku_gpt.jobs.schedulers.protocol import Accounting, JobId, Refused, Submission, Uncertain
 from fugaku_gpt.launch.processes import GRACE_SECONDS, MARK, end_marked, marked
 from fugaku_gpt.records.job import CANCELLED, HELD, LOST, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus, aggregate
 
@@ -38,6 +46,16 @@ class LocalScheduler:
     def __init__(self, root: Optional[Path] = None) -> None:
         self.store = LocalStore((root if root is not None else default_root()).absolute())
         self._host = socket.gethostname()
+
+    @staticmethod
+    def parse_job_id(text: str) -> JobId:
+        """See the protocol: ``local-7``, or the sub-job ``local-7[3]`` of a bulk job."""
+        return parse_job_id(text)
+
+    @staticmethod
+    def sub_job_id(job_id: str, index: int) -> str:
+        """See the protocol."""
+        return sub_job_id(job_id, index)
 
     def command_of(self, submission: Submission) -> List[str]:
         """See the protocol: what the queue will run."""
@@ -68,16 +86,18 @@ class LocalScheduler:
         found: Dict[str, JobStatus] = {}
         waiting = False
         for job_id in job_ids:
-            number, sub = split_id(job_id)
-            job = self.store.job(number)
+            asked = parse_job_id(job_id)
+            job = self.store.job(asked.number)
             if job is None:
                 found[job_id] = JobStatus(job_id, LOST, reason=f"not in {self.store.root}")
                 continue
             parts = [self._status(job, part) for part in job.subs]
             found.update((part.job_id, part) for part in parts)
-            if sub is None:
+            if asked.index is None:
                 found[job_id] = parts[0] if job.subs == [""] else aggregate(job_id, parts)
-            elif job_id not in found:
+            elif asked.text in found:
+                found[job_id] = found[asked.text]
+            else:
                 found[job_id] = JobStatus(job_id, LOST, reason=f"{job.job_id} has the sub-jobs {job.bulk}")
             waiting = waiting or any(part.state == QUEUED for part in parts)
         if waiting and not self._served():
@@ -117,11 +137,12 @@ class LocalScheduler:
 
     def accounting(self, directory: Path, job_id: str) -> Optional[Accounting]:
         """See the protocol: the time that it ran."""
-        number, sub = split_id(job_id)
-        job = self.store.job(number)
+        asked = parse_job_id(job_id)
+        job = self.store.job(asked.number)
         if job is None:
             return None
-        states = [self.store.state(job, part) for part in ([sub] if sub is not None else job.subs)]
+        subs = job.subs if asked.index is None else [str(asked.index)]
+        states = [self.store.state(job, sub) for sub in subs]
         seconds = [state["ended"] - state["started"] for state in states if state and state["state"] in OVER]
         return Accounting(elapsed_seconds=sum(seconds), nodes=1, values={"host": job.host}) if seconds else None
 
@@ -172,7 +193,7 @@ class LocalScheduler:
         return "" if job.host == self._host else f"runs on {job.host}: ask there"
 
     def _job(self, job_id: str) -> LocalJob:
-        job = self.store.job(split_id(job_id)[0])
+        job = self.store.job(parse_job_id(job_id).number)
         if job is None:
             raise UsageError(f"{job_id}: there is no such job in {self.store.root}")
         return job

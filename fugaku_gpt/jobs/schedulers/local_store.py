@@ -24,13 +24,13 @@ from typing import Any, Dict, List, Optional, Tuple
 import psutil
 
 from fugaku_gpt.errors import EXIT_RESUME, UsageError
-from fugaku_gpt.jobs.schedulers.protocol import Submission
+from fugaku_gpt.jobs.schedulers.protocol import JobId, Submission
 from fugaku_gpt.records.files import write_json_atomically
 from fugaku_gpt.records.job import ENDED, RUNNING, bulk_numbers
 
 # what a job's processes inherit from who has submitted it; anything else would depend on who has started the queue
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_ALL", "TMPDIR", "HOME", "USER", "LOGNAME", "SHELL")
-_ID = re.compile(r"local-(?P<number>\d+)(?:\[(?P<sub>\d+)\])?")
+_ID = re.compile(r"local-([0-9]{1,15})(?:\[([0-9]{1,10})\])?")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class LocalJob:
     @property
     def job_id(self) -> str:
         """Such as ``local-7``."""
-        return f"local-{self.number}"
+        return job_id_of(self.number)
 
     @property
     def subs(self) -> List[str]:
@@ -68,7 +68,7 @@ class LocalJob:
 
     def sub_id(self, sub: str) -> str:
         """``local-7``, or ``local-7[3]``."""
-        return f"{self.job_id}[{sub}]" if sub else self.job_id
+        return sub_job_id(self.job_id, int(sub)) if sub else self.job_id
 
     def output(self, sub: str) -> Path:
         """What the script prints."""
@@ -169,7 +169,7 @@ def may_run(store: LocalStore, job: LocalJob) -> Tuple[bool, str]:
         return False, ""
     if job.after is None:
         return True, ""
-    before = store.job(split_id(job.after)[0])
+    before = store.job(parse_job_id(job.after).number)
     if before is None:
         return False, f"{job.after}, which it was to follow, is not there"
     state = store.state(before, before.subs[0])
@@ -182,16 +182,28 @@ def may_run(store: LocalStore, job: LocalJob) -> Tuple[bool, str]:
     return False, f"after {job.after}, which did not ask to be resumed"
 
 
-def split_id(job_id: str) -> Tuple[int, Optional[str]]:
-    """Number and sub-job.
+def parse_job_id(text: str) -> JobId:
+    """Read the id of a job or sub-job of this machine.
 
     Raises:
-        UsageError: not an id of this scheduler.
+        UsageError: it is not an id of this scheduler.
     """
-    found = _ID.fullmatch(job_id)
-    if found is None:
-        raise UsageError(f"{job_id!r}: not a job of this machine; valid: local-7 or local-7[3]")
-    return int(found["number"]), found["sub"]
+    match = _ID.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text[:60]!r}: not a job of this machine; valid: local-7 or local-7[3]")
+    number, index = int(match[1]), int(match[2]) if match[2] is not None else None
+    job_id = job_id_of(number)
+    return JobId(job_id if index is None else sub_job_id(job_id, index), job_id, number, index=index)
+
+
+def job_id_of(number: int) -> str:
+    """The id of a job: ``local-7``."""
+    return f"local-{number}"
+
+
+def sub_job_id(job_id: str, index: int) -> str:
+    """The id of a bulk job's sub-job: ``local-7[3]``."""
+    return f"{job_id}[{index}]"
 
 
 def read_file(path: Path) -> Optional[Dict[str, Any]]:

@@ -13,12 +13,12 @@ import glob
 import re
 import time
 from pathlib import Path
-from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import EXIT_RESUME, UsageError
 from fugaku_gpt.jobs.schedulers.commands import Answer, NoAnswer, Run, run_words
-from fugaku_gpt.jobs.schedulers.protocol import Accounting, Overtaken, Refused, Submission, Uncertain
-from fugaku_gpt.pjm.jobids import parse_job_id
+from fugaku_gpt.jobs.schedulers.protocol import Accounting, JobId, Overtaken, Refused, Submission, Uncertain
+from fugaku_gpt.pjm import jobids
 from fugaku_gpt.pjm.messages import Refusal, operation_results, refusal_of, submitted_ids
 from fugaku_gpt.pjm.pjstat import parse_data, status_of, statuses_of
 from fugaku_gpt.pjm.stats import read_stats_file
@@ -47,6 +47,21 @@ class PjmScheduler:
         self._run = run
         self._sleep = sleep
 
+    @staticmethod
+    def parse_job_id(text: str) -> JobId:
+        """See the protocol: ``238``, a bulk job's ``239[1]``, a step job's ``240_0``."""
+        try:
+            pjm = jobids.parse_job_id(text)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        submitted = pjm if pjm.bulk is None else pjm.parent
+        return JobId(str(pjm), str(submitted), pjm.number, index=pjm.bulk, step=pjm.step)
+
+    @staticmethod
+    def sub_job_id(job_id: str, index: int) -> str:
+        """See the protocol."""
+        return str(jobids.PjmJobId(_number(job_id), bulk=index))
+
     def command_of(self, submission: Submission) -> List[str]:
         """See the protocol; run in the submission's directory."""
         words = ["pjsub", "-z", "jid"]
@@ -55,7 +70,7 @@ class PjmScheduler:
         if submission.chain > 1:
             parts = [f"sn={submission.link - 1}"]
             if submission.after is not None:
-                parts = [f"jid={submission.after.partition('_')[0]}", *parts, f"sd=ec!={EXIT_RESUME}:all"]
+                parts = [f"jid={_step_job(submission.after)}", *parts, f"sd=ec!={EXIT_RESUME}:all"]
             words += ["--step", "--sparam", ",".join(parts)]
         return [*words, submission.script]
 
@@ -96,11 +111,11 @@ class PjmScheduler:
                 raise UsageError(f"pjstat: {_told(refusal_of(answer.err), answer)}")
             for row in parse_data(answer.out):
                 status = status_of(row)
-                for tag in set(tags) & set(row.values()) if status is not None else ():
-                    found.setdefault(tag, status.job_id if status is not None else "")
+                if status is not None:
+                    found.update((tag, status.job_id) for tag in set(tags) & set(row.values()) if tag not in found)
             if set(found) == set(tags):
                 break
-        return {tag: _whole(job_id) for tag, job_id in found.items()}
+        return {tag: self.parse_job_id(job_id).submitted for tag, job_id in found.items()}
 
     def poll(self, job_ids: Sequence[str]) -> Dict[str, JobStatus]:
         """See the protocol: one ``pjstat``, and one with ``-H`` where jobs are not in its answer."""
@@ -123,7 +138,8 @@ class PjmScheduler:
             asked = [number for number in asked if number not in present]
             if not asked:
                 break
-        return {**seen, **{job_id: _one(seen, job_id) for job_id in job_ids}}
+        families = _families(seen)
+        return {**seen, **{job_id: _status_of(families, job_id) for job_id in job_ids}}
 
     def cancel(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol."""
@@ -151,7 +167,7 @@ class PjmScheduler:
     def accounting(self, directory: Path, job_id: str) -> Optional[Accounting]:
         """See the protocol: the statistics file, which PJM leaves where the job asked for it (``-s``, ``-S``)."""
         for path in sorted(directory.glob(f"*.{glob.escape(job_id)}.stats")):
-            found = [one for one in read_stats_file(path) if one.job_id in (job_id, "")] or read_stats_file(path)[:1]
+            found = [one for one in read_stats_file(path) if one.job_id == job_id] or read_stats_file(path)[:1]
             if found:
                 nodes = found[0].nodes_allocated
                 return Accounting(
@@ -192,19 +208,24 @@ def _sense(answer: Answer) -> Answer:
 
 
 def _number(job_id: str) -> int:
+    return PjmScheduler.parse_job_id(job_id).number
+
+
+def _step_job(after: str) -> str:
+    """The id of the step job that a link belongs to. A plan (``--dry-run``) has words in place of ids that are still to
+    come; these stay as they are."""
     try:
-        return parse_job_id(job_id).number
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
-def _whole(job_id: str) -> str:
-    """A bulk job's own id for one of its sub-jobs; a link of a chain is a job of its own."""
-    return job_id.partition("[")[0]
+        return str(_number(after))
+    except UsageError:
+        return after
 
 
 def _of_link(job_id: str, submission: Submission) -> str:
-    return f"{job_id}_{submission.link - 1}" if submission.chain > 1 and "_" not in job_id else job_id
+    """The id of a chain's link, also where ``pjsub`` named the step job alone."""
+    job = PjmScheduler.parse_job_id(job_id)
+    if submission.chain == 1 or job.step is not None:
+        return job_id
+    return str(jobids.PjmJobId(job.number, step=submission.link - 1))
 
 
 def _told(refusal: Optional[Refusal], answer: Answer) -> str:
@@ -216,31 +237,45 @@ def _told(refusal: Optional[Refusal], answer: Answer) -> str:
     return f"{said}\n{meaning}"
 
 
-def _one(seen: Dict[str, JobStatus], job_id: str) -> JobStatus:
-    if job_id in seen and not _parts(seen, job_id):
-        return seen[job_id]
-    parts = _parts(seen, job_id)
-    if parts:
-        return aggregate(job_id, parts)
-    number = _number(job_id)
-    family = [status for other, status in seen.items() if _number(other) == number]
-    if any(status.state not in OVER for status in family):
-        return JobStatus(job_id, UNKNOWN, reason=f"PJM tells how it ended when all of {number} has ended")
+def _families(seen: Mapping[str, JobStatus]) -> Dict[int, List[Tuple[JobId, JobStatus]]]:
+    """Number of a job → what was answered of it and of its sub-jobs, in the order of their numbers."""
+    families: Dict[int, List[Tuple[JobId, JobStatus]]] = {}
+    for text, status in seen.items():
+        job = PjmScheduler.parse_job_id(text)
+        families.setdefault(job.number, []).append((job, status))
+    for family in families.values():
+        family.sort(key=lambda member: _sub_number(member[0]))
+    return families
+
+
+def _sub_number(job: JobId) -> int:
+    """The number of a sub-job; -1 for a job that is none."""
+    return next((number for number in (job.index, job.step) if number is not None), -1)
+
+
+def _status_of(families: Mapping[int, List[Tuple[JobId, JobStatus]]], job_id: str) -> JobStatus:
+    asked = PjmScheduler.parse_job_id(job_id)
+    family = families.get(asked.number, [])
+    sub_jobs = [status for job, status in family if _sub_number(job) >= 0]
+    if _sub_number(asked) < 0 and sub_jobs:
+        return aggregate(job_id, sub_jobs)
+    for job, status in family:
+        if job == asked:
+            return status
+    if any(status.state not in OVER for _, status in family):
+        return JobStatus(job_id, UNKNOWN, reason=f"PJM tells how it ended when all of {asked.number} has ended")
     return JobStatus(job_id, LOST, reason=f"PJM knows no job {job_id} of the last {HISTORY_DAYS} days")
 
 
-def _parts(seen: Dict[str, JobStatus], job_id: str) -> List[JobStatus]:
-    """The sub-jobs of a whole bulk or step job."""
-    if not job_id.isdigit():
-        return []
-    return [status for other, status in seen.items() if other != job_id and _number(other) == int(job_id)]
-
-
 def _result(told: Dict[str, str], job_id: str, rest: str) -> str:
+    """What a command said of a job; of a bulk or step job, what it said of its sub-jobs."""
     if job_id in told:
         return told[job_id]
-    parts = [why for other, why in told.items() if _number(other) == _number(job_id) and job_id.isdigit()]
-    return next((why for why in parts if why), "") if parts else rest
+    asked = PjmScheduler.parse_job_id(job_id)
+    if _sub_number(asked) >= 0:
+        return rest
+    refusals = [why for other, why in told.items() if _number(other) == asked.number]
+    return next((why for why in refusals if why), "") if refusals else rest
 
 
 def _all(job_ids: Iterable[str], state: str, reason: str) -> Dict[str, JobStatus]:

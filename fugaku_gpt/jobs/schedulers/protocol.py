@@ -11,6 +11,26 @@ from fugaku_gpt.records.job import JobStatus
 
 
 @dataclass(frozen=True)
+class JobId:
+    """The id of a job or sub-job as its scheduler reads it (:meth:`Scheduler.parse_job_id`).
+
+    Attributes:
+        text: the id as the scheduler writes it, such as ``239[1]`` (PJM), ``92_3`` (Slurm) or ``local-7``.
+        submitted: id that the scheduler gave at the submission: ``239`` for the sub-job ``239[1]`` of a bulk job. A
+            link of a chain was submitted by itself: ``240_1`` for ``240_1``.
+        number: number of the job; sub-jobs and the links of a step job share it.
+        index: number of a bulk or array job's sub-job, else None.
+        step: number of a step job's link (PJM), from 0, else None.
+    """
+
+    text: str
+    submitted: str
+    number: int
+    index: Optional[int] = None
+    step: Optional[int] = None
+
+
+@dataclass(frozen=True)
 class Submission:
     """One script to hand in.
 
@@ -74,6 +94,18 @@ class Scheduler(Protocol):
     submission with the scheduler's words and advice), and nothing is passed through a shell."""
 
     name: str
+
+    @staticmethod
+    def parse_job_id(text: str) -> JobId:
+        """Read the id of a job or sub-job; needs no scheduler at work.
+
+        Raises:
+            UsageError: the text is not a job id of this scheduler.
+        """
+
+    @staticmethod
+    def sub_job_id(job_id: str, index: int) -> str:
+        """The id of one sub-job of the bulk job ``job_id``, as its script's exit record has it."""
 
     def command_of(self, submission: Submission) -> List[str]:
         """The words that :meth:`submit` runs, for ``--dry-run`` and the record."""

@@ -1,15 +1,19 @@
-"""The schedulers by name. A scheduler's module is imported when it is asked for."""
+"""The schedulers by name, and the ids of recorded jobs as their schedulers read and write them.
+
+A scheduler's module is imported when it is asked for.
+"""
 
 from __future__ import annotations
 
 import importlib
-from typing import cast
+from typing import Callable, List, Optional, Type, cast
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.schedulers.protocol import Scheduler
+from fugaku_gpt.jobs.schedulers.protocol import JobId, Scheduler
+from fugaku_gpt.records.job import SubmittedJob, bulk_numbers
 
-_PLACES = {"pjm": "PjmScheduler", "slurm": "SlurmScheduler", "local": "LocalScheduler"}
-NAMES = tuple(_PLACES)
+_CLASSES = {"pjm": "PjmScheduler", "slurm": "SlurmScheduler", "local": "LocalScheduler"}
+NAMES = tuple(_CLASSES)
 
 
 def scheduler_named(name: str) -> Scheduler:
@@ -18,7 +22,42 @@ def scheduler_named(name: str) -> Scheduler:
     Raises:
         UsageError: there is none of this name.
     """
-    if name not in _PLACES:
+    return cast(Callable[[], Scheduler], _scheduler_class(name))()
+
+
+def sub_job_ids(job: SubmittedJob) -> List[str]:
+    """The ids under which a job's scripts leave their exit records: its own, or those of its sub-jobs in the order of
+    their numbers.
+
+    Raises:
+        UsageError: a bulk job is of a scheduler that does not exist.
+    """
+    if not job.bulk:
+        return [job.job_id]
+    scheduler = _scheduler_class(job.scheduler)
+    return [scheduler.sub_job_id(job.job_id, index) for index in bulk_numbers(job.bulk)]
+
+
+def read_job_id(scheduler: str, text: str) -> Optional[JobId]:
+    """A recorded id as its scheduler reads it; None where it is not an id of this scheduler.
+
+    Raises:
+        UsageError: there is no scheduler of this name.
+    """
+    reader = _scheduler_class(scheduler)
+    try:
+        return reader.parse_job_id(text)
+    except UsageError:
+        return None
+
+
+def is_job_id(text: str) -> bool:
+    """Whether any scheduler writes ids of jobs like this."""
+    return any(read_job_id(name, text) is not None for name in NAMES)
+
+
+def _scheduler_class(name: str) -> Type[Scheduler]:
+    if name not in _CLASSES:
         raise UsageError(f"scheduler {name!r}: not known; valid: {', '.join(NAMES)}")
     module = importlib.import_module(f"fugaku_gpt.jobs.schedulers.{name}")
-    return cast(Scheduler, getattr(module, _PLACES[name])())
+    return cast(Type[Scheduler], getattr(module, _CLASSES[name]))

@@ -13,11 +13,11 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.schedulers.commands import NoAnswer, Run, run_words
-from fugaku_gpt.jobs.schedulers.protocol import Accounting, Overtaken, Refused, Submission, Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Accounting, JobId, Overtaken, Refused, Submission, Uncertain
 from fugaku_gpt.records.job import (
     CANCELLED,
     ENDED,
@@ -60,8 +60,10 @@ _STATES = {
     "CANCELLED": CANCELLED,
 }
 _HELD_REASONS = ("JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue")
-_ROW = re.compile(r"^(?P<id>\d+(?:_\d+)?)\|(?P<state>\w+)\|(?P<group>[^|]*)\|(?P<reason>.*)$")
-_SACCT_ROW = re.compile(r"^(?P<id>\d+(?:_\d+)?)\|(?P<state>\w+)[^|]*\|(?P<exit>\d+:\d+)\|(?P<group>[^|]*)$")
+_ID_PATTERN = r"[0-9]{1,15}(?:_[0-9]{1,10})?"
+_ID = re.compile(r"([0-9]{1,15})(?:_([0-9]{1,10}))?")
+_ROW = re.compile(rf"^(?P<id>{_ID_PATTERN})\|(?P<state>\w+)\|(?P<group>[^|]*)\|(?P<reason>.*)$")
+_SACCT_ROW = re.compile(rf"^(?P<id>{_ID_PATTERN})\|(?P<state>\w+)[^|]*\|(?P<exit>\d+:\d+)\|(?P<group>[^|]*)$")
 _SHOWN = re.compile(
     r"^JobId=(?P<job>\d+) (?:ArrayJobId=(?P<array>\d+) ArrayTaskId=(?P<task>\S+) )?.*?\bJobState=(?P<state>\w+) "
     r"Reason=(?P<reason>.*?) Dependency=.*?\bExitCode=(?P<exit>\d+:\d+) .*?\bPartition=(?P<group>\S+)"
@@ -94,6 +96,22 @@ class SlurmScheduler:
     def __init__(self, run: Run = run_words, sleep: Callable[[float], None] = time.sleep) -> None:
         self._run = run
         self._sleep = sleep
+
+    @staticmethod
+    def parse_job_id(text: str) -> JobId:
+        """See the protocol: ``123``, or the task ``123_4`` of an array."""
+        match = _ID.fullmatch(text)
+        if match is None:
+            raise UsageError(f"{text[:60]!r}: not a job id of Slurm; valid: 123 or 123_4")
+        number = int(match[1])
+        if match[2] is None:
+            return JobId(str(number), str(number), number)
+        return JobId(f"{number}_{int(match[2])}", str(number), number, index=int(match[2]))
+
+    @staticmethod
+    def sub_job_id(job_id: str, index: int) -> str:
+        """See the protocol."""
+        return f"{job_id}_{index}"
 
     def command_of(self, submission: Submission) -> List[str]:
         """See the protocol; run in the submission's directory."""
@@ -137,14 +155,14 @@ class SlurmScheduler:
         if wanted - set(found):
             for job, _, tag in (line.partition("|") for line in self._kept_comments().splitlines()):
                 if tag.strip() in wanted:
-                    found.setdefault(tag.strip(), job.partition("_")[0])
+                    found.setdefault(tag.strip(), _row_job(job))
         return found
 
     def poll(self, job_ids: Sequence[str]) -> Dict[str, JobStatus]:
         """See the protocol: ``squeue`` for all; those that are over or not there, by ``sacct`` or ``scontrol``."""
         if not job_ids:
             return {}
-        listed = ",".join(sorted({_whole(job_id) for job_id in job_ids}, key=int))
+        listed = ",".join(_numbers(job_ids))
         words = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={listed}", "--format=%i|%T|%P|%r"]
         try:
             answer = self._run(words)
@@ -154,14 +172,16 @@ class SlurmScheduler:
             return _all_unknown(job_ids, f"squeue: {answer.said}")
         seen = {status.job_id: status for status in _rows(answer.out)}
         unclear = {job for job, status in seen.items() if status.state in (ENDED, CANCELLED)}
-        unclear |= {job_id for job_id in job_ids if not _parts(seen, job_id)}
+        arrays = _tasks_by_array(seen)
+        unclear |= {job_id for job_id in job_ids if job_id not in seen and job_id not in arrays}
         trouble = ""
         if unclear:
-            ended, trouble = self._ended(sorted({_whole(job) for job in unclear}, key=int))
+            ended, trouble = self._ended(_numbers(unclear))
             for job, status in ended.items():
                 # sacct lags behind: where squeue knows the state, only the exit code is new
                 seen[job] = _merged(seen[job], status) if job in seen else status
-        return {**seen, **{job_id: _one(seen, job_id, trouble) for job_id in job_ids}}
+            arrays = _tasks_by_array(seen)
+        return {**seen, **{job_id: _status_of(seen, arrays, job_id, trouble) for job_id in job_ids}}
 
     def cancel(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol."""
@@ -262,7 +282,7 @@ def _shown(text: str, wanted: Iterable[str]) -> Dict[str, JobStatus]:
             continue
         if row["array"] and not row["task"].isdigit():  # "1-2%1": tasks that wait
             continue
-        job_id = f"{row['array']}_{row['task']}" if row["array"] else row["job"]
+        job_id = SlurmScheduler.sub_job_id(row["array"], int(row["task"])) if row["array"] else row["job"]
         found[job_id] = _status(job_id, row["state"], row["group"], row["reason"], row["exit"])
     return found
 
@@ -285,33 +305,44 @@ def _merged(seen: JobStatus, kept: JobStatus) -> JobStatus:
     return JobStatus(seen.job_id, seen.state, seen.raw, code, kept.signal, None, seen.reason, seen.group)
 
 
-def _one(seen: Dict[str, JobStatus], job_id: str, trouble: str) -> JobStatus:
+def _status_of(
+    seen: Mapping[str, JobStatus], arrays: Mapping[str, List[JobStatus]], job_id: str, trouble: str
+) -> JobStatus:
     if job_id in seen:
         return seen[job_id]
-    parts = _parts(seen, job_id)
-    if parts:
-        return aggregate(job_id, parts)
+    if job_id in arrays:
+        return aggregate(job_id, arrays[job_id])
     if trouble:
         return JobStatus(job_id, UNKNOWN, reason=trouble)
     return JobStatus(job_id, LOST, reason="Slurm does not know it any more")
 
 
-def _parts(seen: Dict[str, JobStatus], job_id: str) -> List[JobStatus]:
-    if job_id in seen:
-        return [seen[job_id]]
-    return [status for job, status in seen.items() if job.startswith(f"{job_id}_")]
+def _tasks_by_array(seen: Mapping[str, JobStatus]) -> Dict[str, List[JobStatus]]:
+    """Id of an array → what was answered of its tasks, in the order of their numbers."""
+    tasks = []
+    for text, status in seen.items():
+        job = SlurmScheduler.parse_job_id(text)
+        if job.index is not None:
+            tasks.append((job.submitted, job.index, status))
+    arrays: Dict[str, List[JobStatus]] = {}
+    for array, _, status in sorted(tasks, key=lambda task: task[:2]):
+        arrays.setdefault(array, []).append(status)
+    return arrays
 
 
-def _whole(job_id: str) -> str:
-    """The array of a task; the id itself elsewhere.
+def _row_job(text: str) -> str:
+    """The job or array that a row of ``sacct`` is of; an array's tasks that wait share a row: ``92_[1-3]``."""
+    match = re.match("[0-9]+", text)
+    return match[0] if match is not None else text
+
+
+def _numbers(job_ids: Iterable[str]) -> List[str]:
+    """The numbers of jobs and arrays, each once, in their order.
 
     Raises:
-        UsageError: not a job id of Slurm.
+        UsageError: an id is not of Slurm.
     """
-    found = re.fullmatch(r"(\d+)(?:_\d+)?", job_id)
-    if found is None:
-        raise UsageError(f"{job_id!r}: not a job id of Slurm; valid: 123 or 123_4")
-    return found[1]
+    return [str(number) for number in sorted({SlurmScheduler.parse_job_id(job_id).number for job_id in job_ids})]
 
 
 def _all_unknown(job_ids: Sequence[str], reason: str) -> Dict[str, JobStatus]:

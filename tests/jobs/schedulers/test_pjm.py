@@ -146,6 +146,12 @@ def test_a_bulk_job_is_as_bad_as_its_worst_sub_job() -> None:
     assert (status.state, status.code, status.signal, status.raw) == (ENDED, 12, 9, "EXT:3")
 
 
+def test_the_first_sub_job_that_failed_counts_whatever_the_order_of_the_rows() -> None:
+    rows = ",239[10],EXT,4,0,0,-,small\n,239[2],EXT,3,0,0,-,small\n,239[1],EXT,0,0,0,-,small\n"
+    scheduler, _ = pjm(NOTHING, said(HEADER + rows))
+    assert scheduler.poll(["239"])["239"].exit_code == 3
+
+
 def test_a_bulk_job_runs_until_all_its_sub_jobs_have_ended() -> None:
     scheduler, _ = pjm(said(HEADER + ",239[0],EXT,0,0,0,-,small\n,239[1],QUE,-,-,-,-,small\n"))
     statuses = scheduler.poll(["239"])

@@ -117,6 +117,17 @@ def test_without_accounting_the_controller_s_memory_is_asked() -> None:
     assert commands.asked[-1] == ["scontrol", "-o", "show", "job"]
 
 
+def test_the_first_task_that_failed_counts_whatever_the_order_of_the_rows() -> None:
+    rows = "6_10|FAILED|4:0|all\n6_2|FAILED|3:0|all\n6_1|COMPLETED|0:0|all\n"
+    scheduler, _ = slurm(INVALID, said(rows))
+    assert scheduler.poll(["6"])["6"].exit_code == 3
+
+
+def test_an_array_whose_tasks_wait_is_recovered_by_its_comment() -> None:
+    scheduler, _ = slurm(said(""), said("92_[1-3%1]|t-1\n93_4|t-2\n94|t-3\n"))
+    assert scheduler.find(["t-1", "t-2", "t-3"]) == {"t-1": "92", "t-2": "93", "t-3": "94"}
+
+
 def test_a_machine_without_sacct_is_no_error() -> None:
     scheduler, _ = slurm(INVALID, UsageError("sacct: no such command"), INVALID)
     assert scheduler.poll(["7"])["7"].state == LOST
