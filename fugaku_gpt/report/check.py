@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
+from fugaku_gpt.jobs.schedulers.registry import is_job_id
 from fugaku_gpt.report.check_cells import check_clock, check_failure, check_kinds, check_layout, is_size, title_of
 from fugaku_gpt.report.check_figures import check_aggregate, check_machine, check_tflops, is_slight, peak_of
 from fugaku_gpt.report.facts import Context, Facts, context_of, facts_of
@@ -183,9 +184,12 @@ def _against_each_other(rows: Sequence[Facts], context: Context) -> Iterator[Fin
                 yield Finding(facts.row.line, "tflops", what, "another GBS or number of nodes than written, or a slip")
 
 
-_DATE_OR_JOB = re.compile(
-    r"\d\d-\d\d|local-\d+|\d{1,12}(?:_\d+|\[\d+\])?|n=\d+|attempt \d+|\d+ of \d+ did not end well|"
-)
+_DATE_OR_COUNT = re.compile(r"\d\d-\d\d|n=\d+|attempt \d+|\d+ of \d+ did not end well|")
+
+
+def _is_of_measurement(word: str) -> bool:
+    """Whether a word of the Notes says when, by which job and how often a row was measured, and nothing of what."""
+    return _DATE_OR_COUNT.fullmatch(word) is not None or is_job_id(word)
 
 
 def _duplicates(rows: Sequence[Tuple[Facts, Context]]) -> Iterator[Finding]:
@@ -194,7 +198,7 @@ def _duplicates(rows: Sequence[Tuple[Facts, Context]]) -> Iterator[Finding]:
     for facts, context in rows:
         row = facts.row
         others = [text for text, column in zip(row.texts, context.table.columns) if column not in _MEASURED]
-        words = [word for word in row.cell("notes").split(", ") if not _DATE_OR_JOB.fullmatch(word.strip())]
+        words = [word for word in row.cell("notes").split(", ") if not _is_of_measurement(word.strip())]
         configuration = tuple(re.sub(r"\s+", "", text.lower()) for text in others)
         figures = tuple(row.cell(name) for name in _MEASURED[:-1])
         same: Tuple[object, ...] = (configuration, figures)
