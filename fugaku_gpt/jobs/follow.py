@@ -5,27 +5,29 @@ from __future__ import annotations
 import errno
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.judge import Verdict, deciding_job, diagnose, record_result
 from fugaku_gpt.jobs.schedulers.commands import LONGEST_WAIT_SECONDS, waits
 from fugaku_gpt.jobs.schedulers.protocol import Scheduler
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named, sub_job_ids
-from fugaku_gpt.jobs.submission import resolve
+from fugaku_gpt.jobs.submission import close_intents
 from fugaku_gpt.records.job import (
     JOB_FILE,
     LOST,
     OVER,
     UNKNOWN,
+    Intent,
     JobHistory,
     JobStatus,
     append_status,
     exit_records,
     read_history,
 )
+from fugaku_gpt.records.run import Result
 from fugaku_gpt.records.sweep import ATTEMPTS
 
 Named = Callable[[str], Scheduler]
@@ -42,6 +44,8 @@ class Followed:
         job_id: of the deciding job: the running link of a chain, or the one by which it has ended.
         link, chain: which link that is, of how many; 0 where nothing was handed in.
         status: what the scheduler says of it; None where nothing was handed in.
+        recorded: result of the run that was written by this poll; None where there was nothing to write.
+        unanswered: what the schedulers did not say, such as ``job 7`` → why.
     """
 
     directory: Path
@@ -51,6 +55,8 @@ class Followed:
     link: int = 0
     chain: int = 0
     status: Optional[JobStatus] = None
+    recorded: Optional[Result] = None
+    unanswered: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def over(self) -> bool:
@@ -80,47 +86,34 @@ def job_directories(paths: Sequence[Path]) -> List[Path]:
 def poll_runs(
     directories: Sequence[Path], named: Named = scheduler_named, now: Callable[[], float] = time.time
 ) -> List[Followed]:
-    """What each run directory's job is doing: asks each scheduler once for all jobs that are not known to be over,
-    records what has changed, and writes the results of runs whose ranks could not.
+    """Return what the job of each run directory is doing.
 
-    A scheduler that is not there or does not answer makes no error: what our own records say is still told. Nor does a
-    damaged record: what became of that directory's job is unknown until it is mended, and the others are told.
+    This is the only poller: it asks each scheduler once for the jobs of all open intents and once for all jobs that are
+    not known to be over, records what has changed, and writes the results of runs whose ranks could not.
+
+    A scheduler that is not there or does not answer makes no error: what our own records say still counts. Nor does a
+    damaged record: what became of that directory's job is unknown until it is mended, and the others are reported.
     """
-    schedulers: Dict[str, Scheduler] = {}
+    schedulers = _Schedulers(named)
     histories: Dict[Path, JobHistory] = {}
-    troubles: Dict[Path, str] = {}
     for directory in directories:
         try:
-            history = read_history(directory)
-        except UsageError as error:
-            troubles[directory], histories[directory] = _line(error), JobHistory()
-            continue
-        for name in {intent.scheduler for intent in history.open}:
-            try:
-                history = resolve(directory, _one(schedulers, name, named), now())
-            except UsageError as error:
-                troubles[directory] = _line(error)
-        histories[directory] = history
-    asked: Dict[str, List[str]] = {}
-    for history in histories.values():
-        for job in history.jobs:
-            if _open(history, job.job_id):
-                asked.setdefault(job.scheduler, []).append(job.job_id)
-    answers: Dict[Tuple[str, str], JobStatus] = {}
-    for name, ids in asked.items():
-        try:
-            answer = _one(schedulers, name, named).poll(ids)
-        except UsageError as error:
-            answer = {job_id: JobStatus(job_id, UNKNOWN, reason=_line(error)) for job_id in ids}
-        answers.update(((name, job_id), status) for job_id, status in answer.items())
+            histories[directory] = read_history(directory)
+        except UsageError:  # read again below, where the directory is reported
+            histories[directory] = JobHistory()
+    troubles = _resolve_intents(histories, schedulers, now)
+    answers = _poll_jobs(histories.values(), schedulers)
     followed = []
-    for one in directories:
+    for directory, history in histories.items():
         try:
-            followed.append(_followed(one, histories[one], answers, troubles.get(one, ""), now()))
+            followed.append(_followed(directory, history, answers, troubles.get(directory, ""), now()))
         except UsageError as error:
             verdict = Verdict("", UNKNOWN, _line(error), "mend it, or remove it")
-            known = [(job.scheduler, job.job_id, job.link, job.chain) for job in histories[one].jobs]
-            followed.append(Followed(one, verdict, *(known[-1] if known else ("", "", 0, 0))))
+            damaged = Followed(directory, verdict)
+            if history.jobs:
+                last = history.jobs[-1]
+                damaged = Followed(directory, verdict, last.scheduler, last.job_id, last.link, last.chain)
+            followed.append(damaged)
     return followed
 
 
@@ -166,10 +159,71 @@ def _below(path: Path, depth: int) -> Iterator[Path]:
             yield from _below(path / name, depth - 1)
 
 
-def _one(schedulers: Dict[str, Scheduler], name: str, named: Named) -> Scheduler:
-    if name not in schedulers:
-        schedulers[name] = named(name)
-    return schedulers[name]
+class _Schedulers:
+    """The schedulers of one poll, each made once.
+
+    Args:
+        named: makes a scheduler from its name; raises UsageError where there is none.
+    """
+
+    def __init__(self, named: Named) -> None:
+        self._named = named
+        self._made: Dict[str, Scheduler] = {}
+
+    def get(self, name: str) -> Scheduler:
+        """The scheduler of this name."""
+        if name not in self._made:
+            self._made[name] = self._named(name)
+        return self._made[name]
+
+
+def _resolve_intents(
+    histories: Dict[Path, JobHistory], schedulers: _Schedulers, now: Callable[[], float]
+) -> Dict[Path, str]:
+    """Search for the jobs of open intents, with one query for each scheduler, and bring ``histories`` up to date.
+
+    Returns:
+        Directory → why its intents could not be resolved.
+    """
+    searches: Dict[str, Dict[Path, List[Intent]]] = {}
+    for directory, history in histories.items():
+        for intent in history.open:
+            searches.setdefault(intent.scheduler, {}).setdefault(directory, []).append(intent)
+    troubles: Dict[Path, str] = {}
+    for name, search in searches.items():
+        try:
+            job_ids = schedulers.get(name).find([intent.tag for intents in search.values() for intent in intents])
+        except UsageError as error:
+            troubles.update(dict.fromkeys(search, _line(error)))
+            continue
+        for directory, intents in search.items():
+            try:
+                histories[directory] = close_intents(directory, intents, job_ids, now())
+            except OSError as error:
+                if error.errno not in _NOT_OURS:
+                    raise
+                troubles[directory] = f"{directory / JOB_FILE}: cannot be written: {error.strerror}"
+    return troubles
+
+
+def _poll_jobs(histories: Iterable[JobHistory], schedulers: _Schedulers) -> Dict[Tuple[str, str], JobStatus]:
+    """(scheduler, id of a job or sub-job) → what the scheduler says, of all jobs of which it may say something new."""
+    asked: Dict[str, Dict[str, None]] = {}
+    for history in histories:
+        for job in history.jobs:
+            if _open(history, job.job_id):
+                asked.setdefault(job.scheduler, {})[job.job_id] = None
+    answers: Dict[Tuple[str, str], JobStatus] = {}
+    for name, job_ids in asked.items():
+        reason = f"{name} does not answer for it"
+        try:
+            answer = schedulers.get(name).poll(list(job_ids))
+        except UsageError as error:
+            answer, reason = {}, _line(error)
+        for job_id in job_ids:
+            answers[name, job_id] = JobStatus(job_id, UNKNOWN, reason=reason)
+        answers.update(((name, job_id), status) for job_id, status in answer.items())
+    return answers
 
 
 def _open(history: JobHistory, job_id: str) -> bool:
@@ -195,19 +249,42 @@ def _followed(
                 continue  # no news is not written down: the last known state is better
             _record(directory, now, status)
     history = read_history(directory)
-    job_ = deciding_job(history, exit_records(directory))
-    if job_ is None:
+    deciding = deciding_job(history, exit_records(directory))
+    if deciding is None:
         verdict = diagnose(directory)
-        cause = f"{verdict.cause}; {trouble}" if trouble else verdict.cause
-        return Followed(directory, Verdict(verdict.status, verdict.state, cause, verdict.advice, verdict.retry))
-    status = answers.get((job_.scheduler, job_.job_id), history.statuses.get(job_.job_id))
+        return Followed(directory, replace(verdict, cause=f"{verdict.cause}; {trouble}") if trouble else verdict)
+    status = answers.get((deciding.scheduler, deciding.job_id), history.statuses.get(deciding.job_id))
     verdict = diagnose(directory, status)
+    return Followed(
+        directory,
+        verdict,
+        deciding.scheduler,
+        deciding.job_id,
+        deciding.link,
+        deciding.chain,
+        status,
+        _record_result(directory, verdict, now),
+        _unanswered(history, answers, trouble),
+    )
+
+
+def _unanswered(history: JobHistory, answers: Mapping[Tuple[str, str], JobStatus], trouble: str) -> Dict[str, str]:
+    unanswered = {"submission": trouble} if trouble else {}
+    for job in history.jobs:
+        status = answers.get((job.scheduler, job.job_id))
+        if status is not None and status.state == UNKNOWN:
+            unanswered[f"job {job.job_id}"] = status.reason or UNKNOWN
+    return unanswered
+
+
+def _record_result(directory: Path, verdict: Verdict, now: float) -> Optional[Result]:
+    """As :func:`record_result`, with nothing written in a directory that one may only read."""
     try:
-        record_result(directory, verdict, now)
+        return record_result(directory, verdict, now)
     except OSError as error:
         if error.errno not in _NOT_OURS:
             raise
-    return Followed(directory, verdict, job_.scheduler, job_.job_id, job_.link, job_.chain, status)
+        return None
 
 
 def _record(directory: Path, now: float, status: JobStatus) -> None:

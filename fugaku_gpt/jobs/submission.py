@@ -13,7 +13,7 @@ import time
 import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable, List, Optional, Tuple, Union
+from typing import Callable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from fugaku_gpt.config import RunConfig, changed_settings, dump_run_config, load_run_config
 from fugaku_gpt.errors import ConfigError, UsageError
@@ -226,23 +226,32 @@ def _set_aside(run: RunDirectory, kept: Path) -> None:
             path.rename(kept / path.name)
 
 
-def resolve(directory: Path, scheduler: Scheduler, now: float) -> JobHistory:
-    """The history of a directory after its open intents were asked for at the scheduler: a job that carries the tag is
-    recorded, and one that is not there after ``INTENT_SECONDS`` was never taken.
+def resolve_intents(directory: Path, scheduler: Scheduler, now: float) -> JobHistory:
+    """Return the history of a directory after the scheduler was asked for the jobs of its open intents; see
+    :func:`close_intents`.
 
     Raises:
         UsageError: the scheduler does not answer.
     """
     history = read_history(directory)
-    mine = [intent for intent in history.open if intent.scheduler == scheduler.name]
-    if not mine:
+    intents = [intent for intent in history.open if intent.scheduler == scheduler.name]
+    if not intents:
         return history
-    found = scheduler.find([intent.tag for intent in mine])
-    for intent in mine:
-        if intent.tag in found:
-            _recover(directory, intent, found[intent.tag], now)
+    return close_intents(directory, intents, scheduler.find([intent.tag for intent in intents]), now)
+
+
+def close_intents(directory: Path, intents: Sequence[Intent], job_ids: Mapping[str, str], now: float) -> JobHistory:
+    """Record what a scheduler answered about open intents of a directory, and return the history after that.
+
+    Args:
+        job_ids: tag → id of the job that carries it (:meth:`Scheduler.find`). Such a job is recorded as submitted; an
+            intent without one that is older than ``INTENT_SECONDS`` was never taken, and is recorded as abandoned.
+    """
+    for intent in intents:
+        if intent.tag in job_ids:
+            _recover(directory, intent, job_ids[intent.tag], now)
         elif now - intent.time > INTENT_SECONDS:
-            reason = f"no answer was recorded, and {scheduler.name} knows no job with its tag"
+            reason = f"no answer was recorded, and {intent.scheduler} knows no job with its tag"
             append_event(directory, "abandoned", now, tag=intent.tag, reason=reason)
     return read_history(directory)
 
@@ -253,7 +262,7 @@ def refuse_a_job(directory: Path, scheduler: Scheduler, now: float) -> None:
     Raises:
         UsageError: there is such a job, or the scheduler does not tell.
     """
-    history = resolve(directory, scheduler, now)
+    history = resolve_intents(directory, scheduler, now)
     if history.open:
         seconds = max(1, round(INTENT_SECONDS - (now - history.open[-1].time)))
         raise UsageError(

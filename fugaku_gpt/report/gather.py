@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.judge import diagnose, record_result
+from fugaku_gpt.jobs.follow import Followed, poll_runs
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, Scheduler
 from fugaku_gpt.jobs.schedulers.registry import read_job_id, scheduler_named
 from fugaku_gpt.pjm.stats import IDEAL, MEASURED, JobStatistics, read_stats_file
 from fugaku_gpt.records.accounting import SAMPLING_SECONDS, JobAccount, Knob, write_accounting
-from fugaku_gpt.records.job import OVER, UNKNOWN, JobHistory, JobStatus, append_status, read_history
+from fugaku_gpt.records.job import OVER, JobHistory, JobStatus, read_history
 from fugaku_gpt.records.run import RunDirectory
 
 Progress = Callable[[Path], None]
@@ -46,63 +46,32 @@ def gather(
 ) -> List[Gathered]:
     """Bring the jobs of run directories together with their runs; each directory as far as it goes.
 
-    One query for all jobs of a scheduler that were not over when they were last looked at.
+    Schedulers are asked as by ``job status`` (:func:`fugaku_gpt.jobs.follow.poll_runs`): once for all jobs that are not
+    known to be over.
 
     Raises:
         UsageError: a file of a run is damaged.
     """
-    histories = {directory: read_history(directory) for directory in directories}
-    troubles = _refresh(histories, scheduler_of, now)
-    histories = {directory: read_history(directory) for directory in directories}
-    found = []
-    for directory, history in histories.items():
+    gathered = []
+    for run in poll_runs(directories, scheduler_of, now):
         if progress is not None:
-            progress(directory)
-        found.append(_gather(directory, history, scheduler_of, now, list(troubles.get(directory, ()))))
-    return found
+            progress(run.directory)
+        gathered.append(_gather(run, scheduler_of))
+    return gathered
 
 
-def _refresh(
-    histories: Dict[Path, JobHistory], scheduler_of: Callable[[str], Scheduler], now: Callable[[], float]
-) -> Dict[Path, List[str]]:
-    """Ask about jobs that were not over; returns what could not be had."""
-    asked: Dict[str, Dict[str, Path]] = {}
-    for directory, history in histories.items():
-        for job in history.jobs:
-            status = history.statuses.get(job.job_id)
-            if status is None or status.state not in OVER:
-                asked.setdefault(job.scheduler, {})[job.job_id] = directory
-    troubles: Dict[Path, List[str]] = {}
-    for name, jobs in asked.items():
-        try:
-            statuses = scheduler_of(name).poll(list(jobs))
-        except UsageError as error:
-            for directory in dict.fromkeys(jobs.values()):
-                troubles.setdefault(directory, []).append(str(error).splitlines()[0])
-            continue
-        for job_id, directory in jobs.items():
-            status = statuses.get(job_id)
-            known = histories[directory].statuses.get(job_id)
-            if status is None or status.state == UNKNOWN:
-                why = status.reason if status is not None else f"{name} does not answer for it"
-                troubles.setdefault(directory, []).append(f"job {job_id}: {why or UNKNOWN}")
-            elif status != known:
-                append_status(directory, now(), status)
-    return troubles
-
-
-def _gather(
-    directory: Path,
-    history: JobHistory,
-    scheduler_of: Callable[[str], Scheduler],
-    now: Callable[[], float],
-    notes: List[str],
-) -> Gathered:
-    accounts = _accounts(directory, history, scheduler_of, notes)
+def _gather(run: Followed, scheduler_of: Callable[[str], Scheduler]) -> Gathered:
+    history = read_history(run.directory)
+    notes = [f"{what}: {why}" for what, why in run.unanswered.items()]
+    accounts = _accounts(run.directory, history, scheduler_of, notes)
     if accounts:
-        write_accounting(directory, accounts)
-    status = _result(directory, history, now, notes)
-    return Gathered(directory, tuple(job.job_id for job in history.jobs), len(accounts), status, tuple(notes))
+        write_accounting(run.directory, accounts)
+    notes += _result_notes(run, history)
+    status = run.verdict.status
+    if not history.jobs:
+        own = RunDirectory(run.directory).result()
+        status = own.status if own is not None else ""
+    return Gathered(run.directory, tuple(job.job_id for job in history.jobs), len(accounts), status, tuple(notes))
 
 
 def _accounts(
@@ -191,17 +160,16 @@ def _of_accounting(scheduler: str, status: JobStatus, accounting: Accounting) ->
     )
 
 
-def _result(directory: Path, history: JobHistory, now: Callable[[], float], notes: List[str]) -> str:
-    """The status of the run; a run whose job is over and that has no result gets one."""
-    verdict = diagnose(directory)
-    if not history.jobs:
-        own = RunDirectory(directory).result()
-        return own.status if own is not None else ""
-    written = record_result(directory, verdict, now())
-    if written is not None:
-        notes.append(f"result written: {written.status}" + (f": {written.reason}" if written.reason else ""))
-    elif verdict.cause:
-        notes.append(verdict.cause)
-    if verdict.advice:
-        notes.append(verdict.advice)
-    return verdict.status
+def _result_notes(run: Followed, history: JobHistory) -> List[str]:
+    """The result that the poll has written, else why the run has none or how it failed; and what to do."""
+    if not history.jobs and not history.open:
+        return []
+    notes = []
+    if run.recorded is not None:
+        reason = f": {run.recorded.reason}" if run.recorded.reason else ""
+        notes.append(f"result written: {run.recorded.status}{reason}")
+    elif run.verdict.cause and run.verdict.cause not in run.unanswered.values():
+        notes.append(run.verdict.cause)
+    if run.verdict.advice:
+        notes.append(run.verdict.advice)
+    return notes

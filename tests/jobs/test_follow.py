@@ -119,6 +119,51 @@ def test_an_open_submission_is_asked_for_by_its_tag(tmp_path: Path) -> None:
     assert kinds(tmp_path)[-1] == "abandoned"
 
 
+def test_one_query_searches_for_the_open_submissions_of_all_directories(tmp_path: Path) -> None:
+    scheduler, searches = site(RUNNING, QUEUED), []
+    find = scheduler.find
+
+    def counted(tags: Any) -> Dict[str, str]:
+        searches.append(list(tags))
+        return find(tags)
+
+    scheduler.find = counted  # type: ignore
+    scheduler.tags = {"t-a": "1", "t-b": "2"}
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        append_event(tmp_path / name, "intent", 1.0, scheduler="pjm", tag=f"t-{name}", link=1, chain=1, bulk="")
+    seen = poll_runs([tmp_path / name for name in ("a", "b", "c")], lambda name: scheduler, now=lambda: 1000.0)
+    assert (searches, scheduler.polls) == ([["t-a", "t-b", "t-c"]], [["1", "2"]])
+    assert [(one.job_id, one.verdict.state) for one in seen] == [("1", RUNNING), ("2", QUEUED), ("", "")]
+    assert kinds(tmp_path / "c") == ["intent", "abandoned"]
+
+
+def test_an_open_submission_in_a_directory_that_one_may_only_read_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = site(RUNNING)
+    scheduler.tags = {"t-1": "1"}
+    append_event(tmp_path, "intent", 1.0, scheduler="pjm", tag="t-1", link=1, chain=1, bulk="")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("fugaku_gpt.jobs.submission.append_event", refuse)
+    (seen,) = poll_runs([tmp_path], lambda name: scheduler)
+    assert seen.verdict.state == UNKNOWN and "job.jsonl: cannot be written: Permission denied" in seen.verdict.cause
+
+
+def test_what_a_scheduler_does_not_say_is_reported_for_every_job(tmp_path: Path) -> None:
+    hand_in(tmp_path, "1")
+    exit_record(tmp_path, 0, sub_job="1")
+    result(tmp_path, runs.OK)
+    (silent,) = poll_runs([tmp_path], lambda name: Unreachable())
+    assert silent.verdict.status == runs.OK and silent.unanswered == {"job 1": UNREACHABLE}
+    scheduler = site(ENDED)
+    (seen,) = poll_runs([tmp_path], lambda name: scheduler)
+    assert seen.verdict.status == runs.OK and seen.unanswered == {}
+
+
 def test_each_sub_job_that_has_ended_is_kept(tmp_path: Path) -> None:
     scheduler = FakeScheduler()
     hand_in(tmp_path, "1", bulk="0-1")

@@ -22,7 +22,7 @@ from fugaku_gpt.jobs.submission import (
     node_hours,
     plan,
     prepare,
-    resolve,
+    resolve_intents,
     submissions,
     submit,
     with_absolute_paths,
@@ -175,7 +175,7 @@ def test_an_uncertain_submission_is_found_by_its_tag(tmp_path: Path) -> None:
     with pytest.raises(Uncertain, match="may have been taken"):
         submit(prepare(config(), tmp_path), FakeScheduler(vanish))
     assert kinds(tmp_path) == ["intent"]
-    (job,) = resolve(tmp_path, scheduler, now=0.0).jobs
+    (job,) = resolve_intents(tmp_path, scheduler, now=0.0).jobs
     assert (job.job_id, job.link) == ("77", 1)
     scheduler.statuses["77"] = JobStatus("77", RUNNING)
     with pytest.raises(UsageError, match="job 77 is running"):

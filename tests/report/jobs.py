@@ -77,17 +77,26 @@ class ToldScheduler:
         statuses: Optional[Dict[str, JobStatus]] = None,
         accounting: Optional[Accounting] = None,
         trouble: str = "",
+        tags: Optional[Dict[str, str]] = None,
+        sub_jobs: Sequence[JobStatus] = (),
     ) -> None:
         self.statuses = statuses or {}
         self.account = accounting
         self.trouble = trouble
+        self.tags = tags or {}
+        self.sub_jobs = {status.job_id: status for status in sub_jobs}
         self.asked: List[List[str]] = []
+
+    def find(self, tags: Sequence[str]) -> Dict[str, str]:
+        if self.trouble:
+            raise UsageError(self.trouble)
+        return {tag: self.tags[tag] for tag in tags if tag in self.tags}
 
     def poll(self, job_ids: Sequence[str]) -> Dict[str, JobStatus]:
         self.asked.append(list(job_ids))
         if self.trouble:
             raise UsageError(self.trouble)
-        return {job_id: self.statuses[job_id] for job_id in job_ids if job_id in self.statuses}
+        return {**self.sub_jobs, **{job_id: self.statuses[job_id] for job_id in job_ids if job_id in self.statuses}}
 
     def accounting(self, directory: Path, job_id: str) -> Optional[Accounting]:
         if self.trouble:

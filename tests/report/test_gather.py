@@ -10,7 +10,7 @@ import pytest
 from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config
 from fugaku_gpt.jobs.schedulers.protocol import Accounting
 from fugaku_gpt.records.accounting import TOO_SHORT, read_accounting
-from fugaku_gpt.records.job import ENDED, LOST, REJECTED, RUNNING, JobStatus, read_history
+from fugaku_gpt.records.job import ENDED, LOST, REJECTED, RUNNING, JobStatus, append_event, read_history
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.report.collect import collect_rows, find_runs, read_run
 from fugaku_gpt.report.gather import gather
@@ -168,7 +168,49 @@ def test_one_query_for_all_jobs_and_none_for_those_that_are_over(tmp_path: Path)
 def test_a_scheduler_that_does_not_answer_is_a_note(tmp_path: Path) -> None:
     directory = prepared(tmp_path / "run")
     (one,) = gather([directory], told(ToldScheduler(trouble="pjstat: no such command\nmore")))
-    assert "pjstat: no such command" in one.notes and one.status == ""
+    assert one.notes == ("job 7: pjstat: no such command; more", "ask again later") and one.status == ""
+
+
+def test_a_job_whose_submission_was_killed_is_looked_for_by_its_tag(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / "config.yaml").write_text(dump_run_config(CONFIG))
+    append_event(directory, "intent", SUBMITTED, scheduler="pjm", tag="t-1", link=1, chain=1, bulk="")
+    (silent,) = gather([directory], told(ToldScheduler(trouble="pjstat: no answer")), now=lambda: SUBMITTED + 900)
+    assert silent.jobs == () and "pjstat: no answer" in silent.notes[0]
+    status = JobStatus("7", ENDED, "EXT", exit_code=0, signal=24, code=11, reason="ELAPSE LIMIT EXC")
+    scheduler = ToldScheduler({"7": status}, tags={"t-1": "7"})
+    (one,) = gather([directory], told(scheduler), now=lambda: SUBMITTED + 900)
+    assert (one.jobs, one.status, scheduler.asked) == (("7",), "timeout", [["7"]])
+    assert read_run(directory).job_id == "7"
+
+
+def test_a_lost_job_that_turns_up_again_is_no_longer_lost(tmp_path: Path) -> None:
+    directory = prepared(tmp_path / "run")
+    (lost,) = gather([directory], told(ToldScheduler({"7": JobStatus("7", LOST)})))
+    status = JobStatus("7", ENDED, "EXT", exit_code=0, signal=24, code=11, reason="ELAPSE LIMIT EXC")
+    (back,) = gather([directory], told(ToldScheduler({"7": status})))
+    assert (lost.status, back.status, read_run(directory).status) == ("lost", "timeout", "timeout")
+
+
+def test_each_sub_job_of_a_bulk_job_has_the_end_that_its_own_code_says(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / "config.yaml").write_text(dump_run_config(CONFIG))
+    submitted(directory, "239", bulk="0-1")
+    late = JobStatus("239[0]", ENDED, "EXT", exit_code=0, signal=24, code=11)
+    full = JobStatus("239[1]", ENDED, "EXT", exit_code=0, signal=9, code=12)
+    whole = JobStatus("239", ENDED, "EXT:2", exit_code=0, signal=24, code=11)
+    gather([directory], told(ToldScheduler({"239": whole}, sub_jobs=(late, full))))
+    results = [RunDirectory(directory / f"repeat-{number}").result() for number in (0, 1)]
+    assert [result.status for result in results if result is not None] == ["timeout", "oom"]
+
+
+def test_a_job_that_its_scheduler_does_not_mention_is_unknown(tmp_path: Path) -> None:
+    directory = prepared(tmp_path / "run")
+    (one,) = gather([directory], told(ToldScheduler()))
+    assert one.notes == ("job 7: pjm does not answer for it", "ask again later")
+    assert RunDirectory(directory).result() is None
 
 
 def test_statistics_of_a_script_that_was_handed_in_by_hand(tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ def _change(directories: Sequence[Path], verb: str, event: str) -> None:
     """Ask the schedulers for something, once each, and tell and record what they accepted."""
     from fugaku_gpt.jobs.follow import job_directories
     from fugaku_gpt.jobs.schedulers.registry import scheduler_named
-    from fugaku_gpt.jobs.submission import resolve
+    from fugaku_gpt.jobs.submission import resolve_intents
     from fugaku_gpt.records.job import LOST, OVER, append_event, read_history
 
     wanted: Dict[str, Dict[str, Path]] = {}
@@ -288,7 +288,7 @@ def _change(directories: Sequence[Path], verb: str, event: str) -> None:
     for directory in job_directories(directories):
         history = read_history(directory)
         for name in {intent.scheduler for intent in history.open}:  # its caller may have been killed: is there a job?
-            history = resolve(directory, scheduler_named(name), time.time())
+            history = resolve_intents(directory, scheduler_named(name), time.time())
         if history.open:
             click.echo(f"{directory}: a submission is not over, or was killed just now: try again in two minutes")
             refused.append(str(directory))
