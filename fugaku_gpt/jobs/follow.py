@@ -88,8 +88,9 @@ def poll_runs(
 ) -> List[Followed]:
     """Return what the job of each run directory is doing.
 
-    This is the only poller: it asks each scheduler once for the jobs of all open intents and once for all jobs that are
-    not known to be over, records what has changed, and writes the results of runs whose ranks could not.
+    All commands that follow runs poll here: each scheduler is asked once for the jobs of all open intents and once for
+    all jobs that are not known to be over. What has changed is recorded, and so are the results of runs whose ranks
+    could not. (Before a submission, ``submission.refuse_a_job`` asks about the one directory by itself.)
 
     A scheduler that is not there or does not answer makes no error: what our own records say still counts. Nor does a
     damaged record: what became of that directory's job is unknown until it is mended, and the others are reported.
