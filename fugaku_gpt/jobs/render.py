@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+import fugaku_gpt
 from fugaku_gpt.config import RunConfig, changed_settings
 from fugaku_gpt.config.knobs import is_requested
 from fugaku_gpt.config.load import Settings, build_run_config
@@ -67,10 +68,8 @@ def render_job(
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    import jobscripts
-
     environment = ImmutableSandboxedEnvironment(
-        loader=jinja2.FileSystemLoader(str(Path(jobscripts.__file__).parent)),
+        loader=jinja2.FileSystemLoader(str(template_folder())),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -92,6 +91,13 @@ def render_job(
     except jinja2.TemplateError as error:  # the sandbox's SecurityError is one
         raise ConfigError(f"{config.job.template or scheduler}: cannot be rendered: {error}") from None
     return JobScript(re.sub(r"\n{3,}", "\n\n", text), tuple(notes))
+
+
+def template_folder() -> Path:
+    """The folder of the templates: inside the package where that was installed, at the top of a checkout otherwise."""
+    package = Path(fugaku_gpt.__file__).resolve().parent
+    installed = package / "jobscripts"
+    return installed if installed.is_dir() else package.parent / "jobscripts"
 
 
 def render_from_files(config: RunConfig) -> JobScript:

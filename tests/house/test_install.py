@@ -58,11 +58,16 @@ def test_the_tools_are_pinned_once() -> None:
     assert not set(tools) & set(pins("torch-2.13.txt"))
 
 
+# The one package whose folder is not where its name says; see setup.py.
+TEMPLATES = "fugaku_gpt.jobscripts"
+
+
 def test_every_data_file_of_the_package_is_shipped() -> None:
     shipped = set()
     for package, patterns in setup_cfg()["options.package_data"].items():
+        folder = ROOT / ("jobscripts" if package == TEMPLATES else package.replace(".", "/"))
         for pattern in patterns.split():
-            shipped |= set((ROOT / package.replace(".", "/")).glob(pattern))
+            shipped |= set(folder.glob(pattern))
     present = {
         path
         for package in ("fugaku_gpt", "jobscripts")
