@@ -196,7 +196,7 @@ def _hand_in(
 
     expanded = plan.sweep()
     if dry_run:
-        standings, planned = planned_jobs(expanded, out, Path(plan.base), again_failed)
+        standings, planned = planned_jobs(expanded, out, plan, again_failed)
         _print_jobs(expanded, standings, planned)
         return
 

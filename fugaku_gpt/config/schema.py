@@ -477,7 +477,12 @@ class JobConfig:
         "", "environment as a tar file, unpacked to node-local disk by one rank of each node", form=_PATH
     )
     environment: Tuple[str, ...] = option((), "variables for the ranks, each NAME=value", form=_VARIABLE)
-    profile: str = option("", "file that describes the PyTorch build, such as env/a64fx-torch-1.10.yaml", form=_PATH)
+    profile: str = option(
+        "",
+        "file that describes the PyTorch build, such as env/a64fx-torch-1.10.yaml, looked up from the present folder, "
+        "the run file's and the top of its checkout; or the name of a shipped one",
+        form=_PATH,
+    )
     template: str = option("", "file of a job script template, such as one that overrides blocks", form=_PATH)
     bulk: str = option(
         "",

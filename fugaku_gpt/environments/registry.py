@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import shutil
 import sys
 from dataclasses import dataclass, replace
@@ -10,8 +11,9 @@ from pathlib import Path
 from typing import Dict, List, Optional
 
 import fugaku_gpt
+from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.profile import Profile, load_profile, with_absolute_paths
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.errors import ConfigError, UsageError
 
 MARKS = ".installed-*"  # left in an environment's folder by env/make_environment.sh once all of it is there
 OWNER = ".fugaku_gpt"  # the first that it writes there
@@ -87,6 +89,49 @@ def find_profile(name_or_path: str) -> Path:
     raise UsageError(
         f"{name_or_path}: no profile has this name; {hint}valid: {', '.join(files)}, or the path of a file"
     )
+
+
+def with_profile_file(config: RunConfig, run_file: Optional[Path] = None, base: Optional[Path] = None) -> RunConfig:
+    """The run with ``job.profile`` as the path of a file that exists.
+
+    A relative path is looked up from ``base``, then from the folder of the run file, then from the top of the checkout
+    that the run file is in. If it is none of these, ``NAME`` and ``env/NAME.yaml`` stand for the shipped profile of that
+    name, so that a run file of the checkout works where fugaku_gpt was installed without one.
+
+    Args:
+        run_file: the run or sweep file; None where the run has none.
+        base: the folder that the run's other paths are relative to; default: the present folder.
+
+    Raises:
+        ConfigError: no such file exists; the message lists the folders and the shipped names.
+    """
+    written = config.job.profile
+    start = base if base is not None else Path.cwd()
+    if not written or (start / written).is_file():
+        return config
+    folders = [start]
+    if run_file is not None:
+        beside = Path(os.path.abspath(start / run_file)).parent
+        folders += [folder for folder in (beside, _top_of_checkout(beside)) if folder is not None]
+    profiles = _names(_folder())
+    candidates = [folder / written for folder in folders]
+    name = written[len("env/") : -len(".yaml")] if written.startswith("env/") and written.endswith(".yaml") else written
+    if name in profiles:
+        candidates.append(profiles[name])
+    for file in candidates:
+        if file.is_file():
+            return replace(config, job=replace(config.job, profile=os.path.abspath(file)))
+    searched = "" if Path(written).is_absolute() else f" in {', '.join(map(str, dict.fromkeys(folders)))}"
+    shipped = f", or one of {', '.join(profiles)}" if profiles else ""
+    raise ConfigError(f"job.profile: {written}: no such file{searched}; valid: the path of a file{shipped}")
+
+
+def _top_of_checkout(folder: Path) -> Optional[Path]:
+    """The nearest folder, from this one upwards, that is the top of a checkout; None outside of any."""
+    for top in (folder, *folder.parents):
+        if (top / ".git").exists() or (top / "setup.cfg").is_file():
+            return top
+    return None
 
 
 def is_profile(name_or_path: str) -> bool:

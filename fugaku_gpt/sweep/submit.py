@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import RunConfig
+from fugaku_gpt.environments.registry import with_profile_file
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.follow import Followed, Named, poll_runs
 from fugaku_gpt.jobs.render import render_from_files
@@ -112,7 +113,7 @@ def standings_of(
     return [_standing(run, out / run.name, followed.get(out / run.name)) for run in sweep.runs]
 
 
-def planned_jobs(sweep: Sweep, out: Path, base: Path, resume: bool) -> Tuple[List[Standing], List[Planned]]:
+def planned_jobs(sweep: Sweep, out: Path, plan: Plan, resume: bool) -> Tuple[List[Standing], List[Planned]]:
     """(where every run stands by its records, what would be handed in); asks nobody and writes nothing.
 
     Raises:
@@ -120,7 +121,7 @@ def planned_jobs(sweep: Sweep, out: Path, base: Path, resume: bool) -> Tuple[Lis
     """
     sweep = settled(sweep, out)
     standings = standings_of(sweep, out, ask=False)
-    return standings, [_planned(one.run, out, base) for one in standings if is_wanted(one, resume)]
+    return standings, [_planned(one.run, out, plan) for one in standings if is_wanted(one, resume)]
 
 
 def submit_sweep(
@@ -147,14 +148,13 @@ def submit_sweep(
     Raises:
         UsageError: another sweep is at work in ``out``, or ``out`` holds other runs.
     """
-    base = Path(plan.base)
     with SweepLock(out):
         sweep = settled(sweep, out)
         standings = standings_of(sweep, out, named, now)
         wanted = [one for one in standings if is_wanted(one, resume)]
         flying = sum(1 for one in standings if one.in_flight)
         room = len(wanted) if max_in_flight is None else max(0, max_in_flight - flying)
-        jobs = [_planned(one.run, out, base) for one in wanted[:room]]
+        jobs = [_planned(one.run, out, plan) for one in wanted[:room]]
         if not agreed(jobs):
             return Handed(standings, {}, {}, len(wanted))
         write_plan(out, plan)
@@ -209,10 +209,12 @@ def _hand_in(
     return taken, refused, ""
 
 
-def _planned(run: Run, out: Path, base: Path) -> Planned:
+def _planned(run: Run, out: Path, plan: Plan) -> Planned:
     assert run.config is not None
-    config = with_absolute_paths(_named(run.config, run.name), base)
+    base = Path(plan.base)
     try:
+        named = with_profile_file(_named(run.config, run.name), Path(plan.file), base)
+        config = with_absolute_paths(named, base)
         refuse_job_too_large(config)
         script = render_from_files(config)
     except UsageError as error:

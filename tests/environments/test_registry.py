@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
 import fugaku_gpt
+from fugaku_gpt.config import load_run_config
 from fugaku_gpt.environments import registry
 from fugaku_gpt.environments.registry import (
     checkout,
@@ -16,8 +18,9 @@ from fugaku_gpt.environments.registry import (
     profile_files,
     require_made,
     resolve,
+    with_profile_file,
 )
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.errors import ConfigError, UsageError
 
 ROOT = Path(fugaku_gpt.__file__).resolve().parents[1]
 
@@ -41,6 +44,43 @@ def test_a_name_is_found_in_env_and_a_path_anywhere(tmp_path: Path, monkeypatch:
     assert resolve("env/mine.yaml", unpacked=tmp_path / "disk" / "x").python == str(tmp_path / "disk/venv/bin/python")
     known = ["torch-1.7", "env/mine.yaml", "torch-1.8", "env/no.yaml", "env"]
     assert [is_profile(word) for word in known] == [True, True, False, False, False]
+
+
+def test_a_run_s_profile_is_looked_up_beside_its_file_in_its_checkout_and_among_the_shipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout_, elsewhere = tmp_path / "checkout", tmp_path / "elsewhere"
+    for folder in (checkout_ / "env", checkout_ / "runs" / "env", elsewhere):
+        folder.mkdir(parents=True)
+    (checkout_ / "setup.cfg").touch()
+    run_file = checkout_ / "runs" / "run.yaml"
+    of_checkout, beside = checkout_ / "env" / "mine.yaml", checkout_ / "runs" / "env" / "mine.yaml"
+    monkeypatch.chdir(elsewhere)
+
+    def profile(written: str, file: Optional[Path] = run_file) -> str:
+        return with_profile_file(load_run_config(overrides=[f"job.profile={written}"]), file).job.profile
+
+    with pytest.raises(ConfigError) as caught:
+        profile("env/mine.yaml")
+    searched = f"env/mine.yaml: no such file in {elsewhere}, {checkout_ / 'runs'}, {checkout_}; valid: "
+    assert searched in str(caught.value) and "one of torch-1.7, " in str(caught.value)
+    of_checkout.touch()
+    assert profile("env/mine.yaml") == str(of_checkout)
+    beside.touch()
+    assert profile("env/mine.yaml") == str(beside)
+    assert profile("env/mine.yaml", Path("../checkout/runs/run.yaml")) == str(beside)
+    with pytest.raises(ConfigError, match="no such file in [^,]*elsewhere; "):
+        profile("env/mine.yaml", None)
+    (elsewhere / "env").mkdir()
+    (elsewhere / "env" / "mine.yaml").touch()  # as written, as for the other paths of a run
+    assert profile("env/mine.yaml") == "env/mine.yaml"
+
+    shipped = str(ROOT / "env" / "torch-2.13.yaml")
+    assert profile("torch-2.13") == profile("env/torch-2.13.yaml") == shipped
+    for written in ("other/torch-2.13.yaml", "torch-2.13.yaml", str(elsewhere / "torch-2.13")):
+        with pytest.raises(ConfigError, match="no such file"):
+            profile(written)
+    assert profile("") == ""
 
 
 def test_a_name_that_is_none_lists_those_that_are() -> None:

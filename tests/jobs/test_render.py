@@ -434,6 +434,15 @@ def test_a_python_beside_the_profile_is_found_from_anywhere(tmp_path: Path) -> N
     assert f"python={tmp_path}/.venv/bin/python\n" in text and " --mpi=pmi2" in text
 
 
+def test_a_run_file_of_the_checkout_is_rendered_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Path(__file__).resolve().parents[2]
+    monkeypatch.chdir(tmp_path)
+    assert run(["job", "render", str(root / "benchmarks" / "runs" / "fugaku-1.3b.yaml")]) == 0
+    assert f'#   job.profile: "{root}/env/a64fx-torch-1.10.yaml"\n' in capsys.readouterr().out
+
+
 def test_what_a_build_needs_is_looked_for_where_its_tar_file_is_unpacked() -> None:
     build = Profile(
         "b",

@@ -195,14 +195,31 @@ def test_nothing_is_handed_in_twice_however_often_it_is_killed(tmp_path: Path, p
 
 
 def test_a_dry_run_knows_all_and_writes_nothing(plan: Plan, out: Path, scheduler: FakeScheduler) -> None:
-    standings, planned = planned_jobs(plan.sweep(), out, Path(plan.base), resume=False)
+    standings, planned = planned_jobs(plan.sweep(), out, plan, resume=False)
     assert [one.run.name for one in planned] == RUNS and len(standings) == 6 and not out.exists()
     assert all(one.job is not None and one.job.node_hours == 0.5 and "#SBATCH" in one.job.text for one in planned)
     hand_in(plan, out, scheduler, max_in_flight=1)
     before = {path: path.stat().st_mtime_ns for path in sorted(out.rglob("*"))}
-    _, planned = planned_jobs(plan.sweep(), out, Path(plan.base), resume=True)
+    _, planned = planned_jobs(plan.sweep(), out, plan, resume=True)
     assert [one.run.name for one in planned] == RUNS[1:]
     assert {path: path.stat().st_mtime_ns for path in sorted(out.rglob("*"))} == before
+
+
+def test_a_profile_is_looked_up_from_the_sweep_s_file(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sweeps" / "env").mkdir(parents=True)
+    file, profile = tmp_path / "sweeps" / "s.yaml", tmp_path / "sweeps" / "env" / "b.yaml"
+    file.write_text("preset: tiny\ndefaults: {job.profile: env/b.yaml}\ninclude: [{label: small}]\n")
+    profile.write_text("name: b\npython: /opt/b/python3\n")
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of(Path("sweeps/s.yaml"), ("job.scheduler=slurm",))
+    monkeypatch.chdir(tmp_path / "sweeps")  # the plan keeps the folder that it was made from
+    (job,) = [one.job for one in planned_jobs(plan.sweep(), out, plan, resume=False)[1]]
+    assert job is not None and job.config.job.profile == str(profile) and "python=/opt/b/python3\n" in job.text
+    profile.unlink()
+    (refused,) = planned_jobs(plan.sweep(), out, plan, resume=False)[1]
+    assert refused.job is None and "job.profile: env/b.yaml: no such file" in refused.refusal
 
 
 def test_nothing_is_written_where_nobody_agrees(plan: Plan, out: Path, scheduler: FakeScheduler) -> None:
@@ -232,7 +249,7 @@ def test_a_run_that_does_not_fit_its_nodes_is_refused(tmp_path: Path, out: Path,
     file = tmp_path / "s.yaml"
     file.write_text("preset: 124m\ninclude: [{label: big, job.node_memory: 2Gi}, {label: small}]", encoding="utf-8")
     plan = plan_of(file, ("job.scheduler=slurm",))
-    dry = planned_jobs(plan.sweep(), out, tmp_path, False)[1]
+    dry = planned_jobs(plan.sweep(), out, plan, False)[1]
     assert [(one.job is None, bool(one.refusal)) for one in dry] == [(True, True), (False, False)]
     handed = hand_in(plan, out, scheduler)
     assert list(handed.taken) == ["small-r1"] and list(handed.refused) == ["big-r1"]

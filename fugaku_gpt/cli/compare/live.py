@@ -109,10 +109,12 @@ def render_job(asked: Asked) -> int:
     """
     from fugaku_gpt.compare.job import FOLDER, comparison_script
     from fugaku_gpt.config import dump_run_config
+    from fugaku_gpt.environments.registry import with_profile_file
     from fugaku_gpt.jobs.submission import SCRIPT, refuse_a_run
     from fugaku_gpt.records.files import write_text_atomically
 
-    base, script = comparison_script(asked.sides, asked.shared.base(), asked.configs(), asked.words())
+    run = with_profile_file(asked.shared.base(), asked.shared.run_file)
+    base, script = comparison_script(asked.sides, run, asked.configs(), asked.words())
     for note in script.notes:
         click.echo(f"note: {note}", err=True)
     if asked.out is None:

@@ -54,6 +54,8 @@ def render(
 def job_config(
     run_file: Optional[Path], preset: Optional[str], settings: Tuple[str, ...], scheduler: Optional[str]
 ) -> RunConfig:
-    """The run that a command line describes."""
+    """The run that a command line describes, its profile as the path of a file that exists."""
+    from fugaku_gpt.environments.registry import with_profile_file
+
     overrides: List[str] = [*settings, *([f"job.scheduler={scheduler}"] if scheduler is not None else [])]
-    return load_run_config(run_file, preset, overrides)
+    return with_profile_file(load_run_config(run_file, preset, overrides), run_file)
