@@ -63,7 +63,11 @@ def profile_files(folder: Optional[Path] = None) -> Dict[str, Path]:
 
 def _folder() -> Path:
     root = checkout()
-    return root / "env" if root is not None else Path(sys.prefix) / _SHIPPED
+    if root is not None:
+        return root / "env"
+    # Below the prefix that the package was installed into, which is not always this Python's: ~/.local, /usr/local.
+    prefixes = Path(fugaku_gpt.__file__).resolve().parents
+    return next((prefix / _SHIPPED for prefix in prefixes if (prefix / _SHIPPED).is_dir()), Path(sys.prefix) / _SHIPPED)
 
 
 def _names(folder: Path) -> Dict[str, Path]:
@@ -95,8 +99,8 @@ def with_profile_file(config: RunConfig, run_file: Optional[Path] = None, base: 
     """The run with ``job.profile`` as the path of a file that exists.
 
     A relative path is looked up from ``base``, then from the folder of the run file, then from the top of the checkout
-    that the run file is in. If it is none of these, ``NAME`` and ``env/NAME.yaml`` stand for the shipped profile of that
-    name, so that a run file of the checkout works where fugaku_gpt was installed without one.
+    that the run file is in. If it is none of these, ``NAME`` and ``env/NAME.yaml`` stand for the shipped profile of
+    that name, so that a run file of the checkout works where fugaku_gpt was installed without one.
 
     Args:
         run_file: the run or sweep file; None where the run has none.

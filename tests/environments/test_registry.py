@@ -10,7 +10,6 @@ import pytest
 
 import fugaku_gpt
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.environments import registry
 from fugaku_gpt.environments.registry import (
     checkout,
     is_profile,
@@ -140,8 +139,9 @@ def test_an_installation_without_a_checkout_has_the_profiles_it_brought(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert checkout() == ROOT
-    monkeypatch.setattr(registry, "checkout", lambda: None)
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    package = tmp_path / "lib" / "python3.8" / "site-packages" / "fugaku_gpt"  # as of `pip install --user`
+    monkeypatch.setattr(fugaku_gpt, "__file__", str(package / "__init__.py"))
+    assert checkout() is None
     with pytest.raises(UsageError, match="installed without them"):
         profile_files()
     shipped = tmp_path / "share" / "fugaku_gpt" / "env"
