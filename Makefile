@@ -25,7 +25,7 @@ help: ## these lines
 
 install: $(INSTALLED) ## .venv with the pinned PyTorch, an MPI and the command fugaku-gpt
 
-$(INSTALLED): setup.cfg pyproject.toml $(PINS) $(KERNELS)
+$(INSTALLED): setup.py setup.cfg pyproject.toml $(PINS) $(KERNELS)
 	@echo "installing into $(VENV) with $(PYTHON): $$(grep -m1 ^torch $(PINS)), MPI: $(MPI)"
 	@$(MAKE_ENVIRONMENT) $(PYTHON) $(VENV) $(PINS) $(MPI) --quiet $(PIP_ARGS)
 
@@ -83,7 +83,7 @@ old:
 	{ echo "=== tests on PyTorch $(BUILD) ===" && $(OLD)/bin/python -m pytest -q $(OLD_TESTS); }; }
 
 $(OLD)/.installed-$(BUILD): override MPI := wheel
-$(OLD)/.installed-$(BUILD): setup.cfg pyproject.toml env/torch-$(BUILD).txt $(KERNELS)
+$(OLD)/.installed-$(BUILD): setup.py setup.cfg pyproject.toml env/torch-$(BUILD).txt $(KERNELS)
 	@echo "installing PyTorch $(BUILD) into $(OLD) with $(PYTHON)"
 	@$(MAKE_ENVIRONMENT) $(PYTHON) $(OLD) env/torch-$(BUILD).txt $(BUILD) --quiet $(PIP_ARGS)
 

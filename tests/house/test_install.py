@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Dict, List
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILDS = sorted(path.name for path in (ROOT / "env").glob("torch-*.txt"))
@@ -60,6 +61,17 @@ def test_the_tools_are_pinned_once() -> None:
 
 # The one package whose folder is not where its name says; see setup.py.
 TEMPLATES = "fugaku_gpt.jobscripts"
+
+
+def test_the_hooks_before_a_commit_are_those_of_make_lint() -> None:
+    """The hooks and the recipe of ``lint`` in the Makefile are the same commands in the same order."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    assert recipe is not None
+    commands = [line.strip().replace("@$(BIN)/", ".venv/bin/") for line in recipe[1].splitlines()]
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    assert [hook["entry"] for hook in repository["hooks"]] == commands
+    assert all(hook["language"] == "system" and not hook["pass_filenames"] for hook in repository["hooks"])
 
 
 def test_every_data_file_of_the_package_is_shipped() -> None:
