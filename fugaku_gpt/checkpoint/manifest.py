@@ -17,6 +17,7 @@ from fugaku_gpt.checkpoint import file_system
 from fugaku_gpt.checkpoint.data_file import FilePlan
 from fugaku_gpt.checkpoint.safetensors import DTYPES
 from fugaku_gpt.errors import CheckpointError
+from fugaku_gpt.records.versioned import parse_versioned_json
 
 FORMAT = "fugaku-gpt checkpoint"
 VERSION = 1
@@ -139,20 +140,23 @@ def parse_manifest(text: bytes, path: Path) -> Manifest:
     Raises:
         CheckpointError: it is damaged, or not a checkpoint's of this version.
     """
-    try:
-        values = json.loads(text.decode("utf-8"))
-    except (ValueError, RecursionError):
-        raise CheckpointError(f"{path}: damaged: not JSON") from None
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: not the manifest of a checkpoint ({FORMAT!r}), or damaged")
-    if values.get("version") != VERSION:
-        raise CheckpointError(f"{path}: version {values.get('version')!r}; this program reads version {VERSION}")
+    return parse_versioned_json(
+        text,
+        path,
+        "the manifest of a checkpoint, or damaged",
+        (VERSION,),
+        _verified_manifest,
+        mend="use another checkpoint",
+        error=CheckpointError,
+    )
+
+
+def _verified_manifest(values: Dict[str, Any]) -> Manifest:
+    if values["format"] != FORMAT:
+        raise ValueError(f"its format is {values['format']!r}, not {FORMAT!r}")
     if values.pop("digest", None) != _digest(values):
-        raise CheckpointError(f"{path}: damaged: its SHA-256 is another")
-    try:
-        return _manifest(values)
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: not a manifest of version {VERSION}: {error}") from None
+        raise ValueError("its SHA-256 does not match")
+    return _manifest(values)
 
 
 def _digest(values: Mapping[str, Any]) -> str:

@@ -8,16 +8,16 @@ again at any time.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from fugaku_gpt.compare.noise import Noise
 from fugaku_gpt.compare.samples import NOT_RUN, Job, not_applied, read_job
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.files import write_json_atomically
 from fugaku_gpt.records.run import OK
+from fugaku_gpt.records.versioned import read_versioned_json
 
 VERSION = 1
 FILE = "comparison.json"
@@ -187,22 +187,16 @@ def read_plan(out: Path) -> Optional[Plan]:
     Raises:
         UsageError: the file is not of this format.
     """
-    values = _read_json(out / FILE)
-    if values is None:
-        return None
-    try:
-        if values["version"] != VERSION:
-            raise UsageError(
-                f"{out / FILE}: version {values['version']} of this format; this program reads version {VERSION}"
-            )
-        a, b = (
-            SidePlan(side["text"], side["environment"], tuple(side["settings"]), side["config"], side.get("build", {}))
-            for side in (values["a"], values["b"])
-        )
-        commit = str(values.get("commit", ""))
-        return Plan(a, b, int(values["warm_up"]), float(values["tolerance"]), float(values["load"]), commit)
-    except (KeyError, TypeError, ValueError):
-        raise UsageError(f"{out / FILE}: not a comparison's plan; choose another --out") from None
+    return read_versioned_json(out / FILE, "a comparison's plan", (VERSION,), _plan_of, mend="choose another --out")
+
+
+def _plan_of(values: Mapping[str, Any]) -> Plan:
+    a, b = (
+        SidePlan(side["text"], side["environment"], tuple(side["settings"]), side["config"], side.get("build", {}))
+        for side in (values["a"], values["b"])
+    )
+    commit = str(values.get("commit", ""))
+    return Plan(a, b, int(values["warm_up"]), float(values["tolerance"]), float(values["load"]), commit)
 
 
 def write_noise(directory: Path, noise: Noise) -> None:
@@ -228,21 +222,37 @@ def read_kept(out: Path) -> Kept:
         raise UsageError(f"{out}: holds no comparison ({FILE} is not there); give two sides to make one")
     pairs, broken_off = [], []
     for folder in folders_of(out):
-        values = _read_json(folder / PAIR_FILE)
-        if values is None:
+        pair = _read_pair(folder, plan.warm_up)
+        if pair is None:
             broken_off.append(folder.name)
-            continue
-        a, b = (read_job(folder / side, plan.warm_up) for side in ("a", "b"))
-        noise_a, noise_b = (_read_noise(folder / side / NOISE_FILE) for side in ("a", "b"))
-        try:
-            order, disturbed = str(values["order"]), tuple(map(str, values["disturbed"]))
-            pairs.append(Pair(folder.name, order, a, b, noise_a, noise_b, disturbed, float(values["seconds"])))
-        except (KeyError, TypeError, ValueError):
-            raise UsageError(
-                f"{folder / PAIR_FILE}: not a pair's record; remove {folder} to have it left out"
-            ) from None
-    ending = _read_json(out / ENDING_FILE) or {}
-    return Kept(plan, tuple(pairs), tuple(broken_off), str(ending.get("why", "")))
+        else:
+            pairs.append(pair)
+    why = read_versioned_json(
+        out / ENDING_FILE,
+        "a record of why a comparison ended",
+        (VERSION,),
+        lambda values: str(values["why"]),
+        mend="remove it",
+    )
+    return Kept(plan, tuple(pairs), tuple(broken_off), why or "")
+
+
+def _read_pair(folder: Path, warm_up: int) -> Optional[Pair]:
+    """A pair with both of its jobs; None where it was not run to its end."""
+
+    record = read_versioned_json(
+        folder / PAIR_FILE,
+        "a pair's record",
+        (VERSION,),
+        lambda values: (str(values["order"]), tuple(map(str, values["disturbed"])), float(values["seconds"])),
+        mend=f"remove {folder} to have it left out",
+    )
+    if record is None:
+        return None
+    order, disturbed, seconds = record
+    a, b = (read_job(folder / side, warm_up) for side in ("a", "b"))
+    noise_a, noise_b = (_read_noise(folder / side / NOISE_FILE) for side in ("a", "b"))
+    return Pair(folder.name, order, a, b, noise_a, noise_b, disturbed, seconds)
 
 
 def folders_of(out: Path) -> List[Path]:
@@ -259,22 +269,10 @@ def new_folder(out: Path) -> Path:
 
 
 def _read_noise(path: Path) -> Optional[Noise]:
-    values = _read_json(path)
-    if values is None:
-        return None
-    try:
-        return Noise(**{spec.name: values[spec.name] for spec in fields(Noise)})
-    except (KeyError, TypeError):
-        raise UsageError(f"{path}: not a record of this format; remove it to have it counted as unknown") from None
-
-
-def _read_json(path: Path) -> Optional[Dict[str, Any]]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError):
-        raise UsageError(f"{path}: cannot be read as JSON; remove its folder to have it made anew") from None
-    if not isinstance(values, dict):
-        raise UsageError(f"{path}: expected a JSON object")
-    return values
+    return read_versioned_json(
+        path,
+        "a record of a job's noise",
+        (VERSION,),
+        lambda values: Noise(**{spec.name: values[spec.name] for spec in fields(Noise)}),
+        mend="remove it to have it counted as unknown",
+    )

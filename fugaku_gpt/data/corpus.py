@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Optional
 
 from fugaku_gpt.data.indexed import IndexedCorpus
 from fugaku_gpt.errors import DataError
+from fugaku_gpt.records.versioned import read_versioned_json
 
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
@@ -84,18 +84,26 @@ def read_manifest(folder: Path) -> Dict[str, Any]:
     Raises:
         DataError: it is missing or not of this version of the format.
     """
-    path = folder / MANIFEST
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{folder}: has no {MANIFEST}; it is not a folder made by `fugaku-gpt data prepare`") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {error}; prepare again with --force") from None
-    wanted = {"tokens": int, "documents": int, "vocab_size": int, "fingerprint": str}
-    if (
-        not isinstance(manifest, dict)
-        or manifest.get("version") != MANIFEST_VERSION
-        or not all(isinstance(manifest.get(key), kind) for key, kind in wanted.items())
-    ):
-        raise DataError(f"{path}: not a manifest of version {MANIFEST_VERSION}; prepare again with --force")
+    manifest = read_versioned_json(
+        folder / MANIFEST,
+        "the manifest of a corpus",
+        (MANIFEST_VERSION,),
+        _checked_manifest,
+        mend="prepare again with --force",
+        error=DataError,
+    )
+    if manifest is None:
+        raise DataError(f"{folder}: has no {MANIFEST}; it is not a folder made by `fugaku-gpt data prepare`")
     return manifest
+
+
+def _checked_manifest(values: Dict[str, Any]) -> Dict[str, Any]:
+    """The values, where those that readers of a corpus use are there and of their types.
+
+    Raises:
+        ValueError: one is not.
+    """
+    for key, kind in (("tokens", int), ("documents", int), ("vocab_size", int), ("fingerprint", str)):
+        if not isinstance(values[key], kind):
+            raise ValueError(f"{key} {values[key]!r} is not {'a number' if kind is int else 'a text'}")
+    return values

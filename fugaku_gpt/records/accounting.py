@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
 
-from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.files import write_json_atomically
+from fugaku_gpt.records.versioned import read_versioned_json
 
 VERSION = 1
 FILE = "accounting.json"
@@ -96,16 +95,14 @@ def read_accounting(directory: Path) -> Tuple[JobAccount, ...]:
     Raises:
         UsageError: the file is not of this format.
     """
-    path = directory / FILE
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if values["version"] != VERSION:
-            raise UsageError(f"{path}: version {values['version']} of this format; this program reads {VERSION}")
-        return tuple(_account(job) for job in values["jobs"])
-    except FileNotFoundError:
-        return ()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UsageError(f"{path}: not an accounting file; remove it and run `job collect` again") from None
+    accounts = read_versioned_json(
+        directory / FILE,
+        "an accounting file",
+        (VERSION,),
+        lambda values: tuple(_account(job) for job in values["jobs"]),
+        mend="remove it and run `job collect` again",
+    )
+    return accounts or ()
 
 
 def energy_of(jobs: Tuple[JobAccount, ...]) -> Energy:

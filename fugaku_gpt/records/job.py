@@ -23,6 +23,7 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.files import append_line
+from fugaku_gpt.records.versioned import read_versioned_json
 
 VERSION = 1
 JOB_FILE = "job.jsonl"
@@ -281,17 +282,18 @@ def exit_records(directory: Path) -> Dict[str, ExitRecord]:
     Raises:
         UsageError: a record is not of this format.
     """
-    found = {}
+    records: Dict[str, ExitRecord] = {}
     for path in sorted((directory / EXIT_DIR).glob("*.json")):
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            known = {name: values[name] for name in ExitRecord.__dataclass_fields__}
-        except (OSError, ValueError, KeyError, TypeError):
-            raise UsageError(f"{path}: not an exit record; remove it to have the scheduler's word count") from None
-        if known["version"] != VERSION:
-            raise UsageError(f"{path}: version {known['version']}; this program reads version {VERSION}")
-        found[str(known["sub_job"])] = ExitRecord(**known)
-    return found
+        record = read_versioned_json(
+            path,
+            "an exit record",
+            (VERSION,),
+            lambda values: ExitRecord(**{name: values[name] for name in ExitRecord.__dataclass_fields__}),
+            mend="remove it to have the scheduler's word count",
+        )
+        if record is not None:  # removed meanwhile
+            records[str(record.sub_job)] = record
+    return records
 
 
 def _part(kind: Any, values: Dict[str, Any], time: float) -> Any:

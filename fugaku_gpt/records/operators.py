@@ -18,14 +18,13 @@ Written by runs with ``training.profile_operators``. The classes are disjoint an
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional
 
-from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.files import write_json_atomically
+from fugaku_gpt.records.versioned import read_versioned_json
 
 VERSION = 1
 OPERATORS_FILE = "operators.json"
@@ -89,17 +88,19 @@ def read_operators(directory: Path) -> Optional[Operators]:
     Raises:
         UsageError: the file cannot be read, or is not what :func:`write_operators` writes.
     """
-    path = Path(directory) / OPERATORS_FILE
-    try:
-        values: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError:
-        values = None
-    if not _is_whole(values):
-        raise UsageError(f"{path}: not operators of version {VERSION} of this format; remove it")
+    return read_versioned_json(
+        Path(directory) / OPERATORS_FILE, "a record of operators", (VERSION,), _operators_of, mend="remove it"
+    )
+
+
+def _operators_of(values: Mapping[str, Any]) -> Operators:
+    """The record in the values of a file of this version.
+
+    Raises:
+        ValueError: they are not what :func:`write_operators` writes.
+    """
+    if not _is_consistent(values):
+        raise ValueError(f"it needs the seconds of {len(CLASSES)} classes whose sum is seconds_per_iteration")
     return Operators(
         int(values["iterations"]),
         float(values["seconds_per_iteration"]),
@@ -109,10 +110,8 @@ def read_operators(directory: Path) -> Optional[Operators]:
     )
 
 
-def _is_whole(values: Any) -> bool:
-    """Whether these are the values of a file of this version."""
-    if not isinstance(values, dict) or values.get("version") != VERSION:
-        return False
+def _is_consistent(values: Mapping[str, Any]) -> bool:
+    """Whether all classes are there, all numbers are valid, and the classes sum to the iteration."""
     classes = values.get("classes")
     if not isinstance(classes, dict) or set(classes) != set(CLASSES):
         return False

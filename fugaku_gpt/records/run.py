@@ -43,6 +43,7 @@ from fugaku_gpt.checkpoint import CHECKPOINTS
 from fugaku_gpt.errors import CheckpointError, UsageError
 from fugaku_gpt.records.claim import AlreadyClaimed, release, take, this_process
 from fugaku_gpt.records.files import create_json_atomically, write_json_atomically, write_text_atomically
+from fugaku_gpt.records.versioned import read_versioned_json
 
 VERSION = 1
 CLAIM = ".claim"
@@ -298,18 +299,34 @@ class RunDirectory:
         return False
 
     def environment(self) -> Optional[Dict[str, Any]]:
-        """What :meth:`write_environment` wrote, or None."""
-        return self._read_json("environment.json")
+        """What :meth:`write_environment` wrote, or None.
+
+        Raises:
+            UsageError: the file is not of this format.
+        """
+        return read_versioned_json(
+            self.path / "environment.json",
+            "a record of a run's environment",
+            (VERSION,),
+            dict,
+            mend="remove it",
+            is_missing_if_empty=True,
+        )
 
     def result(self) -> Optional[Result]:
-        """How the run ended, or None if it has not (or not by its own hand)."""
-        values = self._read_json("result.json")
-        if values is None:
-            return None
-        if values.get("version") != VERSION or values.get("status") not in STATUSES:
-            raise UsageError(f"{self.path / 'result.json'}: not a result of version {VERSION} of this format")
-        known = {name: values[name] for name in Result.__dataclass_fields__ if name in values}
-        return Result(**known)
+        """How the run ended, or None if it has not (or not by its own hand).
+
+        Raises:
+            UsageError: the file is not of this format.
+        """
+        return read_versioned_json(
+            self.path / "result.json",
+            "the result of a run",
+            (VERSION,),
+            _result_of,
+            mend="remove it to have the run counted as not finished",
+            is_missing_if_empty=True,
+        )
 
     def metrics(self, kind: str) -> List[Dict[str, Any]]:
         """The lines of one kind, in order; a last line cut short by a kill is left out, and so are lines of iterations
@@ -334,24 +351,6 @@ class RunDirectory:
                     yield line
                 elif line is None:  # the last line may be half-written, any other is followed by the word on it
                     damaged = text
-
-    def _read_json(self, name: str) -> Optional[Dict[str, Any]]:
-        path = self.path / name
-        try:
-            text = path.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-        if not text:  # its writer was killed on a file system without hard links
-            return None
-        try:
-            values = json.loads(text)
-        except ValueError:
-            raise UsageError(f"{path}: not JSON; remove it to have the run counted as not finished") from None
-        if not isinstance(values, dict):
-            raise UsageError(f"{path}: expected a JSON object")
-        return values
 
 
 def goes_on_in(directory: RunDirectory, wanted: str) -> bool:
@@ -457,3 +456,14 @@ def _mend(path: Path) -> str:
     last = tail.rstrip(b"\n").rpartition(b"\n")[2]
     mended = "" if not tail or tail.endswith(b"\n") else "\n"
     return mended if not last or _object(last.decode("utf-8", "replace")) else f'{mended}{{"kind": "{CUT}"}}\n'
+
+
+def _result_of(values: Mapping[str, Any]) -> Result:
+    """The result in the values of a file of this version; fields that only later versions have are left out.
+
+    Raises:
+        ValueError: the status is none of ``STATUSES``.
+    """
+    if values["status"] not in STATUSES:
+        raise ValueError(f"its status is {values['status']!r}; valid: {', '.join(STATUSES)}")
+    return Result(**{name: values[name] for name in Result.__dataclass_fields__ if name in values})

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Optional
 
 from fugaku_gpt.config import RunConfig, changed_settings, load_run_config
-from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.records.files import write_json_atomically
+from fugaku_gpt.records.versioned import read_versioned_json
 
 VERSION = 2
 FIRST_VERSION = 1  # its digests were of the configuration with every field written out
@@ -53,19 +54,14 @@ def read_sweep_entry(directory: Path) -> Optional[SweepEntry]:
     Raises:
         UsageError: the file is not of this format.
     """
-    path = directory / FILE
-    try:
-        values = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-        entry = SweepEntry(**values)
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError, OSError):
-        raise UsageError(f"{path}: not a sweep entry; remove this run's folder to have it run again") from None
-    if entry.version == FIRST_VERSION:
-        return _upgraded(directory, entry)
-    if entry.version != VERSION:
-        raise UsageError(f"{path}: version {entry.version} of this format; this program reads version {VERSION}")
-    return entry
+    entry = read_versioned_json(
+        directory / FILE,
+        "a sweep entry",
+        (VERSION, FIRST_VERSION),
+        lambda values: SweepEntry(**values),
+        mend="remove this run's folder to have it run again",
+    )
+    return _upgraded(directory, entry) if entry is not None and entry.version == FIRST_VERSION else entry
 
 
 def digest_of(text: str) -> str:

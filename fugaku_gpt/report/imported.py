@@ -24,6 +24,7 @@ from fugaku_gpt.records.files import write_json_atomically, write_text_atomicall
 from fugaku_gpt.records.run import FAILED, OK, OUT_OF_MEMORY, RunDirectory
 from fugaku_gpt.records.summary import WARMUP_SAMPLES
 from fugaku_gpt.records.sweep import digest_of
+from fugaku_gpt.records.versioned import read_versioned_json
 from fugaku_gpt.report.known import name_of
 from fugaku_gpt.report.notes_table import NO_VALUE
 from fugaku_gpt.report.rows import UNFINISHED, Row
@@ -175,15 +176,17 @@ def read_imported(path: Path) -> Dict[str, Any]:
     Raises:
         UsageError: the file is not of this format.
     """
-    try:
-        values = json.loads((path / FILE).read_text(encoding="utf-8"))
-        if values["version"] != VERSION:
-            raise UsageError(f"{path / FILE}: version {values['version']} of this format; this program reads {VERSION}")
-        LoggedRun(**values["given"])
-        dict(values["arguments"]), list(values["logs"]), str(values["trainer"])
-        return dict(values)
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UsageError(f"{path / FILE}: not an imported log; import it again") from None
+    values = read_versioned_json(path / FILE, "an imported log", (VERSION,), _checked, mend="import it again")
+    if values is None:
+        raise UsageError(f"{path / FILE}: no such file; import the log again")
+    return values
+
+
+def _checked(values: Dict[str, Any]) -> Dict[str, Any]:
+    """The values, where they have what the readers of an imported log take from them."""
+    LoggedRun(**values["given"])
+    dict(values["arguments"]), list(values["logs"]), str(values["trainer"])
+    return values
 
 
 def imported_row(path: Path) -> Row:

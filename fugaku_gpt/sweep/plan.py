@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.files import write_json_atomically
+from fugaku_gpt.records.versioned import read_versioned_json
 from fugaku_gpt.sweep.expand import Sweep, expand_text
 
 FILE = "sweep-plan.json"
@@ -69,14 +69,10 @@ def read_plan(out: Path) -> Optional[Plan]:
     Raises:
         UsageError: the file is not of this format.
     """
-    path = out / FILE
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        plan = Plan(**{**values, "overrides": tuple(values["overrides"])})
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError):
-        raise UsageError(f"{path}: not a sweep's plan; remove it, and name the sweep file again") from None
-    if plan.version != VERSION:
-        raise UsageError(f"{path}: version {plan.version} of this format; this program reads version {VERSION}")
-    return plan
+    return read_versioned_json(
+        out / FILE,
+        "a sweep's plan",
+        (VERSION,),
+        lambda values: Plan(**{**values, "overrides": tuple(values["overrides"])}),
+        mend="remove it, and name the sweep file again",
+    )

@@ -127,7 +127,7 @@ def later_version(path: Path) -> None:
         (foreign_file, "it holds no manifest.json"),
         (foreign_folder, "not a checkpoint: it holds no manifest.json"),
         (foreign_manifest, "not the manifest of a checkpoint"),
-        (later_version, "version 2; this program reads version 1"),
+        (later_version, "version 2 of this format; this program reads version 1"),
     ],
 )
 def test_what_is_not_ours_is_told_and_left_alone(two: Path, make: Any, told: str) -> None:

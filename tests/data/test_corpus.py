@@ -30,8 +30,8 @@ def test_a_prepared_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"version": 2}, "not a manifest of version 1"),
-        ({"tokens": "4"}, "not a manifest"),
+        ({"version": 2}, "version 2 of this format; this program reads version 1"),
+        ({"tokens": "4"}, "not the manifest of a corpus: tokens '4' is not a number"),
         ({"documents": 3}, "counts 4 tokens in 3 documents, but the corpus has 4 in 2"),
     ],
 )
@@ -44,7 +44,7 @@ def test_a_manifest_that_is_no_json(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no manifest\.json"):
         open_corpus(str(tmp_path))
     (_folder(tmp_path) / "manifest.json").write_text("{")
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="not the manifest of a corpus: it is not JSON"):
         open_corpus(str(tmp_path))
 
 

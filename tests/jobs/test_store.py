@@ -168,7 +168,10 @@ def test_damage_in_a_run_is_told_and_hides_no_other(tmp_path: Path) -> None:
     (tmp_path / "d" / "environment.json").write_text("[]")
     found = by_path(tmp_path)
     assert [path for path, record in found.items() if record.problem] == ["a", "b", "c", "d"]
-    assert "result.json: not JSON" in found["a"].problem and found["a"].status == "unfinished"
+    assert (
+        "result.json: not the result of a run: it is not JSON" in found["a"].problem
+        and found["a"].status == "unfinished"
+    )
     assert "config.yaml:2: not valid YAML" in found["b"].problem and found["b"].status == OK
     assert found["e"].problem == "" and set(index.read_index(tmp_path)) == {"e"}
 
