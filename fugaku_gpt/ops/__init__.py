@@ -20,6 +20,7 @@ from fugaku_gpt.ops.gemm import (
     products_by_onednn,
 )
 from fugaku_gpt.ops.native import (
+    AdamWStep,
     attends,
     attention,
     attention_gradient,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from typing import Any, Callable, Iterator, Optional, Tuple
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -275,27 +275,37 @@ def squares(x: torch.Tensor) -> float:
     return _library().squares(x.data_ptr(), x.numel(), torch.get_num_threads())
 
 
+class AdamWStep(NamedTuple):
+    """The numbers of one step of AdamW.
+
+    Attributes:
+        divisor: of the gradients, which stay as they are.
+        keeps: what weight decay multiplies the parameters by.
+        betas: decay of the first and of the second moment.
+        step_size, eps: with the corrections of the moments' bias.
+    """
+
+    divisor: float
+    keeps: float
+    betas: Tuple[float, float]
+    step_size: float
+    eps: float
+
+
 def step_adamw(
     parameters: torch.Tensor,
     gradients: torch.Tensor,
     moments: Tuple[torch.Tensor, torch.Tensor],
     rounded: Optional[torch.Tensor],
-    *,
-    divisor: float,
-    keeps: float,
-    betas: Tuple[float, float],
-    step_size: float,
-    eps: float,
+    step: AdamWStep,
 ) -> None:
-    """A step of AdamW on [n] float32 parameters in one pass.
+    """Do a step of AdamW on [n] float32 parameters in one pass.
 
     Args:
         rounded: bfloat16, gets the parameters too.
-        divisor: of the gradients, which stay as they are.
-        keeps: what weight decay multiplies the parameters by.
-        step_size, eps: with the corrections of the moments' bias.
     """
-    numbers = (1.0 / divisor, keeps, betas[0], 1.0 - betas[0], betas[1], 1.0 - betas[1], step_size, eps)
+    (beta1, beta2), keeps = step.betas, step.keeps
+    numbers = (1.0 / step.divisor, keeps, beta1, 1.0 - beta1, beta2, 1.0 - beta2, step.step_size, step.eps)
     tensors = (parameters, gradients, *moments)
     addresses = (*(x.data_ptr() for x in tensors), _address(rounded))
     _library().adamw(*addresses, parameters.numel(), *numbers, torch.get_num_threads())
@@ -366,8 +376,7 @@ def _trials() -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
                     yield multiply_(torch.ones(20, 110), left, right, adds=True), plain + 1.0
     parameters, gradients, rounded = waves(70), waves(70).cos(), torch.zeros(70, dtype=torch.bfloat16)
     moments, before = (torch.zeros(70), torch.ones(70)), parameters.double()
-    numbers = {"divisor": 2.0, "keeps": 0.5, "betas": (0.5, 0.75), "step_size": 0.25, "eps": 0.125}
-    step_adamw(parameters, gradients, moments, rounded, **numbers)  # type: ignore[arg-type]
+    step_adamw(parameters, gradients, moments, rounded, AdamWStep(2.0, 0.5, (0.5, 0.75), step_size=0.25, eps=0.125))
     first, second = 0.25 * gradients.double(), 0.75 + 0.0625 * gradients.double() ** 2
     yield parameters, 0.5 * before - 0.25 * first / (second.sqrt() + 0.125)
     yield rounded, parameters.double()

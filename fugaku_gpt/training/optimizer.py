@@ -145,17 +145,15 @@ class CompiledAdamW:
         self.steps += 1
         root_correction = math.sqrt(1.0 - t.beta2**self.steps)
         for run, moments in zip(self._runs, self.moments):
-            ops.step_adamw(
-                run.parameters,
-                run.gradients,
-                moments,
-                run.rounded if self.rounds else None,
+            step = compat.AdamWStep(
                 divisor=divisor,
                 keeps=1.0 - lr * t.weight_decay if run.decays else 1.0,
                 betas=(t.beta1, t.beta2),
                 step_size=lr / (1.0 - t.beta1**self.steps) * root_correction,
                 eps=t.eps * root_correction,
             )
+            rounded = run.rounded if self.rounds else None
+            ops.step_adamw(run.parameters, run.gradients, moments, rounded, step)
 
 
 def build_optimizer(runs: Sequence[Run], training: TrainingConfig) -> "BlockedAdamW | FusedAdamW | CompiledAdamW":

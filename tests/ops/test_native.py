@@ -371,9 +371,8 @@ def test_adamw_rounds_what_it_steps_as_pytorch_rounds(count: int, behind: int) -
     moments = (numbers(count, seed=2).float(), numbers(count, seed=3).float() ** 2)
     (p, g, m, v), before = (its.double() for its in (parameters, gradients, *moments)), gradients.clone()
     rounded = torch.zeros(behind + count, dtype=torch.bfloat16)[behind:]
-    ops.step_adamw(
-        parameters, gradients, moments, rounded, divisor=3.0, keeps=0.99, betas=(0.9, 0.999), step_size=0.1, eps=0.01
-    )
+    step = compat.AdamWStep(divisor=3.0, keeps=0.99, betas=(0.9, 0.999), step_size=0.1, eps=0.01)
+    ops.step_adamw(parameters, gradients, moments, rounded, step)
     m, v = 0.9 * m + 0.1 * (g / 3.0), 0.999 * v + 0.001 * (g / 3.0) ** 2
     p = 0.99 * p - 0.1 * m / (v.sqrt() + 0.01)
     assert near(parameters, p, 1e-6) and near(moments[0], m, 1e-6) and near(moments[1], v, 1e-6)
@@ -387,9 +386,8 @@ def test_numbers_are_rounded_to_16_bits_as_pytorch_rounds_them() -> None:
     x = x[~(x != x) | (bits == 0x7FFFFFFF)]  # of what is no number one that its bits alone would round to a number
     rounded = torch.zeros(len(x), dtype=torch.bfloat16)
     moments = (torch.zeros_like(x), torch.ones_like(x))
-    ops.step_adamw(
-        x, torch.zeros_like(x), moments, rounded, divisor=1.0, keeps=1.0, betas=(0.9, 0.9), step_size=0.0, eps=1.0
-    )
+    step = compat.AdamWStep(divisor=1.0, keeps=1.0, betas=(0.9, 0.9), step_size=0.0, eps=1.0)
+    ops.step_adamw(x, torch.zeros_like(x), moments, rounded, step)
     found, expected = rounded.float(), x.bfloat16().float()
     nothing = expected != expected
     assert torch.equal(found != found, nothing) and int(nothing.sum()) == 1
