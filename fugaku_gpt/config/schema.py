@@ -37,14 +37,12 @@ def option(
     above: Optional[float] = None,
     below: Optional[float] = None,
     choices: Optional[Sequence[Any]] = None,
-    duration: bool = False,
     form: Optional[Tuple[str, str]] = None,
     knob: Optional[NodeKnob] = None,
 ) -> Any:
     """A dataclass field with its meaning, unit and limits.
 
     Args:
-        duration: seconds that may be written as H:MM:SS.
         form: what a text, or each of a list of texts, must look like: a regular expression, and the same in words. The
             empty text is always allowed: it means "not set".
         knob: what else is to be said of a knob of a node; its name is the field's.
@@ -56,7 +54,7 @@ def option(
         "above": above,
         "below": below,
         "choices": tuple(choices) if choices is not None else None,
-        "duration": duration,
+        "duration": False,
         "form": form,
         "knob": knob,
     }
@@ -85,6 +83,14 @@ def power_knob(
         row_name=row_name,
     )
     return option(None, meaning, choices=values, knob=knob)
+
+
+def duration(
+    default: Optional[float], meaning: str, *, at_least: Optional[float] = None, above: Optional[float] = None
+) -> Any:
+    """A dataclass field of seconds that may be written as H:MM:SS, with its meaning and limits."""
+    metadata = option(default, meaning, unit="s", at_least=at_least, above=above).metadata
+    return field(default=default, metadata={**metadata, "duration": True})
 
 
 def describe(spec: "Field[Any]") -> str:
@@ -399,14 +405,12 @@ class NodeConfig:
         form=SIZE,
     )
     flight_recorder: bool = option(True, "keep each rank's progress and last MPI calls in the run directory")
-    hang_timeout: Optional[float] = option(
+    hang_timeout: Optional[float] = duration(
         1800.0,
         "end the run with a report when no rank has begun an MPI call, a micro-batch or a piece of a checkpoint for so "
         "long (five times that at start-up and in checkpoints); must be longer than the longest of these; null: never; "
         "needs node.flight_recorder; joining MPI and opening the data, before there is a run directory, is not watched",
-        unit="s",
         above=0,
-        duration=True,
     )
     check_collectives: bool = option(
         False, "compare operation, shape and type between the ranks before each collective and message: slow, to debug"
@@ -433,16 +437,14 @@ class JobConfig:
     strict: str = option(
         "", "no turned axes (strict), nor shared I/O nodes (strict-io)", choices=("", "strict", "strict-io")
     )
-    elapse: Optional[float] = option(None, "time limit; default: none", unit="s", above=0, duration=True)
-    elapse_min: Optional[float] = option(
-        None, "lower end of a range of time limits: after it the job may be ended", unit="s", above=0, duration=True
+    elapse: Optional[float] = duration(None, "time limit; default: none", above=0)
+    elapse_min: Optional[float] = duration(
+        None, "lower end of a range of time limits: after it the job may be ended", above=0
     )
-    stop_margin: Optional[float] = option(
+    stop_margin: Optional[float] = duration(
         None,
         "before the time limit, the run stops with a checkpoint; default: a tenth of the limit, five minutes at most",
-        unit="s",
         at_least=0,
-        duration=True,
     )
     group: str = option("", "group or account that pays", form=_WORD)
     resource_group: str = option("", "resource group (PJM) or partition (Slurm); default: the site's", form=_WORD)
