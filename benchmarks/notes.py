@@ -52,7 +52,8 @@ COLUMNS = ("conclusion", "configurations", "runs", "B/A", "95 % interval", "smal
 
 def main() -> int:
     """Print the table."""
-    from fugaku_gpt.cli.output import FORMATS, render_rows
+    from fugaku_gpt.cli.options import FORMATS
+    from fugaku_gpt.cli.output import render_rows
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--format", choices=FORMATS, default="table")

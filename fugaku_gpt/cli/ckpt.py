@@ -1,4 +1,4 @@
-"""``fugaku-gpt ckpt``: look at checkpoints, check them, take them elsewhere."""
+"""``fugaku-gpt ckpt``: list, inspect, verify, export and import checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 
 import click
 
-from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.cli.options import format_option
+from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, CheckpointError
 
@@ -23,7 +24,7 @@ _place = click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 
 @click.group()
 def ckpt() -> None:
-    """List, show and check checkpoints, and take them to and from Hugging Face's format.
+    """List, inspect and verify checkpoints, and convert them to and from the format of Hugging Face.
 
     PATH is a checkpoint (RUN_DIR/checkpoints/step-...), a run directory, or a folder of checkpoints.
     """
@@ -31,9 +32,9 @@ def ckpt() -> None:
 
 @ckpt.command("ls")
 @_place
-@format_option
+@format_option()
 def list_(path: Path, form: str) -> None:
-    """List the checkpoints of a run, newest first; its data are not read (see `ckpt verify`)."""
+    """List the checkpoints of a run, newest first; their data are not read (see `ckpt verify`)."""
     from fugaku_gpt.checkpoint.directory import latest
     from fugaku_gpt.checkpoint.manifest import MANIFEST, read_manifest
     from fugaku_gpt.checkpoint.retention import checkpoints_at, summary, verify
@@ -56,10 +57,10 @@ def list_(path: Path, form: str) -> None:
 
 @ckpt.command()
 @_place
-@click.option("--tensors", is_flag=True, help="The tensors instead.")
-@format_option
+@click.option("--tensors", is_flag=True, help="List the tensors instead.")
+@format_option()
 def inspect(path: Path, tensors: bool, form: str) -> None:
-    """Tell what a checkpoint holds: of several, the newest. Its data are not read."""
+    """Describe what a checkpoint holds, without reading its data; if there are several, the newest is described."""
     from fugaku_gpt.checkpoint.manifest import read_manifest
     from fugaku_gpt.checkpoint.retention import checkpoints_at
 
@@ -90,12 +91,12 @@ def inspect(path: Path, tensors: bool, form: str) -> None:
 
 @ckpt.command()
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--fast", is_flag=True, help="Without reading the data: the manifest, and each file's length and header.")
-@format_option
+@click.option("--fast", is_flag=True, help="Check only the manifest, and the length and header of each file.")
+@format_option()
 def verify(paths: Tuple[Path, ...], fast: bool, form: str) -> int:
-    """Check checkpoints: everything that they hold is read and compared with its sum.
+    """Verify checkpoints: all data are read and compared with their checksums.
 
-    What is damaged is named by file, tensor and coordinates, one row each; exit code 3 if there is any.
+    Damage is reported by file, tensor and coordinates, in one row each; the exit code is 3 if there is any.
     """
     from fugaku_gpt.checkpoint import retention
 
@@ -113,10 +114,10 @@ def verify(paths: Tuple[Path, ...], fast: bool, form: str) -> int:
 @_place
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 def export(path: Path, out: Path) -> None:
-    """Write a checkpoint's weights as a Hugging Face GPT-2 folder OUT: config.json and model.safetensors, float32.
+    """Export the weights of a checkpoint as a Hugging Face GPT-2 folder OUT: config.json and float32 model.safetensors.
 
-    Of several checkpoints, the newest that is whole. `GPT2LMHeadModel.from_pretrained(OUT)` loads it; tokenizer files
-    are not written.
+    If there are several checkpoints, the newest valid one is exported. `GPT2LMHeadModel.from_pretrained(OUT)` loads it;
+    tokenizer files are not written.
     """
     from fugaku_gpt.checkpoint.hugging_face import export_gpt2
     from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid
@@ -135,9 +136,9 @@ def export(path: Path, out: Path) -> None:
 @click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 def import_(folder: Path, out: Path) -> None:
-    """Make a checkpoint at iteration 0 from a Hugging Face GPT-2 FOLDER; the optimiser begins anew.
+    """Import a Hugging Face GPT-2 FOLDER as a checkpoint at iteration 0, with a fresh optimiser state.
 
-    OUT is the folder of checkpoints to make, such as RUN_DIR/checkpoints of a run that is to start from it. The
+    OUT is the folder of checkpoints to write, such as RUN_DIR/checkpoints of a run that will start from it. The
     settings that such a run needs are printed.
     """
     from fugaku_gpt.checkpoint.hugging_face import import_gpt2
@@ -182,7 +183,7 @@ _VALUES_SHOWN = 4
 
 
 def _fact_rows(name: str, value: Any) -> List[Dict[str, Any]]:
-    """A row each; of what has parts, a row for each part."""
+    """One row for a value, or one for each leaf of a nested value."""
     if isinstance(value, dict) and value:
         return [row for key, one in value.items() for row in _fact_rows(f"{name}.{key}", one)]
     if isinstance(value, (list, dict)):

@@ -1,19 +1,19 @@
-"""``fugaku-gpt data``: make corpora and look at them."""
+"""``fugaku-gpt data``: make corpora and describe them."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 import click
 
-from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.cli.options import PATH, format_option
+from fugaku_gpt.cli.output import render_rows
 
 
 @click.group()
 def data() -> None:
-    """Make corpora of tokens from text, and look at them."""
+    """Make corpora of tokens from text, and describe them."""
 
 
 def _usable_cores() -> int:
@@ -21,61 +21,45 @@ def _usable_cores() -> int:
 
 
 @data.command()
-@click.argument("sources", nargs=-1, metavar="[SOURCE]...", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to make.")
-@click.option("--stdlib", is_flag=True, help="Take the Python standard library's own sources.")
-@click.option("--text-key", default="text", show_default=True, help="Key of the text in JSON lines.")
-@click.option("--suffix", "suffixes", multiple=True, help="Suffix of files to take from folders; may be repeated.")
-@click.option("--vocab-size", default=32000, show_default=True, help="Tokens of the tokenizer that is trained.")
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json to use instead of training one.")
-@click.option("--workers", type=click.IntRange(1), help="Processes that encode; default: the usable cores, at most 32.")
+@click.argument("sources", nargs=-1, metavar="[SOURCE]...", type=PATH)
+@click.option("--out", required=True, type=PATH, help="Folder for the corpus.")
+@click.option("--stdlib", is_flag=True, help="Use the sources of the Python standard library.")
+@click.option("--text-key", default="text", show_default=True, help="Key of the text in lines of JSON.")
+@click.option("--suffix", "suffixes", multiple=True, help="Suffix of the files that are read from folders; repeatable.")
+@click.option(
+    "--vocab-size", default=32000, show_default=True, help="Number of tokens of the tokenizer that is trained."
+)
+@click.option("--tokenizer", type=PATH, help="Use this tokenizer.json instead of training a tokenizer.")
+@click.option(
+    "--workers", type=click.IntRange(1), help="Number of processes that encode; default: usable cores, at most 32."
+)
 @click.option("--seed", default=1234, show_default=True, help="Seed of the order of files.")
-@click.option("--limit-mib", type=click.FloatRange(0, min_open=True), help="Stop after this much text.")
-@click.option("--force", is_flag=True, help="Replace a prepared corpus that is there.")
-def prepare(
-    sources: Tuple[Path, ...],
-    out: Path,
-    stdlib: bool,
-    text_key: str,
-    suffixes: Tuple[str, ...],
-    vocab_size: int,
-    tokenizer: Optional[Path],
-    workers: Optional[int],
-    seed: int,
-    limit_mib: Optional[float],
-    force: bool,
-) -> None:
-    """Turn text into a corpus of tokens in Megatron's format.
+@click.option("--limit-mib", type=click.FloatRange(0, min_open=True), help="Stop after this many MiB of text.")
+@click.option("--force", is_flag=True, help="Replace an existing corpus.")
+def prepare(suffixes: Tuple[str, ...], workers: Optional[int], **options: Any) -> None:
+    """Convert text into a corpus of tokens in Megatron's format.
 
-    A SOURCE is a text file (one document), a .jsonl file (one document a line), either as .gz, or a folder of them.
+    A SOURCE is a text file (one document), a .jsonl file (one document per line), either as .gz, or a folder of them.
     """
     from fugaku_gpt.data import prepare as preparation
     from fugaku_gpt.data.sources import TEXT_SUFFIXES
 
     request = preparation.Request(
-        out=out,
-        sources=sources,
-        stdlib=stdlib,
         suffixes=tuple("." + suffix.lstrip(".") for suffix in suffixes) or TEXT_SUFFIXES,
-        text_key=text_key,
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-        seed=seed,
-        limit_mib=limit_mib,
         workers=workers if workers is not None else min(32, _usable_cores()),
-        force=force,
+        **options,
     )
     manifest, present = preparation.prepare(request)
     skipped = manifest["undecodable_files"]
     if skipped:
         examples = ", ".join(manifest["undecodable_examples"]) + (", ..." if skipped > 5 else "")
         click.echo(f"fugaku-gpt: warning: {skipped} file(s) left out, not UTF-8 text: {examples}", err=True)
-    wanted = request.vocab_size
-    if tokenizer is None and manifest["vocab_size"] < wanted:
-        got = manifest["vocab_size"]
-        click.echo(f"fugaku-gpt: warning: the text gives a vocabulary of {got} tokens, not {wanted}", err=True)
+    vocab_size = manifest["vocab_size"]
+    if request.tokenizer is None and vocab_size < request.vocab_size:
+        sizes = f"{vocab_size} tokens, not {request.vocab_size}"
+        click.echo(f"fugaku-gpt: warning: the text gives a vocabulary of {sizes}", err=True)
     click.echo(
-        f"{out}: {'already prepared' if present else 'prepared'}: {manifest['tokens']:,} tokens in "
+        f"{request.out}: {'already prepared' if present else 'prepared'}: {manifest['tokens']:,} tokens in "
         f"{manifest['documents']:,} documents from {manifest['text_bytes'] / 2**20:.1f} MiB of text, "
         f"vocabulary {manifest['vocab_size']:,}, fingerprint {manifest['fingerprint'][:12]}"
     )
@@ -83,7 +67,7 @@ def prepare(
 
 @data.command()
 @click.argument("path")
-@format_option
+@format_option()
 def info(path: str, form: str) -> None:
     """Describe a prepared folder, or the prefix of a Megatron .bin/.idx pair.
 

@@ -1,4 +1,4 @@
-"""``fugaku-gpt doctor``: what is wrong with this machine, with a run, or with a run that does not go on."""
+"""``fugaku-gpt doctor``: what is wrong with this machine, with a run, or with a run that hangs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ from typing import Any, List, Optional
 
 import click
 
-from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.cli.options import format_option
+from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.doctor.hang import examine, report_lines
 from fugaku_gpt.doctor.machine import FAIL, check_machine
 from fugaku_gpt.doctor.run import diagnose
 from fugaku_gpt.errors import EXIT_FINDINGS, RunFailed
 
-_FORM = click.option(
-    "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True, help="How to print."
-)
-
 
 class _Doctor(click.Group):
-    """A word that is no command is a run directory."""
+    """A group for which a word that is no command is a run directory."""
 
     def parse_args(self, ctx: click.Context, args: List[str]) -> List[str]:
         words = [word for place, word in enumerate(args) if word[0] != "-" and args[max(0, place - 1)] != "--format"]
@@ -35,16 +32,16 @@ _RUN, _MACHINE = "run", "machine"
 
 @click.group(cls=_Doctor, options_metavar="[RUN_DIR]", subcommand_metavar="| COMMAND [ARGS]...")
 def doctor() -> None:
-    """Check whether this machine can train; with RUN_DIR, tell what happened to that run.
+    """Check whether this machine can train; with RUN_DIR, report what happened to that run.
 
-    Of a run that hangs, or did when it was ended, `doctor hang` says who waits for whom and which rank is the cause.
+    For a run that hangs, or hung before it was ended, `doctor hang` reports which rank waits for which, and the cause.
     """
 
 
 @doctor.command(_MACHINE)
-@format_option
+@format_option()
 def machine(form: str) -> None:
-    """Check whether this machine can train. Exit code 1 if a check fails."""
+    """Check whether this machine can train; the exit code is 1 if a check fails."""
     checks = check_machine()
     rows = [asdict(check) for check in checks]
     click.echo(render_rows(("name", "status", "seen", "mend"), rows, form), nl=False)
@@ -55,9 +52,9 @@ def machine(form: str) -> None:
 
 @doctor.command(_RUN)
 @click.argument("run_directory", metavar="RUN_DIR", type=click.Path(path_type=Path))
-@_FORM
+@format_option(("table", "json"))
 def run(run_directory: Path, form: str) -> None:
-    """Tell how a run ended, what it measured last, and what its ranks were doing."""
+    """Report how a run ended, what it measured last, and what its ranks were doing."""
     told = diagnose(run_directory)
     if form == "json":
         click.echo(_json(asdict(told)))
@@ -68,12 +65,12 @@ def run(run_directory: Path, form: str) -> None:
 
 @doctor.command()
 @click.argument("run_directory", metavar="RUN_DIR", type=click.Path(path_type=Path))
-@_FORM
+@format_option(("table", "json"))
 def hang(run_directory: Path, form: str) -> None:
-    """Tell which rank is the cause of a hang, and who waits for whom in which call.
+    """Report which rank is the cause of a hang, and which rank waits for which in which call.
 
-    Reads only the files of the run directory, so that nothing of the run need be left; on the machine of the ranks it
-    also looks whether their processes are there, or stopped. Exit code 3 where there is a cause.
+    Only files of the run directory are read, so the processes of the run need not exist any more; on the machine of the
+    ranks, their processes are checked as well: they may be gone, or stopped. The exit code is 3 if a cause was found.
     """
     report = examine(run_directory)
     if form == "json":

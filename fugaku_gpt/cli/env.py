@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Callable, Optional, Tuple, TypeVar
 
 import click
 
-from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.cli.options import format_option
+from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -23,29 +24,33 @@ _at: Callable[[F], F] = click.option(
     "--at",
     metavar="FOLDER",
     type=click.Path(path_type=Path),
-    help="The environment's folder, if not its profile's; of a build in a tar file, where that is unpacked.",
+    help="Folder of the environment, in place of its profile's; for a build in a tar file, where it is unpacked.",
 )
 _settings: Callable[[F], F] = click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Of the build's job, such as job.group=hp000000."
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Setting of the job that builds, such as job.group=hp000000; repeatable.",
 )
 
 _package: Callable[[F], F] = click.option(
-    "--package", metavar="PATH", help="The fugaku_gpt to install into the build, for pip; default: this checkout."
+    "--package", metavar="PATH", help="The fugaku_gpt that pip installs into the build; default: this checkout."
 )
 
 
 @click.group()
 def env() -> None:
-    """Environments, one for each build of PyTorch: list, create and check them.
+    """List, create and check environments; there is one for each build of PyTorch.
 
-    NAME is a profile of env/, or the path of a profile of your own.
+    NAME is a profile in env/, or the path of a profile of your own.
     """
 
 
 @env.command("list")
-@format_option
+@format_option()
 def list_(form: str) -> None:
-    """List the profiles, where their environments are, and whether they are made."""
+    """List the profiles, where their environments are, and whether they have been created."""
     from fugaku_gpt.environments.registry import place_of, profile_files, resolve
 
     rows = []
@@ -69,9 +74,11 @@ def list_(form: str) -> None:
 @env.command()
 @click.argument("name")
 @_at
-@click.option("--python", metavar="FILE", help="The Python to make it with; default: one of the profile's version.")
-@click.option("--pip-args", default="", metavar="WORDS", help="More words for pip, such as '--index-url ...'.")
-@click.option("--again", is_flag=True, help="Go through it again where it is made: mends what `env check` finds.")
+@click.option("--python", metavar="FILE", help="Python to create it with; default: one of the profile's version.")
+@click.option("--pip-args", default="", metavar="WORDS", help="Further options for pip, such as '--index-url ...'.")
+@click.option(
+    "--again", is_flag=True, help="Install again into an existing environment, which repairs what `env check` finds."
+)
 @_settings
 @_package
 def create(
@@ -83,10 +90,10 @@ def create(
     settings: Tuple[str, ...],
     package: Optional[str],
 ) -> None:
-    """Make the environment NAME, or finish it; for a build in a tar file, write its job and its activation.
+    """Create the environment NAME, or finish it; for a build in a tar file, write its job and its activation script.
 
-    An environment that was not finished is not used by anything; the same command goes on with it. For a build that is
-    compiled, FOLDER (default: build-NAME) gets build.sh, a job for pjsub, and activate.sh, to be sourced on nodes.
+    An unfinished environment is not used by anything; the same command continues it. For a build that is compiled,
+    build.sh, a job for pjsub, and activate.sh, to be sourced on nodes, are written to FOLDER (default: build-NAME).
     """
     from fugaku_gpt.environments.create import create as make
     from fugaku_gpt.environments.registry import OTHER_MEND, find_profile, place_of, resolve
@@ -122,12 +129,12 @@ def create(
 @env.command()
 @click.argument("name")
 @_at
-@format_option
+@format_option()
 def check(name: str, at: Optional[Path], form: str) -> int:
-    """Compare what is inside the environment NAME with its profile.
+    """Compare the contents of the environment NAME with its profile.
 
-    Its own Python tells, started as ranks are: versions, BLAS, the instruction set that is really used, threads, fused
-    kernels, denormals, kernels of our own, MPI. Exit code 3 where something differs or is missing.
+    Its Python, started as ranks are, reports versions, BLAS, the instruction set that is really used, threads, fused
+    kernels, denormals, the kernels of fugaku_gpt, and MPI. The exit code is 3 if something differs or is missing.
     """
     from fugaku_gpt.environments.check import check_environment
     from fugaku_gpt.environments.registry import require_made, resolve
@@ -153,7 +160,7 @@ def check(name: str, at: Optional[Path], form: str) -> int:
 @_package
 @click.option("--out", type=click.Path(path_type=Path), help="Write the job to this file instead of printing it.")
 def recipe(name: str, settings: Tuple[str, ...], package: Optional[str], out: Optional[Path]) -> None:
-    """Print the PJM job that compiles the build NAME from source into a tar file; hand in nothing."""
+    """Print the PJM job that compiles the build NAME from source into a tar file; nothing is submitted."""
     from fugaku_gpt.environments.registry import find_profile, resolve
     from fugaku_gpt.jobs.build_recipe import recipe as render
 
@@ -167,12 +174,12 @@ def recipe(name: str, settings: Tuple[str, ...], package: Optional[str], out: Op
 
 
 @env.command()
-@click.option("--compiler", metavar="COMMAND", help="The C compiler; default: the first of cc, gcc and clang on PATH.")
-@click.option("--again", is_flag=True, help="Compile them again where they are there.")
+@click.option("--compiler", metavar="COMMAND", help="C compiler; default: the first of cc, gcc and clang on PATH.")
+@click.option("--again", is_flag=True, help="Compile again, even if they are compiled already.")
 def kernels(compiler: Optional[str], again: bool) -> None:
-    """Compile our own kernels for this processor, into the environment of this Python.
+    """Compile the kernels of fugaku_gpt for this processor, into the environment of this Python.
 
-    Nothing needs them: where they are not compiled, PyTorch's own are used. Of an environment's Python:
+    They are optional: without them, those of PyTorch are used. To compile them for another environment, use its Python:
     FOLDER/bin/python -m fugaku_gpt env kernels
     """
     from fugaku_gpt.kernels import compile_kernels, library_file

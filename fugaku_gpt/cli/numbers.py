@@ -11,10 +11,10 @@ from fugaku_gpt.config.values import BadValue, parse_duration
 
 
 class FiniteRange(click.FloatRange):
-    """As click's, which takes nan for a number in any range."""
+    """A range of numbers like click's, which accepts nan in any range; this one does not."""
 
     def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> float:
-        """As a finite number in the range."""
+        """Convert a value to a finite number in the range."""
         found = float(super().convert(value, param, ctx))
         if not math.isfinite(found):
             self.fail(f"{value} is not a finite number.", param, ctx)
@@ -22,7 +22,7 @@ class FiniteRange(click.FloatRange):
 
 
 def seconds_of_option(_ctx: click.Context, _param: click.Parameter, value: Optional[str]) -> Optional[float]:
-    """The seconds of a duration on the command line; for an option's ``callback``."""
+    """Convert a duration on the command line to seconds; for the ``callback`` of an option."""
     if value is None:
         return None
     try:
@@ -35,5 +35,5 @@ def seconds_of_option(_ctx: click.Context, _param: click.Parameter, value: Optio
 
 
 def short(number: float, digits: int = 4) -> float:
-    """Rounded to so many significant digits."""
+    """Round a number to some significant digits."""
     return float(f"{number:.{digits}g}")

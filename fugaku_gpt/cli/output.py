@@ -1,23 +1,18 @@
-"""Rows in the four forms that every read verb offers: ``--format table|md|csv|json``."""
+"""Rows as text in the four formats that every command which prints rows offers: table, md, csv, json."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from typing import Any, Callable, Mapping, Sequence
-
-import click
-
-FORMATS = ("table", "md", "csv", "json")
-
-format_option: Callable[[Any], Any] = click.option(
-    "--format", "form", type=click.Choice(FORMATS), default="table", show_default=True, help="Form of the output."
-)
+from typing import Any, Mapping, Sequence
 
 
 def render_rows(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], form: str) -> str:
-    """Rows as text that ends in a newline. A missing or None value is ``-`` in tables, empty in CSV, null in JSON."""
+    """Render rows in one of ``options.FORMATS``; the text ends in a newline.
+
+    A missing or None value is ``-`` in tables, empty in CSV, null in JSON.
+    """
     if form == "json":
         return json.dumps([{name: row.get(name) for name in columns} for row in rows], indent=2) + "\n"
     if form == "csv":

@@ -9,7 +9,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import click
 
-from fugaku_gpt.cli.output import FORMATS, render_rows
+from fugaku_gpt.cli.options import FORMATS, format_option
+from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.report.check import check_text
@@ -28,21 +29,23 @@ TABLE_FORMATS = (*FORMATS, "html")
 
 @click.group()
 def report() -> None:
-    """Tables of what runs have measured; checks of tables that are kept by hand."""
+    """Print tables of measured runs, and check tables that are kept by hand."""
 
 
 @report.command()
 @click.argument("directories", nargs=-1, required=True, metavar="DIR...", type=click.Path(path_type=Path))
+@format_option(TABLE_FORMATS, "table")
 @click.option(
-    "--format", "form", type=click.Choice(TABLE_FORMATS), default="table", show_default=True, help="Form of the output."
+    "--si", is_flag=True, help="Compute aggregate PFLOP/s as TFLOPs * nodes / 1000; the notes divide by 1024."
 )
-@click.option("--si", is_flag=True, help="Aggregate petaFLOP/s as TFLOPs * nodes / 1000; the notes divide by 1024.")
-@click.option("--energy", is_flag=True, help="With watts per node, joules per iteration and per token (`job collect`).")
+@click.option(
+    "--energy", is_flag=True, help="Show watts per node, and joules per iteration and per token (see `job collect`)."
+)
 def table(directories: Tuple[Path, ...], form: str, si: bool, energy: bool) -> None:
     """Print the table of the runs in DIR: a run directory, or a folder of them such as a sweep's.
 
-    md is the form of the notes; html is one file that opens anywhere; csv and json carry raw values with units,
-    formulas and origin, and json every repeat.
+    The format md is that of the notes; html is a self-contained page; csv and json contain raw values with units,
+    formulas and origin, and json contains every repeat.
     """
     print_table(collect_rows(directories), form, si, energy)
 
@@ -101,14 +104,22 @@ def _terminal_table(heading: str, rows: Sequence[Row], si: bool, energy: bool) -
 
 @report.command("import")
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the record; tables read it.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="What the log does not say: nodes=4, ...")
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), help="Folder for the record, which `report table` reads."
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Value that the log lacks, such as nodes=4; repeatable.",
+)
 def import_(logs: Tuple[Path, ...], out: Path, settings: Tuple[str, ...]) -> None:
-    """Make a row of a training LOG of Megatron-DeepSpeed, Megatron-LM or ours; several files are one run.
+    """Import a training LOG of Megatron-DeepSpeed, Megatron-LM or fugaku_gpt as a row; several files are one run.
 
-    What neither the log nor --set says stays unknown. Keys: name, layers, hidden, heads, seq_len, padded_vocab, nodes,
-    ranks, ranks_per_node, dp, tp, pp, micro_batch, global_batch, recompute, dtype, torch, job_id, date, status and
-    more; a wrong key names them all.
+    Values that neither the log nor --set gives stay unknown. Keys: name, layers, hidden, heads, seq_len, padded_vocab,
+    nodes, ranks, ranks_per_node, dp, tp, pp, micro_batch, global_batch, recompute, dtype, torch, job_id, date, status
+    and more; the error for a wrong key lists them all.
     """
     row = import_logs(logs, out, parse_settings(settings))
     unknown = [
@@ -121,21 +132,19 @@ def import_(logs: Tuple[Path, ...], out: Path, settings: Tuple[str, ...]) -> Non
 
 @report.command()
 @click.argument("tables", nargs=-1, required=True, metavar="TABLE.md...", type=click.Path(path_type=Path))
-@click.option(
-    "--format", "form", type=click.Choice(CHECK_FORMATS), default="text", show_default=True, help="Form of the output."
-)
+@format_option(CHECK_FORMATS, "findings")
 @click.option(
     "--machine",
     type=click.Choice(MACHINE_NAMES),
-    help="What the rows were run on; default: what the heading says, else a64fx, else unknown GPUs.",
+    help="Machine of the rows; default: that in the heading, else a64fx, else unknown GPUs.",
 )
-@click.option("--si", is_flag=True, help="Aggregates in TABLE are TFLOPs * nodes / 1000; the notes divide by 1024.")
+@click.option("--si", is_flag=True, help="Expect aggregates of TFLOPs * nodes / 1000; the notes divide by 1024.")
 def check(tables: Tuple[Path, ...], form: str, machine: Optional[str], si: bool) -> int:
-    """Check tables kept by hand: name the rows that cannot be right.
+    """Check tables that are kept by hand, and report the rows that cannot be right.
 
-    TFLOPs and aggregates are recomputed from Sec/it with the notes' formula, within the rounding of the printed
+    TFLOPs and aggregates are recomputed from Sec/it with the formula of the notes, within the rounding of the printed
     figures. Shifted cells, swapped columns, duplicates, wrong units, impossible layouts and failures without a cause
-    are named with their line and the likely slip. Nothing is rewritten. Exit code 3 where something was found.
+    are reported with their line and the likely mistake. Nothing is rewritten. The exit code is 3 if there is a finding.
     """
     found: List[Dict[str, Any]] = []
     rows = 0

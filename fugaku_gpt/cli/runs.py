@@ -1,4 +1,4 @@
-"""``fugaku-gpt runs``: what is in a store of run directories."""
+"""``fugaku-gpt runs``: list and show the runs in a store of run directories."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 import click
 
-from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.cli.options import format_option
+from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.config import RunConfig, changed_settings, load_run_config, preset_names, valid_keys
 from fugaku_gpt.config.values import BadValue, parse_duration
 from fugaku_gpt.errors import ConfigError, UsageError
@@ -38,23 +39,27 @@ _store_argument = click.argument(
 
 @click.group()
 def runs() -> None:
-    """List and show runs: those in STORE (default: runs), in the sweeps' folders below it, and their attempts."""
+    """List and show the runs in STORE (default: runs), in the folders of sweeps below it, and their attempts."""
 
 
 @runs.command("ls")
 @_store_argument
-@click.option("--where", "condition", metavar="EXPR", help="Only runs for which this holds, such as layout.tp > 1.")
-@click.option("--sort", "keys", metavar="NAME[,NAME]", help="Sort by columns or settings; -NAME for the largest first.")
-@click.option("--columns", metavar="NAME[,NAME]", help="What to show: columns and settings.")
-@click.option("--attempts", is_flag=True, help="Earlier attempts too.")
-@format_option
+@click.option(
+    "--where", "condition", metavar="EXPR", help="List only runs that meet this condition, such as layout.tp > 1."
+)
+@click.option(
+    "--sort", "keys", metavar="NAME[,NAME]", help="Sort by columns or settings; -NAME sorts the largest first."
+)
+@click.option("--columns", metavar="NAME[,NAME]", help="Columns and settings to show.")
+@click.option("--attempts", is_flag=True, help="List earlier attempts too.")
+@format_option()
 def list_(
     store: Path, condition: Optional[str], keys: Optional[str], columns: Optional[str], attempts: bool, form: str
 ) -> None:
     """List the runs in STORE.
 
-    EXPR and the options' names know the columns (status, sweep, iterations, seconds_per_iteration, last_loss, job, ...)
-    and every setting of a run file, such as layout.dp; in EXPR texts stand in quotes: status == "ok".
+    EXPR and NAME may use the columns (status, sweep, iterations, seconds_per_iteration, last_loss, job, ...) and every
+    setting of a run file, such as layout.dp; texts in EXPR are quoted: status == "ok".
     """
     from fugaku_gpt.jobs.store import list_runs
     from fugaku_gpt.sweep.expression import parse_expression
@@ -77,7 +82,7 @@ def list_(
 
 @runs.command()
 @click.argument("directory", metavar="RUN", type=click.Path(path_type=Path))
-@format_option
+@format_option()
 def show(directory: Path, form: str) -> None:
     """Show one run: how it ended, its settings that differ from its preset, its jobs, and what it ran on."""
     from fugaku_gpt.jobs.store import read_record
@@ -101,7 +106,7 @@ def show(directory: Path, form: str) -> None:
 @runs.command()
 @_store_argument
 def reindex(store: Path) -> None:
-    """Forget the index of STORE and read every run again; clear away what killed writers have left half-written."""
+    """Rebuild the index of STORE from all runs; remove temporary files that killed writers have left."""
     from fugaku_gpt.jobs.store import reindex as read_all
 
     listing, removed = read_all(store)

@@ -1,4 +1,4 @@
-"""``fugaku-gpt sim``: a PJM of this machine, for trying job scripts without Fugaku."""
+"""``fugaku-gpt sim``: a simulated PJM on this machine, to try job scripts without Fugaku."""
 
 from __future__ import annotations
 
@@ -17,33 +17,35 @@ _directory: Callable[[Any], Any] = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     envvar="FUGAKU_GPT_SIM_DIR",
     show_envvar=True,
-    help="The simulator's own folder; default: one for each user under the temporary folder.",
+    help="Folder of the simulator; default: one for each user under the temporary folder.",
 )
 
 
 @click.group()
 def sim() -> None:
-    """A simulated PJM on this machine, not Fugaku: pjsub, pjstat, pjdel, pjhold, pjrls, pjwait and pjacl that really
+    """Run a simulated PJM on this machine, not Fugaku: its pjsub, pjstat, pjdel, pjhold, pjrls, pjwait and pjacl really
     run job scripts here.
 
     \b
     fugaku-gpt sim start       starts it and prints a line for your shell
-    fugaku-gpt sim stop        ends it, and every job of it
+    fugaku-gpt sim stop        stops it and ends all of its jobs
     """
 
 
 @sim.command()
 @_directory
-@click.option("--nodes", type=click.IntRange(1), help="Compute nodes of the simulated site.  [default: 158976]")
-@click.option("--slots", type=click.IntRange(1), help="Jobs that run at once on this machine.  [default: 1]")
+@click.option("--nodes", type=click.IntRange(1), help="Number of simulated compute nodes.  [default: 158976]")
+@click.option("--slots", type=click.IntRange(1), help="Number of jobs that run at once.  [default: 1]")
 @click.option("--grace", type=click.FloatRange(0), help="Seconds between SIGTERM and SIGKILL.  [default: 5]")
-@click.option("--transition", type=click.FloatRange(0), help="Seconds in each of RNA, RNP, RNE, RNO.  [default: 0]")
-@click.option("--min-elapse", type=click.FloatRange(0), help="Seconds; lower limit of elapse=.  [default: 60]")
-@click.option("--sampling", type=click.FloatRange(0), help="Seconds before energy is in the statistics.  [default: 60]")
+@click.option(
+    "--transition", type=click.FloatRange(0), help="Seconds in each of the states RNA, RNP, RNE, RNO.  [default: 0]"
+)
+@click.option("--min-elapse", type=click.FloatRange(0), help="Lower limit of elapse= in seconds.  [default: 60]")
+@click.option("--sampling", type=click.FloatRange(0), help="Seconds before energy is measured.  [default: 60]")
 @click.option("--strict-groups/--any-group", default=None, help="Refuse jobs without -g, as Fugaku does.")
-@click.option("--shell", is_flag=True, help="Open a shell with the commands; the simulator ends with it.")
+@click.option("--shell", is_flag=True, help="Open a shell with its commands; the simulator stops when the shell exits.")
 def start(directory: Optional[Path], shell: bool, **chosen: Any) -> None:
-    """Start a simulated PJM (not Fugaku). It runs on when this command has ended, and knows earlier jobs."""
+    """Start a simulated PJM (not Fugaku). It keeps running after this command, and remembers earlier jobs."""
     from fugaku_gpt.simulator.session import export_line, find, stored_settings
     from fugaku_gpt.simulator.session import start as start_simulator
 
@@ -77,7 +79,7 @@ def _open_shell(folder: Path) -> None:
 @sim.command()
 @_directory
 def stop(directory: Optional[Path]) -> None:
-    """End the simulated PJM (not Fugaku) and every job of it."""
+    """Stop the simulated PJM (not Fugaku) and end all of its jobs."""
     from fugaku_gpt.simulator.session import stop as stop_simulator
 
     spool = _spool(directory)
@@ -100,7 +102,7 @@ def env(directory: Optional[Path]) -> None:
 @sim.command("status")
 @_directory
 def show_status(directory: Optional[Path]) -> None:
-    """Say whether the simulated PJM (not Fugaku) runs, with how many jobs, and which faults are pending."""
+    """Report whether the simulated PJM (not Fugaku) is running, with how many jobs, and which faults are pending."""
     from fugaku_gpt.simulator.session import status
 
     spool = _spool(directory)
@@ -115,20 +117,20 @@ def show_status(directory: Optional[Path]) -> None:
 
 @sim.command(context_settings={"ignore_unknown_options": True})
 @_directory
-@click.option("--code", type=click.IntRange(0, 9999), help="Of a refusal: number of the message.")
+@click.option("--code", type=click.IntRange(0, 9999), help="Number of the message, for refuse.")
 @click.argument("words", nargs=-1, required=True)
 def fault(directory: Optional[Path], code: Optional[int], words: Tuple[str, ...]) -> None:
-    """Make something go wrong in the simulated PJM (not Fugaku).
+    """Inject a fault into the simulated PJM (not Fugaku).
 
     \b
     refuse [--code 0071] [TIMES]   pjsub refuses the next job
-    lose JOB|next                  a job is unknown from now on
+    lose JOB|next                  a job becomes unknown
     unanswered [TIMES]             pjsub fails, though the job was accepted
     node-down [JOB|next]           a running job loses a node
-    slow-pjstat SECONDS            every pjstat answers late; 0: no longer
+    slow-pjstat SECONDS            every pjstat answers late; 0 turns it off
     pjstat-fails TIMES             the next pjstat fail
     garbage [TIMES]                the next pjstat prints nonsense
-    clear                          none of it any more
+    clear                          remove all faults
     """
     from fugaku_gpt.errors import UsageError
     from fugaku_gpt.simulator.session import send

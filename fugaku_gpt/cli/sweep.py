@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import click
 
 from fugaku_gpt.cli.numbers import seconds_of_option
-from fugaku_gpt.cli.output import format_option, render_rows
-from fugaku_gpt.config.schema import SCHEDULERS
+from fugaku_gpt.cli.options import PATH, format_option, options_as, scheduler_option, scheduler_overrides
+from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.records.run import OK, REFUSED
@@ -29,54 +30,88 @@ _COLUMNS = (
 )  # fmt: skip
 _STATUS_COLUMNS = ("run", "status", "job", "iteration", "seconds_per_iteration", "reason", "advice")
 
-_set_option = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override in every row.")
-_scheduler_option = click.option(
-    "--scheduler", type=click.Choice(SCHEDULERS), help="Who runs the jobs; sets job.scheduler in every row."
+_set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a setting in every row; repeatable."
 )
-_out_option = click.option("--out", type=click.Path(path_type=Path), help="Folder of the run directories.")
-_limit_option = click.option(
-    "--max-in-flight",
-    metavar="N",
-    type=click.IntRange(min=1),
-    help="Jobs of this sweep that may be waiting or running.",
-)
-_dry_option = click.option(
-    "--dry-run", is_flag=True, help="Print every job, its script and its node-hours; write nothing."
-)
-_yes_option = click.option("--yes", is_flag=True, help="Do not ask before handing in.")
+_scheduler_option = scheduler_option("Scheduler of the jobs; sets job.scheduler in every row.")
+
+
+@dataclass(frozen=True)
+class SubmitOptions:
+    """How the jobs of a sweep are submitted.
+
+    Attributes:
+        scheduler: sets ``job.scheduler`` in every row; None leaves it.
+        overrides: ``key=value`` over every row.
+        max_in_flight: largest number of jobs of the sweep with schedulers at once; None for no limit.
+        dry_run: whether the jobs are only printed.
+        yes: whether nobody is asked for confirmation.
+    """
+
+    scheduler: Optional[str]
+    overrides: Tuple[str, ...]
+    max_in_flight: Optional[int]
+    dry_run: bool
+    yes: bool
+
+    @property
+    def all_overrides(self) -> Tuple[str, ...]:
+        """``overrides``, and that of the scheduler."""
+        return (*self.overrides, *scheduler_overrides(self.scheduler))
+
+    def words(self) -> List[str]:
+        """The options as words of a command line, without ``--dry-run`` and ``--yes``."""
+        words = ["--scheduler", self.scheduler] if self.scheduler is not None else []
+        words += [word for text in self.overrides for word in ("--set", text)]
+        return words + (["--max-in-flight", str(self.max_in_flight)] if self.max_in_flight is not None else [])
+
+
+def _submit_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of :class:`SubmitOptions` to a command, which gets them in ``options``."""
+    command = options_as(SubmitOptions)(function)
+    command = click.option("--yes", is_flag=True, help="Do not ask for confirmation on a terminal.")(command)
+    command = click.option(
+        "--dry-run", is_flag=True, help="Print every job, its script and its node-hours; write and submit nothing."
+    )(command)
+    command = click.option(
+        "--max-in-flight",
+        metavar="N",
+        type=click.IntRange(min=1),
+        help="Largest number of jobs of this sweep that may be waiting or running; default: no limit.",
+    )(command)
+    return _scheduler_option(_set_option(command))
 
 
 @click.group()
 def sweep() -> None:
-    """Expand a sweep file to its runs; run them here, or hand them in as jobs and follow them."""
+    """Expand a sweep file into its runs; run them here, or submit them as jobs and follow them."""
 
 
 @sweep.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @_set_option
 @_scheduler_option
-@format_option
+@format_option()
 def expand(file: Path, overrides: Tuple[str, ...], scheduler: Optional[str], form: str) -> None:
-    """Show the runs of a sweep FILE in the order in which they would be run; start nothing."""
-    rows = [_expanded(run) for run in expand_sweep(file, _overrides(overrides, scheduler)).runs]
+    """Show the runs of a sweep FILE in the order in which they would be run; nothing is started."""
+    sweep_overrides = (*overrides, *scheduler_overrides(scheduler))
+    rows = [_expanded(run) for run in expand_sweep(file, sweep_overrides).runs]
     click.echo(render_rows(_COLUMNS, rows, form), nl=False)
 
 
 @sweep.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of run directories and tables.")
+@click.argument("file", type=PATH)
+@click.option("--out", required=True, type=PATH, help="Folder for the run directories and the tables.")
 @click.option(
     "--scheduler",
     type=click.Choice(["local"]),
     default="local",
     show_default=True,
-    help="Who runs: this machine, and this command waits; `sweep submit` hands in.",
+    help="Scheduler: this machine runs them and the command waits; see `sweep submit` for batch systems.",
 )
 @_set_option
-@click.option(
-    "--timeout", metavar="H:MM:SS", callback=seconds_of_option, help="End a run after this time, as a timeout."
-)
-@click.option("--retry-failed", is_flag=True, help="Run again what failed, timed out or ran out of memory.")
+@click.option("--timeout", metavar="H:MM:SS", callback=seconds_of_option, help="Time limit of each run; default: none.")
+@click.option("--retry-failed", is_flag=True, help="Run again the runs that failed, timed out or ran out of memory.")
 def run(
     file: Path,
     out: Path,
@@ -85,10 +120,10 @@ def run(
     timeout: Optional[float],
     retry_failed: bool,
 ) -> None:
-    """Run a sweep FILE, one run at a time, with mpirun; print the table at the end.
+    """Run a sweep FILE with mpirun, one run at a time; print the table at the end.
 
-    A failure is a row of the table and does not stop the rest. Ctrl-C stops; the same command resumes: only what is
-    missing is run. Tables are left in OUT as table.md, table.csv and table.json.
+    A failure is a row of the table and does not stop the other runs. Ctrl-C stops the sweep; the same command resumes
+    it: only missing runs are run. The tables are written to OUT as table.md, table.csv and table.json.
     """
     from fugaku_gpt.cli.report import print_table, write_tables
     from fugaku_gpt.launch.launcher import find_launcher, launch
@@ -112,68 +147,40 @@ def run(
 
 
 @sweep.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the run directories.")
-@_scheduler_option
-@_set_option
-@_limit_option
-@_dry_option
-@_yes_option
-def submit(
-    file: Path,
-    out: Path,
-    scheduler: Optional[str],
-    overrides: Tuple[str, ...],
-    max_in_flight: Optional[int],
-    dry_run: bool,
-    yes: bool,
-) -> None:
-    """Hand in the runs of a sweep FILE as jobs, and return at once.
+@click.argument("file", type=PATH)
+@click.option("--out", required=True, type=PATH, help="Folder for the run directories.")
+@_submit_options
+def submit(file: Path, out: Path, options: SubmitOptions) -> None:
+    """Submit the runs of a sweep FILE as jobs, and return at once.
 
-    What has a result, or a job on its way, is left alone, so the same command goes on: after --max-in-flight has held
-    some back, after Ctrl-C, after a kill at any moment. Failed runs are handed in again by `sweep resume`.
+    Runs that have a result, or a job that is waiting or running, are skipped, so that the same command continues: after
+    --max-in-flight has held some back, after Ctrl-C, after a kill at any moment. Failed runs are submitted again by
+    `sweep resume`.
     """
-    plan = plan_of(file, tuple(_overrides(overrides, scheduler)))
-    again = ["sweep", "submit", str(file), "--out", str(out)]
-    again += ["--scheduler", scheduler] if scheduler is not None else []
-    again += [word for text in overrides for word in ("--set", text)]
-    _hand_in(plan, out, max_in_flight, dry_run, yes, False, again)
+    command = ["sweep", "submit", str(file), "--out", str(out), *options.words()]
+    _submit(plan_of(file, options.all_overrides), out, options, command, resume=False)
 
 
 @sweep.command()
-@click.argument("target", metavar="DIR|FILE", type=click.Path(path_type=Path))
-@_out_option
-@_scheduler_option
-@_set_option
-@_limit_option
-@_dry_option
-@_yes_option
-def resume(
-    target: Path,
-    out: Optional[Path],
-    scheduler: Optional[str],
-    overrides: Tuple[str, ...],
-    max_in_flight: Optional[int],
-    dry_run: bool,
-    yes: bool,
-) -> None:
-    """Hand in what is missing or has failed, and nothing else; earlier attempts are kept in OUT/attempts.
+@click.argument("target", metavar="DIR|FILE", type=PATH)
+@click.option("--out", type=PATH, help="Folder of the run directories, for a sweep FILE.")
+@_submit_options
+def resume(target: Path, out: Optional[Path], options: SubmitOptions) -> None:
+    """Submit the runs that are missing or have failed, and no others; earlier attempts are moved to OUT/attempts.
 
     DIR is a folder that a sweep was started in; with a sweep FILE, give --out as well.
     """
-    plan, folder = _plan_and_folder(target, out, tuple(_overrides(overrides, scheduler)))
-    again = ["sweep", "resume", str(target)] + (["--out", str(out)] if out is not None else [])
-    again += ["--scheduler", scheduler] if scheduler is not None else []
-    again += [word for text in overrides for word in ("--set", text)]
-    _hand_in(plan, folder, max_in_flight, dry_run, yes, True, again)
+    plan, folder = _plan_and_folder(target, out, options.all_overrides)
+    command = ["sweep", "resume", str(target), *(["--out", str(out)] if out is not None else []), *options.words()]
+    _submit(plan, folder, options, command, resume=True)
 
 
 @sweep.command()
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@format_option
-@click.option("--no-ask", is_flag=True, help="Tell what is recorded; ask no scheduler.")
+@click.argument("directory", metavar="DIR", type=PATH)
+@format_option()
+@click.option("--no-ask", is_flag=True, help="Report what is recorded, without asking any scheduler.")
 def status(directory: Path, form: str, no_ask: bool) -> None:
-    """Show where every run of the sweep in DIR stands: missing, waiting, running, how it ended, why, and what to do."""
+    """Show the state of every run of the sweep in DIR: missing, waiting, running, or how and why it ended."""
     from fugaku_gpt.sweep.folder import settled
     from fugaku_gpt.sweep.submit import standings_of
 
@@ -183,20 +190,21 @@ def status(directory: Path, form: str, no_ask: bool) -> None:
     click.echo(_counts(standings), err=True)
 
 
-def _hand_in(
-    plan: Plan,
-    out: Path,
-    max_in_flight: Optional[int],
-    dry_run: bool,
-    yes: bool,
-    again_failed: bool,
-    again: List[str],
-) -> None:
+def _submit(plan: Plan, out: Path, options: SubmitOptions, command: List[str], resume: bool) -> None:
+    """Submit what is missing, or print what would be submitted.
+
+    Args:
+        command: words of the command line that continues this one.
+        resume: whether failed runs are submitted again.
+
+    Raises:
+        RunFailed: a scheduler has refused a job, or does not answer.
+    """
     from fugaku_gpt.sweep.submit import planned_jobs, submit_sweep
 
-    expanded = plan.sweep()
-    if dry_run:
-        standings, planned = planned_jobs(expanded, out, plan, again_failed)
+    if options.dry_run:
+        expanded = plan.sweep()
+        standings, planned = planned_jobs(expanded, out, plan, resume)
         _print_jobs(expanded, standings, planned)
         return
 
@@ -204,21 +212,18 @@ def _hand_in(
         click.echo(f"[{number}/{total}] {planned.run.name}: {said}", err=True)
 
     def agreed(planned: Sequence["Planned"]) -> bool:
-        if not planned or yes or not sys.stdin.isatty():
+        if not planned or options.yes or not sys.stdin.isatty():
             return True
-        return click.confirm(f"hand in {_sum_words(planned)}?", err=True)
+        return click.confirm(f"submit {_sum_words(planned)}?", err=True)
 
-    handed = submit_sweep(
-        expanded, out, plan, max_in_flight=max_in_flight, resume=again_failed, told=told, agreed=agreed
-    )
-    again += ["--max-in-flight", str(max_in_flight)] if max_in_flight is not None else []
-    closing = _handed_words(handed, out, again, again_failed)
+    handed = submit_sweep(plan, out, max_in_flight=options.max_in_flight, resume=resume, told=told, agreed=agreed)
+    closing = _handed_words(handed, out, command, resume)
     if handed.refused or handed.stopped:
         raise RunFailed(closing)
     click.echo(closing, err=True)
 
 
-def _handed_words(handed: "Handed", out: Path, again: List[str], again_failed: bool) -> str:
+def _handed_words(handed: "Handed", out: Path, command: List[str], resume: bool) -> str:
     lines = [f"{len(handed.standings)} runs: {len(handed.taken)} handed in now, {handed.left} left"]
     lines += [f"{name}: not taken: {why}" for name, why in handed.refused.items()]
     before = [one for one in handed.standings if one.run.name not in handed.taken]
@@ -226,11 +231,11 @@ def _handed_words(handed: "Handed", out: Path, again: List[str], again_failed: b
     lines += [f"of the others: {found}"] if before else []
     lines += [handed.stopped] if handed.stopped else []
     if handed.left:
-        lines.append(f"to go on: fugaku-gpt {shlex.join(again)}")
+        lines.append(f"to go on: fugaku-gpt {shlex.join(command)}")
     failed = [
         one for one in before if one.status not in (OK, REFUSED) and not one.in_flight and one.status != "missing"
     ]
-    if failed and not again_failed:
+    if failed and not resume:
         lines.append(f"to hand in what has failed again: fugaku-gpt sweep resume {shlex.quote(str(out))}")
     lines.append(f"to follow: fugaku-gpt sweep status {shlex.quote(str(out))}")
     return "\n".join(lines)
@@ -291,10 +296,6 @@ def _plan_and_folder(target: Path, out: Optional[Path], overrides: Tuple[str, ..
     if overrides:
         plan = Plan(plan.file, plan.name, plan.text, (*plan.overrides, *overrides), plan.base)
     return plan, target
-
-
-def _overrides(overrides: Sequence[str], scheduler: Optional[str]) -> List[str]:
-    return [*overrides, *([f"job.scheduler={scheduler}"] if scheduler is not None else [])]
 
 
 def _stood(one: "Standing") -> Dict[str, Any]:

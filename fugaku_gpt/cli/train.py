@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import uuid
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, Optional, Tuple
 
 import click
 
-from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config, preset_names
+from fugaku_gpt.cli.options import PATH, RunSource, data_option, data_overrides, run_source
+from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_USAGE, RunFailed, UsageError
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.machine.garbage import nothing_collected
@@ -21,49 +21,46 @@ from fugaku_gpt.records.run import AUTO, NONE, REFUSED, RunDirectory, goes_on_in
 
 
 @click.command()
-@click.argument("run_file", metavar="[RUN.yaml]", required=False, type=click.Path(path_type=Path))
-@click.option("--preset", help=f"Start from a preset: {', '.join(preset_names())}.")
-@click.option("--data", help="Folder made by `data prepare`, or prefix of a Megatron .bin/.idx pair (sets data.paths).")
-@click.option("--out", type=click.Path(path_type=Path), help="Run directory; default: runs/<name>-<time>.")
-@click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override, such as training.lr=1e-4; repeatable."
-)
+@run_source(settings_help="Override a setting, such as training.lr=1e-4; repeatable.")
+@data_option
+@click.option("--out", type=PATH, help="Run directory; default: runs/<name>-<time>.")
 @click.option(
     "--resume",
     default=NONE,
     show_default=True,
     metavar="auto|none|PATH",
-    help="Go on in --out from its newest whole checkpoint, if there is one; or from a checkpoint or run at PATH.",
+    help="Resume in --out from its newest valid checkpoint, if there is one; or from the checkpoint or run at PATH.",
 )
-@click.option("--force-data", is_flag=True, help="Go on although the corpus is not that of the checkpoint.")
+@click.option("--force-data", is_flag=True, help="Resume even if the corpus is not that of the checkpoint.")
 @click.option(
-    "--hang-timeout", type=float, metavar="S", help="End the run when nothing moves for so long (node.hang_timeout)."
+    "--hang-timeout",
+    type=float,
+    metavar="SECONDS",
+    help="End the run when no rank has made progress for this long; sets node.hang_timeout.",
 )
-@click.option("--check-collectives", is_flag=True, help="Compare calls between ranks (node.check_collectives).")
+@click.option("--check-collectives", is_flag=True, help="Compare MPI calls between ranks; sets node.check_collectives.")
 @click.option("--ranks", type=click.IntRange(min=1), help="Start this many ranks with mpirun on this machine.")
 def train(
-    run_file: Optional[Path],
-    preset: Optional[str],
+    source: RunSource,
     data: Optional[str],
     out: Optional[Path],
-    settings: Tuple[str, ...],
     resume: str,
     force_data: bool,
     hang_timeout: Optional[float],
     check_collectives: bool,
     ranks: Optional[int],
 ) -> None:
-    """Train a GPT as RUN.yaml, a preset and overrides say, and leave a run directory.
+    """Train the GPT that RUN.yaml, a preset and overrides describe, and write a run directory.
 
-    Under `mpirun -n N fugaku-gpt train ...` the processes are the ranks; with --ranks N, mpirun is started from here;
+    Under `mpirun -n N fugaku-gpt train ...` the processes are the ranks; with --ranks N, this command starts mpirun;
     with neither, one rank trains alone.
     """
     place = rank_from_environment()
     try:
-        overrides: List[str] = list(settings) + ([f"data.paths=[{json.dumps(data)}]"] if data is not None else [])
+        overrides = data_overrides(data)
         overrides += [f"node.hang_timeout={hang_timeout}"] if hang_timeout is not None else []
         overrides += ["node.check_collectives=true"] if check_collectives else []
-        config = load_run_config(run_file, preset, overrides)
+        config = source.load(*overrides)
         wanted = ranks if place is None else place[1]
         if place is not None and ranks is not None and ranks != place[1]:
             raise UsageError(f"--ranks {ranks}: mpirun has started {place[1]} ranks; leave --ranks out under mpirun")
@@ -96,16 +93,7 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
     directory.create(dump_run_config(config), mark, resume=goes_on_in(directory, resume))
     started, log = time.time(), directory.log_file
     try:
-        outcome = launch(
-            config,
-            directory.config_file,
-            out,
-            words,
-            log=log,
-            timeout=config.job.elapse,
-            on_line=click.echo,
-            mark=mark,
-        )
+        outcome = launch(config, directory, words, timeout=config.job.elapse, on_line=click.echo, mark=mark)
     except UsageError:
         directory.discard()
         raise

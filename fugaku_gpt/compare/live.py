@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple
 
@@ -96,47 +96,48 @@ class Progress(Protocol):
         """Both jobs of a pair have ended."""
 
 
-def run_pairs(
-    out: Path,
-    plan: Plan,
-    sides: Tuple[SideRun, SideRun],
-    limits: Limits,
-    launch: Launch,
-    progress: Progress,
-    *,
-    start: Sequence[str] = (),
-    watch: Callable[..., Watch] = Watch,
-    clock: Callable[[], float] = time.monotonic,
-) -> str:
-    """Run what is missing; returns why no more is run. What is there in ``out`` counts.
+@dataclass(frozen=True)
+class Session:
+    """One call's work at a comparison: what is compared, where, within which limits, and by which means.
 
-    Args:
+    Attributes:
+        out: folder of the comparison.
+        plan: what is compared.
         sides: A and B.
+        limits: when to stop.
         launch: starts the ranks of one job and waits for them; see :func:`fugaku_gpt.launch.launcher.launch`.
-        start: as of that function.
+        progress: is notified of jobs and pairs.
+        start: words that start ranks inside a job, as of that function.
         watch: the noise guard around a job.
+        clock: returns seconds.
+        mark: identifies this call's claim and processes.
+    """
+
+    out: Path
+    plan: Plan
+    sides: Tuple[SideRun, SideRun]
+    limits: Limits
+    launch: Launch
+    progress: Progress
+    start: Sequence[str] = ()
+    watch: Callable[..., Watch] = Watch
+    clock: Callable[[], float] = time.monotonic
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+def run_pairs(session: Session) -> str:
+    """Run the pairs that are missing; returns why no more are run. Pairs that ``session.out`` holds already count.
 
     Raises:
         UsageError: ``out`` holds something else, or another process is at it.
     """
-    mark = uuid.uuid4().hex
     with _stopped_by_signals():
-        _enter(out, plan, mark)
-        return _run_claimed(out, plan, sides, limits, launch, progress, start, watch, clock, mark)
+        _enter(session.out, session.plan, session.mark)
+        return _run_claimed(session)
 
 
-def _run_claimed(
-    out: Path,
-    plan: Plan,
-    sides: Tuple[SideRun, SideRun],
-    limits: Limits,
-    launch: Launch,
-    progress: Progress,
-    start: Sequence[str],
-    watch: Callable[..., Watch],
-    clock: Callable[[], float],
-    mark: str,
-) -> str:
+def _run_claimed(session: Session) -> str:
+    out, plan, clock = session.out, session.plan, session.clock
     try:
         if _refuse_other(out, plan) is None:  # again: another one may have begun and ended before the claim
             write_plan(out, plan)
@@ -149,8 +150,8 @@ def _run_claimed(
             if kept.not_applied() or (len(kept.pairs) > there and kept.failures()):
                 why = TROUBLE
             else:
-                why = _enough(kept, limits, clock() - began)
-            if not why and not _run_pair(out, plan, sides, limits, kept, launch, progress, start, watch, clock, mark):
+                why = _enough(kept, session.limits, clock() - began)
+            if not why and not _run_pair(session, kept):
                 why = STOPPED
         write_ending(out, why)
         return why
@@ -158,7 +159,7 @@ def _run_claimed(
         write_ending(out, STOPPED)
         return STOPPED
     finally:
-        release(out, CLAIM, mark)
+        release(out, CLAIM, session.mark)
 
 
 @contextlib.contextmanager
@@ -212,71 +213,49 @@ def _enough(kept: Kept, limits: Limits, passed: float) -> str:
     ]
 
 
-def _run_pair(
-    out: Path,
-    plan: Plan,
-    sides: Tuple[SideRun, SideRun],
-    limits: Limits,
-    kept: Kept,
-    launch: Launch,
-    progress: Progress,
-    start: Sequence[str],
-    watch: Callable[..., Watch],
-    clock: Callable[[], float],
-    mark: str,
-) -> bool:
-    """One pair; whether it was run to its end."""
-    folder, order, began = new_folder(out), next_order(kept.counted), clock()
+def _run_pair(session: Session, kept: Kept) -> bool:
+    """Run one pair; returns whether it was run to its end."""
+    folder, order, began = new_folder(session.out), next_order(kept.counted), session.clock()
     disturbed: List[str] = []
     for letter in order:
-        progress.starts(folder.name, letter, len(kept.counted), limits.pairs)
+        session.progress.starts(folder.name, letter, len(kept.counted), session.limits.pairs)
         directory = RunDirectory(folder / letter.lower())
-        result, found, stopped = _run_job(directory, sides["AB".index(letter)], launch, start, watch, plan.load, mark)
+        result, disturbances_of_job, stopped = _run_job(session, directory, session.sides["AB".index(letter)])
         if stopped:
             # the ranks may have left a checkpoint to go on from: nobody will, and it is large
             shutil.rmtree(directory.checkpoints_dir, ignore_errors=True)
             return False
-        disturbed += [f"{letter}: {line}" for line in found]
+        disturbed += [f"{letter}: {line}" for line in disturbances_of_job]
         if result.status != "ok":  # the other side has nothing to be held against
             break
-    write_pair(folder, order, disturbed, clock() - began)
-    progress.ended(read_kept(out).pairs[-1])
+    write_pair(folder, order, disturbed, session.clock() - began)
+    session.progress.ended(read_kept(session.out).pairs[-1])
     return True
 
 
-def _run_job(
-    directory: RunDirectory,
-    side: SideRun,
-    launch: Launch,
-    start: Sequence[str],
-    watch: Callable[..., Watch],
-    load: float,
-    mark: str,
-) -> Tuple[Result, List[str], bool]:
+def _run_job(session: Session, directory: RunDirectory, side: SideRun) -> Tuple[Result, List[str], bool]:
     """One start of a side: its result, what has disturbed it, and whether the comparison was stopped in it."""
-    config = side.config
-    directory.create(dump_run_config(config), mark)
+    config, is_inside_job = side.config, bool(session.start)
+    directory.create(dump_run_config(config), session.mark)
     log, started = directory.log_file, time.time()
     disturbed: List[str] = []
     stopped = False
     try:
-        if not start:  # ranks inside a job are on other nodes, too, and judge that themselves
+        if not is_inside_job:  # ranks inside a job are on other nodes, too, and judge that themselves
             refuse_too_large(config, this_machine(), range(config.layout.ranks))
-        with watch(descendants=not start) as guard:
-            outcome = launch(
+        with session.watch(descendants=not is_inside_job) as guard:
+            outcome = session.launch(
                 config,
-                directory.config_file,
-                directory.path,
-                log=log,
-                timeout=config.job.elapse if not start else None,
+                directory,
+                timeout=config.job.elapse if not is_inside_job else None,
                 on_line=lambda _: guard.look(),
-                mark=mark,
+                mark=session.mark,
                 profile=side.profile,
-                start=start,
+                start=session.start,
             )
         if guard.noise is not None:
             write_noise(directory.path, guard.noise)
-            disturbed = disturbances(guard.noise, load)
+            disturbed = disturbances(guard.noise, session.plan.load)
         result = result_of(directory, config, outcome, log, started)
         stopped = outcome.stopped_by is not None or result.status == INTERRUPTED
     except UsageError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from fugaku_gpt.compare.live import STOPPED, comparison_of
 from fugaku_gpt.compare.pairs import A_FIRST, Kept
@@ -64,7 +64,7 @@ def report_live(kept: Kept) -> Report:
         builds = builds_of(jobs)
         if len(builds) > 1:
             troubles.append(f"{name}'s jobs ran with different builds: {'; '.join(builds)}")
-    verdict, headline = _headline(found, plan.tolerance, troubles, "pairs")
+    conclusion = _conclusion(found, plan.tolerance, troubles, "pairs")
     first = sum(pair.order == A_FIRST for pair in counted)
     why = [
         *troubles,
@@ -115,7 +115,7 @@ def report_live(kept: Kept) -> Report:
         "warm_up": plan.warm_up,
         "tolerance": plan.tolerance,
     }
-    report = _report(plan.a.text, plan.b.text, verdict, headline, why, sections, found, points, values)
+    report = _report((plan.a.text, plan.b.text), conclusion, why, sections, points, values)
     return replace(report, stopped=kept.why_stopped == STOPPED)
 
 
@@ -135,7 +135,7 @@ def report_recorded(a: str, b: str, recorded: Recorded, tolerance: float) -> Rep
             "these ratios lie apart tells the noise (a blocked comparison)"
         )
     why.append("these runs were not made in turns: what else has changed between them is in the ratio, too")
-    verdict, headline = _headline(found, tolerance, [] if blocks else why[:1], "configurations")
+    conclusion = _conclusion(found, tolerance, [] if blocks else why[:1], "configurations")
     rows = [
         {
             "configuration": block.words,
@@ -172,22 +172,20 @@ def report_recorded(a: str, b: str, recorded: Recorded, tolerance: float) -> Rep
         "left_out": list(recorded.left_out),
         "tolerance": tolerance,
     }
-    return _report(a, b, verdict, headline, why, sections, found, points, values)
+    return _report((a, b), conclusion, why, sections, points, values)
 
 
 def _report(
-    a: str,
-    b: str,
-    verdict: str,
-    headline: str,
+    sides: Tuple[str, str],
+    conclusion: "_Conclusion",
     why: Sequence[str],
     sections: Sequence[Section],
-    found: Optional[Comparison],
     points: Sequence[Point],
     more: Mapping[str, Any],
 ) -> Report:
+    (a, b), (verdict, headline, comparison) = sides, conclusion
     if verdict == NO_VERDICT:  # the times are in the tables; a ratio of them would be about something else
-        found = None
+        comparison = None
     values = {
         "version": 1,
         "a": a,
@@ -195,12 +193,26 @@ def _report(
         "verdict": verdict,
         "headline": headline,
         "why": list(why),
-        "comparison": _finite(found),
+        "comparison": _finite(comparison),
         **more,
         "tables": {one.title: {"lines": list(one.lines), "rows": [dict(row) for row in one.rows]} for one in sections},
     }
     operators = [row for one in sections if one.title == OPERATORS for row in one.rows]
-    return Report(a, b, verdict, headline, tuple(why), tuple(sections), found, tuple(points), values, tuple(operators))
+    return Report(
+        a, b, verdict, headline, tuple(why), tuple(sections), comparison, tuple(points), values, tuple(operators)
+    )
+
+
+class _Conclusion(NamedTuple):
+    """The verdict, in one word and in a line, and the statistics that it is from; None where there are none."""
+
+    verdict: str
+    headline: str
+    comparison: Optional[Comparison]
+
+
+def _conclusion(found: Optional[Comparison], tolerance: float, troubles: Sequence[str], noun: str) -> _Conclusion:
+    return _Conclusion(*_headline(found, tolerance, troubles, noun), found)
 
 
 def _headline(found: Optional[Comparison], tolerance: float, troubles: Sequence[str], noun: str) -> Tuple[str, str]:

@@ -17,9 +17,9 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.profile import Profile
 from fugaku_gpt.config.schema import NODE_KNOBS, NodeConfig
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, UsageError
-from fugaku_gpt.launch.processes import GRACE_SECONDS, Outcome, run_command
+from fugaku_gpt.launch.processes import Outcome, run_command
 from fugaku_gpt.machine.local import find_tcmalloc, usable_cores
-from fugaku_gpt.records.run import OK, Result
+from fugaku_gpt.records.run import OK, Result, RunDirectory
 
 MPICH = "MPICH"
 OPEN_MPI = "Open MPI"
@@ -206,14 +206,11 @@ def threads_per_rank(config: RunConfig, cores: int) -> int:
 
 def launch(
     config: RunConfig,
-    config_file: Path,
-    out_dir: Path,
+    directory: RunDirectory,
     more: Sequence[str] = (),
     *,
-    log: Optional[Path] = None,
     timeout: Optional[float] = None,
     on_line: Optional[Callable[[str], None]] = None,
-    grace: float = GRACE_SECONDS,
     mark: Optional[str] = None,
     profile: Optional[Profile] = None,
     start: Sequence[str] = (),
@@ -224,7 +221,9 @@ def launch(
     Open MPI kills them at SIGTERM): they stop after their iteration, with a checkpoint.
 
     Args:
+        directory: of the run; its ``config_file`` must hold the configuration, and its ``log_file`` gets the output.
         more, profile: as of :func:`train_command`.
+        timeout, on_line, mark: as of :func:`run_command`.
         start: words that start ranks inside a job, in place of this machine's ``mpirun``: ``{ranks}`` in them stands
             for the number of ranks, ``{threads}`` for the threads of each.
 
@@ -232,6 +231,7 @@ def launch(
         UsageError: there is no usable ``mpirun``, or the run wants more than this machine.
     """
     tcmalloc = tcmalloc_of(profile)
+    config_file, out_dir = directory.config_file, directory.path
     if start:
         if tcmalloc is None and profile is not None:
             tcmalloc = Path(profile.tcmalloc)  # a module's, which the loader finds by its name
@@ -247,10 +247,9 @@ def launch(
     return run_command(
         command.argv,
         command.environment,
-        log=log,
+        log=directory.log_file,
         timeout=timeout,
         on_line=on_line,
-        grace=grace,
         mark=mark,
         ask_with=signal.SIGUSR1,
     )

@@ -28,37 +28,45 @@ class Phase:
     iterations: int
 
 
-def phases(
-    *,
-    start: int,
-    increment: int,
-    samples: int,
-    full: int,
-    nodes: int,
-    ranks_per_node: int,
-    tp: int,
-    pp: int,
-    micro_batch: int,
-    iterations: int,
-) -> List[Phase]:
-    """The phases of a batch that grows from ``start`` by ``increment`` to ``full``, over ``samples`` samples.
+@dataclass(frozen=True)
+class Ramp:
+    """A batch that grows from ``start`` by ``increment`` to ``global_batch``, over ``samples`` samples.
+
+    Args:
+        nodes: number of nodes that can be used.
+        micro_batch: the largest micro-batch that fits.
+        iterations: of the whole training, which the last phase fills up.
+    """
+
+    start: int
+    increment: int
+    samples: int
+    global_batch: int
+    nodes: int
+    ranks_per_node: int
+    tp: int
+    pp: int
+    micro_batch: int
+    iterations: int
+
+
+def phases(ramp: Ramp) -> List[Phase]:
+    """The phases of a growing batch.
 
     Each phase gets the most replicas whose share of its batch is whole, and then the largest micro-batch up to
     ``micro_batch`` that divides that share and leaves at least as many micro-batches as stages, where there are any.
 
-    Args:
-        nodes: that there are.
-        iterations: of the whole training, which the last phase fills up.
-
     Raises:
         UsageError: the sizes do not fit together.
     """
+    start, increment, full, ranks_per_node = ramp.start, ramp.increment, ramp.global_batch, ramp.ranks_per_node
     if full < start or (full - start) % increment:
         raise UsageError(f"batch from {start} in steps of {increment} does not come to {full}")
-    width = tp * pp
-    most = nodes * ranks_per_node // width
+    width = ramp.tp * ramp.pp
+    width_in_words = f"tp {ramp.tp} * pp {ramp.pp} = {width}"
+    most = ramp.nodes * ranks_per_node // width
     if most < 1:
-        raise UsageError(f"tp {tp} * pp {pp} = {width} ranks need more than {nodes} nodes of {ranks_per_node} ranks")
+        raise UsageError(f"{width_in_words} ranks need more than {ramp.nodes} nodes of {ranks_per_node} ranks")
     steps = (full - start) // increment
     if steps >= _MOST_PHASES:
         raise UsageError(
@@ -73,14 +81,14 @@ def phases(
         if not dp:
             raise UsageError(
                 f"batch {batch}: no number of replicas that divides it fills whole nodes of {ranks_per_node} ranks "
-                f"with tp {tp} * pp {pp} = {width} each; valid: other --start and --increment, or --ranks-per-node 1"
+                f"with {width_in_words} each; valid: other --start and --increment, or --ranks-per-node 1"
             )
         share = batch // dp
-        fitting = [b for b in divisors_of(share) if b <= micro_batch]
-        chosen = max([b for b in fitting if share // b >= pp] or [min(fitting)])
+        fitting = [b for b in divisors_of(share) if b <= ramp.micro_batch]
+        chosen = max([b for b in fitting if share // b >= ramp.pp] or [min(fitting)])
         last = step == steps
-        end = -(-samples * (step + 1) // steps) if not last else consumed
-        count = max(0, -(-(end - consumed) // batch)) if not last else max(0, iterations - done)
+        end = -(-ramp.samples * (step + 1) // steps) if not last else consumed
+        count = max(0, -(-(end - consumed) // batch)) if not last else max(0, ramp.iterations - done)
         found.append(
             Phase(batch, dp * width // ranks_per_node, dp, chosen, share // chosen, 0 if last else count * batch, count)
         )

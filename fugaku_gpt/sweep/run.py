@@ -115,9 +115,7 @@ def _run_one(
         refuse_too_large(run.config, this_machine(), range(run.config.layout.ranks))
         outcome = launch(
             run.config,
-            directory.config_file,
-            directory.path,
-            log=log,
+            directory,
             timeout=min(limits) if limits else None,
             mark=mark,
         )

@@ -125,9 +125,8 @@ def planned_jobs(sweep: Sweep, out: Path, plan: Plan, resume: bool) -> Tuple[Lis
 
 
 def submit_sweep(
-    sweep: Sweep,
-    out: Path,
     plan: Plan,
+    out: Path,
     *,
     max_in_flight: Optional[int] = None,
     resume: bool = False,
@@ -136,10 +135,10 @@ def submit_sweep(
     named: Named = scheduler_named,
     now: Callable[[], float] = time.time,
 ) -> Handed:
-    """Hand in what is missing, as far as the limit lets it, and return.
+    """Submit the runs of a sweep that are missing, as far as the limit allows, and return.
 
     Args:
-        plan: what the sweep was made from; its ``base`` is where relative paths start.
+        plan: of the sweep; its ``base`` is where relative paths start.
         max_in_flight: jobs of this sweep that may be with schedulers at once; None for no limit.
         resume: also hand in again what has failed; earlier attempts are kept.
         told: hears of each job.
@@ -149,7 +148,7 @@ def submit_sweep(
         UsageError: another sweep is at work in ``out``, or ``out`` holds other runs.
     """
     with SweepLock(out):
-        sweep = settled(sweep, out)
+        sweep = settled(plan.sweep(), out)
         standings = standings_of(sweep, out, named, now)
         wanted = [one for one in standings if is_wanted(one, resume)]
         flying = sum(1 for one in standings if one.in_flight)

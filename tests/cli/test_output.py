@@ -8,7 +8,8 @@ import json
 
 import pytest
 
-from fugaku_gpt.cli.output import FORMATS, render_rows
+from fugaku_gpt.cli.options import FORMATS
+from fugaku_gpt.cli.output import render_rows
 
 COLUMNS = ("name", "loss", "note")
 ROWS = [

@@ -93,11 +93,8 @@ def test_damage_is_told_beside_the_table(store: Path, capsys: pytest.CaptureFixt
     (store / "c" / "result.json").write_text("{")
     assert run(["runs", "ls", str(store)]) == 0
     said = capsys.readouterr()
-    assert (
-        "unfinished" in said.out
-        and "note: " in said.err
-        and "c/result.json: not the result of a run: it is not JSON" in said.err
-    )
+    assert "unfinished" in said.out and "note: " in said.err
+    assert "c/result.json: not the result of a run: it is not JSON" in said.err
 
 
 def test_one_run_in_full(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,16 +80,15 @@ class FakeLaunch:
         self.toggles: Dict[str, Any] = {}
         self.ends: Dict[int, Outcome] = {}  # number of a start → another end than a good one
 
-    def __call__(self, config: RunConfig, config_file: Path, out_dir: Path, **options: Any) -> Outcome:
-        side = out_dir.name
+    def __call__(self, config: RunConfig, directory: RunDirectory, **options: Any) -> Outcome:
+        side = directory.path.name
         times = self.seconds[side]
         seconds = times[min(self.started.count(side), len(times) - 1)]
         self.started.append(side)
-        options["log"].write_text("fugaku-gpt: what a rank said\n")
+        directory.log_file.write_text("fugaku-gpt: what a rank said\n")
         end = self.ends.get(len(self.started))
         if end is not None:
             return end
-        directory = RunDirectory(out_dir)
         toggles = [self.toggles[side]] if side in self.toggles else []
         directory.write_environment({**ENVIRONMENT, "toggles": toggles})
         # the first iterations are slow, as they are

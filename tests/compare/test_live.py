@@ -12,7 +12,7 @@ import pytest
 
 from fugaku_gpt.cli.compare.printing import report_text
 from fugaku_gpt.compare import live
-from fugaku_gpt.compare.live import Limits, SideRun, run_pairs
+from fugaku_gpt.compare.live import Limits, Session, SideRun, run_pairs
 from fugaku_gpt.compare.noise import Noise
 from fugaku_gpt.compare.pairs import Kept, Plan, SidePlan, read_kept
 from fugaku_gpt.compare.report import NO_VERDICT, report_live
@@ -70,7 +70,7 @@ def run(out: Path, launch: FakeLaunch, plan: Optional[Plan] = None, **more: Any)
     sides = SideRun(tiny(), None), SideRun(tiny(*plan.b.settings), None)
     limits = more.pop("limits", Limits(pairs=4))
     more.setdefault("watch", Quiet())
-    return run_pairs(out, plan, sides, limits, launch, more.pop("progress", Silent()), **more)
+    return run_pairs(Session(out, plan, sides, limits, launch, more.pop("progress", Silent()), **more))
 
 
 def kept(out: Path) -> Kept:

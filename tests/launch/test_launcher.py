@@ -26,7 +26,7 @@ from fugaku_gpt.launch.launcher import (
     train_command,
 )
 from fugaku_gpt.launch.processes import Outcome, run_command
-from fugaku_gpt.records.run import Result
+from fugaku_gpt.records.run import Result, RunDirectory
 
 HYDRA = "HYDRA build details:\n    Version:                                 5.0.2\n    Release Date: today\n"
 
@@ -125,9 +125,9 @@ def test_a_build_without_an_mpirun_beside_its_python_has_one_in_its_folders(tmp_
 
 def test_inside_a_job_the_ranks_start_with_the_words_that_are_given(tmp_path: Path) -> None:
     config = load_run_config(preset="tiny", overrides=["layout.dp=4", "node.threads_per_rank=1"])
-    log = tmp_path / "log"
-    outcome = launch(config, Path("c"), Path("o"), log=log, start=["echo", "start", "{ranks}", "-c{threads}"])
-    assert outcome.ok and log.read_text().startswith("start 4 -c1 env OMP_NUM_THREADS=1 ")
+    directory = RunDirectory(tmp_path)
+    outcome = launch(config, directory, start=["echo", "start", "{ranks}", "-c{threads}"])
+    assert outcome.ok and directory.log_file.read_text().startswith("start 4 -c1 env OMP_NUM_THREADS=1 ")
 
 
 def test_threads_are_an_equal_share_unless_given() -> None:

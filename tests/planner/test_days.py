@@ -8,13 +8,13 @@ import pytest
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.planner.days import DAY, Training, checkpoint_interval, lost_time, schedule
-from fugaku_gpt.planner.ramp import phases
+from fugaku_gpt.planner.ramp import Ramp, phases
 
 RAMP = {
     "start": 192,
     "increment": 16,
     "samples": 20000,
-    "full": 256,
+    "global_batch": 256,
     "nodes": 12,
     "ranks_per_node": 4,
     "tp": 2,
@@ -64,7 +64,7 @@ def test_what_cannot_be_done_says_how_to_mend_it() -> None:
 
 
 def test_each_phase_uses_nodes_that_share_its_batch_evenly() -> None:
-    found = phases(**RAMP)
+    found = phases(Ramp(**RAMP))
     assert [one.global_batch for one in found] == [192, 208, 224, 240, 256]
     for one in found:
         assert one.dp * one.micro_batch * one.micro_batches == one.global_batch
@@ -76,12 +76,12 @@ def test_each_phase_uses_nodes_that_share_its_batch_evenly() -> None:
 
 def test_a_ramp_that_does_not_end_at_the_full_batch_is_refused() -> None:
     with pytest.raises(UsageError, match="batch from 192 in steps of 16 does not come to 250"):
-        phases(**{**RAMP, "full": 250})
+        phases(Ramp(**{**RAMP, "global_batch": 250}))
     with pytest.raises(UsageError, match="need more than 12 nodes"):
-        phases(**{**RAMP, "tp": 64})
+        phases(Ramp(**{**RAMP, "tp": 64}))
     with pytest.raises(UsageError, match="in 99999999 steps; valid: fewer than 10000"):
-        phases(**{**RAMP, "start": 1, "increment": 1, "full": 10**8})
+        phases(Ramp(**{**RAMP, "start": 1, "increment": 1, "global_batch": 10**8}))
     with pytest.raises(
         UsageError, match="batch 31: no number of replicas that divides it fills whole nodes of 4 ranks"
     ):
-        phases(**{**RAMP, "start": 31, "increment": 1, "full": 32, "tp": 1, "pp": 1})
+        phases(Ramp(**{**RAMP, "start": 31, "increment": 1, "global_batch": 32, "tp": 1, "pp": 1}))

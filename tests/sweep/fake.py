@@ -63,13 +63,13 @@ class FakeLaunch:
         self.started: List[str] = []
         self.timeouts: List[Optional[float]] = []
 
-    def __call__(self, config: RunConfig, config_file: Path, out_dir: Path, **options: Any) -> Outcome:
-        self.started.append(out_dir.name)
+    def __call__(self, config: RunConfig, directory: RunDirectory, **options: Any) -> Outcome:
+        self.started.append(directory.path.name)
         self.timeouts.append(options["timeout"])
-        assert config_file.read_text(encoding="utf-8") == dump_run_config(config)
-        options["log"].write_text("log of " + out_dir.name + "\n", encoding="utf-8")
-        end = self.ends.get(out_dir.name.rpartition("-")[0].replace("-", "_"), well)
-        return end(out_dir, config)
+        assert directory.config_file.read_text(encoding="utf-8") == dump_run_config(config)
+        directory.log_file.write_text("log of " + directory.path.name + "\n", encoding="utf-8")
+        end = self.ends.get(directory.path.name.rpartition("-")[0].replace("-", "_"), well)
+        return end(directory.path, config)
 
 
 def well(directory: Path, config: RunConfig) -> Outcome:

@@ -96,9 +96,8 @@ if __name__ == "__main__":
     plan = plan_of(Path(sys.argv[1]), ("job.scheduler=slurm",))
     print("ready", flush=True)
     submit_sweep(
-        plan.sweep(),
-        Path(sys.argv[2]),
         plan,
+        Path(sys.argv[2]),
         named=lambda name: SlowScheduler(Path(sys.argv[3])),
         now=lambda: float(sys.argv[4]),
     )

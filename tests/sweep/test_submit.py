@@ -53,7 +53,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def hand_in(plan: Plan, out: Path, scheduler: FakeScheduler, **options: object) -> Handed:
-    return submit_sweep(plan.sweep(), out, plan, named=lambda name: scheduler, **options)  # type: ignore[arg-type]
+    return submit_sweep(plan, out, named=lambda name: scheduler, **options)  # type: ignore[arg-type]
 
 
 def statuses(plan: Plan, out: Path, scheduler: FakeScheduler) -> Dict[str, str]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Sequence, Tuple, Union
 
 import click
 
-from fugaku_gpt.cli.compare.sides import LIVE_WARM_UP, TOLERANCE, Shared
+from fugaku_gpt.cli.compare.sides import LIVE_WARM_UP, TOLERANCE, CompareOptions, SharedRun
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
 from fugaku_gpt.sweep.plan import Plan, read_plan
@@ -23,68 +22,55 @@ NAME = "factorial"
 _FILE = "factorial.yaml"
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What the command line asks for; see its options.
+def run_factorial(options: CompareOptions, shared: SharedRun, recorded: Optional[Path]) -> int:
+    """Print a design, run or submit it, or report the effects that recorded runs show; returns the exit code.
 
-    Attributes:
+    Args:
+        options: with ``factorial``, the toggles of the design.
         shared: the run that the toggles change.
-        as_jobs: its runs are handed in.
-    """
-
-    toggles: str
-    shared: Shared
-    fraction: int
-    repeats: int
-    seed: int
-    as_jobs: bool
-    tolerance: float
-    out: Optional[Path]
-
-
-def tell_factorial(wanted: Wanted, recorded: Optional[Path], form: str) -> int:
-    """Print a design, run it or hand it in, or tell the effects of recorded runs; the exit code.
+        recorded: a folder of runs, or a CSV; None to design runs.
 
     Raises:
-        UsageError: the toggles make no design, or no run tells of them.
-        RunFailed: a run has failed, or a job was not taken.
+        UsageError: the toggles make no design, or no run has them.
+        RunFailed: a run has failed, or a scheduler has refused a job.
     """
     from fugaku_gpt.compare.factorial import Timed, describe, parse, plan_design, sweep_text
     from fugaku_gpt.compare.observations import of_runs, of_table
 
+    assert options.factorial is not None
+    toggles, out, tolerance = options.factorial, options.out, options.tolerance_or_default
     if recorded is not None:
-        if recorded.suffix == ".csv":
-            return _tell(of_table(recorded, wanted.toggles), wanted.tolerance, form)
-        return _tell(of_runs(recorded, wanted.toggles, wanted.shared.warm_up_of_recorded), wanted.tolerance, form)
-    base = wanted.shared.base(profiled=False)
-    design = plan_design(parse(wanted.toggles, base), wanted.fraction, wanted.repeats, wanted.seed)
+        is_table = recorded.suffix == ".csv"
+        observed = of_table(recorded, toggles) if is_table else of_runs(recorded, toggles, shared.warm_up_of_recorded)
+        return _print_effects(observed, tolerance, options.form)
+    base = shared.base(profiled=False)
+    design = plan_design(parse(toggles, base), options.fraction, options.repeats, options.seed)
     for line in describe(design):
-        click.echo(line, err=wanted.out is not None)
-    timed = Timed(wanted.shared.warm_up_of_live, wanted.tolerance)
+        click.echo(line, err=out is not None)
+    timed = Timed(shared.warm_up_of_live, tolerance)
     plan = Plan(_FILE, NAME, sweep_text(design, base, NAME, timed), (), str(Path.cwd()))
-    if wanted.out is None:
+    if out is None:
         return EXIT_OK
-    if wanted.as_jobs:
-        return _hand_in(plan, wanted.out)
-    stopped = _run_here(plan, wanted.out)
-    if stopped:
+    if options.scheduler is not None:
+        return _submit(plan, out)
+    if _run_here(plan, out):
         click.echo("stopped: the same command goes on", err=True)
         return EXIT_RESUME
-    return tell_design(wanted.out, design, timed, form)
+    return print_effects_of_design(out, design, timed, options.form)
 
 
-def tell_design(out: Path, design: "Design", timed: "Timed", form: str) -> int:
-    """The effects that the runs of a design's folder tell."""
+def print_effects_of_design(out: Path, design: "Design", timed: "Timed", form: str) -> int:
+    """Print the effects that the runs in a design's folder show; returns the exit code."""
     from fugaku_gpt.compare.observations import of_runs
 
-    return _tell(of_runs(out, design, timed.warm_up), timed.tolerance, form)
+    return _print_effects(of_runs(out, design, timed.warm_up), timed.tolerance, form)
 
 
-def design_in(out: Path, warm_up: Optional[int], tolerance: Optional[float]) -> Optional[Tuple["Design", "Timed"]]:
-    """The design whose runs a folder holds, and how they are judged; None where it holds no design's.
+def design_in(out: Path, options: CompareOptions) -> Optional[Tuple["Design", "Timed"]]:
+    """The design whose runs a folder holds, and how they are judged; None where the folder has no plan.
 
     Args:
-        warm_up, tolerance: in place of those that the design was made with; None: those.
+        options: its warm-up and tolerance, where they are given, replace those that the design was made with.
 
     Raises:
         UsageError: it holds another sweep.
@@ -96,12 +82,11 @@ def design_in(out: Path, warm_up: Optional[int], tolerance: Optional[float]) -> 
         return None
     design, kept = read_design(plan.text, str(out))
     kept = kept or Timed(LIVE_WARM_UP, TOLERANCE)
-    return design, Timed(
-        kept.warm_up if warm_up is None else warm_up, kept.tolerance if tolerance is None else tolerance
-    )
+    warm_up = options.warm_up if options.warm_up is not None else kept.warm_up
+    return design, Timed(warm_up, options.tolerance if options.tolerance is not None else kept.tolerance)
 
 
-def _tell(observed: "Observed", tolerance: float, form: str) -> int:
+def _print_effects(observed: "Observed", tolerance: float, form: str) -> int:
     from fugaku_gpt.compare.effects import COLUMNS, as_json, attribute, effect_rows, remarks
 
     try:
@@ -121,10 +106,10 @@ def _tell(observed: "Observed", tolerance: float, form: str) -> int:
 
 
 def _run_here(plan: Plan, out: Path) -> bool:
-    """Run what is missing on this machine; whether it was stopped.
+    """Run on this machine the runs that are missing; returns whether that was stopped.
 
     Raises:
-        RunFailed: none has ended well; of some alone the effects are told.
+        RunFailed: every run has failed; where some have ended well, their effects can be reported.
     """
     from fugaku_gpt.launch.launcher import find_launcher, launch
     from fugaku_gpt.sweep.progress import LiveProgress, PlainProgress
@@ -141,20 +126,20 @@ def _run_here(plan: Plan, out: Path) -> bool:
     return False
 
 
-def _hand_in(plan: Plan, out: Path) -> int:
+def _submit(plan: Plan, out: Path) -> int:
     from fugaku_gpt.sweep.submit import Planned, submit_sweep
 
     def told(number: int, total: int, planned: "Planned", said: str) -> None:
         click.echo(f"[{number}/{total}] {planned.run.name}: {said}", err=True)
 
     def agreed(planned: Sequence["Planned"]) -> bool:
-        return not planned or not sys.stdin.isatty() or click.confirm(f"hand in {len(planned)} jobs?", err=True)
+        return not planned or not sys.stdin.isatty() or click.confirm(f"submit {len(planned)} jobs?", err=True)
 
-    handed = submit_sweep(plan.sweep(), out, plan, told=told, agreed=agreed)
+    handed = submit_sweep(plan, out, told=told, agreed=agreed)
     lines = [f"{name}: not taken: {why}" for name, why in handed.refused.items()]
     lines += [handed.stopped] if handed.stopped else []
     if lines:
         raise RunFailed("\n".join(lines))
-    click.echo(f"{len(handed.taken)} handed in; to follow: fugaku-gpt sweep status {out}", err=True)
+    click.echo(f"{len(handed.taken)} submitted; to follow: fugaku-gpt sweep status {out}", err=True)
     click.echo(f"the effects, when they have run: fugaku-gpt compare {out}", err=True)
     return EXIT_OK

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, List, Optional, Tuple
+from typing import TYPE_CHECKING, List, Tuple
 
 import click
 
-from fugaku_gpt.cli.compare.sides import Shared
+from fugaku_gpt.cli.compare.sides import CompareOptions, SharedRun
 from fugaku_gpt.config import RunConfig, config_values
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_OK, UsageError
@@ -20,22 +19,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the command line asks for; see its options."""
+class LiveComparison:
+    """A comparison of two sides that are run now, or by a job."""
 
-    shared: Shared
+    shared: SharedRun
     sides: Tuple["LiveSide", "LiveSide"]
-    pairs: int
-    budget: Optional[float]
-    at_least: int
-    tolerance: float
-    load: float
-    reruns: int
-    out: Optional[Path]
-    unpacked: Optional[Path]
+    options: CompareOptions
 
     def configs(self) -> Tuple[RunConfig, RunConfig]:
-        """The runs of both sides.
+        """Load the runs of both sides.
 
         Raises:
             UsageError: no run is named, or the sides do not do the same work.
@@ -48,11 +40,13 @@ class Asked:
 
     def words(self) -> List[str]:
         """The options of the same comparison inside a job."""
+        options = self.options
         words = [f"--iterations={self.shared.iterations}", f"--warm-up={self.shared.warm_up_of_live}"]
-        words += [f"--pairs={self.pairs}", f"--at-least={self.at_least}", f"--tolerance={self.tolerance:g}"]
-        words += [f"--load={self.load:g}", f"--reruns={self.reruns}"]
+        words += [f"--pairs={options.pairs}", f"--at-least={options.at_least}"]
+        words += [f"--tolerance={options.tolerance_or_default:g}"]
+        words += [f"--load={options.load:g}", f"--reruns={options.reruns}"]
         words += [f"--set={text}" for text in self.shared.overrides_of_timing]
-        return words + ([f"--budget={format_duration(self.budget)}"] if self.budget is not None else [])
+        return words + ([f"--budget={format_duration(options.budget)}"] if options.budget is not None else [])
 
 
 class _Progress:
@@ -70,38 +64,40 @@ class _Progress:
         click.echo(said + (f"; disturbed, left out: {'; '.join(pair.disturbed)}" if pair.disturbed else ""), err=True)
 
 
-def run_live(asked: Asked, start: Tuple[str, ...]) -> "Report":
-    """Run both sides in turns in ``asked.out``, and report.
+def run_live(comparison: LiveComparison) -> "Report":
+    """Run both sides in turns in the folder ``--out``, and report.
 
     Raises:
         UsageError: it cannot be run as asked.
     """
     from fugaku_gpt.compare.environments import build_of, environment_of
-    from fugaku_gpt.compare.live import Limits, SideRun, run_pairs
+    from fugaku_gpt.compare.live import Limits, Session, SideRun, run_pairs
     from fugaku_gpt.compare.pairs import Plan, SidePlan, read_kept
     from fugaku_gpt.compare.report import report_live
     from fugaku_gpt.launch.launcher import find_launcher, launch
     from fugaku_gpt.machine.checkout import git_commit
 
-    if asked.out is None:
+    options, sides = comparison.options, comparison.sides
+    if options.out is None:
         raise UsageError("where are the jobs to be kept? give --out, a folder; the same command goes on there")
-    configs = asked.configs()
-    profiles = [environment_of(side.environment, asked.unpacked) for side in asked.sides]
-    if not start:
+    configs = comparison.configs()
+    profiles = [environment_of(side.environment, options.unpacked) for side in sides]
+    if not options.start:
         for profile in profiles:
             find_launcher(profile=profile)  # says how to get one, before anything is written
     plans = [
         SidePlan(side.label, side.environment, side.settings, config_values(config), build_of(side.environment))
-        for side, config in zip(asked.sides, configs)
+        for side, config in zip(sides, configs)
     ]
-    plan = Plan(plans[0], plans[1], asked.shared.warm_up_of_live, asked.tolerance, asked.load, git_commit())
+    warm_up, tolerance = comparison.shared.warm_up_of_live, options.tolerance_or_default
+    plan = Plan(plans[0], plans[1], warm_up, tolerance, options.load, git_commit())
     first, second = (SideRun(config, profile) for config, profile in zip(configs, profiles))
-    limits = Limits(asked.pairs, asked.budget, asked.at_least, asked.reruns)
-    run_pairs(asked.out, plan, (first, second), limits, launch, _Progress(), start=start)
-    return report_live(read_kept(asked.out))
+    limits = Limits(options.pairs, options.budget, options.at_least, options.reruns)
+    run_pairs(Session(options.out, plan, (first, second), limits, launch, _Progress(), options.start))
+    return report_live(read_kept(options.out))
 
 
-def render_job(asked: Asked) -> int:
+def render_job(comparison: LiveComparison) -> int:
     """Write a job's folder: its script, which runs both sides inside one allocation, and the run that they share.
 
     Raises:
@@ -113,20 +109,21 @@ def render_job(asked: Asked) -> int:
     from fugaku_gpt.jobs.submission import SCRIPT, refuse_a_run
     from fugaku_gpt.records.files import write_text_atomically
 
-    run = with_profile_file(asked.shared.base(), asked.shared.run_file)
-    base, script = comparison_script(asked.sides, run, asked.configs(), asked.words())
+    run = with_profile_file(comparison.shared.base(), comparison.shared.source.run_file)
+    base, script = comparison_script(comparison.sides, run, comparison.configs(), comparison.words())
     for note in script.notes:
         click.echo(f"note: {note}", err=True)
-    if asked.out is None:
+    out = comparison.options.out
+    if out is None:
         click.echo(script.text, nl=False)
         return EXIT_OK
-    refuse_a_run(asked.out)
+    refuse_a_run(out)
     try:
-        asked.out.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(asked.out / "config.yaml", dump_run_config(base))
-        write_text_atomically(asked.out / SCRIPT, script.text)
+        out.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(out / "config.yaml", dump_run_config(base))
+        write_text_atomically(out / SCRIPT, script.text)
     except OSError as error:
-        raise UsageError(f"--out {asked.out}: cannot be written: {error.strerror}") from None
-    click.echo(f"{asked.out / SCRIPT}: hand it in with `fugaku-gpt job submit {asked.out}`", err=True)
-    click.echo(f"the report, then: fugaku-gpt compare {asked.out / FOLDER}", err=True)
+        raise UsageError(f"--out {out}: cannot be written: {error.strerror}") from None
+    click.echo(f"{out / SCRIPT}: submit it with `fugaku-gpt job submit {out}`", err=True)
+    click.echo(f"the report, then: fugaku-gpt compare {out / FOLDER}", err=True)
     return EXIT_OK

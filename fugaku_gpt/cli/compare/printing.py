@@ -10,11 +10,11 @@ from fugaku_gpt.cli.output import render_rows
 if TYPE_CHECKING:
     from fugaku_gpt.compare.report import Report
 
-FORMATS = ("table", "md", "json")
+REPORT_FORMATS = ("table", "md", "json")
 
 
 def report_text(report: "Report", form: str) -> str:
-    """The report in one of ``FORMATS``; ends in a newline."""
+    """Render a report in one of ``REPORT_FORMATS``; the text ends in a newline."""
     if form == "json":
         return json.dumps(report.values, indent=2, allow_nan=False) + "\n"
     return _markdown(report) if form == "md" else _plain(report)

@@ -1,11 +1,12 @@
-"""What ``fugaku-gpt compare`` is asked to run: the run that both sides, or all runs of a design, change."""
+"""The options of ``fugaku-gpt compare``, and the run that both sides, or all runs of a design, change."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
+from fugaku_gpt.cli.options import RunSource, data_overrides, scheduler_overrides
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import UsageError
 
@@ -21,17 +22,17 @@ _TIMED = ("training.log_interval=1", "training.eval_interval=null", "checkpoint.
 
 
 @dataclass(frozen=True)
-class Shared:
-    """The run without any side; see the options of the command.
+class SharedRun:
+    """The run without the settings of a side; see the options of the command.
 
     Attributes:
-        overrides: the user's own.
-        warm_up: None: by default.
+        source: the run file, preset and overrides of the user, with those of ``--data`` and the scheduler.
+        ranks: number of ranks on each side; None as the run says.
+        iterations: that are timed in each job.
+        warm_up: iterations before these; None for the default.
     """
 
-    run_file: Optional[Path]
-    preset: Optional[str]
-    overrides: Tuple[str, ...]
+    source: RunSource
     ranks: Optional[int]
     iterations: int
     warm_up: Optional[int]
@@ -48,29 +49,30 @@ class Shared:
 
     @property
     def overrides_of_timing(self) -> Tuple[str, ...]:
-        """The user's own of what is set here over the run, to be given again where the run is given as a file."""
-        here = {text.partition("=")[0] for text in (*_TIMED, _PROFILED, _ITERATIONS)}
-        return tuple(text for text in self.overrides if text.partition("=")[0].strip() in here)
+        """The user's overrides of what a comparison sets itself, to be given again where the run is given as a file."""
+        keys = {text.partition("=")[0] for text in (*_TIMED, _PROFILED, _ITERATIONS)}
+        return tuple(text for text in self.source.settings if text.partition("=")[0].strip() in keys)
 
     def config_of(self, side: "LiveSide", profiled: bool = True) -> RunConfig:
-        """The run of a side.
+        """Load the run of a side.
 
         Args:
-            profiled: what takes the time is seen, too, after the timed iterations.
+            profiled: whether some iterations after the timed ones are profiled, for the table of operators.
 
         Raises:
             UsageError: no run is named, or it is not valid.
         """
         from fugaku_gpt.compare.sides import config_of
 
-        if self.run_file is None and self.preset is None:
+        source = self.source
+        if source.run_file is None and source.preset is None:
             raise UsageError("which run is to be timed? give --preset, such as tiny, or --run RUN.yaml")
         words: List[str] = [*_TIMED, f"{_ITERATIONS}={self.warm_up_of_live + self.iterations}"]
         words += [_PROFILED] if profiled else []
-        return config_of(side, self.run_file, self.preset, [*words, *self.overrides], self.ranks)
+        return config_of(side, source.run_file, source.preset, [*words, *source.settings], self.ranks)
 
     def base(self, profiled: bool = True) -> RunConfig:
-        """The run as it is.
+        """Load the run without the settings of any side.
 
         Raises:
             UsageError: as :meth:`config_of`.
@@ -78,3 +80,41 @@ class Shared:
         from fugaku_gpt.compare.sides import LiveSide
 
         return self.config_of(LiveSide("base"), profiled)
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """The options of the command, by the names that they have there; None where one was not given."""
+
+    data: Optional[str]
+    ranks: Optional[int]
+    iterations: int
+    warm_up: Optional[int]
+    pairs: int
+    budget: Optional[float]
+    at_least: int
+    tolerance: Optional[float]
+    load: float
+    reruns: int
+    out: Optional[Path]
+    form: str
+    plot: Optional[Path]
+    fail_on: Tuple[str, ...]
+    job: Optional[str]
+    factorial: Optional[str]
+    fraction: int
+    repeats: int
+    seed: int
+    scheduler: Optional[str]
+    start: Tuple[str, ...]
+    unpacked: Optional[Path]
+
+    @property
+    def tolerance_or_default(self) -> float:
+        """The relative difference within which two sides count as the same."""
+        return self.tolerance if self.tolerance is not None else TOLERANCE
+
+    def shared_run(self, source: RunSource) -> SharedRun:
+        """The run that all sides change: that of ``source``, with the data and the scheduler of these options."""
+        settings = (*data_overrides(self.data), *source.settings, *scheduler_overrides(self.scheduler or self.job))
+        return SharedRun(replace(source, settings=settings), self.ranks, self.iterations, self.warm_up)

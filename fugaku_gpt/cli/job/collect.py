@@ -1,4 +1,4 @@
-"""``fugaku-gpt job collect``: what jobs have left, brought together, and the table."""
+"""``fugaku-gpt job collect``: collect the results of jobs, and print the table."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import click
 
+from fugaku_gpt.cli.options import format_option
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.cli.report import TABLE_FORMATS, print_table, write_tables
 from fugaku_gpt.errors import UsageError
@@ -22,13 +23,17 @@ _COLUMNS = ("run", "jobs", "status", "accounts", "notes")
 
 @click.command()
 @click.argument("directories", nargs=-1, required=True, metavar="DIR...", type=click.Path(path_type=Path))
-@click.option("--reparse", "again", is_flag=True, help="Read the logs again, ours and Megatron's.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="With --reparse: what another log lacks.")
-@click.option("--out", type=click.Path(path_type=Path), help="Leave table.md, .html, .csv and .json in this folder.")
+@click.option("--reparse", "again", is_flag=True, help="Read the logs of fugaku_gpt and Megatron again.")
 @click.option(
-    "--format", "form", type=click.Choice(TABLE_FORMATS), default="table", show_default=True, help="Form of the table."
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Value that the log of another trainer lacks, for --reparse; repeatable.",
 )
-@click.option("--energy", is_flag=True, help="The table with watts per node, joules per iteration and per token.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write table.md, .html, .csv and .json into this folder.")
+@format_option(TABLE_FORMATS, "table")
+@click.option("--energy", is_flag=True, help="Show watts per node, and joules per iteration and per token.")
 def collect(
     directories: Tuple[Path, ...],
     again: bool,
@@ -37,11 +42,11 @@ def collect(
     form: str,
     energy: bool,
 ) -> None:
-    """Bring together what the jobs in DIR have left, and print the table.
+    """Collect the results of the jobs in DIR, and print the table.
 
-    DIR is a run directory, or a folder of them. The scheduler's statistics (PJM's .stats file, Slurm's accounting) are
-    left as accounting.json in each run; a run whose ranks left no result gets one, from how its job has ended. Energy
-    counts where the jobs ran for more than a minute: below that, power is not sampled.
+    DIR is a run directory, or a folder of them. The scheduler's statistics (the .stats file of PJM, the accounting of
+    Slurm) are written to accounting.json in each run; a run whose ranks wrote no result gets one that follows from how
+    its job ended. Energy is reported only for jobs that ran for more than a minute: power is sampled no faster.
     """
     given = parse_settings(settings)
     if settings and not again:

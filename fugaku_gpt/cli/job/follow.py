@@ -1,4 +1,4 @@
-"""``fugaku-gpt job submit|status|watch|logs|cancel|hold|release|resume``: hand jobs in and follow them."""
+"""``fugaku-gpt job submit|status|watch|logs|cancel|hold|release|resume``: submit jobs and follow them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import click
 
-from fugaku_gpt.cli.job.render import job_config, scheduler_option
-from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.cli.job.render import job_config
+from fugaku_gpt.cli.options import PATH, RunSource, format_option, run_source, scheduler_option
+from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import RunFailed, UsageError
 
 if TYPE_CHECKING:
@@ -21,46 +22,35 @@ STORE = Path("runs")
 COLUMNS = ("run", "job", "state", "status", "cause", "advice")
 _FOLLOW_SECONDS = 0.5
 
-_directories = click.argument("directories", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
-_some_directories = click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
+_directories = click.argument("directories", metavar="DIR...", nargs=-1, required=True, type=PATH)
+_some_directories = click.argument("directories", metavar="[DIR]...", nargs=-1, type=PATH)
 _store_option = click.option(
-    "--store",
-    type=click.Path(path_type=Path),
-    default=STORE,
-    show_default=True,
-    help="Folder of run directories, where no DIR is named.",
+    "--store", type=PATH, default=STORE, show_default=True, help="Folder of run directories, used if no DIR is given."
 )
-_yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask, on a terminal, before handing in.")
+_yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation on a terminal.")
 
 
 @click.command()
-@click.argument("target", metavar="[RUN.yaml|DIR]", required=False, type=click.Path(path_type=Path))
-@click.option("--preset", help="Start from a preset, such as 124m.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override, such as job.nodes=384.")
-@scheduler_option
-@click.option("--out", type=click.Path(path_type=Path), help="Run directory; default: one under runs/.")
-@click.option("--dry-run", is_flag=True, help="Show script, command and node-hours; write and hand in nothing.")
+@run_source(metavar="[RUN.yaml|DIR]", settings_help="Override a setting, such as job.nodes=384; repeatable.")
+@scheduler_option()
+@click.option("--out", type=PATH, help="Run directory; default: a new one under runs/.")
+@click.option("--dry-run", is_flag=True, help="Show script, command and node-hours; write and submit nothing.")
 @_yes_option
-def submit(
-    target: Optional[Path],
-    preset: Optional[str],
-    settings: Tuple[str, ...],
-    scheduler: Optional[str],
-    out: Optional[Path],
-    dry_run: bool,
-    yes: bool,
-) -> None:
-    """Hand in the job of RUN.yaml, or of a run directory DIR that was prepared; do not wait for it.
+def submit(source: RunSource, scheduler: Optional[str], out: Optional[Path], dry_run: bool, yes: bool) -> None:
+    """Submit the job of RUN.yaml, or of a prepared run directory DIR; do not wait for it.
 
-    The run directory gets config.yaml and job.sh, and the job starts in it. Job ids are printed, one for each link of a
-    chain. A run that its nodes have too little memory for is refused. Exit codes: 0 handed in, 2 not handed in.
+    config.yaml and job.sh are written into the run directory, in which the job starts. Job ids are printed, one for
+    each link of a chain. A run that does not fit into the memory of its nodes is refused.
+
+    Exit codes: 0 submitted, 2 not submitted.
     """
     from fugaku_gpt.jobs import submission
     from fugaku_gpt.jobs.render import job_name
     from fugaku_gpt.planner.trainer.node_limits import refuse_job_too_large
 
+    target = source.run_file
     if target is not None and target.is_dir():
-        if preset is not None or settings or scheduler is not None or out is not None:
+        if source.preset is not None or source.settings or scheduler is not None or out is not None:
             raise UsageError(f"{target}: is prepared: --preset, --set, --scheduler and --out are for a run file")
         prepared = submission.load_prepared(target)
         refuse_job_too_large(prepared.config)
@@ -68,7 +58,7 @@ def submit(
             _show_plan(prepared)
             return
     else:
-        config = job_config(target, preset, settings, scheduler)
+        config = job_config(source, scheduler)
         refuse_job_too_large(config)
         name = job_name(config)
         directory = out if out is not None else STORE / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -87,11 +77,11 @@ def submit(
 @click.command()
 @_some_directories
 @_store_option
-@format_option
+@format_option()
 def status(directories: Tuple[Path, ...], store: Path, form: str) -> None:
-    """What the jobs of run directories are doing, and how they ended; one query for each scheduler.
+    """Show what the jobs of run directories are doing, and how they ended; each scheduler is queried once.
 
-    DIR is a run directory or a folder of them. Exit code: 0, whatever the jobs did.
+    DIR is a run directory or a folder of them. The exit code is 0, whatever the jobs did.
     """
     from fugaku_gpt.jobs.follow import job_directories, poll_runs
 
@@ -103,12 +93,18 @@ def status(directories: Tuple[Path, ...], store: Path, form: str) -> None:
 @_some_directories
 @_store_option
 @click.option(
-    "--longest", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds between queries."
+    "--longest",
+    type=click.FloatRange(min=1),
+    default=60.0,
+    show_default=True,
+    help="Longest time between two queries, in seconds.",
 )
 def watch(directories: Tuple[Path, ...], store: Path, longest: float) -> None:
-    """Follow jobs until all are over: a live table on a terminal, a line for each change elsewhere.
+    """Follow jobs until all have ended: a live table on a terminal, a line for each change elsewhere.
 
-    It only looks: stop it, or lose the connection, and the jobs go on. Exit codes: 0 all ended well, 1 one did not.
+    It only watches: if you stop it, or lose the connection, the jobs continue.
+
+    Exit codes: 0 all jobs ended well, 1 at least one did not.
     """
     from fugaku_gpt.jobs import follow
 
@@ -122,14 +118,14 @@ def watch(directories: Tuple[Path, ...], store: Path, longest: float) -> None:
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--follow", "-f", is_flag=True, help="Print what comes until the job is over.")
-@click.option("--rank", type=click.IntRange(min=0), help="What this rank has printed, instead of the script.")
-@click.option("--lines", "-n", type=click.IntRange(min=0), help="Only the last lines of each file.")
+@click.argument("directory", metavar="DIR", type=PATH)
+@click.option("--follow", "-f", is_flag=True, help="Keep printing new output until the job has ended.")
+@click.option("--rank", type=click.IntRange(min=0), help="Print the output of this rank instead of the script's.")
+@click.option("--lines", "-n", type=click.IntRange(min=0), help="Print only this many last lines of each file.")
 def logs(directory: Path, follow: bool, rank: Optional[int], lines: Optional[int]) -> None:
-    """Print what the job of a run directory DIR has printed: its script and rank 0, or one rank.
+    """Print the output of the job of a run directory DIR: that of its script and rank 0, or that of one rank.
 
-    Exit codes: 0, or 2 where there is nothing to print yet.
+    Exit codes: 0 something was printed, 2 there is nothing to print yet.
     """
     from fugaku_gpt.jobs.follow import output_of, poll_runs
 
@@ -152,35 +148,45 @@ def logs(directory: Path, follow: bool, rank: Optional[int], lines: Optional[int
 @click.command()
 @_directories
 def cancel(directories: Tuple[Path, ...]) -> None:
-    """End the jobs of run directories DIR, all links of a chain. Exit codes: 0, or 1 where one was not accepted."""
+    """Cancel the jobs of run directories DIR, with all links of a chain.
+
+    Exit codes: 0 every request was accepted, 1 at least one was not.
+    """
     _change(directories, "cancel", "cancelled")
 
 
 @click.command()
 @_directories
 def hold(directories: Tuple[Path, ...]) -> None:
-    """Keep the waiting jobs of run directories DIR from starting. Exit codes: 0, or 1 where one was not accepted."""
+    """Hold the waiting jobs of run directories DIR, so that they do not start.
+
+    Exit codes: 0 every request was accepted, 1 at least one was not.
+    """
     _change(directories, "hold", "held")
 
 
 @click.command()
 @_directories
 def release(directories: Tuple[Path, ...]) -> None:
-    """Let held jobs of run directories DIR start. Exit codes: 0, or 1 where one was not accepted."""
+    """Release the held jobs of run directories DIR, so that they can start.
+
+    Exit codes: 0 every request was accepted, 1 at least one was not.
+    """
     _change(directories, "release", "released")
 
 
 @click.command()
 @_directories
-@click.option("--force", is_flag=True, help="Also what would end the same way again, or has ended well.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be handed in.")
+@click.option("--force", is_flag=True, help="Also submit runs that would fail the same way again, or that ended well.")
+@click.option("--dry-run", is_flag=True, help="Only report what would be submitted.")
 @_yes_option
 def resume(directories: Tuple[Path, ...], force: bool, dry_run: bool, yes: bool) -> None:
-    """Hand in again what has stopped and can go on, or was stopped by nothing of its own, in run directories DIR.
+    """Submit again the runs in DIR that stopped and can be resumed, or that failed through no fault of their own.
 
-    A run goes on from its newest whole checkpoint, or begins anew where it has none. What the earlier jobs have left is
-    kept in attempts/ beside the run directory. Jobs that still wait or run are refused. Exit codes: 0 handed in, 2 not
-    handed in.
+    A run resumes from its newest valid checkpoint, or starts from the beginning if it has none. The output of earlier
+    jobs is moved to attempts/ beside the run directory. Jobs that are still waiting or running are refused.
+
+    Exit codes: 0 submitted, 2 not submitted.
     """
     from fugaku_gpt.jobs.follow import job_directories, poll_runs
     from fugaku_gpt.jobs.submission import load_prepared

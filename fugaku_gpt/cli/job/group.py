@@ -24,4 +24,4 @@ COMMANDS = {
 
 @click.group(cls=LazyGroup, commands_at=COMMANDS)
 def job() -> None:
-    """Write job scripts for PJM, Slurm or this machine, check them, hand them in, follow and collect them."""
+    """Write job scripts for PJM, Slurm or this machine; check, submit, follow and collect jobs."""

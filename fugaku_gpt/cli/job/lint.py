@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
 
 import click
 
+from fugaku_gpt.cli.options import PATH, format_option, options_as
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE, UsageError
 
@@ -20,111 +22,110 @@ if TYPE_CHECKING:
 _STDIN = "-"
 
 
+@dataclass(frozen=True)
+class LintOptions:
+    """The options of the command, by the names that they have there."""
+
+    form: str
+    select: Tuple[str, ...]
+    ignore: Tuple[str, ...]
+    fail_on: str
+    strict: bool
+    site: str
+    limits_file: Optional[Path]
+    explain: Optional[str]
+    list_rules: bool
+    update_limits: bool
+    out: Optional[Path]
+
+
 @click.command()
 @click.argument("files", metavar="FILE...", nargs=-1)
-@click.option("--format", "form", type=click.Choice(("text", "json", "sarif")), default="text", show_default=True)
+@format_option(("text", "json", "sarif"), "findings")
 @click.option(
-    "--select", multiple=True, metavar="IDS", help="Only these rules; ids may be shortened (PJM05), or listed."
+    "--select",
+    multiple=True,
+    metavar="IDS",
+    help="Check only these rules; ids may be shortened (PJM05), or separated by commas; repeatable.",
 )
-@click.option("--ignore", multiple=True, metavar="IDS", help="All but these rules.")
+@click.option("--ignore", multiple=True, metavar="IDS", help="Check all rules but these; repeatable.")
 @click.option(
     "--fail-on",
     type=click.Choice(("error", "warning", "info")),
     default="warning",
     show_default=True,
-    help="Exit code 3 when something of this severity or worse is found.",
+    help="Exit with code 3 if there is a finding of this severity or worse.",
 )
 @click.option(
     "--strict",
     is_flag=True,
-    help="Count as errors also those that depend on the site's limits of the day, or on pjsub's command line.",
+    help="Report as errors also what depends on the site's current limits, or on the command line of pjsub.",
 )
 @click.option(
     "--site",
     type=click.Choice(("auto", "fugaku", "any")),
     default="auto",
     show_default=True,
-    help="Whom the scripts are for; auto: rules for Fugaku apply to scripts that look like Fugaku's.",
+    help="Site that the scripts are for; auto applies the rules for Fugaku to scripts that look like Fugaku's.",
 )
-@click.option("--limits", "limits_file", metavar="FILE", type=click.Path(path_type=Path), help="Limits of your own.")
-@click.option("--explain", metavar="ID", help="Tell what a rule is about, why, and who says so.")
+@click.option("--limits", "limits_file", metavar="FILE", type=PATH, help="File of site limits, in place of Fugaku's.")
+@click.option("--explain", metavar="ID", help="Explain a rule: what it is about, why, and its source.")
 @click.option("--rules", "list_rules", is_flag=True, help="List all rules.")
 @click.option(
     "--update-limits",
     is_flag=True,
-    help="Read FILEs as outputs of `pjacl --rg GROUP` and write a limits file to -o. FILE may be GROUP=FILE, or - .",
+    help="Read FILEs as outputs of `pjacl --rg GROUP` and write a limits file to -o; FILE may be GROUP=FILE, or -.",
 )
-@click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path), help="Where --update-limits writes.")
-def lint(
-    files: Tuple[str, ...],
-    form: str,
-    select: Tuple[str, ...],
-    ignore: Tuple[str, ...],
-    fail_on: str,
-    strict: bool,
-    site: str,
-    limits_file: Optional[Path],
-    explain: Optional[str],
-    list_rules: bool,
-    update_limits: bool,
-    out: Optional[Path],
-) -> int:
-    """Check #PJM job scripts: what pjsub refuses, ignores or misreads, and what wastes the job.
+@click.option("-o", "--out", metavar="FILE", type=PATH, help="File that --update-limits writes.")
+@options_as(LintOptions)
+def lint(files: Tuple[str, ...], options: LintOptions) -> int:
+    """Check #PJM job scripts for options that pjsub refuses, ignores or misreads, and for mistakes that waste the job.
 
     FILE - is the standard input; a folder is searched for scripts with a #PJM line above the first command. Nothing is
-    executed or sent.
+    executed or submitted.
 
-    An error is what fails whatever the day and the command line; where that is not sure, it is a warning, and an error
-    with --strict. Values with variables or placeholders are not judged (PJM098 names them).
+    A finding is an error if the job fails on any day and with any command line of pjsub; otherwise it is a warning, and
+    an error with --strict. Values with variables or placeholders are not checked (PJM098 names them).
 
-    `# noqa: PJM052` at the end of a line silences a finding on it, `# noqa` all, and `# noqa-file: PJM020` those of the
-    file. Findings about what is missing stand on the first #PJM line.
+    `# noqa: PJM052` at the end of a line silences that finding on the line, `# noqa` all of them, and
+    `# noqa-file: PJM020` those in the file. Findings about missing options are reported at the first #PJM line.
 
-    Exit codes: 0 nothing at or above --fail-on, 2 wrong usage or a file that cannot be read, 3 findings.
+    Exit codes: 0 no finding at or above --fail-on, 2 wrong usage or a file that cannot be read, 3 findings.
     """
-    if explain is not None:
-        click.echo(_explain(explain), nl=False)
+    if options.explain is not None:
+        click.echo(_explain(options.explain), nl=False)
         return EXIT_OK
-    if list_rules:
-        click.echo(_rules(form), nl=False)
+    if options.list_rules:
+        click.echo(_rules(options.form), nl=False)
         return EXIT_OK
     if not files:
         raise UsageError("nothing to check: name a FILE, a folder, or - for the standard input")
-    if update_limits:
-        return _update_limits(files, limits_file, out)
-    if out is not None:
+    if options.update_limits:
+        return _update_limits(files, options.limits_file, options.out)
+    if options.out is not None:
         raise UsageError("-o goes with --update-limits; findings are printed")
-    return _check(files, form, select, ignore, fail_on, strict, site, limits_file)
+    return _check(files, options)
 
 
-def _check(
-    files: Sequence[str],
-    form: str,
-    select: Sequence[str],
-    ignore: Sequence[str],
-    fail_on: str,
-    strict: bool,
-    site: str,
-    limits_file: Optional[Path],
-) -> int:
+def _check(files: Sequence[str], options: LintOptions) -> int:
     from fugaku_gpt.pjm.lint.engine import Linter
     from fugaku_gpt.pjm.lint.formats import as_json, as_sarif, as_text
     from fugaku_gpt.pjm.lint.registry import at_least, choose
 
-    rules = choose(_ids(select), _ids(ignore))
-    limits = _limits(limits_file)
-    reports, unreadable = _reports(Linter(rules, limits, site, strict), files)
-    if form == "sarif":
+    rules = choose(_ids(options.select), _ids(options.ignore))
+    limits = _limits(options.limits_file)
+    reports, unreadable = _reports(Linter(rules, limits, options.site, options.strict), files)
+    if options.form == "sarif":
         text = as_sarif(reports, rules, limits)
     else:
-        text = (as_json if form == "json" else as_text)(reports, limits)
+        text = (as_json if options.form == "json" else as_text)(reports, limits)
     click.echo(text, nl=False)
     for message in unreadable:
         click.echo(f"fugaku-gpt: {message}", err=True)
     if unreadable:
         return EXIT_USAGE
-    found = any(at_least(item.severity, fail_on) for report in reports for item in report.findings)
-    return EXIT_FINDINGS if found else EXIT_OK
+    fails = any(at_least(item.severity, options.fail_on) for report in reports for item in report.findings)
+    return EXIT_FINDINGS if fails else EXIT_OK
 
 
 def _reports(linter: "Linter", files: Sequence[str]) -> "Tuple[List[FileReport], List[str]]":

@@ -1,4 +1,4 @@
-"""``fugaku-gpt job parse``: what a ``#PJM`` script says, as data."""
+"""``fugaku-gpt job parse``: the contents of a ``#PJM`` script as data."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Tuple
 
 import click
 
+from fugaku_gpt.cli.options import format_option
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.config import changed_settings
 from fugaku_gpt.errors import ConfigError
@@ -22,14 +23,12 @@ STDIN = "-"
 
 @click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True))
-@click.option(
-    "--format", "form", type=click.Choice(("json", "table")), default="json", show_default=True, help="Form of output."
-)
+@format_option(("json", "table"))
 def parse(files: Tuple[Path, ...], form: str) -> None:
-    """Tell what #PJM scripts ask for, as pjsub reads them; FILE - is the standard input.
+    """Show what #PJM scripts request, as pjsub reads them; FILE - is the standard input.
 
-    Nothing is executed or sent. Options that are not pjsub's own are kept and marked; several FILEs give a list. A
-    script of ours also tells the settings that it was made from.
+    Nothing is executed or submitted. Options that pjsub does not have are kept and marked; several FILEs give a list.
+    For a script that fugaku_gpt has written, the settings that it was made from are shown as well.
     """
     scripts = [(str(path), _read(path)) for path in files]
     if form == "json":

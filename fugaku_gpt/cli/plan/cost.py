@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 import click
 
 from fugaku_gpt.cli.numbers import FiniteRange, short
-from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.cli.options import MachineChoice, RunSource, format_option, machine_choice, options_as, run_source
+from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import EXIT_OK, UsageError
 
 _FIGURES = ("figure", "value", "low", "high", "unit")
@@ -18,18 +19,20 @@ _positive = click.IntRange(min=1)
 _batch = click.IntRange(min=1, max=10**9)  # as of `plan topology`: their divisors are looked for
 _WATTS = FiniteRange(min=0, min_open=True, max=1e9)
 if TYPE_CHECKING:
+    from fugaku_gpt.planner.days import Training
+
     _DurationType = click.ParamType[float]
 else:
     _DurationType = click.ParamType  # older clicks' is not generic
 
 
 class Duration(_DurationType):
-    """Seconds, or H:MM:SS."""
+    """A duration in seconds, or as H:MM:SS."""
 
     name = "duration"
 
     def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> float:
-        """As seconds."""
+        """Convert a value to seconds."""
         from fugaku_gpt.config.values import BadValue, parse_duration
 
         if isinstance(value, (int, float)):
@@ -43,53 +46,86 @@ class Duration(_DurationType):
         return found
 
 
+@dataclass(frozen=True)
+class DaysOptions:
+    """The options of ``plan days``; times in seconds, None where one was not given."""
+
+    iterations: Optional[int]
+    tokens: Optional[float]
+    flops: Optional[float]
+    pflops: Optional[float]
+    tokens_per_iteration: Optional[int]
+    sec_per_it: float
+    nodes: int
+    elapse: Optional[float]
+    startup: float
+    checkpoint: float
+    node_mtbf: Optional[float]
+    watts: Optional[float]
+
+    def count_iterations(self) -> int:
+        """The number of iterations, as given or from tokens or FLOPs.
+
+        Raises:
+            UsageError: none of these is given, more than one is, or what converts it is missing.
+        """
+        if sum(amount is not None for amount in (self.iterations, self.tokens, self.flops)) != 1:
+            raise UsageError("give one of --iterations, --tokens or --flops")
+        if self.tokens is not None:
+            if self.tokens_per_iteration is None:
+                raise UsageError("--tokens needs --tokens-per-iteration")
+            return math.ceil(self.tokens / self.tokens_per_iteration)
+        if self.flops is not None:
+            if self.pflops is None:
+                raise UsageError("--flops needs --pflops")
+            return math.ceil(self.flops / (self.pflops * 1e15) / self.sec_per_it)
+        assert self.iterations is not None
+        return self.iterations
+
+    def training(self) -> "Training":
+        """The training for the planner.
+
+        Raises:
+            UsageError: as :meth:`count_iterations`.
+        """
+        from fugaku_gpt.planner.days import Training
+
+        return Training(
+            self.count_iterations(),
+            self.sec_per_it,
+            self.nodes,
+            self.elapse,
+            self.startup,
+            self.checkpoint,
+            self.node_mtbf,
+            self.watts,
+        )
+
+
 @click.command("time")
-@click.argument("run_file", metavar="[RUN.yaml]", required=False, type=click.Path(path_type=Path))
-@click.option("--preset", help="Start from a preset.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override; repeatable.")
+@run_source()
+@machine_choice
 @click.option(
-    "--machine",
-    "name",
-    default="a64fx",
-    show_default=True,
-    metavar="NAME",
-    help="Machine, or its file; local: machine-local.yaml, which `plan probe` makes.",
+    "--watts", type=_WATTS, help="Power of one node in watts, for J/token; default: watts_per_node of the machine."
 )
-@click.option("--hardware", help="Kind of the machine's hardware, such as V100-16GB; default: the first.")
-@click.option(
-    "--torch", "build", default="", metavar="1.10", help="PyTorch build, where the machine's rows tell builds."
-)
-@click.option(
-    "--watts",
-    type=_WATTS,
-    help="Of one node, for J/token; default: watts_per_node of the file.",
-)
-@format_option
-def iteration_time(
-    run_file: Optional[Path],
-    preset: Optional[str],
-    settings: Tuple[str, ...],
-    name: str,
-    hardware: Optional[str],
-    build: str,
-    watts: Optional[float],
-    form: str,
-) -> int:
+@format_option()
+def iteration_time(source: RunSource, machine_choice: MachineChoice, watts: Optional[float], form: str) -> int:
     """Predict the seconds of an iteration by part, tokens/s, FLOP/s and utilisation, each with an 80 % interval.
 
-    The figures are those of the machine's fitted rows, which other trainers ran, or, of a file of `plan probe`, of our
-    own trainer by what was measured. Inputs that no such row is like, and shapes beyond what was measured, are named as
-    extrapolated on standard error, and make the intervals wider.
+    The model is fitted to the machine's measured rows, which are from other trainers; for a file of `plan probe`, it is
+    a model of this trainer from what was measured. Inputs that are unlike every row, and shapes beyond what was
+    measured, are reported as extrapolated on standard error, and widen the intervals.
     """
-    from fugaku_gpt.config import load_run_config
     from fugaku_gpt.machine.constants import load_machine
     from fugaku_gpt.planner.run_time import figures_of_local_run, figures_of_run, row_of_run
 
-    config = load_run_config(run_file, preset, list(settings), check=False)
-    machine = load_machine(name)
+    config = source.load(check=False)
+    machine, hardware, build = load_machine(machine_choice.name), machine_choice.hardware, machine_choice.build
     if machine.probed is not None:
         if hardware or build:
-            raise UsageError(f"--machine {name}: a probed machine is as it is; leave out --hardware and --torch")
+            raise UsageError(
+                f"--machine {machine_choice.name}: a probed machine is as it is; leave out --hardware and --torch"
+            )
         extrapolated, figures = figures_of_local_run(config, machine, watts)
     else:
         found, figures = figures_of_run(config, machine, row_of_run(config, machine, hardware, build), watts)
@@ -111,52 +147,28 @@ def iteration_time(
 
 
 @click.command()
-@click.option("--iterations", type=click.IntRange(1, 10**12), help="How many, or:")
-@click.option("--tokens", type=FiniteRange(min=1, max=1e30), help="... how many tokens, or:")
-@click.option("--flops", type=FiniteRange(min=1, max=1e40), help="... a budget of FLOPs at --pflops.")
-@click.option("--pflops", type=FiniteRange(min=1e-9, max=1e9), help="Rate of all nodes [PFLOP/s], for --flops.")
+@click.option("--iterations", type=click.IntRange(1, 10**12), help="Number of iterations; or give --tokens or --flops.")
+@click.option("--tokens", type=FiniteRange(min=1, max=1e30), help="Number of tokens; needs --tokens-per-iteration.")
+@click.option("--flops", type=FiniteRange(min=1, max=1e40), help="Budget of floating-point operations; needs --pflops.")
+@click.option("--pflops", type=FiniteRange(min=1e-9, max=1e9), help="Rate of all nodes in PFLOP/s, for --flops.")
 @click.option("--tokens-per-iteration", type=_positive, help="Global batch * sequence length, for --tokens.")
-@click.option("--sec-per-it", type=FiniteRange(min=1e-6, max=1e9), required=True, help="Of one iteration.")
-@click.option("--nodes", type=click.IntRange(1, 10**6), required=True)
-@click.option("--elapse", type=Duration(), help="Limit of one job [s or H:MM:SS]; default: none.")
-@click.option("--startup", type=Duration(), default=0.0, help="From a job's begin to its first iteration.")
-@click.option("--checkpoint", type=Duration(), default=0.0, help="To write a checkpoint.")
-@click.option("--node-mtbf", type=Duration(), help="Mean time between failures of one node; default: none fails.")
-@click.option("--watts", type=_WATTS, help="Of one node, for the energy.")
-@format_option
-def days(
-    iterations: Optional[int],
-    tokens: Optional[float],
-    flops: Optional[float],
-    pflops: Optional[float],
-    tokens_per_iteration: Optional[int],
-    sec_per_it: float,
-    nodes: int,
-    elapse: Optional[float],
-    startup: float,
-    checkpoint: float,
-    node_mtbf: Optional[float],
-    watts: Optional[float],
-    form: str,
-) -> int:
-    """Days, node-hours and chained jobs of a training, the checkpoint interval that loses least, and the energy.
+@click.option("--sec-per-it", type=FiniteRange(min=1e-6, max=1e9), required=True, help="Seconds per iteration.")
+@click.option("--nodes", type=click.IntRange(1, 10**6), required=True, help="Number of nodes.")
+@click.option("--elapse", type=Duration(), help="Time limit of one job, in seconds or H:MM:SS; default: none.")
+@click.option("--startup", type=Duration(), default=0.0, help="Time from the start of a job to its first iteration.")
+@click.option("--checkpoint", type=Duration(), default=0.0, help="Time to write a checkpoint.")
+@click.option("--node-mtbf", type=Duration(), help="Mean time between failures of one node; default: no node fails.")
+@click.option("--watts", type=_WATTS, help="Power of one node in watts, for the energy.")
+@options_as(DaysOptions)
+@format_option()
+def days(options: DaysOptions, form: str) -> int:
+    """Compute the days, node-hours and chained jobs of a training, its best checkpoint interval, and its energy.
 
-    The interval is Daly's: with checkpoints of C seconds and a failure every M seconds about sqrt(2 C M).
+    The interval is Daly's: with checkpoints of C seconds and a failure every M seconds, about sqrt(2 C M).
     """
-    from fugaku_gpt.planner.days import DAY, Training, schedule
+    from fugaku_gpt.planner.days import DAY, schedule
 
-    if sum(one is not None for one in (iterations, tokens, flops)) != 1:
-        raise UsageError("give one of --iterations, --tokens or --flops")
-    if tokens is not None:
-        if tokens_per_iteration is None:
-            raise UsageError("--tokens needs --tokens-per-iteration")
-        iterations = math.ceil(tokens / tokens_per_iteration)
-    elif flops is not None:
-        if pflops is None:
-            raise UsageError("--flops needs --pflops")
-        iterations = math.ceil(flops / (pflops * 1e15) / sec_per_it)
-    assert iterations is not None
-    found = schedule(Training(iterations, sec_per_it, nodes, elapse, startup, checkpoint, node_mtbf, watts))
+    found = schedule(options.training())
     lines: List[Dict[str, Any]] = [
         {"figure": "iterations", "value": found.iterations},
         {"figure": "computing", "value": short(found.computing / DAY), "unit": "days"},
@@ -178,25 +190,27 @@ def days(
 
 
 @click.command()
-@click.option("--start", type=_positive, required=True, help="First global batch.")
-@click.option("--increment", type=_positive, required=True, help="It grows by this.")
-@click.option("--samples", type=_positive, required=True, help="It has grown when these are consumed.")
-@click.option("--global-batch", type=_batch, required=True, help="It grows to this.")
-@click.option("--iterations", type=_positive, required=True, help="Of the whole training.")
-@click.option("--nodes", type=_positive, required=True, help="That there are.")
-@click.option("--ranks-per-node", type=_positive, default=1, show_default=True)
-@click.option("--tp", type=_positive, default=1, show_default=True)
-@click.option("--pp", type=_positive, default=1, show_default=True)
-@click.option("--micro-batch", type=_positive, default=1, show_default=True, help="The largest that fits.")
-@format_option
+@click.option("--start", type=_positive, required=True, help="First global batch size.")
+@click.option("--increment", type=_positive, required=True, help="Step by which the global batch size grows.")
+@click.option("--samples", type=_positive, required=True, help="Number of samples after which it has grown fully.")
+@click.option("--global-batch", type=_batch, required=True, help="Last global batch size.")
+@click.option("--iterations", type=_positive, required=True, help="Number of iterations of the whole training.")
+@click.option("--nodes", type=_positive, required=True, help="Number of nodes that are available.")
+@click.option("--ranks-per-node", type=_positive, default=1, show_default=True, help="Number of ranks on each node.")
+@click.option("--tp", type=_positive, default=1, show_default=True, help="Number of tensor-parallel ranks.")
+@click.option("--pp", type=_positive, default=1, show_default=True, help="Number of pipeline stages.")
+@click.option(
+    "--micro-batch", type=_positive, default=1, show_default=True, help="Largest micro-batch that fits into memory."
+)
+@format_option()
 def ramp(form: str, **sizes: int) -> int:
-    """The phases of a growing batch: which nodes, replicas and micro-batch each size can use.
+    """Show the phases of a growing batch: the nodes, replicas and micro-batch that each size can use.
 
     Each phase gets the most nodes whose replicas share its batch evenly, and then the largest micro-batch.
     """
-    from fugaku_gpt.planner.ramp import phases
+    from fugaku_gpt.planner.ramp import Ramp, phases
 
-    found = phases(full=sizes.pop("global_batch"), **sizes)
+    found = phases(Ramp(**sizes))
     lines = [
         {
             "nodes": one.nodes,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
 import click
 
-from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.cli.options import RunSource, format_option, run_source
+from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.cli.plan.cost import days, iteration_time, ramp
 from fugaku_gpt.cli.plan.memory import memory
 from fugaku_gpt.cli.plan.probe import probe
@@ -30,7 +30,7 @@ _positive = click.IntRange(min=1)
 
 @click.group()
 def plan() -> None:
-    """Judge a run before it is started."""
+    """Predict and check runs before they are started."""
 
 
 for _command in (days, fit, iteration_time, memory, predict, probe, ramp, topology):
@@ -38,47 +38,46 @@ for _command in (days, fit, iteration_time, memory, predict, probe, ramp, topolo
 
 
 @plan.command()
-@click.argument("run_file", metavar="[RUN.yaml]", required=False, type=click.Path(path_type=Path))
-@click.option("--preset", help="Start from a preset.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override; repeatable.")
-@click.option("--ranks", type=_positive, help="Ranks there will be; without --dp, dp is these / (tp * pp).")
-@click.option("--dp", type=_positive, help="Replicas, in place of layout.dp.")
+@run_source()
+@click.option("--ranks", type=_positive, help="Number of ranks; without --dp, dp is ranks / (tp * pp).")
+@click.option("--dp", type=_positive, help="Number of replicas, in place of layout.dp.")
 @click.option(
-    "--micro-batches", type=_positive, help="Per iteration and replica, in place of the global batch's; no ramp."
+    "--micro-batches",
+    type=_positive,
+    help="Number of micro-batches per iteration and replica, in place of what the global batch gives; no ramp.",
 )
-@click.option("--every-rank", is_flag=True, help="Run every rank's communications, not one rank of each stage.")
-@format_option
+@click.option(
+    "--every-rank", is_flag=True, help="Run the communications of every rank instead of one rank of each stage."
+)
+@format_option()
 def check(
-    run_file: Optional[Path],
-    preset: Optional[str],
-    settings: Tuple[str, ...],
+    source: RunSource,
     ranks: Optional[int],
     dp: Optional[int],
     micro_batches: Optional[int],
     every_rank: bool,
     form: str,
 ) -> int:
-    """Prove, without a cluster, that the ranks of a run fit together and cannot get stuck.
+    """Prove, without a cluster, that the ranks of a run fit together and cannot deadlock.
 
-    Builds the grid, every rank's groups and every rank's communications of one training step, and runs them under the
-    strictest message passing there is. Where batch or samples grow, it does so for every size that comes up. Prints a
-    row for each pipeline stage, at the full size: time busy per step [forward passes of a layer], share of the step it
-    is idle, most (micro-batch, chunk) pairs whose activations it holds, most messages that wait for their use, messages
-    it sends, communications of one of its ranks.
+    The grid, every rank's groups and every rank's communications of one training step are built and run under the
+    strictest semantics of message passing; if batch size or sequence length grows, this is done for every size. A row
+    is printed for each pipeline stage, at the full size: the time it is busy per step [forward passes of a layer], the
+    share of the step that it is idle, the largest number of (micro-batch, chunk) pairs whose activations it holds, the
+    largest number of messages that wait for their use, the messages that it sends, and the communications of one of its
+    ranks.
 
-    With layout.hierarchical_sum ranks are taken to fill one node after the other (in turn with job.rank_map bynode):
-    node.ranks_per_node of them each, or as many as the ranks are on job.nodes.
+    With layout.hierarchical_sum, ranks are assumed to fill one node after the other (round-robin with job.rank_map
+    bynode): node.ranks_per_node on each node, or as many as follow from job.nodes.
 
-    Exit codes: 0 all fits, 1 something does not (the first mismatch is named), 2 usage or config error.
+    Exit codes: 0 everything fits, 1 something does not (the first mismatch is named), 2 usage or config error.
     """
-    from fugaku_gpt.config import load_run_config
-
     started = time.monotonic()
-    config = load_run_config(run_file, preset, list(settings), check=False)
+    config = source.load(check=False)
     try:
         plans = _plans(config, _replicas(config, ranks, dp), micro_batches)
     except ValueError as error:
-        raise UsageError(f"{run_file or preset or 'plan check'}: {error}") from None
+        raise UsageError(f"{source.run_file or source.preset or 'plan check'}: {error}") from None
     return _judge(plans, every_rank, form, started)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence
 
 import click
 
-from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.cli.options import RunSource, format_option, run_source, torch_option
+from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -18,42 +18,41 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run_file", metavar="[RUN.yaml]", required=False, type=click.Path(path_type=Path))
-@click.option("--preset", help="Start from a preset.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override; repeatable.")
+@run_source()
 @click.option(
     "--machine",
     metavar="NAME",
-    help="Machine, its file, or local: this one. Default: that of job.scheduler, a64fx with pjm.",
+    help="Machine, its file, or local for this one; default: that of job.scheduler, a64fx for pjm.",
 )
-@click.option("--node-memory", metavar="SIZE", help="What ranks of a node may use, such as 23Gi, in place of that.")
-@click.option("--torch", "build", default="", metavar="1.10", help="PyTorch build; default: that of the machine.")
-@format_option
+@click.option(
+    "--node-memory",
+    metavar="SIZE",
+    help="Memory that the ranks of a node may use, such as 23Gi, in place of the machine's.",
+)
+@torch_option("PyTorch build; default: that of the machine.")
+@format_option()
 def memory(
-    run_file: Optional[Path],
-    preset: Optional[str],
-    settings: Tuple[str, ...],
+    source: RunSource,
     machine: Optional[str],
     node_memory: Optional[str],
     build: str,
     form: str,
 ) -> int:
-    """Tell the memory of a run by category, on a rank of each stage and on the fullest node, and whether it fits.
+    """Report the memory of a run by category, on a rank of each stage and on the fullest node, and whether it fits.
 
-    Figures are MiB at the fullest moment of a step. What fits not gets the change that slows it least, as words to add
-    to the command line. The limit is the smallest of the machine's, node.memory_limit and job.node_memory, less what
-    the memory guard keeps free.
+    Figures are MiB at the peak of a step. If the run does not fit, the change that slows it down least is suggested, as
+    options for the command line. The limit is the smallest of the machine's, node.memory_limit and job.node_memory,
+    minus what the memory guard keeps free.
 
-    Exit codes: 0 it fits, or no limit is known, 2 usage or config error, 3 it does not fit.
+    Exit codes: 0 the run fits, or no limit is known, 2 usage or config error, 3 it does not fit.
     """
-    from fugaku_gpt.config import load_run_config
     from fugaku_gpt.layout.memory import recompute_of_layers
     from fugaku_gpt.layout.stages import by_stage, chunks_of
     from fugaku_gpt.planner.trainer.memory_check import set_words
     from fugaku_gpt.planner.trainer.run_memory import CATEGORIES, MIB
     from fugaku_gpt.planner.trainer.shrink import smallest_change
 
-    config = load_run_config(run_file, preset, list(settings))
+    config = source.load()
     place = _place(config, machine, node_memory, build)
     found = place.memory(config)
     chunks = chunks_of(config)
@@ -72,8 +71,8 @@ def memory(
     if limit is None:
         said.append("node        no limit is known: give --node-memory")
     else:
-        size, source = limit
-        said.append(f"node        {_whole(needed)} of {_whole(size)} MiB ({source})")
+        size, limited_by = limit
+        said.append(f"node        {_whole(needed)} of {_whole(size)} MiB ({limited_by})")
         if needed > size:
             code, change = EXIT_FINDINGS, smallest_change(config, place.memory, size, place.more_nodes)
             said.append(f"does not fit: {-(-(needed - size) // MIB)} MiB too much; {_advice(change)}")

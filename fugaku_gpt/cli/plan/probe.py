@@ -12,7 +12,8 @@ import click
 
 from fugaku_gpt.cli.machine_file import check_machine_file, write_machine
 from fugaku_gpt.cli.numbers import FiniteRange, short
-from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.cli.options import format_option
+from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import EXIT_OK, RunFailed, UsageError
 
 if TYPE_CHECKING:
@@ -28,21 +29,27 @@ _positive = click.IntRange(min=1)
 
 
 @click.command()
-@click.option("--ranks", type=_positive, help="Most ranks; those below, by halves, are measured too. Default: cores.")
-@click.option("--threads", type=_positive, help="Of each rank; default: usable cores / ranks, at least 1.")
-@click.option("--seconds", type=FiniteRange(min=0.1), default=30.0, show_default=True, help="Of measuring.")
-@click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="Repeatable; default: both.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE.yaml", help="The machine file.")
-@format_option
+@click.option("--ranks", type=_positive, help="Largest number of ranks; its halves are measured too; default: cores.")
+@click.option("--threads", type=_positive, help="Number of threads of each rank; default: usable cores / ranks.")
+@click.option(
+    "--seconds", type=FiniteRange(min=0.1), default=30.0, show_default=True, help="Seconds to spend on measuring."
+)
+@click.option(
+    "--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="Type to measure; repeatable; default: both."
+)
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), metavar="FILE.yaml", help="Machine file to write."
+)
+@format_option()
 def probe(
     ranks: Optional[int], threads: Optional[int], seconds: float, dtypes: Tuple[str, ...], out: Path, form: str
 ) -> int:
     """Measure this machine, for `plan time --machine FILE.yaml`; with --out machine-local.yaml, for --machine local.
 
-    With 1, 2, 4 ... ranks at once: matrix products of GPT layers by shape and type, passes over activations and
-    parameters, memory bandwidth, sums and messages between ranks, and steps of small runs, to which the model's factors
-    are fitted. Prints each of these steps beside what the model says that has not seen it. Leave the machine alone
-    meanwhile.
+    The measurements are made with 1, 2, 4 ... ranks at once: matrix products of GPT layers by shape and type, passes
+    over activations and parameters, memory bandwidth, sums and messages between ranks, and steps of small runs, to
+    which the factors of the model are fitted. Each of these steps is printed beside the prediction of a model fitted
+    to the others. Do not use the machine for other work meanwhile.
     """
     from fugaku_gpt.launch.launcher import find_launcher
     from fugaku_gpt.machine import local

@@ -9,7 +9,8 @@ import click
 
 from fugaku_gpt.cli.machine_file import check_machine_file, write_machine
 from fugaku_gpt.cli.numbers import short
-from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.cli.options import format_option
+from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -33,19 +34,20 @@ _rows_option = click.option(
     required=True,
     metavar="FILE.csv",
     type=click.Path(path_type=Path),
-    help="Configurations, with the columns of benchmarks/reference/measurements.csv.",
+    help="Configurations to predict, with the columns of benchmarks/reference/measurements.csv.",
 )
 
 
 @click.command()
 @_rows_option
-@format_option
+@format_option()
 def predict(rows_file: Path, form: str) -> int:
     """Predict seconds per iteration and memory for every row of a CSV.
 
-    Prints for each row: seconds per iteration with an 80 % interval, memory as a reading of the row's kind would show
-    it, whether the run fits, why a row that no run can have is refused, and the inputs that no fitted row is like. What
-    a row measured (sec_per_it, tflops, mem_value, status) is not read. The column hardware picks the machine.
+    For each row, these are printed: seconds per iteration with an 80 % interval, memory as the row's kind of reading
+    would show it, whether the run fits, why an impossible row is refused, and the inputs that are unlike every fitted
+    row. Measured values of a row (sec_per_it, tflops, mem_value, status) are not read. The column hardware selects the
+    machine.
     """
     from fugaku_gpt.planner.tables.predict import predict_table
     from fugaku_gpt.planner.tables.rows import Refused, read_table
@@ -77,24 +79,29 @@ def predict(rows_file: Path, form: str) -> int:
     "rows_file",
     metavar="FILE.csv",
     type=click.Path(path_type=Path),
-    help="Measured rows of any trainer, with the columns of benchmarks/reference/measurements.csv; or:",
+    help="Measured rows of any trainer, with the columns of benchmarks/reference/measurements.csv; or give --runs.",
 )
 @click.option(
     "--runs",
     multiple=True,
     metavar="FOLDER",
     type=click.Path(path_type=Path),
-    help="... run directories of our own trainer, or folders of them, for a machine of `plan probe`; repeatable.",
+    help="Run directories of this trainer, or folders of them, for a machine of `plan probe`; repeatable.",
 )
 @click.option(
     "--machine", "name", required=True, metavar="NAME", help="Machine whose constants are fitted, or its file."
 )
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE.yaml", help="Write the fitted machine here.")
 @click.option(
-    "--plot", type=click.Path(path_type=Path), metavar="FILE.svg|png", help="Draw predicted against measured."
+    "--out", type=click.Path(path_type=Path), metavar="FILE.yaml", help="Write the fitted machine to this file."
+)
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    metavar="FILE.svg|png",
+    help="Draw predicted against measured seconds into this file.",
 )
 @click.option("--constants", is_flag=True, help="Print the fitted constants instead of the errors.")
-@format_option
+@format_option()
 def fit(
     rows_file: Optional[Path],
     runs: Tuple[Path, ...],
@@ -104,13 +111,13 @@ def fit(
     constants: bool,
     form: str,
 ) -> int:
-    """Fit a machine's constants to measured rows, and show the error on rows that were left out.
+    """Fit the constants of a machine to measured rows, and show the error on rows that were left out of the fit.
 
-    Every row is predicted by a fit to the others: once to all rows of other configurations, once to the rows of other
-    tables whose configurations its table does not have. A measurement that several tables show counts once, but for the
-    order within tables. Errors are shares of the measured value. The baseline runs everything at the median FLOPs per
-    second of the other rows. The plot shows rows left out by configuration. With --runs, each run, and each step of the
-    machine's probe, is predicted by a fit to the others.
+    Every row is predicted by a fit to others: once to all rows of other configurations, once to the rows of other
+    tables with configurations that its table does not have. A measurement that appears in several tables counts once,
+    except for the order within tables. Errors are relative to the measured value. The baseline runs everything at the
+    median FLOPs per second of the other rows. The plot shows the rows left out by configuration. With --runs, each run,
+    and each step of the machine's probe, is predicted by a fit to the others.
     """
     from fugaku_gpt.machine.constants import load_machine
     from fugaku_gpt.planner.tables.fit_plot import draw_fit

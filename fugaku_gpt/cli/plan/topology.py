@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import click
 
 from fugaku_gpt.cli.numbers import short
-from fugaku_gpt.cli.output import format_option, render_rows
+from fugaku_gpt.cli.options import PATH, MachineChoice, RunSource, format_option, machine_choice, options_as, run_source
+from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.cli.plan.constraints import batches_of, parsed, rules_of
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, UsageError
 
@@ -37,77 +38,89 @@ _TOLD_AFTER = 2.0  # s
 _positive = click.IntRange(min=1, max=10**6)
 
 
+@dataclass(frozen=True)
+class TopologyOptions:
+    """The options of the command beside those of the run and the machine, by the names that they have there."""
+
+    nodes: Optional[int]
+    max_nodes: Optional[int]
+    ranks_per_node: Tuple[int, ...]
+    batches: Tuple[str, ...]
+    constraints: Tuple[str, ...]
+    fit: str
+    measured: bool
+    variants: bool
+    top: int
+    out: Optional[Path]
+    iterations: int
+    plot: Optional[Path]
+    form: str
+
+
 @click.command()
-@click.argument("run_file", metavar="[RUN.yaml]", required=False, type=click.Path(path_type=Path))
-@click.option("--model", "--preset", "preset", help="Preset of the model, such as 1.3b.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override; repeatable.")
-@click.option("--machine", "name", default="a64fx", show_default=True, metavar="NAME", help="Machine, or its file.")
-@click.option("--hardware", help="Kind of the machine's hardware, such as V100-16GB; default: the first.")
+@run_source(preset_flags=("--model", "--preset"))
+@machine_choice
+@click.option("--nodes", type=_positive, help="Number of nodes; or give --max-nodes.")
+@click.option("--max-nodes", type=_positive, help="Largest number of nodes.")
 @click.option(
-    "--torch", "build", default="", metavar="1.10", help="PyTorch build, where the machine's rows tell builds."
-)
-@click.option("--nodes", type=_positive, help="So many nodes, or:")
-@click.option("--max-nodes", type=_positive, help="... so many at most.")
-@click.option(
-    "--ranks-per-node", type=_positive, multiple=True, help="To choose from; default: 1, 2, 4, on GPUs one for each."
+    "--ranks-per-node",
+    type=_positive,
+    multiple=True,
+    help="Number of ranks on a node; repeatable, to choose from several; default: 1, 2 and 4, on GPUs one for each.",
 )
 @click.option(
     "--global-batch",
     "batches",
     multiple=True,
     metavar="N|A-B",
-    help="To choose from; default: the run's. With several, layouts are ranked by seconds per sequence.",
+    help="Global batch, or a range of them to choose from, ranked by seconds per sequence; default: the run's.",
 )
-@click.option("--constraint", "constraints", multiple=True, metavar="EXPR", help="Such as 'GBS % 32 == 0 and TP <= 8'.")
+@click.option(
+    "--constraint",
+    "constraints",
+    multiple=True,
+    metavar="EXPR",
+    help="Condition that layouts must meet, such as 'GBS % 32 == 0 and TP <= 8'; repeatable.",
+)
 @click.option(
     "--fit",
     type=click.Choice(("both", "rows", "ours")),
     default="both",
     show_default=True,
-    help="Which memory must suffice: mem_rows of the measured trainers, mem_ours of this one.",
+    help="Estimate of memory that must fit: mem_rows of the measured trainers, mem_ours of this one, or both.",
 )
-@click.option("--measured", is_flag=True, help="Only layouts that have no input outside of the measured rows.")
-@click.option("--variants", is_flag=True, help="All layouts, not only the fastest of each nodes, ranks, DP, TP, PP.")
-@click.option("--top", type=_positive, default=10, show_default=True, help="How many are shown and written.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write run files, rank maps and a sweep.")
-@click.option("--iterations", type=_positive, default=10, show_default=True, help="Of each run of that sweep.")
+@click.option("--measured", is_flag=True, help="Keep only layouts whose inputs all lie within the measured rows.")
 @click.option(
-    "--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw seconds against memory; or .png."
+    "--variants", is_flag=True, help="Show all layouts, not only the fastest for each nodes, ranks, DP, TP and PP."
 )
-@format_option
-def topology(
-    run_file: Optional[Path],
-    preset: Optional[str],
-    settings: Tuple[str, ...],
-    name: str,
-    hardware: Optional[str],
-    build: str,
-    nodes: Optional[int],
-    max_nodes: Optional[int],
-    ranks_per_node: Tuple[int, ...],
-    batches: Tuple[str, ...],
-    constraints: Tuple[str, ...],
-    fit: str,
-    measured: bool,
-    variants: bool,
-    top: int,
-    out: Optional[Path],
-    iterations: int,
-    plot: Optional[Path],
-    form: str,
-) -> int:
+@click.option(
+    "--top", type=_positive, default=10, show_default=True, help="Number of layouts that are shown and written."
+)
+@click.option("--out", type=PATH, metavar="DIR", help="Write run files, rank maps and a sweep into this folder.")
+@click.option(
+    "--iterations",
+    type=_positive,
+    default=10,
+    show_default=True,
+    help="Number of iterations of each run of that sweep.",
+)
+@click.option("--plot", type=PATH, metavar="FILE.svg|png", help="Draw seconds against memory into this file.")
+@format_option()
+@options_as(TopologyOptions)
+def topology(source: RunSource, machine_choice: MachineChoice, options: TopologyOptions) -> int:
     """Find the layouts with the fewest seconds per iteration among all that fit.
 
-    Goes through every (nodes, ranks per node, DP, TP, PP, chunks, micro-batch, full recompute, ZeRO, sequence parallel)
-    that the run's sizes and its growing batch, if it has one, allow. Time and mem_rows are the cost model's, fitted to
-    rows of other trainers: mem_rows is memory of the fullest node (on GPUs of the fullest rank). mem_ours is that of
-    this trainer (see plan memory). TFLOPs are of a node, by the notes' formula. What no measured row is
-    like is listed as extrapolated: it is counted by rules, and may be further off than the interval says.
+    The search covers every combination of nodes, ranks per node, DP, TP, PP, chunks, micro-batch, full recompute, ZeRO
+    and sequence parallelism that the sizes of the run, and its growing batch if it has one, allow. Time and mem_rows
+    come from the cost model, fitted to rows of other trainers; mem_rows is the memory of the fullest node, on GPUs of
+    the fullest rank. mem_ours is the memory of this trainer (see `plan memory`). TFLOPs are per node, by the formula of
+    the notes. Inputs that are unlike every measured row are listed as extrapolated: they are estimated by rules, and
+    may be further off than the interval says.
 
-    Constraints know nodes, ranks, ranks_per_node, dp, tp, pp, chunks, micro_batch, micro_batches, global_batch,
-    recompute, zero, sequence_parallel, and NODES, DP, TP, PP, MBS, GBS for short.
+    Constraints may use nodes, ranks, ranks_per_node, dp, tp, pp, chunks, micro_batch, micro_batches, global_batch,
+    recompute, zero, sequence_parallel, and the abbreviations NODES, DP, TP, PP, MBS and GBS.
 
-    Exit codes: 0 found, 1 no layout fits, 2 usage or config error.
+    Exit codes: 0 layouts were found, 1 no layout fits, 2 usage or config error.
     """
     from fugaku_gpt.machine.constants import load_machine
     from fugaku_gpt.planner.search.best import best_of
@@ -117,27 +130,22 @@ def topology(
     from fugaku_gpt.plotting import check_plot
 
     started = time.monotonic()
-    if (nodes is None) == (max_nodes is None):
+    if (options.nodes is None) == (options.max_nodes is None):
         raise UsageError("give one of --nodes or --max-nodes")
-    if plot is not None:
-        check_plot(plot)
-    span = (nodes, nodes) if nodes is not None else (1, max_nodes or 1)
-    machine, expressions = load_machine(name), parsed(constraints)
+    if options.plot is not None:
+        check_plot(options.plot)
+    machine, expressions = load_machine(machine_choice.name), parsed(options.constraints)
     if machine.probed is not None:
-        raise UsageError(f"--machine {name}: layouts are searched with models of measured rows; see plan time for this")
+        raise UsageError(
+            f"--machine {machine_choice.name}: layouts are searched with models of measured rows; see plan time for "
+            "this"
+        )
     notes: List[str] = []
-    base = _base(run_file, preset, settings, machine, notes)
-    wanted = _wanted(
-        base,
-        machine,
-        hardware,
-        build,
-        span,
-        ranks_per_node,
-        batches_of(batches, base.training.global_batch, expressions),
-    )
-    rules = [*rules_of(expressions), *(like_measured(machine.time) if measured else ())]
-    found = search(wanted, rules, fit == "ours", _told(started))
+    base = _base(source, machine, notes)
+    batches = batches_of(options.batches, base.training.global_batch, expressions)
+    wanted = _wanted(base, machine, machine_choice, options, batches)
+    rules = [*rules_of(expressions), *(like_measured(machine.time) if options.measured else ())]
+    found = search(wanted, rules, options.fit == "ours", _told(started))
     said = f"{len(found.seconds)} layouts{' meet the constraints' if rules else ''}, {found.fits.sum()} fit by mem_rows"
     notes.append(f"{said}; {time.monotonic() - started:.1f} s")
     if not len(found.order):
@@ -146,11 +154,13 @@ def topology(
             "\n".join([*notes, f"no layout {what}: other nodes or global batch, or fewer constraints"]), err=True
         )
         return EXIT_RUN_FAILED
-    best, dropped = best_of(wanted, found, top, variants, _our_memory(wanted) if fit != "rows" else None)
+    our_memory = _our_memory(wanted) if options.fit != "rows" else None
+    best, dropped = best_of(wanted, found, options.top, options.variants, our_memory)
     if dropped:
         notes.append(f"{dropped} faster layouts do not fit this trainer (mem_ours): left out")
     if not best:
         raise UsageError(f"none of the {dropped} fastest layouts fits this trainer; see plan memory; add a constraint")
+    form = options.form
     lines = [_line(number, one, form) for number, one in enumerate(best, 1)]
     columns: Tuple[str, ...] = (*_COLUMNS, *_ONLY_JSON) if form == "json" else _COLUMNS
     if form == "table":
@@ -160,25 +170,22 @@ def topology(
         )
     click.echo(render_rows(columns, lines, form), nl=False)
     told = _explained(best) + notes
-    if out is not None:
-        written = write_best(best, out, f"topology-{preset or 'run'}", iterations)
+    if options.out is not None:
+        written = write_best(best, options.out, f"topology-{source.preset or 'run'}", options.iterations)
         maps = sum(file.suffix == ".rankmap" for file in written)
         told.append(f"written: {len(best)} run files, {maps} rank maps and {written[-1]}")
-    if plot is not None:
-        draw_search(found, wanted, f"{base.model.name or 'run'} on {span[1]} nodes of {wanted.machine.name}", plot)
-        told.append(f"written: {plot}")
+    if options.plot is not None:
+        title = f"{base.model.name or 'run'} on {wanted.nodes[1]} nodes of {machine.name}"
+        draw_search(found, wanted, title, options.plot)
+        told.append(f"written: {options.plot}")
     for text in told:  # the rows alone go to a file or a program
         click.echo(text, err=form != "table")
     return EXIT_OK
 
 
-def _base(
-    run_file: Optional[Path], preset: Optional[str], settings: Sequence[str], machine: "Machine", notes: List[str]
-) -> "RunConfig":
-    """The run, with clock and pipes as the tables' where it leaves them to the machine: a job would get others."""
-    from fugaku_gpt.config import load_run_config
-
-    config = load_run_config(run_file, preset, list(settings), check=False)
+def _base(source: RunSource, machine: "Machine", notes: List[str]) -> "RunConfig":
+    """Load the run; where it leaves clock and pipes to the machine, those of the tables: a job would get others."""
+    config = source.load(check=False)
     node = config.node
     if machine.name == "a64fx" and node.freq_mhz is None and node.eco_state is None:
         notes.append("node.freq_mhz is not set: planned and written at 2000 MHz with both pipes, as most rows ran")
@@ -189,16 +196,14 @@ def _base(
 def _wanted(
     base: "RunConfig",
     machine: "Machine",
-    hardware: Optional[str],
-    build: str,
-    span: Tuple[int, int],
-    ranks_per_node: Sequence[int],
+    choice: MachineChoice,
+    options: TopologyOptions,
     batches: Tuple[int, ...],
 ) -> "Wanted":
     from fugaku_gpt.machine.fugaku import CORES
     from fugaku_gpt.planner.search.topology import Wanted
 
-    hardware = hardware or next(iter(machine.hardware))
+    hardware, ranks_per_node = choice.hardware or next(iter(machine.hardware)), options.ranks_per_node
     if not machine.covers(hardware):
         raise UsageError(f"--hardware {hardware}: machine {machine.name} has {', '.join(machine.hardware)}")
     devices = int(machine.facts["devices_per_node"])
@@ -206,7 +211,8 @@ def _wanted(
     if ranks_per_node and max(ranks_per_node) > most:
         what = "devices" if devices > 1 else "cores"
         raise UsageError(f"--ranks-per-node {max(ranks_per_node)}: a node of {machine.name} has {most} {what}")
-    return Wanted(base, machine, hardware, build, span, tuple(ranks_per_node) or usual, batches)
+    nodes = (options.nodes, options.nodes) if options.nodes is not None else (1, options.max_nodes or 1)
+    return Wanted(base, machine, hardware, choice.build, nodes, ranks_per_node or usual, batches)
 
 
 def _our_memory(wanted: "Wanted") -> "Optional[Callable[[RunConfig], Tuple[int, bool]]]":

@@ -1,0 +1,100 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, List, Tuple
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from fugaku_gpt.cli.options import (
+    RunSource,
+    data_overrides,
+    format_option,
+    options_as,
+    run_source,
+    scheduler_option,
+    scheduler_overrides,
+)
+from fugaku_gpt.errors import ConfigError
+
+
+def result_of(decorators: List[Any], words: List[str]) -> Any:
+    """What a command with these decorators, the topmost first, gets for a command line."""
+    values: List[Any] = []
+
+    def keep(**options: Any) -> None:
+        values.append(options)
+
+    function: Any = keep
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    done = CliRunner().invoke(click.command()(function), words)
+    assert done.exit_code == 0, done.output
+    return values[0]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Two options."""
+
+    nodes: int
+    pairs: Tuple[str, ...]
+
+
+def test_options_reach_a_command_as_one_dataclass_and_others_by_themselves() -> None:
+    decorators = [
+        click.option("--nodes", type=int),
+        click.option("--pairs", multiple=True),
+        click.option("--plot"),
+        options_as(Limits, "limits"),
+    ]
+    words = ["--nodes", "4", "--pairs", "a", "--pairs", "b", "--plot", "x.svg"]
+    assert result_of(decorators, words) == {"limits": Limits(4, ("a", "b")), "plot": "x.svg"}
+
+
+def test_a_field_without_an_option_is_a_mistake_of_the_command() -> None:
+    done = CliRunner().invoke(click.command()(options_as(Limits)(click.option("--nodes")(lambda options: None))), [])
+    assert isinstance(done.exception, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "source"),
+    [
+        ({}, [], RunSource(None, None, ())),
+        ({}, ["r.yaml", "--preset", "tiny"], RunSource(Path("r.yaml"), "tiny", ())),
+        ({}, ["--set", "a.b=1", "--set", "c.d=2"], RunSource(None, None, ("a.b=1", "c.d=2"))),
+        ({"run_option": "--run"}, ["--run", "r.yaml"], RunSource(Path("r.yaml"), None, ())),
+        ({"preset_flags": ("--model", "--preset")}, ["--model", "1.3b"], RunSource(None, "1.3b", ())),
+    ],
+)
+def test_a_run_comes_from_a_file_a_preset_and_overrides(options: Any, words: List[str], source: RunSource) -> None:
+    assert result_of([run_source(**options)], words) == {"source": source}
+
+
+def test_overrides_of_a_command_win_over_those_of_the_user() -> None:
+    source = RunSource(None, "tiny", ("layout.tp=2", "training.iterations=3"))
+    config = source.load("training.iterations=4")
+    assert (config.layout.tp, config.training.iterations) == (2, 4)
+    assert source.load().training.iterations == 3
+
+
+def test_a_run_that_does_not_fit_together_is_loaded_where_it_is_not_checked() -> None:
+    source = RunSource(None, "tiny", ("layout.tp=3",))
+    with pytest.raises(ConfigError, match="layout.tp"):
+        source.load()
+    assert source.load(check=False).layout.tp == 3
+
+
+def test_the_first_format_is_the_default() -> None:
+    assert result_of([format_option(("json", "table"))], []) == {"form": "json"}
+    assert result_of([format_option(("json", "table"))], ["--format", "table"]) == {"form": "table"}
+
+
+def test_data_and_scheduler_stand_for_overrides() -> None:
+    assert result_of([scheduler_option()], ["--scheduler", "slurm"]) == {"scheduler": "slurm"}
+    assert scheduler_overrides("slurm") == ["job.scheduler=slurm"] and scheduler_overrides(None) == []
+    assert data_overrides('a "b"') == ['data.paths=["a \\"b\\""]'] and data_overrides(None) == []
