@@ -264,7 +264,7 @@ def _job_facts(directory: Path) -> Dict[str, Any]:
             f"bulk {job.bulk}" if job.bulk else "",
         ]
         words += [
-            f"handed in {_clock(job.time)}",
+            f"submitted {_clock(job.time)}",
             f"{state.state} {state.raw}".strip() if state is not None else "not asked yet",
         ]
         facts[job.job_id] = ", ".join(word for word in words if word)

@@ -224,19 +224,19 @@ def _submit(plan: Plan, out: Path, options: SubmitOptions, command: List[str], r
 
 
 def _handed_words(handed: "Handed", out: Path, command: List[str], resume: bool) -> str:
-    lines = [f"{len(handed.standings)} runs: {len(handed.taken)} handed in now, {handed.left} left"]
+    lines = [f"{len(handed.standings)} runs: {len(handed.taken)} submitted now, {handed.left} left"]
     lines += [f"{name}: not taken: {why}" for name, why in handed.refused.items()]
     before = [one for one in handed.standings if one.run.name not in handed.taken]
     found = _counts(before)
     lines += [f"of the others: {found}"] if before else []
     lines += [handed.stopped] if handed.stopped else []
     if handed.left:
-        lines.append(f"to go on: fugaku-gpt {shlex.join(command)}")
+        lines.append(f"to continue: fugaku-gpt {shlex.join(command)}")
     failed = [
         one for one in before if one.status not in (OK, REFUSED) and not one.in_flight and one.status != "missing"
     ]
     if failed and not resume:
-        lines.append(f"to hand in what has failed again: fugaku-gpt sweep resume {shlex.quote(str(out))}")
+        lines.append(f"to submit failed runs again: fugaku-gpt sweep resume {shlex.quote(str(out))}")
     lines.append(f"to follow: fugaku-gpt sweep status {shlex.quote(str(out))}")
     return "\n".join(lines)
 

@@ -192,7 +192,7 @@ def test_jobs_are_handed_in_followed_and_resumed(
     submit = ["sweep", "submit", "jobs.yaml", "--out", "an out", "--scheduler", "slurm", "--max-in-flight", "3"]
     assert run(submit) == 0
     said = capsys.readouterr().err
-    assert "[1/3] dp1-tp1-r1: job 100" in said and "5 runs: 3 handed in now, 1 left" in said
+    assert "[1/3] dp1-tp1-r1: job 100" in said and "5 runs: 3 submitted now, 1 left" in said
     assert "to go on: fugaku-gpt sweep submit jobs.yaml --out 'an out' --scheduler slurm --max-in-flight 3" in said
     out = tmp_path / "an out"
     leave_run(out / "dp1-tp1-r1", load_run_config(out / "dp1-tp1-r1" / "config.yaml"))
@@ -211,9 +211,9 @@ def test_jobs_are_handed_in_followed_and_resumed(
     assert run(["sweep", "resume", "an out", "--yes", "--dry-run"]) == 0
     assert "total: 2 jobs, 1 node-hours" in capsys.readouterr().out
     assert run(["sweep", "resume", "an out", "--yes"]) == 0
-    assert "2 handed in now, 0 left" in capsys.readouterr().err
+    assert "2 submitted now, 0 left" in capsys.readouterr().err
     assert run(["sweep", "resume", "jobs.yaml", "--out", "an out", "--scheduler", "slurm"]) == 0
-    assert "0 handed in now, 0 left" in capsys.readouterr().err
+    assert "0 submitted now, 0 left" in capsys.readouterr().err
     assert [job["run"] for job in queue.jobs()].count("dp1-tp1-LD_PRELOAD_libtcmalloc.so-r1") == 2
     asked = len(queue.polls)
     assert run(["sweep", "status", "an out", "--no-ask"]) == 0
@@ -232,7 +232,7 @@ def test_a_person_is_asked_and_may_say_no(
     for answer, jobs in zip(answers, (0, 4)):
         monkeypatch.setattr("sys.stdin", Terminal(answer))
         assert run(["sweep", "submit", "jobs.yaml", "--out", "o", "--scheduler", "slurm"]) == 0
-        assert "hand in 4 jobs, 2 node-hours? [y/N]" in capsys.readouterr().err
+        assert "submit 4 jobs, 2 node-hours? [y/N]" in capsys.readouterr().err
         assert len(queue.jobs()) == jobs
     assert run(["sweep", "submit", "jobs.yaml", "--out", "o", "--scheduler", "slurm"]) == 0  # nothing to ask about
 

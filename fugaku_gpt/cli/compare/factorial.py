@@ -54,7 +54,7 @@ def run_factorial(options: CompareOptions, shared: SharedRun, recorded: Optional
     if options.scheduler is not None:
         return _submit(plan, out)
     if _run_here(plan, out):
-        click.echo("stopped: the same command goes on", err=True)
+        click.echo("stopped: the same command resumes", err=True)
         return EXIT_RESUME
     return print_effects_of_design(out, design, timed, options.form)
 

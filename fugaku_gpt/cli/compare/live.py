@@ -79,7 +79,7 @@ def run_live(comparison: LiveComparison) -> "Report":
 
     options, sides = comparison.options, comparison.sides
     if options.out is None:
-        raise UsageError("where are the jobs to be kept? give --out, a folder; the same command goes on there")
+        raise UsageError("where are the jobs to be kept? give --out, a folder; the same command resumes there")
     configs = comparison.configs()
     profiles = [environment_of(side.environment, options.unpacked) for side in sides]
     if not options.start:

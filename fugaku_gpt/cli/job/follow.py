@@ -71,7 +71,7 @@ def submit(source: RunSource, scheduler: Optional[str], out: Optional[Path], dry
         yes = True
     if not _confirmed([prepared], yes):
         return
-    _hand_in(prepared)
+    _submit(prepared)
 
 
 @click.command()
@@ -226,26 +226,26 @@ def _cost(prepared: Sequence[PreparedJob]) -> str:
 
 
 def _confirmed(prepared: Sequence[PreparedJob], yes: bool) -> bool:
-    """Whether to hand in: asked on a terminal only, so that scripts are not held up."""
+    """Whether to submit; the user is asked on a terminal only, so that scripts do not wait for an answer."""
     if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
     for one in prepared:
         click.echo(f"{one.directory}: {one.config.job.nodes} nodes, {one.config.job.scheduler}", err=True)
         for note in one.notes:
             click.echo(f"note: {note}", err=True)
-    return click.confirm(f"{_cost(prepared)}; hand in?", err=True)
+    return click.confirm(f"{_cost(prepared)}; submit?", err=True)
 
 
-def _hand_in(prepared: PreparedJob) -> None:
+def _submit(prepared: PreparedJob) -> None:
     from fugaku_gpt.jobs.schedulers.registry import scheduler_named
-    from fugaku_gpt.jobs.submission import submit as hand_in
+    from fugaku_gpt.jobs.submission import submit as submit_job
 
     for note in prepared.notes:
         click.echo(f"note: {note}", err=True)
-    ids = hand_in(prepared, scheduler_named(prepared.config.job.scheduler))
+    ids = submit_job(prepared, scheduler_named(prepared.config.job.scheduler))
     for job_id in ids:
         click.echo(job_id)
-    click.echo(f"{prepared.directory}: handed in; `fugaku-gpt job watch {prepared.directory}` follows it", err=True)
+    click.echo(f"{prepared.directory}: submitted; `fugaku-gpt job watch {prepared.directory}` follows it", err=True)
 
 
 def _resume(one: Followed) -> None:
@@ -258,11 +258,11 @@ def _resume(one: Followed) -> None:
     if one.job_id:
         kept = new_attempt(one.directory, time.time())
         click.echo(f"{one.directory}: the earlier attempt is kept in {kept}", err=True)
-    _hand_in(load_prepared(one.directory))
+    _submit(load_prepared(one.directory))
 
 
 def _may_resume(one: Followed, force: bool, alone: bool) -> bool:
-    """Whether to hand it in again.
+    """Whether to submit a run again.
 
     Raises:
         UsageError: it must not be; where several were named, those are left out instead.
@@ -275,7 +275,7 @@ def _may_resume(one: Followed, force: bool, alone: bool) -> bool:
     elif verdict.status == "ok":
         why = "has ended well; --force runs it again"
     else:
-        why = f"would end the same way ({verdict.cause}): {verdict.advice or 'mend the cause'}; --force hands it in"
+        why = f"would end the same way ({verdict.cause}): {verdict.advice or 'mend the cause'}; --force submits it"
     if alone:
         raise UsageError(f"{one.directory}: {why}")
     click.echo(f"{one.directory}: left out: {why}", err=True)
@@ -381,7 +381,7 @@ def _shown_files(files: Sequence[Path], rank: Optional[int]) -> List[Path]:
 def _nothing_printed(seen: Followed, rank: Optional[int], files: Sequence[Path]) -> str:
     of = f"rank {rank}" if rank is not None else "its job"
     hint = "; its ranks print into one file: leave --rank out" if rank is not None and files else ""
-    return f"{seen.directory}: {of} has printed nothing yet; state: {seen.verdict.state or 'not handed in'}{hint}"
+    return f"{seen.directory}: {of} has printed nothing yet; state: {seen.verdict.state or 'not submitted'}{hint}"
 
 
 def _print_file(path: Path, named: bool, lines: Optional[int]) -> int:

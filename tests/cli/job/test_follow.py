@@ -87,7 +87,7 @@ def test_a_job_is_handed_in_and_followed_to_its_end(capsys: Said) -> None:
     directory = ready("good", "echo hello; sleep 0.3; end 0")
     assert run(["job", "submit", str(directory)]) == 0
     said = capsys.readouterr()
-    assert said.out == "local-1\n" and "handed in" in said.err
+    assert said.out == "local-1\n" and "submitted" in said.err
     assert run(["job", "submit", str(directory)]) == 2
     assert "local-1" in capsys.readouterr().err
     assert run(["job", "watch", str(directory)]) == 1  # the script trained nothing: exit code 0 is no result
@@ -268,7 +268,7 @@ def in_a_terminal(words: List[str], answer: bytes = b"") -> Any:
                 shown += os.read(leader, 65536)
             except OSError:  # Linux: the other end is closed
                 break
-        if answer and not asked and b"hand in?" in shown:
+        if answer and not asked and b"submit?" in shown:
             os.write(leader, answer)
             asked = True
     os.close(leader)
@@ -279,7 +279,7 @@ def in_a_terminal(words: List[str], answer: bytes = b"") -> Any:
 def test_on_a_terminal_it_is_asked_first(answer: bytes, handed_in: bool) -> None:
     directory = ready("a", "end 0")
     code, shown = in_a_terminal(["job", "submit", str(directory)], answer)
-    assert code == 0 and "node-hours: 0.1667 at most; hand in?" in shown
+    assert code == 0 and "node-hours: 0.1667 at most; submit?" in shown
     assert (directory / "job.jsonl").exists() is handed_in
 
 
