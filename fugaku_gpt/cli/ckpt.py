@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 
 import click
 
-from fugaku_gpt.cli.options import format_option
+from fugaku_gpt.cli.options import PATH, format_option
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, CheckpointError
@@ -19,7 +19,7 @@ from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, CheckpointError
 if TYPE_CHECKING:
     from fugaku_gpt.checkpoint.manifest import Manifest
 
-_place = click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
+_place = click.argument("path", metavar="PATH", type=PATH)
 
 
 @click.group()
@@ -90,7 +90,7 @@ def inspect(path: Path, tensors: bool, form: str) -> None:
 
 
 @ckpt.command()
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
 @click.option("--fast", is_flag=True, help="Check only the manifest, and the length and header of each file.")
 @format_option()
 def verify(paths: Tuple[Path, ...], fast: bool, form: str) -> int:
@@ -112,7 +112,7 @@ def verify(paths: Tuple[Path, ...], fast: bool, form: str) -> int:
 
 @ckpt.command("export")
 @_place
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT", type=PATH)
 def export(path: Path, out: Path) -> None:
     """Export the weights of a checkpoint as a Hugging Face GPT-2 folder OUT: config.json and float32 model.safetensors.
 
@@ -133,8 +133,8 @@ def export(path: Path, out: Path) -> None:
 
 
 @ckpt.command("import")
-@click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="FOLDER", type=PATH)
+@click.argument("out", metavar="OUT", type=PATH)
 def import_(folder: Path, out: Path) -> None:
     """Import a Hugging Face GPT-2 FOLDER as a checkpoint at iteration 0, with a fresh optimiser state.
 

@@ -9,7 +9,7 @@ from typing import Any, List, Optional
 
 import click
 
-from fugaku_gpt.cli.options import format_option
+from fugaku_gpt.cli.options import PATH, format_option
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.doctor.hang import examine, report_lines
 from fugaku_gpt.doctor.machine import FAIL, check_machine
@@ -51,7 +51,7 @@ def machine(form: str) -> None:
 
 
 @doctor.command(_RUN)
-@click.argument("run_directory", metavar="RUN_DIR", type=click.Path(path_type=Path))
+@click.argument("run_directory", metavar="RUN_DIR", type=PATH)
 @format_option(("table", "json"))
 def run(run_directory: Path, form: str) -> None:
     """Report how a run ended, what it measured last, and what its ranks were doing."""
@@ -64,7 +64,7 @@ def run(run_directory: Path, form: str) -> None:
 
 
 @doctor.command()
-@click.argument("run_directory", metavar="RUN_DIR", type=click.Path(path_type=Path))
+@click.argument("run_directory", metavar="RUN_DIR", type=PATH)
 @format_option(("table", "json"))
 def hang(run_directory: Path, form: str) -> None:
     """Report which rank is the cause of a hang, and which rank waits for which in which call.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Callable, Optional, Tuple, TypeVar
 
 import click
 
-from fugaku_gpt.cli.options import format_option
+from fugaku_gpt.cli.options import PATH, format_option
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 
@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., object])
 _at: Callable[[F], F] = click.option(
     "--at",
     metavar="FOLDER",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Folder of the environment, in place of its profile's; for a build in a tar file, where it is unpacked.",
 )
 _settings: Callable[[F], F] = click.option(
@@ -158,7 +158,7 @@ def check(name: str, at: Optional[Path], form: str) -> int:
 @click.argument("name")
 @_settings
 @_package
-@click.option("--out", type=click.Path(path_type=Path), help="Write the job to this file instead of printing it.")
+@click.option("--out", type=PATH, help="Write the job to this file instead of printing it.")
 def recipe(name: str, settings: Tuple[str, ...], package: Optional[str], out: Optional[Path]) -> None:
     """Print the PJM job that compiles the build NAME from source into a tar file; nothing is submitted."""
     from fugaku_gpt.environments.registry import find_profile, resolve

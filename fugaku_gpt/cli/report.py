@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import click
 
-from fugaku_gpt.cli.options import FORMATS, format_option
+from fugaku_gpt.cli.options import FORMATS, PATH, format_option
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 from fugaku_gpt.records.files import write_text_atomically
@@ -33,7 +33,7 @@ def report() -> None:
 
 
 @report.command()
-@click.argument("directories", nargs=-1, required=True, metavar="DIR...", type=click.Path(path_type=Path))
+@click.argument("directories", nargs=-1, required=True, metavar="DIR...", type=PATH)
 @format_option(TABLE_FORMATS, "table")
 @click.option(
     "--si", is_flag=True, help="Compute aggregate PFLOP/s as TFLOPs * nodes / 1000; the notes divide by 1024."
@@ -103,10 +103,8 @@ def _terminal_table(heading: str, rows: Sequence[Row], si: bool, energy: bool) -
 
 
 @report.command("import")
-@click.argument("logs", nargs=-1, required=True, metavar="LOG...", type=click.Path(path_type=Path))
-@click.option(
-    "--out", required=True, type=click.Path(path_type=Path), help="Folder for the record, which `report table` reads."
-)
+@click.argument("logs", nargs=-1, required=True, metavar="LOG...", type=PATH)
+@click.option("--out", required=True, type=PATH, help="Folder for the record, which `report table` reads.")
 @click.option(
     "--set",
     "settings",
@@ -131,7 +129,7 @@ def import_(logs: Tuple[Path, ...], out: Path, settings: Tuple[str, ...]) -> Non
 
 
 @report.command()
-@click.argument("tables", nargs=-1, required=True, metavar="TABLE.md...", type=click.Path(path_type=Path))
+@click.argument("tables", nargs=-1, required=True, metavar="TABLE.md...", type=PATH)
 @format_option(CHECK_FORMATS, "findings")
 @click.option(
     "--machine",

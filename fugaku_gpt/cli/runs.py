@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 import click
 
-from fugaku_gpt.cli.options import format_option
+from fugaku_gpt.cli.options import PATH, format_option
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.config import RunConfig, changed_settings, load_run_config, preset_names, valid_keys
 from fugaku_gpt.config.values import BadValue, parse_duration
@@ -32,9 +32,7 @@ _RANKS = "layout.ranks"
 _DURATIONS = ("job.elapse", "job.elapse_min", "job.stop_margin")
 _DEFAULT_STORE = Path("runs")
 
-_store_argument = click.argument(
-    "store", metavar="[STORE]", required=False, default=_DEFAULT_STORE, type=click.Path(path_type=Path)
-)
+_store_argument = click.argument("store", metavar="[STORE]", required=False, default=_DEFAULT_STORE, type=PATH)
 
 
 @click.group()
@@ -81,7 +79,7 @@ def list_(
 
 
 @runs.command()
-@click.argument("directory", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="RUN", type=PATH)
 @format_option()
 def show(directory: Path, form: str) -> None:
     """Show one run: how it ended, its settings that differ from its preset, its jobs, and what it ran on."""

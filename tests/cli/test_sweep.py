@@ -193,7 +193,7 @@ def test_jobs_are_handed_in_followed_and_resumed(
     assert run(submit) == 0
     said = capsys.readouterr().err
     assert "[1/3] dp1-tp1-r1: job 100" in said and "5 runs: 3 submitted now, 1 left" in said
-    assert "to go on: fugaku-gpt sweep submit jobs.yaml --out 'an out' --scheduler slurm --max-in-flight 3" in said
+    assert "to continue: fugaku-gpt sweep submit jobs.yaml --out 'an out' --scheduler slurm --max-in-flight 3" in said
     out = tmp_path / "an out"
     leave_run(out / "dp1-tp1-r1", load_run_config(out / "dp1-tp1-r1" / "config.yaml"))
     queue.states = {

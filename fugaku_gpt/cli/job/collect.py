@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import click
 
-from fugaku_gpt.cli.options import format_option
+from fugaku_gpt.cli.options import PATH, format_option
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.cli.report import TABLE_FORMATS, print_table, write_tables
 from fugaku_gpt.errors import UsageError
@@ -22,7 +22,7 @@ _COLUMNS = ("run", "jobs", "status", "accounts", "notes")
 
 
 @click.command()
-@click.argument("directories", nargs=-1, required=True, metavar="DIR...", type=click.Path(path_type=Path))
+@click.argument("directories", nargs=-1, required=True, metavar="DIR...", type=PATH)
 @click.option("--reparse", "again", is_flag=True, help="Read the logs of fugaku_gpt and Megatron again.")
 @click.option(
     "--set",
@@ -31,7 +31,7 @@ _COLUMNS = ("run", "jobs", "status", "accounts", "notes")
     metavar="KEY=VALUE",
     help="Value that the log of another trainer lacks, for --reparse; repeatable.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Write table.md, .html, .csv and .json into this folder.")
+@click.option("--out", type=PATH, help="Write table.md, .html, .csv and .json into this folder.")
 @format_option(TABLE_FORMATS, "table")
 @click.option("--energy", is_flag=True, help="Show watts per node, and joules per iteration and per token.")
 def collect(

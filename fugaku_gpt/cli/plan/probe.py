@@ -12,7 +12,7 @@ import click
 
 from fugaku_gpt.cli.machine_file import check_machine_file, write_machine
 from fugaku_gpt.cli.numbers import FiniteRange, short
-from fugaku_gpt.cli.options import format_option
+from fugaku_gpt.cli.options import PATH, format_option
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import EXIT_OK, RunFailed, UsageError
 
@@ -37,9 +37,7 @@ _positive = click.IntRange(min=1)
 @click.option(
     "--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="Type to measure; repeatable; default: both."
 )
-@click.option(
-    "--out", required=True, type=click.Path(path_type=Path), metavar="FILE.yaml", help="Machine file to write."
-)
+@click.option("--out", required=True, type=PATH, metavar="FILE.yaml", help="Machine file to write.")
 @format_option()
 def probe(
     ranks: Optional[int], threads: Optional[int], seconds: float, dtypes: Tuple[str, ...], out: Path, form: str

@@ -9,7 +9,7 @@ import click
 
 from fugaku_gpt.cli.machine_file import check_machine_file, write_machine
 from fugaku_gpt.cli.numbers import short
-from fugaku_gpt.cli.options import format_option
+from fugaku_gpt.cli.options import PATH, format_option
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import EXIT_OK, UsageError
 
@@ -33,7 +33,7 @@ _rows_option = click.option(
     "rows_file",
     required=True,
     metavar="FILE.csv",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Configurations to predict, with the columns of benchmarks/reference/measurements.csv.",
 )
 
@@ -78,25 +78,23 @@ def predict(rows_file: Path, form: str) -> int:
     "--rows",
     "rows_file",
     metavar="FILE.csv",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Measured rows of any trainer, with the columns of benchmarks/reference/measurements.csv; or give --runs.",
 )
 @click.option(
     "--runs",
     multiple=True,
     metavar="FOLDER",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Run directories of this trainer, or folders of them, for a machine of `plan probe`; repeatable.",
 )
 @click.option(
     "--machine", "name", required=True, metavar="NAME", help="Machine whose constants are fitted, or its file."
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="FILE.yaml", help="Write the fitted machine to this file."
-)
+@click.option("--out", type=PATH, metavar="FILE.yaml", help="Write the fitted machine to this file.")
 @click.option(
     "--plot",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE.svg|png",
     help="Draw predicted against measured seconds into this file.",
 )
