@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 @run_source(run_option="--run", settings_help="Override a setting on both sides, such as layout.tp=2; repeatable.")
 @data_option
 @click.option("--ranks", type=click.IntRange(min=1), help="Number of ranks on each side; more ranks are more replicas.")
-@click.option("--iterations", type=click.IntRange(min=1), default=20, show_default=True, help="Timed iterations.")
+@click.option(
+    "--iterations", type=click.IntRange(min=1), default=20, show_default=True, help="Timed iterations per job."
+)
 @click.option(
     "--warm-up",
     type=click.IntRange(min=0),

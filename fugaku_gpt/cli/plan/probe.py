@@ -29,7 +29,9 @@ _positive = click.IntRange(min=1)
 
 
 @click.command()
-@click.option("--ranks", type=_positive, help="Largest number of ranks; its halves are measured too; default: cores.")
+@click.option(
+    "--ranks", type=_positive, help="Largest number of ranks; 1, 2, 4 and so on are measured too; default: cores."
+)
 @click.option("--threads", type=_positive, help="Number of threads of each rank; default: usable cores / ranks.")
 @click.option(
     "--seconds", type=FiniteRange(min=0.1), default=30.0, show_default=True, help="Seconds to spend on measuring."
