@@ -1,4 +1,7 @@
-"""Options that several commands share, each declared once, and options that reach a command as one dataclass."""
+"""Options that several commands share, each declared once, and options that reach a command as one dataclass.
+
+The configuration is imported where it is needed: ``--help`` of other commands must not wait for YAML.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ import functools
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Tuple, Type, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple, Type, TypeVar
 
 import click
 
-from fugaku_gpt.config import RunConfig, load_run_config, preset_names
-from fugaku_gpt.config.schema import SCHEDULERS
+if TYPE_CHECKING:
+    from fugaku_gpt.config import RunConfig
 
 Command = Callable[..., Any]
 F = TypeVar("F", bound=Command)
@@ -52,7 +55,7 @@ class RunSource:
     preset: Optional[str]
     settings: Tuple[str, ...]
 
-    def load(self, *overrides: str, check: bool = True) -> RunConfig:
+    def load(self, *overrides: str, check: bool = True) -> "RunConfig":
         """Load the run.
 
         Args:
@@ -62,6 +65,8 @@ class RunSource:
         Raises:
             ConfigError: the file, the preset or an override is not valid.
         """
+        from fugaku_gpt.config import load_run_config
+
         return load_run_config(self.run_file, self.preset, [*self.settings, *overrides], check=check)
 
 
@@ -80,6 +85,8 @@ def run_source(
         preset_flags: names of the option for the preset.
         settings_help: help of ``--set``.
     """
+    from fugaku_gpt.config import preset_names
+
     if run_option:
         run_file = click.option(run_option, "run_file", metavar="RUN.yaml", type=PATH, help="Run file to start from.")
     else:
@@ -121,6 +128,8 @@ def data_option(function: F) -> F:
 
 def scheduler_option(help: str = "Scheduler of the job; sets job.scheduler.") -> Callable[[F], F]:
     """Add ``--scheduler``; see :func:`scheduler_overrides`."""
+    from fugaku_gpt.config.schema import SCHEDULERS
+
     return click.option("--scheduler", type=click.Choice(SCHEDULERS), help=help)
 
 
