@@ -38,14 +38,12 @@ def option(
     below: Optional[float] = None,
     choices: Optional[Sequence[Any]] = None,
     form: Optional[Tuple[str, str]] = None,
-    knob: Optional[NodeKnob] = None,
 ) -> Any:
     """A dataclass field with its meaning, unit and limits.
 
     Args:
         form: what a text, or each of a list of texts, must look like: a regular expression, and the same in words. The
             empty text is always allowed: it means "not set".
-        knob: what else is to be said of a knob of a node; its name is the field's.
     """
     metadata = {
         "meaning": meaning,
@@ -56,9 +54,14 @@ def option(
         "choices": tuple(choices) if choices is not None else None,
         "duration": False,
         "form": form,
-        "knob": knob,
+        "knob": None,
     }
     return field(default=default, metadata=metadata)
+
+
+def as_knob(described: Any, knob: NodeKnob) -> Any:
+    """A dataclass field made by :func:`option` that is also a knob of a node, under the field's name."""
+    return field(default=described.default, metadata={**described.metadata, "knob": knob})
 
 
 def power_knob(
@@ -82,7 +85,7 @@ def power_knob(
         alias=alias,
         row_name=row_name,
     )
-    return option(None, meaning, choices=values, knob=knob)
+    return as_knob(option(None, meaning, choices=values), knob)
 
 
 def duration(
@@ -318,23 +321,17 @@ class NodeConfig:
     compiled_kernels: bool = option(
         True, "compute by our own kernels where they are compiled for the processor (fugaku-gpt env kernels)"
     )
-    tcmalloc: bool = option(
-        False,
-        "preload tcmalloc into the ranks with LD_PRELOAD",
-        knob=NodeKnob(short_form=lambda value: "LD_PRELOAD=libtcmalloc.so"),
+    tcmalloc: bool = as_knob(
+        option(False, "preload tcmalloc into the ranks with LD_PRELOAD"),
+        NodeKnob(short_form=lambda value: "LD_PRELOAD=libtcmalloc.so"),
     )
-    preload: Tuple[str, ...] = option(
-        (),
-        "more libraries for LD_PRELOAD of the ranks, after tcmalloc; never exported",
-        form=_LIBRARY,
-        knob=NodeKnob(),
+    preload: Tuple[str, ...] = as_knob(
+        option((), "more libraries for LD_PRELOAD of the ranks, after tcmalloc; never exported", form=_LIBRARY),
+        NodeKnob(),
     )
-    freq_mhz: Optional[int] = option(
-        None,
-        "core clock; default: as the machine is",
-        unit="MHz",
-        at_least=1,
-        knob=NodeKnob(
+    freq_mhz: Optional[int] = as_knob(
+        option(None, "core clock; default: as the machine is", unit="MHz", at_least=1),
+        NodeKnob(
             values=(2000, 2200),
             default=2200,
             pjm_name="freq",
@@ -372,26 +369,24 @@ class NodeConfig:
     ex_pipe_state: Optional[int] = power_knob(
         "power knob: 0 both integer pipes, 1 one", (0, 1), default=0, statistics_place=4
     )
-    large_pages: Optional[str] = option(
-        None,
-        "XOS_MMM_L_HPAGE_TYPE; default: the machine's",
-        choices=("hugetlbfs", "none"),
-        knob=NodeKnob(variable="XOS_MMM_L_HPAGE_TYPE", alias="pages"),
+    large_pages: Optional[str] = as_knob(
+        option(None, "XOS_MMM_L_HPAGE_TYPE; default: the machine's", choices=("hugetlbfs", "none")),
+        NodeKnob(variable="XOS_MMM_L_HPAGE_TYPE", alias="pages"),
     )
-    paging_policy: Optional[str] = option(
-        None,
-        "XOS_MMM_L_PAGING_POLICY, bss:stack:heap, each demand or prepage; default: the machine's",
-        form=(r"(demand|prepage)(:(demand|prepage)){2}", "such as demand:demand:prepage"),
-        knob=NodeKnob(variable="XOS_MMM_L_PAGING_POLICY"),
+    paging_policy: Optional[str] = as_knob(
+        option(
+            None,
+            "XOS_MMM_L_PAGING_POLICY, bss:stack:heap, each demand or prepage; default: the machine's",
+            form=(r"(demand|prepage)(:(demand|prepage)){2}", "such as demand:demand:prepage"),
+        ),
+        NodeKnob(variable="XOS_MMM_L_PAGING_POLICY"),
     )
-    arena_lock: Optional[int] = option(
-        None,
-        "XOS_MMM_L_ARENA_LOCK_TYPE: 0 for many threads that allocate, 1",
-        choices=(0, 1),
-        knob=NodeKnob(variable="XOS_MMM_L_ARENA_LOCK_TYPE"),
+    arena_lock: Optional[int] = as_knob(
+        option(None, "XOS_MMM_L_ARENA_LOCK_TYPE: 0 for many threads that allocate, 1", choices=(0, 1)),
+        NodeKnob(variable="XOS_MMM_L_ARENA_LOCK_TYPE"),
     )
-    open_files: Optional[int] = option(
-        None, "limit of open files of each process; default: the machine's", at_least=64, knob=NodeKnob(per_job=True)
+    open_files: Optional[int] = as_knob(
+        option(None, "limit of open files of each process; default: the machine's", at_least=64), NodeKnob(per_job=True)
     )
     memory_check: bool = option(
         True, "refuse, before it starts, a run whose predicted memory is more than its nodes have"

@@ -43,6 +43,7 @@ from fugaku_gpt.ops.softmax import attention_dtype, softmax_, softmax_gradient_
 from fugaku_gpt.ops.tensor_pool import empty_block, use_blocks
 
 __all__ = [
+    "AdamWStep",
     "add_product",
     "attends",
     "attention",

@@ -14,7 +14,7 @@ from fugaku_gpt.config.schema import NODE_KNOBS, POWER_KNOBS
 from tests.config.seventh_knob import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
-LAST_KNOB = "    large_pages: Optional[str] = option(\n"
+LAST_KNOB = "    large_pages: Optional[str] = as_knob(\n"
 SEVENTH = '    prefetch_level: Optional[int] = power_knob("of the test", (0, 1, 2), default=1, statistics_place=7)\n'
 
 
