@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import Any, Iterator
+from pathlib import Path
+from typing import Any, Iterator, List, Optional
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.imports import needs_training
 
 # A shell starts its background jobs with Ctrl-C ignored, and children inherit that: tests that send it need it heard.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -15,6 +18,20 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes says something about who else uses the machine, and nothing about the code.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optional[bool]:
+    """With ``-m "... not torch"``, a file whose every test would be left out is not imported: PyTorch takes seconds."""
+    is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
+    return True if is_test and "not torch" in config.option.markexpr and needs_training(collection_path) else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers
+def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
+    """Mark as ``torch`` all tests of files that import PyTorch; ``mpi`` and ``slow`` are written at the tests."""
+    for item in items:
+        if needs_training(item.path):
+            item.add_marker(pytest.mark.torch)
 
 
 @pytest.fixture(autouse=True)

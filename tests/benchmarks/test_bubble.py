@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+import pytest
 
-PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "bubble.py"
+from tests.benchmarks.programs import printed_lines, refusal
 
 
-def test_it_prints_measured_beside_predicted() -> None:
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_it_prints_measured_beside_predicted(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["--stages", "2", "--micro-batches", "4", "--pass-ms", "5", "--tries", "1"]
-    done = subprocess.run([sys.executable, str(PROGRAM), *words], stdout=subprocess.PIPE, timeout=300, check=True)
-    rows = [line.split() for line in done.stdout.decode().splitlines()]
+    rows = [line.split() for line in printed_lines(capfd, "bubble", *words)]
     assert [row[:4] for row in rows[1:]] == [
         ["gpipe", "2", "4", "1"],
         ["1f1b", "2", "4", "1"],
@@ -23,6 +22,6 @@ def test_it_prints_measured_beside_predicted() -> None:
     assert all(float(row[4]) > 0 and float(row[6]) > float(row[5]) for row in rows[1:])
 
 
-def test_one_stage_is_refused() -> None:
-    done = subprocess.run([sys.executable, str(PROGRAM), "--stages", "1"], stderr=subprocess.PIPE, timeout=300)
-    assert done.returncode == 2 and b"valid: 2 or more" in done.stderr
+@pytest.mark.slow  # imports PyTorch
+def test_one_stage_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    assert "valid: 2 or more" in refusal(capfd, "bubble", "--stages", "1")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
-PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "checkpoint.py"
+import pytest
+
+from tests.benchmarks.programs import printed_lines
 
 
-def test_it_prints_a_row_for_each_way_of_saving_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_it_prints_a_row_for_each_way_of_saving_and_leaves_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     # as wide as this, since a copy of the preset itself may take less than what is printed of a stall, 1 ms
-    words = ["--preset", "tiny", "--set", "model.hidden=512", "--ranks", "2", "--steps", "1", "--saves", "1"]
-    words += ["--folder", str(tmp_path)]
-    done = subprocess.run([sys.executable, str(PROGRAM), *words], stdout=subprocess.PIPE, timeout=300, check=True)
-    head, *rows = [line.split() for line in done.stdout.decode().splitlines()]
+    small = ["model.hidden=512", "model.layers=1", "model.seq_len=16"]
+    words = ["--preset", "tiny", "--ranks", "2", "--steps", "1", "--saves", "1", "--folder", str(tmp_path)]
+    words += [word for setting in small for word in ("--set", setting)]
+    head, *rows = [line.split() for line in printed_lines(capfd, "checkpoint", *words)]
     assert [row[:2] for row in rows] == [
         ["0", "asynchronous"],
         ["0", "synchronous"],

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.sweep.expand import expand_sweep
+from tests.benchmarks.programs import printed_lines, refusal
 
 BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
 
@@ -25,15 +24,14 @@ def test_a_shipped_sweep_expands(file: Path) -> None:
     assert expand_sweep(file, ()) is not None
 
 
-def test_the_step_benchmark_prints_its_table(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_step_benchmark_prints_its_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     small = ["model.layers=1", "model.hidden=16", "model.heads=2", "model.vocab_size=64", "model.seq_len=128"]
     words = [word for setting in [*small, "node.threads_per_rank=1"] for word in ("--set", setting)]
     contestants = ["floor", "ours", "textbook-tanh", "ours-bf16", "hf", "textbook-bf16"]
-    command = [sys.executable, str(BENCHMARKS / "step.py"), *contestants, "--preset", "tiny", "--turns", "2", *words]
     samples = tmp_path / "samples.json"
-    command += ["--products", "--samples", str(samples)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=300, check=True)
-    lines = done.stdout.decode().splitlines()
+    words = [*contestants, "--preset", "tiny", "--turns", "2", *words, "--products", "--samples", str(samples)]
+    lines = printed_lines(capfd, "step", *words)
     told = json.loads(samples.read_text(encoding="utf-8"))
     lacking = {line.split(":")[0] for line in lines[1:] if ": not on this build: " in line}
     names = [name for name in contestants if name not in lacking]
@@ -48,17 +46,16 @@ def test_the_step_benchmark_prints_its_table(tmp_path: Path) -> None:
     assert len(rows) == 18 and all(f"\n{product} " in "\n".join(lines) for product in rows)
 
 
-def test_the_step_benchmark_names_its_contestants() -> None:
-    done = subprocess.run([sys.executable, str(BENCHMARKS / "step.py"), "theirs"], stderr=subprocess.PIPE, timeout=60)
-    assert done.returncode == 2 and b"theirs: no such contestant; valid: one of floor, ours," in done.stderr
+def test_the_step_benchmark_names_its_contestants(capfd: pytest.CaptureFixture[str]) -> None:
+    assert "theirs: no such contestant; valid: one of floor, ours," in refusal(capfd, "step", "theirs")
 
 
-def test_the_overlap_benchmark_prints_a_row_for_each_stage_of_zero() -> None:
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_the_overlap_benchmark_prints_a_row_for_each_stage_of_zero(capfd: pytest.CaptureFixture[str]) -> None:
     # 2 MiB: sums that take less than what is printed, 0.1 ms, would be 0.0
     small = ["model.layers=2", "model.hidden=128", "model.heads=2", "model.vocab_size=1024", "model.seq_len=16"]
     words = [word for setting in small for word in ("--set", setting)]
-    command = [sys.executable, str(BENCHMARKS / "overlap.py"), "--steps", "2", *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=300, check=True)
-    head, *rows = [line.split() for line in done.stdout.decode().splitlines()]
+    head, *rows = [line.split() for line in printed_lines(capfd, "overlap", "--steps", "2", *words)]
     assert head[-1] == "hidden" and [row[0] for row in rows] == ["0", "1"]
     assert all(float(row[1]) > 0 and 0 <= float(row[-1]) <= 1 for row in rows)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from benchmarks.memory import BASE, PAIRS, predicted_bytes
 from fugaku_gpt.config import load_run_config
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.benchmarks.programs import printed_lines
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
@@ -24,13 +19,12 @@ def test_the_second_of_each_pair_is_to_need_less(pair: object) -> None:
     assert told[1] < (0.99 if pair.name == "selective" else 0.95) * told[0]  # type: ignore[attr-defined]
 
 
-def test_a_pair_is_measured_on_real_ranks() -> None:
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_a_pair_is_measured_on_real_ranks(capfd: pytest.CaptureFixture[str]) -> None:
     small = ["model.layers=4", "model.hidden=128", "model.seq_len=128"]
     words = [word for setting in small for word in ("--set", setting)]
-    command = [sys.executable, str(ROOT / "benchmarks" / "memory.py"), "--only", "full", *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600)
-    lines = done.stdout.decode().splitlines()
-    assert done.returncode == 0, lines
+    lines = printed_lines(capfd, "memory", "--only", "full", *words)
     assert [line[:16].strip() for line in lines[2:]] == ["recompute none", "recompute full", "saved"]
     none, full, saved = (float(line[34:].split()[0]) for line in lines[2:])
     assert none > full > 0 and saved == pytest.approx(none - full, abs=0.2)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-import subprocess
-import sys
-from pathlib import Path
 
-PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "notes.py"
+import pytest
+
+from benchmarks import notes
 
 
-def test_conclusions_hold_where_their_rows_can_tell() -> None:
-    done = subprocess.run([sys.executable, str(PROGRAM), "--format", "csv"], stdout=subprocess.PIPE, check=True)
-    rows = {row["conclusion"]: row for row in csv.DictReader(io.StringIO(done.stdout.decode()))}
+def test_conclusions_hold_where_their_rows_can_tell(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["notes.py", "--format", "csv"])
+    assert notes.main() == 0
+    rows = {row["conclusion"]: row for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
     clock = rows["2.2 GHz is faster than 2.0 GHz"]
     assert (clock["configurations"], clock["verdict"], clock["holds"]) == ("4", "faster", "yes")
     assert clock["B/A"] == "0.861"

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "recorder.py"
-sys.path.insert(0, str(PROGRAM.parent))
-import recorder  # noqa: E402
+from tests.benchmarks.programs import printed_lines
+
+import recorder  # isort: skip  # a module of benchmarks/
 
 SMALL = ["model.layers=2", "model.hidden=16", "model.heads=2", "model.seq_len=16", "model.vocab_size=64"]
 
 
-def test_it_prints_a_row_for_each_layout_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_it_prints_a_row_for_each_layout_and_leaves_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["--pairs", "2", "--steps", "1"]
     for setting in SMALL:
         words += ["--set", setting]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    command = [sys.executable, str(PROGRAM), *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, timeout=300, check=True)
-    rows = [line[12:].split() for line in done.stdout.decode().splitlines()[1:]]
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # of this process, where it is remembered
+    rows = [line[12:].split() for line in printed_lines(capfd, "recorder", *words)[1:]]
     assert len(rows) == 3 and all(len(row) == 8 for row in rows)
     calls = [int(row[1]) for row in rows]
     assert calls[1] > calls[2] > calls[0] > 0  # tensor parallelism calls in every layer

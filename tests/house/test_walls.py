@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import List
+from typing import Dict, List
 
 import pytest
 
@@ -49,13 +50,14 @@ def test_top_level_help_stays_behind_the_login_node_wall() -> None:
     assert all(name in output for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_help_of_every_verb_stays_behind_the_login_node_wall(name: str) -> None:
+@pytest.fixture(scope="module")
+def help_texts() -> Dict[str, str]:
+    """Command → what ``--help`` of it and of all verbs below it prints, from one interpreter behind the wall."""
     output = _python(
         LOGIN_NODE,
-        f"""
+        """
 import click
-from fugaku_gpt.cli.main import cli, run
+from fugaku_gpt.cli.main import COMMANDS, cli, run
 
 def verbs(command, words):
     yield words
@@ -64,11 +66,19 @@ def verbs(command, words):
         for name in command.list_commands(context):
             yield from verbs(command.get_command(context, name), words + [name])
 
-for words in verbs(cli.get_command(click.Context(cli), {name!r}), [{name!r}]):
-    assert run(words + ["--help"]) == 0, words
+for name in sorted(COMMANDS):
+    print("=== " + name, flush=True)
+    for words in verbs(cli.get_command(click.Context(cli), name), [name]):
+        assert run(words + ["--help"]) == 0, words
 """,
     )
-    assert f"Usage: fugaku-gpt {name}" in output
+    texts = re.split(r"^=== (.*)$", output, flags=re.MULTILINE)[1:]
+    return dict(zip(texts[::2], texts[1::2]))
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_of_every_verb_stays_behind_the_login_node_wall(name: str, help_texts: Dict[str, str]) -> None:
+    assert f"Usage: fugaku-gpt {name}" in help_texts[name]
 
 
 def test_a_sweep_is_expanded_behind_the_login_node_wall() -> None:
@@ -76,14 +86,10 @@ def test_a_sweep_is_expanded_behind_the_login_node_wall() -> None:
     assert _python(LOGIN_NODE, _RUN.format(arguments=["sweep", "expand", sweep_file]))
 
 
-def test_training_stays_behind_the_compute_node_wall() -> None:
-    _python(COMPUTE_NODE, RANK)
-
-
-def test_a_rank_imports_nothing_of_what_starts_ranks() -> None:
-    started_by = [f"fugaku_gpt.launch.{name}" for name in ("launcher", "launch_result", "processes")]
-    started_by.append("fugaku_gpt.environments")
-    _python(started_by, RANK)
+@pytest.mark.slow  # imports PyTorch
+def test_training_stays_behind_the_compute_node_wall_and_imports_nothing_of_what_starts_ranks() -> None:
+    starts_ranks = [f"fugaku_gpt.launch.{name}" for name in ("launcher", "launch_result", "processes")]
+    _python([*COMPUTE_NODE, *starts_ranks, "fugaku_gpt.environments"], RANK)
 
 
 def test_no_library_has_begun_threads_when_a_rank_forks_from_its_keeper() -> None:

@@ -33,6 +33,8 @@ def compiler(folder: Path, words: str) -> str:
     return str(file)
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("compiled")  # which is compiled once
 def test_the_library_is_in_the_environment_under_the_name_of_its_sources(compiled: Tuple[Path, Compiled]) -> None:
     prefix, file = compiled[0], compiled[1].file
     assert file == library_file(prefix) and file.is_file()
@@ -90,6 +92,7 @@ def test_a_compiler_that_does_not_know_this_processor_is_asked_for_less(tiny: Pa
     assert made.refused == "\n".join(f"{target}: what processor" for target in refused)
 
 
+@pytest.mark.slow
 def test_the_kernels_compile_for_every_target_that_the_compiler_knows(tmp_path: Path) -> None:
     (tmp_path / "nothing.c").write_text("int nothing;\n", encoding="utf-8")
     command = next((name for name in build._COMPILERS if shutil.which(name)), None)

@@ -36,6 +36,8 @@ def _python(text: str, file: Path) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("compiled")
 def test_the_library_shares_the_openmp_runtime_of_pytorch(compiled: Tuple[Path, Compiled]) -> None:
     file = compiled[1].file
     count = """
@@ -47,6 +49,8 @@ print(len(set(re.findall(r"/\\S*lib(?:gomp|iomp5|omp)[^/\\s]*", mapped))))
     assert _python(f"import torch\n{LOADS}{count}", file).split() == ["Library", before]
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("compiled")
 def test_without_an_openmp_runtime_in_the_process_there_are_none(compiled: Tuple[Path, Compiled]) -> None:
     file = compiled[1].file
     assert _python(LOADS, file) == "NoneType"

@@ -1,0 +1,55 @@
+"""What a test file imports, read off its text: which files need PyTorch or MPI, before any of them is imported."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import FrozenSet, Iterator, Optional
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAINING = frozenset({"torch", "mpi4py"})
+
+# statements that begin a line: what a function or `if TYPE_CHECKING` imports is indented. No syntax tree: that of every
+# file takes seconds.
+_IMPORT = re.compile(r"^import ([\w.]+)|^from ([\w.]+) import (\([^)]*\)|.*)", re.MULTILINE)
+
+
+def needs_training(path: Path) -> bool:
+    """Whether importing a file of the repository imports PyTorch or mpi4py, directly or through other files of it."""
+    pending, seen = [path], {path}
+    while pending:
+        for name in imported_names(pending.pop()):
+            if name.partition(".")[0] in TRAINING:
+                return True
+            for file in _files_of(name):
+                if file not in seen:
+                    seen.add(file)
+                    pending.append(file)
+    return False
+
+
+@functools.lru_cache(maxsize=None)
+def imported_names(path: Path) -> FrozenSet[str]:
+    """Dotted names that the top level of a file imports; ``from a import b`` gives ``a`` and ``a.b``."""
+    names = set()
+    for module, package, attributes in _IMPORT.findall(path.read_text(encoding="utf-8")):
+        names |= {module} if module else {package, *(f"{package}.{name}" for name in re.findall(r"\w+", attributes))}
+    return frozenset(names)
+
+
+def _files_of(name: str) -> Iterator[Path]:
+    """The files of the repository that run when a dotted name is imported: the module, and the packages above it."""
+    parts = name.split(".")
+    for length in range(1, len(parts) + 1):
+        file = _module_file("/".join(parts[:length]))
+        if file is not None:
+            yield file
+
+
+@functools.lru_cache(maxsize=None)
+def _module_file(relative: str) -> Optional[Path]:
+    if not relative.startswith(("fugaku_gpt", "tests", "benchmarks")):
+        return None
+    candidates = (ROOT / f"{relative}.py", ROOT / relative / "__init__.py")
+    return next((file for file in candidates if file.is_file()), None)
