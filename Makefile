@@ -1,7 +1,8 @@
-# make demo: everything in one go.   make test: lint and the whole test suite.   make help: the rest.
+# make demo: everything in one go.   make quick: what answers in a minute.   make test: lint and the whole test suite.
+# make help: the rest.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo test unit lint soak slurm test-torch17 test-torch110 test-matrix clean
+.PHONY: help install dev demo quick slow test unit lint soak slurm test-torch17 test-torch110 test-matrix clean
 
 PYTHON ?= $(shell env/find_python.sh 3.11 3.12 3.13 || echo python3)
 PINS   ?= env/torch-2.13.txt
@@ -38,10 +39,26 @@ demo: install ## train four layouts of a small GPT on the standard library's sou
 	@$(BIN)/fugaku-gpt data prepare --stdlib --vocab-size 2048 --limit-mib 12 --out runs/demo-data
 	@$(BIN)/fugaku-gpt sweep run benchmarks/sweeps/demo.yaml --out runs/demo --scheduler local
 
-test: lint unit ## lint and all tests, with real MPI ranks (1, 2, 4, 8)
+# A part of the suite: paths, names of tests and options of pytest, such as
+#   make test TESTS=tests/planner        make test TESTS="tests -k 'recompute and not mpi'"
+TESTS ?=
+# Tests run on this many processes; those of real ranks never beside each other (tests/conftest.py).
+WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
+
+quick: dev ## lint but for types, and every test without ranks, PyTorch or long programs: a minute on two cores
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports
+	@$(PYTEST) -m "not slow and not torch" $(or $(TESTS),tests)
+
+test: $(if $(TESTS),,lint) unit ## lint and all tests, with real MPI ranks (1, 2, 4, 8); TESTS="PATHS -k WORDS": a part
 
 unit: dev
-	@$(BIN)/python -m pytest -q tests
+	@$(PYTEST) $(or $(TESTS),tests)
+
+slow: dev ## the tests that `make quick` leaves out, by name
+	@$(BIN)/python -m pytest -q --collect-only -m "slow or torch" $(or $(TESTS),tests)
 
 lint: dev ## ruff, mypy and the import contracts
 	@$(BIN)/ruff check .
@@ -80,7 +97,8 @@ old:
 	@python=$$(env/find_python.sh 3.8) || { \
 	  echo "=== SKIPPED: tests on PyTorch $(BUILD): no Python 3.8 on PATH or in pyenv ==="; exit 0; }; \
 	$(MAKE) --no-print-directory PYTHON=$$python $(OLD)/.installed-$(BUILD) && { test -z "$(OLD_TESTS)" || \
-	{ echo "=== tests on PyTorch $(BUILD) ===" && $(OLD)/bin/python -m pytest -q $(OLD_TESTS); }; }
+	{ echo "=== tests on PyTorch $(BUILD) ===" && \
+	$(OLD)/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup $(OLD_TESTS); }; }
 
 $(OLD)/.installed-$(BUILD): override MPI := wheel
 $(OLD)/.installed-$(BUILD): setup.py setup.cfg pyproject.toml env/torch-$(BUILD).txt $(KERNELS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +15,10 @@ from tests.support.imports import needs_training
 
 # A shell starts its background jobs with Ctrl-C ignored, and children inherit that: tests that send it need it heard.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Threads that wait for each other sleep soon, instead of spinning on cores that other tests want; read as PyTorch is
+# loaded. `fugaku-gpt train` sets the same for ranks that it starts.
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 # How long an example takes says something about who else uses the machine, and nothing about the code.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,10 +33,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optio
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
-    """Mark as ``torch`` all tests of files that import PyTorch; ``mpi`` and ``slow`` are written at the tests."""
+    """Mark as ``torch`` all tests of files that import PyTorch; ``mpi`` and ``slow`` are written at the tests.
+
+    Tests with real ranks are slow. Under pytest-xdist they never run beside each other: their ranks alone are more than
+    the cores of a small machine.
+    """
     for item in items:
         if needs_training(item.path):
             item.add_marker(pytest.mark.torch)
+        if item.get_closest_marker("mpi"):
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.xdist_group("mpi"))
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,8 @@ from tests.support import slurm
 from tests.support.corpus import write_byte_corpus
 from tests.support.simulated import simulated_pjm  # noqa: F401  # a fixture
 
+pytestmark = pytest.mark.mpi
+
 LONGEST_SECONDS = 180.0
 ROOT = Path(__file__).resolve().parent.parent
 TINY = [

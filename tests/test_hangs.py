@@ -8,9 +8,13 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.mpi.faults import KINDS, Fault
 from tests.mpi.hangs import CHECKED, LAYOUTS, STEP, Case, Outcome, strike
 from tests.support.corpus import write_byte_corpus
+
+pytestmark = pytest.mark.mpi
 
 AT_A_TIME = 2  # most of a case is waiting: for Python to start, and for the timeout
 FAULTS = (

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.kills import survives
+
+pytestmark = pytest.mark.mpi
 
 
 def test_five_kills_cost_nothing_but_time(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import pytest
 from fugaku_gpt.launch.launcher import find_launcher
 from tests.mpi.cases import NARROW, WIDE, config_of
 
+pytestmark = pytest.mark.mpi
+
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_SECONDS = 600  # an honest run takes under two minutes; past this it hangs
 

@@ -8,7 +8,6 @@ from tests.benchmarks.programs import printed_lines, refusal
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
 def test_it_prints_measured_beside_predicted(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["--stages", "2", "--micro-batches", "4", "--pass-ms", "5", "--tries", "1"]
     rows = [line.split() for line in printed_lines(capfd, "bubble", *words)]

@@ -10,7 +10,6 @@ from tests.benchmarks.programs import printed_lines
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
 def test_it_prints_a_row_for_each_way_of_saving_and_leaves_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,7 +50,6 @@ def test_the_picture_is_the_same_text_each_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
 def test_a_short_run_on_real_ranks_passes_and_a_bound_that_nothing_meets_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,7 +51,6 @@ def test_the_step_benchmark_names_its_contestants(capfd: pytest.CaptureFixture[s
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
 def test_the_overlap_benchmark_prints_a_row_for_each_stage_of_zero(capfd: pytest.CaptureFixture[str]) -> None:
     # 2 MiB: sums that take less than what is printed, 0.1 ms, would be 0.0
     small = ["model.layers=2", "model.hidden=128", "model.heads=2", "model.vocab_size=1024", "model.seq_len=16"]

@@ -20,7 +20,6 @@ def test_the_second_of_each_pair_is_to_need_less(pair: object) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
 def test_a_pair_is_measured_on_real_ranks(capfd: pytest.CaptureFixture[str]) -> None:
     small = ["model.layers=4", "model.hidden=128", "model.seq_len=128"]
     words = [word for setting in small for word in ("--set", setting)]

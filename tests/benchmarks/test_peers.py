@@ -21,7 +21,6 @@ def lines_of(capfd: pytest.CaptureFixture[str], program: str, *words: str) -> Li
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
 def test_peers_are_compared_in_pairs(capfd: pytest.CaptureFixture[str]) -> None:
     names = ["ddp=2", "dp=2,zero=1", "pp=2,schedule=interleaved,chunks=2"]
     lines = lines_of(capfd, "peers", *names, "--preset", "tiny", "--shape", "16x1", "--turns", "1")
@@ -42,7 +41,6 @@ def test_a_type_that_ours_alone_would_have_is_refused(capfd: pytest.CaptureFixtu
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
 def test_scaling_prints_efficiency_beside_one_rank(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["--preset", "tiny", "--shape", "16x1", "--turns", "1", "--ranks", "2", "--mix-ranks", "0"]
     rows = [line.split() for line in lines_of(capfd, "scaling", *words)[3:]]

@@ -16,7 +16,6 @@ SMALL = ["model.layers=2", "model.hidden=16", "model.heads=2", "model.seq_len=16
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
 def test_it_prints_a_row_for_each_layout_and_leaves_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

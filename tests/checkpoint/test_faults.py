@@ -19,6 +19,7 @@ from tests.support.checkpoints import cut_flat, save
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_a_fault_at_every_call_loses_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.checkpoint.faults", str(tmp_path)],

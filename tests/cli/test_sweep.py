@@ -62,6 +62,7 @@ def wait_for(done: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.mpi
 def test_a_sweep_from_start_to_table(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = "matrix:\n  layout: {dp: [1, 2], tp: [2, 3]}\nexclude: [{layout.dp: 2, layout.tp: 3}]\n"
     toggles = "include: [{label: toggles, node.freq_mhz: 2200, node.retention_state: 0}]\n"
@@ -90,6 +91,7 @@ def test_a_sweep_from_start_to_table(tmp_path: Path, data: Path, capsys: pytest.
     assert (out / "table.md").read_text() == table  # byte-stable
 
 
+@pytest.mark.mpi
 def test_a_missing_corpus_fails_and_is_tried_again(
     tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,6 +103,7 @@ def test_a_missing_corpus_fails_and_is_tried_again(
     assert run(["sweep", "run", str(file), "--out", str(out)]) == 0
 
 
+@pytest.mark.mpi
 def test_ctrl_c_records_the_run_and_leaves_no_rank(tmp_path: Path, data: Path) -> None:
     rest = "matrix:\n  layout.dp: [2]\n  training.iterations: [1000000]\n"
     file, out = write(tmp_path, data, rest), tmp_path / "out"
@@ -119,6 +122,7 @@ def test_ctrl_c_records_the_run_and_leaves_no_rank(tmp_path: Path, data: Path) -
     assert (result.status, result.reason) == ("interrupted", said)
 
 
+@pytest.mark.mpi
 def test_a_killed_rank_and_a_time_limit_are_rows(tmp_path: Path, data: Path) -> None:
     rest = "include:\n  - {label: killed, layout.dp: 2}\n  - {label: slow, layout.tp: 2}\n"
     file, out = write(tmp_path, data, rest), tmp_path / "out"

@@ -79,6 +79,7 @@ def arguments(corpus: Path, out: Path, *settings: str) -> List[str]:
     return words
 
 
+@pytest.mark.mpi
 def test_garbage_is_not_collected_before_the_first_iteration_and_is_from_then_on(corpus: Path, tmp_path: Path) -> None:
     words = arguments(corpus, tmp_path / "run", "training.iterations=2", "training.eval_interval=null")
     done = subprocess.run([sys.executable, "-c", COLLECTED, *words], stdout=subprocess.PIPE, timeout=300)
@@ -88,6 +89,7 @@ def test_garbage_is_not_collected_before_the_first_iteration_and_is_from_then_on
 
 
 @pytest.mark.parametrize("ranks", [None, 2])
+@pytest.mark.mpi
 def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], ranks: Optional[int]
 ) -> None:
@@ -100,6 +102,7 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(
     assert not out.exists()
 
 
+@pytest.mark.mpi
 def test_under_mpirun_one_rank_says_that_a_run_does_not_fit_and_none_goes_on(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = arguments(corpus, out, "layout.pp=1", "layout.dp=2", "node.memory_limit=100Mi")
@@ -112,6 +115,7 @@ def test_under_mpirun_one_rank_says_that_a_run_does_not_fit_and_none_goes_on(cor
     assert not out.exists()
 
 
+@pytest.mark.mpi
 def test_two_ranks_leave_a_whole_run_directory(corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     assert run([*arguments(corpus, out, "layout.dp=2"), "--ranks", "2"]) == 0
@@ -132,6 +136,7 @@ def test_two_ranks_leave_a_whole_run_directory(corpus: Path, tmp_path: Path, cap
         assert words in printed
 
 
+@pytest.mark.mpi
 def test_the_same_seed_gives_the_same_losses_with_one_rank_and_with_two(corpus: Path, tmp_path: Path) -> None:
     losses = []
     for ranks, setting, more in (
@@ -147,12 +152,14 @@ def test_the_same_seed_gives_the_same_losses_with_one_rank_and_with_two(corpus: 
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.mpi
 def test_a_run_imports_nothing_of_pytorch_s_compiler(corpus: Path, tmp_path: Path, recompute: str) -> None:
     words = arguments(corpus, tmp_path / "run", f"training.recompute={recompute}", "checkpoint.at_end=false")
     said = subprocess.run([sys.executable, "-c", LATE, *words], check=True, stdout=subprocess.PIPE, timeout=300).stdout
     assert "iteration 4/4" in said.decode() and said.decode().splitlines()[-1] == "[]"
 
 
+@pytest.mark.mpi
 def test_ranks_started_by_mpirun_itself_join(corpus: Path, tmp_path: Path) -> None:
     done = _mpirun(2, arguments(corpus, tmp_path / "run", "layout.tp=2"))
     assert done.returncode == 0, done.stdout
@@ -187,6 +194,7 @@ def test_a_mistake_is_a_message_and_leaves_nothing(
     assert code == 2 and not out.exists()
 
 
+@pytest.mark.mpi
 def test_a_token_past_the_vocabulary_ends_all_ranks_with_a_message(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,6 +207,7 @@ def test_a_token_past_the_vocabulary_ends_all_ranks_with_a_message(
     assert result.rank in (0, 1) and result.node and result.exception.startswith("DataError: ")
 
 
+@pytest.mark.mpi
 def test_a_second_run_into_the_same_folder_is_refused(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,6 +220,7 @@ def test_a_second_run_into_the_same_folder_is_refused(
     assert (out / "result.json").read_text(encoding="utf-8") == before
 
 
+@pytest.mark.mpi
 def test_a_loss_that_is_not_finite_is_a_failed_run(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,6 +233,7 @@ def test_a_loss_that_is_not_finite_is_a_failed_run(
 
 
 @pytest.mark.parametrize(("ranks", "victim", "own"), [(2, 1, True), (4, 2, False)])
+@pytest.mark.mpi
 def test_a_rank_that_is_killed_ends_the_run_and_is_named(
     corpus: Path, tmp_path: Path, ranks: int, victim: int, own: bool
 ) -> None:
@@ -264,6 +275,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(
         (None, True, "stopped: 0:01:59 before the time limit of 0:02:00 (job.elapse)"),
     ],
 )
+@pytest.mark.mpi
 def test_a_run_that_is_stopped_can_be_resumed(
     corpus: Path, tmp_path: Path, number: Optional[int], own: bool, reason: str
 ) -> None:
@@ -291,6 +303,7 @@ def test_a_run_that_is_stopped_can_be_resumed(
     assert result.last_checkpoint == f"step-{result.iterations:08d}" and b"Traceback" not in output
 
 
+@pytest.mark.mpi
 def test_a_second_order_ends_a_run_at_once(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = arguments(corpus, out, "training.iterations=100000", "training.eval_interval=null")
@@ -324,6 +337,7 @@ def _mpirun(ranks: int, words: List[str]) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.mpi
 def test_a_run_goes_on_in_another_layout_and_refuses_another_corpus(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

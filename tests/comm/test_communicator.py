@@ -26,6 +26,7 @@ def _line_of(words: str) -> int:
     return number
 
 
+@pytest.mark.mpi
 def test_a_rank_killed_inside_a_collective_has_left_its_open_call_and_the_caller_s_line(tmp_path: Path) -> None:
     launcher = find_launcher()
     start = time.monotonic()

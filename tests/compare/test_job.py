@@ -20,6 +20,7 @@ from tests.support.simulated import simulated
 WAIT_SECONDS = 120.0
 
 
+@pytest.mark.mpi
 def test_both_sides_take_turns_inside_one_allocation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

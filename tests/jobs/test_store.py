@@ -41,6 +41,7 @@ def make(path: Path, status: str = OK) -> RunDirectory:
     return RunDirectory(path)
 
 
+@pytest.mark.slow
 def test_200_kills_lose_nothing_that_was_said_to_be_done(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.jobs.store_kills", str(tmp_path / "runs"), "200", "7"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=300)

@@ -176,6 +176,7 @@ def test_the_exit_code_of_one_run() -> None:
         assert exit_code_of(Outcome(code, None, False, 1.0, 0, stopped_by=15), stopped) == 75
 
 
+@pytest.mark.mpi
 def test_real_ranks_get_their_variables_and_know_their_place() -> None:
     program = (
         "import os; from fugaku_gpt.machine.rank import rank_from_environment; "

@@ -61,6 +61,7 @@ def test_no_process_survives_in_whatever_session_it_is(behaviour: str, timed_out
     assert outcome.seconds < 10
 
 
+@pytest.mark.mpi
 def test_real_ranks_that_hang_and_ignore_sigterm_are_ended() -> None:
     program = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); from mpi4py import MPI; "

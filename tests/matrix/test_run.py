@@ -15,6 +15,8 @@ from tests.matrix.run import Result, pairs_table, table
 TESTS = """
 import pytest
 
+pytestmark = pytest.mark.slow
+
 def test_good(): print("2 ranks: 7 passed, 1 skipped in 1.00s")
 
 @pytest.mark.skip

@@ -60,6 +60,7 @@ def run_job(site: Simulator, write: Write, tmp_path: Path, body: str, directives
     return site.wait(site.submit("-L", "elapse=1:00", write(body, directives), cwd=tmp_path))[0]
 
 
+@pytest.mark.mpi
 def test_output_goes_where_fugaku_puts_it(site: Simulator, write: Write, tmp_path: Path) -> None:
     talk = "sh -c 'echo out $PMIX_RANK $PLE_RANK_ON_NODE; test $PMIX_RANK = 1 && echo err >&2; true'"
     body = (
@@ -73,6 +74,7 @@ def test_output_goes_where_fugaku_puts_it(site: Simulator, write: Write, tmp_pat
     assert (tmp_path / "o" / "s.2.0").read_text() == "out 0 0\n"
 
 
+@pytest.mark.mpi
 def test_ignored_output_options_are_warned_of(site: Simulator, write: Write, tmp_path: Path) -> None:
     job_id = run_job(site, write, tmp_path, "mpiexec -stdout all.txt -oferr e.txt sh -c 'echo $PMIX_RANK'")[0]
     err = (tmp_path / f"job.sh.{job_id}.err").read_text()
@@ -82,6 +84,7 @@ def test_ignored_output_options_are_warned_of(site: Simulator, write: Write, tmp
     assert (tmp_path / f"output.{job_id}/0/1/stdout.1.1").read_text() == "1\n"
 
 
+@pytest.mark.mpi
 def test_exit_codes_and_refusals_pass_through(site: Simulator, write: Write, tmp_path: Path) -> None:
     assert run_job(site, write, tmp_path, "mpiexec sh -c 'exit 7'; exit $?")[2] == "7"
     job_id, _, exit_code, _ = run_job(site, write, tmp_path, "mpiexec -n 49 true", "--mpi max-proc-per-node=48")
@@ -89,6 +92,7 @@ def test_exit_codes_and_refusals_pass_through(site: Simulator, write: Write, tmp
     assert "the job has room for 48" in (tmp_path / f"job.sh.{job_id}.err").read_text()
 
 
+@pytest.mark.mpi
 def test_standard_input_comes_from_a_file_only(site: Simulator, write: Write, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("from a file\n")
     job_id = run_job(site, write, tmp_path, "mpiexec -n 1 -stdin in.txt cat\necho shell | mpiexec -n 1 cat")[0]
@@ -96,6 +100,7 @@ def test_standard_input_comes_from_a_file_only(site: Simulator, write: Write, tm
     assert not (tmp_path / f"output.{job_id}/0/2/stdout.2.0").exists()
 
 
+@pytest.mark.mpi
 def test_variables_for_the_ranks_alone(site: Simulator, write: Write, tmp_path: Path) -> None:
     body = "mpiexec -n 1 -x LD_PRELOAD=/no/such.so -x OMP_NUM_THREADS=12 env"
     job_id = run_job(site, write, tmp_path, body)[0]
@@ -106,6 +111,7 @@ def test_variables_for_the_ranks_alone(site: Simulator, write: Write, tmp_path: 
     assert "such.so" not in (tmp_path / f"job.sh.{job_id}.err").read_text()
 
 
+@pytest.mark.mpi
 def test_two_real_ranks_meet(site: Simulator, write: Write, tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     (tmp_path / "meet.py").write_text(
@@ -119,6 +125,7 @@ def test_two_real_ranks_meet(site: Simulator, write: Write, tmp_path: Path) -> N
     assert said == ["0 2 3\n", "1 2 3\n"]
 
 
+@pytest.mark.mpi
 def test_a_signal_reaches_the_ranks_and_lets_them_finish(site: Simulator, write: Write, tmp_path: Path) -> None:
     (tmp_path / "rank.sh").write_text(
         "trap 'sleep 0.3; echo saved $PMIX_RANK >> saved; kill $!; exit 0' TERM\n"

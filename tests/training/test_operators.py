@@ -226,6 +226,7 @@ def train(out: Path, corpus: Path, *settings: str) -> None:
     assert done.returncode == 0 and ("operators of 2 more iterations" in output) == ("profiled" in out.name), output
 
 
+@pytest.mark.mpi
 def test_a_run_leaves_the_same_with_and_without_it(tmp_path: Path) -> None:
     corpus = write_byte_corpus(tmp_path / "bytes")
     settings = (
@@ -271,6 +272,7 @@ main()
 
 
 @pytest.mark.parametrize(("ranks", "what"), [(1, "profiler"), (1, "disk"), (2, "profiler")])
+@pytest.mark.mpi
 def test_a_failure_of_profiling_does_not_make_a_failed_run(tmp_path: Path, ranks: int, what: str) -> None:
     corpus, out = write_byte_corpus(tmp_path / "bytes"), tmp_path / "run"
     settings = (*SETTINGS, "training.iterations=2", "training.profile_operators=1", f"layout.dp={ranks}")

@@ -48,6 +48,7 @@ def compare(*arguments: object) -> int:
     return run(["compare", *map(str, arguments)])
 
 
+@pytest.mark.mpi
 def test_real_jobs_of_both_sides_are_reported_and_printed_again(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,6 +69,7 @@ def test_real_jobs_of_both_sides_are_reported_and_printed_again(
     assert "computing in bfloat16" in log and "iteration 5/5" in log
 
 
+@pytest.mark.mpi
 def test_a_picture_of_it(finished: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for name in ("one.svg", "two.svg"):
@@ -165,6 +167,7 @@ def test_mistakes_are_told_before_anything_runs(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.mpi
 def test_a_side_that_fails_is_an_exit_code(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--run", finished / "mini.yaml", "--data", finished / "no-corpus", "--out", finished / "failing"]
     assert compare("base", "threads=2", *words, "--load", 1) == EXIT_RUN_FAILED
