@@ -26,9 +26,13 @@ settings.load_profile("suite")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optional[bool]:
-    """With ``-m "... not torch"``, a file whose every test would be left out is not imported: PyTorch takes seconds."""
-    is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
-    return True if is_test and "not torch" in config.option.markexpr and needs_training(collection_path) else None
+    """With ``-m "... not torch"``, a file whose every test would be left out is not imported, nor a folder whose
+    conftest imports PyTorch: that takes seconds."""
+    if "not torch" not in config.option.markexpr:
+        return None
+    file = collection_path / "conftest.py" if collection_path.is_dir() else collection_path
+    is_imported = file.name == "conftest.py" or file.name.startswith("test_")
+    return True if is_imported and file.is_file() and needs_training(file) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers

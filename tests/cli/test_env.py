@@ -76,6 +76,7 @@ def test_kernels_without_a_compiler_are_exit_code_2(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow  # this very Python imports PyTorch to tell of itself
 @pytest.mark.parametrize(("expected", "code"), [("{}", 0), ("{torch: 0.1}", 3)])
 def test_a_difference_is_exit_code_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], expected: str, code: int

@@ -13,6 +13,7 @@ from fugaku_gpt.doctor import machine
 from fugaku_gpt.doctor.machine import FAIL, OK, WARN
 
 
+@pytest.mark.mpi
 def test_this_machine_can_train() -> None:
     """The test environment is one in which training works, so no check may fail."""
     checks = machine.check_machine()

@@ -145,6 +145,7 @@ def test_threads_are_asked_for_by_a_number_that_is_no_default() -> None:
     assert [asked_threads(cores) for cores in (1, 2, 4, 48)] == [1, 1, 1, 23]
 
 
+@pytest.mark.slow
 def test_an_environment_tells_by_its_own_python(tmp_path: Path) -> None:
     mine = ".".join(map(str, sys.version_info[:2]))
     profile = Profile("this", python=sys.executable, python_version=mine, environment=("ATEN_CPU_CAPABILITY=default",))

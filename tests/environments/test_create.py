@@ -26,6 +26,7 @@ def _profile(tmp_path: Path, pins: str) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_an_environment_is_whole_or_marked_as_not_and_is_finished_by_the_same_command(tmp_path: Path) -> None:
     wheels = tmp_path / "wheels"
     wheels.mkdir()

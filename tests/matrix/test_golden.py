@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator, List, Tuple
+from typing import List, Tuple
 
 import pytest
 import torch
@@ -28,15 +28,6 @@ MISTAKES: List[Tuple[str, str, Mutation]] = [
 ]
 ENOUGH = 5  # iterations for a mistake to be found in
 CLEAR = 3.0  # times the tolerance
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As many as ranks beside each other have."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", CASES)

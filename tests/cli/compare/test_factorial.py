@@ -27,6 +27,7 @@ def test_a_design_is_printed_and_nothing_is_run(tmp_path: Path, capsys: pytest.C
     assert "generator: bind = " in text
 
 
+@pytest.mark.mpi
 def test_a_design_is_run_here_and_tells_its_effects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--preset", "tiny", "--data", write_byte_corpus(tmp_path / "bytes"), "--iterations", 2, "--warm-up", 1]
     for text in ("model.layers=1", "model.hidden=16", "model.seq_len=16", "model.vocab_size=256"):

@@ -1,0 +1,21 @@
+"""Models this small are trained by one thread: more would wait for each other."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As many as ranks beside each other have."""
+    torch: Any = sys.modules.get("torch")  # not every test here needs it
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
