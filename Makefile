@@ -13,6 +13,9 @@ VENV := .venv
 MPI ?= $(if $(wildcard $(VENV)/.installed-system),system,wheel)
 $(if $(filter wheel system,$(MPI)),,$(error MPI=$(MPI): valid are MPI=wheel and MPI=system))
 
+# modules are compiled once, and not by each of the hundreds of processes that tests start
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN  := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(MPI)
 DEV       := $(VENV)/.dev

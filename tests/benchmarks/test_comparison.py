@@ -8,6 +8,7 @@ from benchmarks import comparison
 
 
 @pytest.mark.parametrize("noise", ["log-normal 3 %", "heavy tails 13 %"])
+@pytest.mark.slow
 def test_intervals_cover_and_alarms_are_rare(noise: str) -> None:
     tallies, looks = comparison.simulate_pairs(noise, 400, seed=1, pairs=(3, 6))
     assert looks is None
@@ -18,6 +19,7 @@ def test_intervals_cover_and_alarms_are_rare(noise: str) -> None:
     assert tallies[6].found > tallies[3].found - 0.02
 
 
+@pytest.mark.slow
 def test_looking_after_each_pair_misleads_no_more_than_one_look() -> None:
     _, looks = comparison.simulate_pairs("log-normal 3 %", 150, seed=1)
     assert looks is not None

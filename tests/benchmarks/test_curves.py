@@ -41,6 +41,7 @@ def test_samples_are_neighbours_in_real_text() -> None:
     assert len(set(batch.reshape(-1).tolist())) > 10 and batch.max() < 256
 
 
+@pytest.mark.slow
 def test_the_picture_is_the_same_text_each_time(tmp_path: Path) -> None:
     curves = {"one rank": [3.0, 2.0, 1.0], "other": [3.0, 2.0, 1.0 + 1e-6]}
     for name in ("a.svg", "b.svg"):

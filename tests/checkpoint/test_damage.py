@@ -39,6 +39,7 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(bytes(content))
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_found_and_named(two: Path) -> None:
     chance = random.Random(1)
     with open_checkpoint(two) as whole:

@@ -47,6 +47,7 @@ def our_loss(model: ModelConfig, checkpoint: Path) -> float:
 
 
 @pytest.mark.parametrize("settings", [["model.gelu=tanh"], ["model.gelu=erf", "model.ffn_hidden=40"]])
+@pytest.mark.slow
 def test_what_transformers_loads_has_our_logits(tmp_path: Path, settings: Any) -> None:
     torch, theirs, ours = _both_models(tmp_path, settings)
     tokens = torch.from_numpy(TOKENS[:, :16])

@@ -30,6 +30,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         stop(Spool(place))
 
 
+@pytest.mark.slow
 def test_from_start_to_stop(folder: Path, tmp_path: Path) -> None:
     started = sim("start", "--dir", str(folder), "--nodes", "48", "--min-elapse", "1")
     assert started.returncode == 0, started.stderr
@@ -68,6 +69,7 @@ def test_from_start_to_stop(folder: Path, tmp_path: Path) -> None:
     assert nodes.split()[-1] == "48"
 
 
+@pytest.mark.slow
 def test_a_shell_with_the_commands(folder: Path) -> None:
     done = sim("start", "--dir", str(folder), "--shell", stdin="pjstat\nexit 0\n", SHELL="/bin/sh")
     assert done.returncode == 0

@@ -121,6 +121,7 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
     paths=st.lists(st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF), min_size=1), max_size=3),
     seed=st.integers(0, 2**62), clock=st.none() | st.integers(1, 5000), flag=st.booleans(),
 )  # fmt: skip
+@pytest.mark.slow
 def test_a_run_written_out_is_read_back_equal(
     tmp_path_factory: pytest.TempPathFactory, dp: int, tp: int, lr: float, elapse: float, name: str, paths: List[str],
     seed: int, clock: object, flag: bool,
@@ -142,6 +143,7 @@ def test_a_run_written_out_is_read_back_equal(
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=60) | st.from_regex(r"([a-z]{1,8}[.:=\[\]{}&*!|>'\" \n-]{1,3}){1,6}", fullmatch=True))
+@pytest.mark.slow
 def test_no_text_gives_anything_but_a_config_or_a_config_error(tmp_path: Path, text: str) -> None:
     file = tmp_path / "any.yaml"
     file.write_text(text, encoding="utf-8", errors="replace")

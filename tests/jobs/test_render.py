@@ -40,6 +40,7 @@ def test_every_kept_text_has_its_case() -> None:
     assert {path.stem for path in GOLDEN.glob("*.sh")} == set(CASES)
 
 
+@pytest.mark.slow
 def test_shellcheck_has_nothing_to_say() -> None:
     files = sorted(str(path) for path in GOLDEN.glob("*.sh"))
     done = subprocess.run([str(SHELLCHECK), *files], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
@@ -172,6 +173,7 @@ LINE = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), max_size=40)
 
 @settings(max_examples=15, deadline=None)
 @given(value=LINE, path=LINE.filter(bool))
+@pytest.mark.slow
 def test_any_text_reaches_the_ranks_as_it_is_and_nothing_of_it_is_executed(
     value: str, path: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -46,6 +46,7 @@ def check(schedules: List[List[Action]], shape: Shape) -> ScheduleReport:
 
 @settings(max_examples=400, deadline=None)
 @given(shapes())
+@pytest.mark.slow
 def test_every_schedule_is_complete_and_free_of_deadlock(shape: Shape) -> None:
     kind, stages, micro_batches, chunks = shape
     report = check(all_stages(shape), shape)

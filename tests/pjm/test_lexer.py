@@ -264,6 +264,7 @@ def quoted(word: str) -> str:
     st.sets(st.sampled_from(["join", "stats", "export_all", "norestart", "bulk"])),
     st.booleans(),
 )
+@pytest.mark.slow
 def test_a_script_that_we_write_is_read_as_what_we_wrote(
     resources: Dict[str, str], mpi: Dict[str, str], texts: Dict[str, str], flags: Any, one_line: bool
 ) -> None:

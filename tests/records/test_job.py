@@ -106,6 +106,7 @@ kinds = st.sampled_from(["intent", "submitted", "refused", "abandoned", "status"
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(kinds, st.dictionaries(names, values, max_size=8)), max_size=6))
+@pytest.mark.slow
 def test_no_line_of_another_program_stops_the_reading(lines: List[Any]) -> None:
     history_of(JobEvent(kind, 1.0, fields) for kind, fields in lines)
 

@@ -180,6 +180,7 @@ def _create(out: Path, barrier: Any, told: Any) -> None:
     barrier.wait()  # alive until all have asked
 
 
+@pytest.mark.slow
 def test_of_several_at_once_one_gets_the_folder(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     for attempt in range(10):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import List
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -51,6 +52,7 @@ def test_swapped_seconds_and_tflops(row: Row) -> None:
 
 @many
 @given(rows(), st.sampled_from(list(combinations(range(len(COLUMNS)), 2))))
+@pytest.mark.slow
 def test_any_two_cells_swapped(row: Row, places: "tuple[int, int]") -> None:
     own = cells_of(row)
     first, second = places
@@ -173,6 +175,7 @@ CELL = st.one_of(
 
 @many
 @given(st.lists(st.lists(CELL, min_size=1, max_size=14), max_size=4), st.booleans())
+@pytest.mark.slow
 def test_any_cells_can_be_checked(kept: List[List[str]], gpus: bool) -> None:
     header = (
         "| NNODES | TP | PP | DP | MBS | GBS | Speed | TFlops | Notes |" if gpus else "| " + " | ".join(COLUMNS) + " |"

@@ -105,6 +105,7 @@ def test_the_end_of_a_run_that_went_well_is_exit_code_0(capsys: Said) -> None:
     assert (row["state"], row["status"], row["job"], row["cause"]) == ("ended", "ok", "local-1", None)
 
 
+@pytest.mark.slow
 def test_status_has_four_forms_and_a_store(capsys: Said) -> None:
     run(["job", "submit", str(ready("a", "end 3"))])
     run(["job", "submit", str(ready("b", "echo 'ValueError: a | b'; end 4"))])
@@ -121,6 +122,7 @@ def test_status_has_four_forms_and_a_store(capsys: Said) -> None:
     assert capsys.readouterr().out.splitlines()[0].split() == ["run", "job", "state", "status", "cause", "advice"]
 
 
+@pytest.mark.slow
 def test_cancel_hold_and_release_tell_what_was_accepted(capsys: Said) -> None:
     first, second = ready("first", "touch up; sleep 60"), ready("second", "end 1")
     for directory in (first, second):
@@ -155,6 +157,7 @@ def test_cancel_finds_a_job_whose_submission_was_killed(capsys: Said) -> None:
     assert capsys.readouterr().out == f"{directory}: local-1: cancelled\n"
 
 
+@pytest.mark.slow
 def test_resume_hands_in_what_can_go_on_and_keeps_what_was(capsys: Said) -> None:
     directory = ready("stopped", "echo once; end 75")
     run(["job", "submit", str(directory)])
@@ -173,6 +176,7 @@ def test_resume_hands_in_what_can_go_on_and_keeps_what_was(capsys: Said) -> None
     assert "cancel it, or wait for its end" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_resume_refuses_what_would_end_the_same_way(capsys: Said) -> None:
     directory = ready("bad", "end 3")
     run(["job", "submit", str(directory)])
@@ -184,6 +188,7 @@ def test_resume_refuses_what_would_end_the_same_way(capsys: Said) -> None:
     assert capsys.readouterr().out == "local-2\n"
 
 
+@pytest.mark.slow
 def test_of_several_resume_leaves_out_what_must_not_be_and_says_so(capsys: Said) -> None:
     for name, code in (("bad", 3), ("stopped", 75)):
         run(["job", "submit", str(ready(name, f"end {code}"))])
@@ -276,6 +281,7 @@ def in_a_terminal(words: List[str], answer: bytes = b"") -> Any:
 
 
 @pytest.mark.parametrize(("answer", "handed_in"), [(b"n\n", False), (b"y\n", True)])
+@pytest.mark.slow
 def test_on_a_terminal_it_is_asked_first(answer: bytes, handed_in: bool) -> None:
     directory = ready("a", "end 0")
     code, shown = in_a_terminal(["job", "submit", str(directory)], answer)
@@ -283,6 +289,7 @@ def test_on_a_terminal_it_is_asked_first(answer: bytes, handed_in: bool) -> None
     assert (directory / "job.jsonl").exists() is handed_in
 
 
+@pytest.mark.slow
 def test_on_a_terminal_watching_is_a_table() -> None:
     directory = ready("a", "sleep 0.3; end 3")
     run(["job", "submit", str(directory)])

@@ -32,6 +32,7 @@ def _within_two_gib() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (2 * GIB, 2 * GIB))
 
 
+@pytest.mark.slow
 def test_the_run_on_13824_nodes_fits_within_two_gib() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "fugaku_gpt", *BIG, "--set", "layout.zero=1", "--set", "training.global_batch=2304"],
@@ -79,6 +80,7 @@ def test_the_bubble_of_uneven_stages_is_the_one_that_the_log_predicts(capsys: py
     assert f"bubble          {bubble:.1%} of the busy time" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_every_size_of_a_growing_batch_and_sums_by_nodes_first_are_judged(capsys: pytest.CaptureFixture[str]) -> None:
     lengths = ["seq_ramp_start=512", "seq_ramp_increment=512", "seq_ramp_iterations=8"]
     words = [f"training.{setting}" for setting in lengths]

@@ -70,6 +70,7 @@ def test_a_fit_is_shown_and_written(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert written.time.values[name] == pytest.approx(value, rel=0.02)
 
 
+@pytest.mark.slow
 def test_predicted_against_measured_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     rows = _write(tmp_path / "rows.csv", [line for line in reference() if line["hardware"].startswith("V100")])
@@ -94,6 +95,7 @@ def test_predicted_against_measured_is_drawn(tmp_path: Path, capsys: pytest.Capt
         (["--runs", "runs", "--plot", "fit.svg"], "--plot fit.svg: goes with --rows"),
     ],
 )
+@pytest.mark.slow
 def test_a_picture_that_cannot_be_drawn_is_a_usage_error(
     more: List[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,6 +80,7 @@ def test_at_most_so_many_nodes_and_a_choice_of_batches(capsys: pytest.CaptureFix
     assert per == pytest.approx(sorted(per), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_run_files_a_sweep_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     out, picture = tmp_path / "best", tmp_path / "search.svg"

@@ -20,6 +20,8 @@ from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission, Uncertain
 from fugaku_gpt.launch.processes import MARK, end_marked, marked
 from fugaku_gpt.records.job import CANCELLED, ENDED, HELD, LOST, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus
 
+pytestmark = pytest.mark.slow
+
 WAIT_SECONDS = 60.0
 
 

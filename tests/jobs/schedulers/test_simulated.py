@@ -20,6 +20,8 @@ from fugaku_gpt.records.job import CANCELLED, ENDED, HELD, LOST, OVER, RUNNING, 
 from fugaku_gpt.simulator.session import Simulator
 from tests.support.simulated import simulated
 
+pytestmark = pytest.mark.slow
+
 WAIT_SECONDS = 60.0
 RECORD = """
 end() {

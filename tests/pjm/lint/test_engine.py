@@ -127,6 +127,7 @@ scripts = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(scripts, st.booleans(), st.sampled_from(["auto", "fugaku", "any"]))
+@pytest.mark.slow
 def test_any_bytes_are_linted_and_rendered(content: bytes, strict: bool, site: str) -> None:
     linter = Linter(strict=strict, site=site)
     report = linter.check(content.decode("utf-8", "surrogateescape"), "a b\udcff.sh")
