@@ -87,7 +87,7 @@ def train_and_collect(capsys: Said, corpus: Path, out: Path, *settings: str) -> 
     return dict(row)
 
 
-def test_a_job_goes_through_the_simulated_pjm(
+def test_a_job_goes_through_the_simulated_pjm_and_power_knobs_that_it_grants_are_not_in_the_table_as_applied(
     simulated_pjm: Simulator,  # noqa: F811
     corpus: Path,
     tmp_path: Path,
@@ -98,7 +98,8 @@ def test_a_job_goes_through_the_simulated_pjm(
     # two ranks with a thread each on 48 cores: the check says so, and nothing else
     assert run(["job", "lint", str(script), "--ignore", "PJM062"]) == 0
     assert run(["job", "lint", str(script)]) == EXIT_FINDINGS
-    row = train_and_collect(capsys, corpus, tmp_path / "run", "job.scheduler=pjm")
+    row = train_and_collect(capsys, corpus, tmp_path / "run", "job.scheduler=pjm", "node.freq_mhz=2200")
+    assert row["freq_mhz_applied"] is None and "2.2GHz" in row["not_applied"]
     accounting = json.loads((tmp_path / "run" / "accounting.json").read_text())
     assert accounting and list((tmp_path / "run").glob("*.stats"))
     assert run(["report", "table", str(tmp_path / "run"), "--format", "md"]) == 0
@@ -106,17 +107,9 @@ def test_a_job_goes_through_the_simulated_pjm(
     assert "| 1 (max-proc-per-node=2) | " in table and f", {row['job_id']} |" in table
 
 
-def test_power_knobs_that_the_simulator_grants_are_not_in_the_table_as_applied(
-    simulated_pjm: Simulator,  # noqa: F811
-    corpus: Path,
-    tmp_path: Path,
-    capsys: Said,
+def test_a_job_goes_through_real_slurm(
+    cluster: Path, corpus: Path, uninterrupted: Path, tmp_path: Path, capsys: Said
 ) -> None:
-    row = train_and_collect(capsys, corpus, tmp_path / "run", "job.scheduler=pjm", "node.freq_mhz=2200")
-    assert row["freq_mhz_applied"] is None and "2.2GHz" in row["not_applied"]
-
-
-def test_a_job_goes_through_real_slurm(cluster: Path, corpus: Path, tmp_path: Path, capsys: Said) -> None:
     settings = [
         "job.scheduler=slurm",
         "job.nodes=2",
@@ -127,7 +120,7 @@ def test_a_job_goes_through_real_slurm(cluster: Path, corpus: Path, tmp_path: Pa
     assert row["nodes"] == 2
     hosts = json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"]
     assert len(hosts) == 2
-    train_in_a_chain(capsys, corpus, tmp_path / "chain", *settings)
+    train_in_a_chain(capsys, corpus, uninterrupted, tmp_path / "chain", *settings)
     long = [*settings, "training.iterations=100000", "training.log_interval=50"]
     assert run(["job", "submit", *words_of(corpus, *long), "--out", str(tmp_path / "long"), "--yes"]) == 0
     until(lambda: (tmp_path / "long" / "metrics.jsonl").exists())
@@ -145,10 +138,16 @@ def test_a_job_goes_through_this_machines_queue(local_queue: None, corpus: Path,
 THREE_LINKS = ["job.chain=3", "training.iterations=3", "job.elapse=10:00", "job.stop_margin=9:59.999"]
 
 
-def train_in_a_chain(capsys: Said, corpus: Path, out: Path, *settings: str) -> None:
-    """Three links, each going on where the one before has stopped, draw the curve of a run that was not interrupted."""
-    assert run(["train", *words_of(corpus, "training.iterations=3"), "--ranks", "2", "--out", str(out / "whole")]) == 0
-    chained = out / "chained"
+@pytest.fixture(scope="module")
+def uninterrupted(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of three iterations in one go: the judge of every chain."""
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
+    assert run(["train", *words_of(corpus, "training.iterations=3"), "--ranks", "2", "--out", str(out)]) == 0
+    return out
+
+
+def train_in_a_chain(capsys: Said, corpus: Path, uninterrupted: Path, chained: Path, *settings: str) -> None:
+    """Three links, each resuming where the one before has stopped, draw the curve of a run that was not interrupted."""
     assert run(["job", "submit", *words_of(corpus, *THREE_LINKS, *settings), "--out", str(chained), "--yes"]) == 0
     deadline = time.monotonic() + 3 * LONGEST_SECONDS
     while True:
@@ -165,23 +164,24 @@ def train_in_a_chain(capsys: Said, corpus: Path, out: Path, *settings: str) -> N
         assert (stopped["status"], stopped["iterations"]) == ("interrupted", limit)
         assert "0:09:59 before the time limit of 0:10:00" in stopped["reason"]
     for kind in ("iteration", "validation"):
-        losses = [[line["loss"] for line in RunDirectory(out / one).metrics(kind)] for one in ("whole", "chained")]
+        losses = [[line["loss"] for line in RunDirectory(out).metrics(kind)] for out in (uninterrupted, chained)]
         assert losses[0] == losses[1] and len(losses[0]) == 3
 
 
 def test_a_chain_resumes_by_itself_in_the_simulated_pjm(
     simulated_pjm: Simulator,  # noqa: F811
     corpus: Path,
+    uninterrupted: Path,
     tmp_path: Path,
     capsys: Said,
 ) -> None:
-    train_in_a_chain(capsys, corpus, tmp_path, "job.scheduler=pjm")
+    train_in_a_chain(capsys, corpus, uninterrupted, tmp_path / "chain", "job.scheduler=pjm")
 
 
 def test_a_chain_resumes_by_itself_in_this_machines_queue(
-    local_queue: None, corpus: Path, tmp_path: Path, capsys: Said
+    local_queue: None, corpus: Path, uninterrupted: Path, tmp_path: Path, capsys: Said
 ) -> None:
-    train_in_a_chain(capsys, corpus, tmp_path, "job.scheduler=local", "job.volumes=[]")
+    train_in_a_chain(capsys, corpus, uninterrupted, tmp_path / "chain", "job.scheduler=local", "job.volumes=[]")
 
 
 def test_a_sweep_goes_through_the_simulated_pjm(

@@ -35,7 +35,10 @@ from tests.support.slurm import missing, slurm_cluster
 WAIT_SECONDS = 120.0
 REASON = missing()
 
-pytestmark = pytest.mark.skipif(bool(REASON), reason=f"no real Slurm on this machine: {REASON}")
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(bool(REASON), reason=f"no real Slurm on this machine: {REASON}"),
+]
 
 # as our templates do it: the record when told to stop, and again at the end
 RECORD = """

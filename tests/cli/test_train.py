@@ -41,18 +41,9 @@ sys.exit(run(sys.argv[1:]))
 """
 
 
-# what PyTorch imports only when it is used: it takes longer than all of a small run's first step
-LATE = """
-import sys
-from fugaku_gpt.cli.main import run
-code = run(sys.argv[1:])
-print([name for name in ("sympy", "torch._dynamo", "torch.fx.experimental.symbolic_shapes") if name in sys.modules])
-sys.exit(code)
-"""
-
-
-# whether garbage is collected, and whether what was imported is out of its reach
-COLLECTED = """
+# Whether garbage is collected, and whether what was imported is out of its reach; and what is imported in the end of
+# PyTorch's compiler, which takes longer than all of a small run's first step.
+WATCHED = """
 import gc
 import sys
 from fugaku_gpt.cli import main
@@ -68,6 +59,7 @@ run.agree_on_kernels = told("starts", run.agree_on_kernels)
 trainer.Trainer.step = told("steps", trainer.Trainer.step)
 code = main.run(sys.argv[1:])
 print("ends", gc.isenabled())
+print([name for name in ("sympy", "torch._dynamo", "torch.fx.experimental.symbolic_shapes") if name in sys.modules])
 sys.exit(code)
 """
 
@@ -77,15 +69,6 @@ def arguments(corpus: Path, out: Path, *settings: str) -> List[str]:
     for setting in (*SMALL, *SHORT, *settings):
         words += ["--set", setting]
     return words
-
-
-@pytest.mark.mpi
-def test_garbage_is_not_collected_before_the_first_iteration_and_is_from_then_on(corpus: Path, tmp_path: Path) -> None:
-    words = arguments(corpus, tmp_path / "run", "training.iterations=2", "training.eval_interval=null")
-    done = subprocess.run([sys.executable, "-c", COLLECTED, *words], stdout=subprocess.PIPE, timeout=300)
-    said = [line for line in done.stdout.decode().splitlines() if line.split()[0] in ("starts", "steps", "ends")]
-    assert done.returncode == 0
-    assert said == ["starts False True", "steps True True", "steps True True", "ends True"]
 
 
 @pytest.mark.parametrize("ranks", [None, 2])
@@ -116,9 +99,12 @@ def test_under_mpirun_one_rank_says_that_a_run_does_not_fit_and_none_goes_on(cor
 
 
 @pytest.mark.mpi
-def test_two_ranks_leave_a_whole_run_directory(corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_two_ranks_leave_a_whole_run_directory_and_a_second_run_into_it_is_refused(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
-    assert run([*arguments(corpus, out, "layout.dp=2"), "--ranks", "2"]) == 0
+    command = [*arguments(corpus, out, "layout.dp=2"), "--ranks", "2"]
+    assert run(command) == 0
     directory = RunDirectory(out)
     result, environment = directory.result(), directory.environment()
     assert result is not None and result.status == "ok" and result.iterations == 4
@@ -134,37 +120,46 @@ def test_two_ranks_leave_a_whole_run_directory(corpus: Path, tmp_path: Path, cap
     printed = capfd.readouterr().out
     for words in ("torch ", "MPI ", "rank 1 on ", "lm loss:", "grad norm:", "tokens per second:", "TFLOPs:"):
         assert words in printed
+    before = (out / "result.json").read_text(encoding="utf-8")
+    assert run(command) == 2
+    assert "already holds a run" in capfd.readouterr().err
+    assert (out / "result.json").read_text(encoding="utf-8") == before
 
 
 @pytest.mark.mpi
-def test_the_same_seed_gives_the_same_losses_with_one_rank_and_with_two(corpus: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_losses_with_one_rank_and_with_two_whoever_starts_them(
+    corpus: Path, tmp_path: Path
+) -> None:
     losses = []
-    for ranks, setting, more in (
-        ("1", "layout.tp=1", []),
-        ("2", "layout.tp=2", []),
-        ("2", "layout.tp=2", ["--check-collectives"]),  # which finds nothing to say, and changes nothing
+    for ranks, more in (
+        (1, []),
+        (2, []),  # by mpirun itself
+        (2, ["--check-collectives"]),  # which finds nothing to say, and changes nothing
     ):
-        out = tmp_path / "-".join([ranks, *more])
-        words = arguments(corpus, out, setting, "training.dtype=float64")
-        assert run([*words, *more, "--ranks", ranks]) == 0
+        out = tmp_path / "-".join([str(ranks), *more])
+        words = [*arguments(corpus, out, f"layout.tp={ranks}", "training.dtype=float64"), *more]
+        if ranks == 2 and not more:
+            done = _mpirun(ranks, words)
+            assert done.returncode == 0, done.stdout
+        else:
+            assert run([*words, "--ranks", str(ranks)]) == 0
+        result = RunDirectory(out).result()
+        assert result is not None and result.status == "ok"
         losses.append([line["loss"] for line in RunDirectory(out).metrics("iteration")])
     assert losses[0] == pytest.approx(losses[1], rel=1e-12) and losses[1] == losses[2]
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.mpi
-def test_a_run_imports_nothing_of_pytorch_s_compiler(corpus: Path, tmp_path: Path, recompute: str) -> None:
+def test_a_run_imports_nothing_of_pytorch_s_compiler_and_collects_garbage_from_its_first_iteration_on(
+    corpus: Path, tmp_path: Path, recompute: str
+) -> None:
     words = arguments(corpus, tmp_path / "run", f"training.recompute={recompute}", "checkpoint.at_end=false")
-    said = subprocess.run([sys.executable, "-c", LATE, *words], check=True, stdout=subprocess.PIPE, timeout=300).stdout
-    assert "iteration 4/4" in said.decode() and said.decode().splitlines()[-1] == "[]"
-
-
-@pytest.mark.mpi
-def test_ranks_started_by_mpirun_itself_join(corpus: Path, tmp_path: Path) -> None:
-    done = _mpirun(2, arguments(corpus, tmp_path / "run", "layout.tp=2"))
-    assert done.returncode == 0, done.stdout
-    result = RunDirectory(tmp_path / "run").result()
-    assert result is not None and result.status == "ok"
+    done = subprocess.run([sys.executable, "-c", WATCHED, *words], check=True, stdout=subprocess.PIPE, timeout=300)
+    lines = done.stdout.decode().splitlines()
+    assert any("iteration 4/4" in line for line in lines) and lines[-1] == "[]"
+    watched = [line for line in lines if line.split()[0] in ("starts", "steps", "ends")]
+    assert watched == ["starts False True", *["steps True True"] * 4, "ends True"]
 
 
 @pytest.mark.parametrize(
@@ -205,19 +200,6 @@ def test_a_token_past_the_vocabulary_ends_all_ranks_with_a_message(
     result = RunDirectory(out).result()
     assert result is not None and result.status == "failed" and "vocabulary" in result.reason
     assert result.rank in (0, 1) and result.node and result.exception.startswith("DataError: ")
-
-
-@pytest.mark.mpi
-def test_a_second_run_into_the_same_folder_is_refused(
-    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run"
-    words = [*arguments(corpus, out), "--ranks", "1"]
-    assert run(words) == 0
-    before = (out / "result.json").read_text(encoding="utf-8")
-    assert run(words) == 2
-    assert "already holds a run" in capfd.readouterr().err
-    assert (out / "result.json").read_text(encoding="utf-8") == before
 
 
 @pytest.mark.mpi

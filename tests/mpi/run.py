@@ -20,7 +20,8 @@ class EndAllRanks:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            print(f"rank {self._world.rank}: {report.nodeid}\n{report.longreprtext}", file=sys.stderr, flush=True)
+            said = f"{report.nodeid}\n{report.longreprtext}\n{report.capstderr}"
+            print(f"rank {self._world.rank}: {said}", file=sys.stderr, flush=True)
             self._world.abort(1)
 
 

@@ -145,6 +145,57 @@ def run(world: Delayed, drawn: Drawn) -> Tuple[float, float]:
     return distance(drawn, curve) if world.rank == 0 else (0.0, 0.0)  # the others go on to the next layout
 
 
+def run_layouts(world: Delayed, drawn: List[Drawn], limit: float) -> None:
+    """Train these layouts, one after the other, and print how far their curves are from one rank's. Collective.
+
+    Args:
+        limit: seconds that a layout may take; past them, the process prints its stacks and exits.
+
+    Raises:
+        AssertionError: see :func:`run`; standard error tells how to run that layout alone.
+    """
+    worst: Dict[str, Tuple[float, float]] = {}
+    try:
+        for number, one in enumerate(drawn, start=1):
+            words = " ".join(one.words)
+            if world.rank == 0:
+                print(f"layout {number}/{len(drawn)} on {world.size} ranks: {words}", flush=True)
+            faulthandler.dump_traceback_later(limit, exit=True)
+            try:
+                dtype, found = one.config.training.dtype, run(world, one)
+            except BaseException:
+                alone = " ".join(map(shlex.quote, one.words))
+                print(
+                    f"rank {world.rank}: {traceback.format_exc()}failed on {world.size} ranks: {words}\n"
+                    f"alone: python -m tests.mpi.start {world.size} -m tests.mpi.soak --replay {alone}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                raise
+            before = worst.get(dtype, (0.0, 0.0))
+            worst[dtype] = (max(found[0], before[0]), max(found[1], before[1]))
+        faulthandler.dump_traceback_later(limit, exit=True)
+        world.barrier()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    if world.rank == 0:
+        distances = ", ".join(f"{dtype} loss {loss:.1e} norm {norm:.1e}" for dtype, (loss, norm) in worst.items())
+        print(f"largest distance from one rank: {distances}")
+        print(f"{len(drawn)} random layouts on {world.size} ranks: none hung, every curve is one rank's")
+
+
+def layouts_of(world: Communicator, count: int, seed: int) -> List[Drawn]:
+    """So many random layouts of all ranks: those that rank 0 draws. Collective."""
+    words = [one.words for one in draw_layouts(world.size, count, seed)] if not world.rank else []
+    return [from_words(one) for one in world.broadcast_json(words)]
+
+
+def delayed(world: Communicator) -> Delayed:
+    """The same ranks, which now and then sleep before a call, each at other times."""
+    Delayed.dice.seed(world.rank + os.getpid())
+    return Delayed(world._handle, "world", shares_cores=True)
+
+
 def main() -> None:
     """Run and report."""
     parser = argparse.ArgumentParser()
@@ -156,39 +207,12 @@ def main() -> None:
     faulthandler.dump_traceback_later(options.limit, exit=True)
     torch.set_num_threads(1)
     plain = open_world()
-    Delayed.dice.seed(plain.rank + os.getpid())
-    world = Delayed(plain._handle, "world", shares_cores=True)
-    if options.replay:
-        drawn = [from_words(options.replay)]
-    else:  # drawn once: all ranks run what rank 0 has drawn
-        words = [one.words for one in draw_layouts(world.size, options.layouts, options.seed)] if not world.rank else []
-        drawn = [from_words(one) for one in plain.broadcast_json(words)]
-    worst: Dict[str, Tuple[float, float]] = {}
-    for number, one in enumerate(drawn, start=1):
-        words = " ".join(one.words)
-        if world.rank == 0:
-            print(f"layout {number}/{len(drawn)} on {world.size} ranks: {words}", flush=True)
-        faulthandler.dump_traceback_later(options.limit, exit=True)
-        try:
-            dtype, found = one.config.training.dtype, run(world, one)
-        except BaseException:
-            alone = " ".join(map(shlex.quote, one.words))
-            print(
-                f"rank {world.rank}: {traceback.format_exc()}failed on {world.size} ranks: {words}\n"
-                f"alone: python -m tests.mpi.start {world.size} -m tests.mpi.soak --replay {alone}",
-                file=sys.stderr,
-                flush=True,
-            )
-            world.abort(1)
-            raise
-        before = worst.get(dtype, (0.0, 0.0))
-        worst[dtype] = (max(found[0], before[0]), max(found[1], before[1]))
-    faulthandler.dump_traceback_later(options.limit, exit=True)
-    world.barrier()
-    if world.rank == 0:
-        distances = ", ".join(f"{dtype} loss {loss:.1e} norm {norm:.1e}" for dtype, (loss, norm) in worst.items())
-        print(f"largest distance from one rank: {distances}")
-        print(f"{len(drawn)} random layouts on {world.size} ranks: none hung, every curve is one rank's")
+    drawn = [from_words(options.replay)] if options.replay else layouts_of(plain, options.layouts, options.seed)
+    try:
+        run_layouts(delayed(plain), drawn, options.limit)
+    except BaseException:
+        plain.abort(1)
+        raise
 
 
 if __name__ == "__main__":
