@@ -77,6 +77,7 @@ def test_planted_effects_are_found_and_no_others() -> None:
     assert found.noise == pytest.approx(0.005, rel=0.3) and (found.jobs, found.blocks, found.df) == (48, 3, 35)
 
 
+@pytest.mark.slow
 def test_one_toggle_in_blocks_of_two_is_the_paired_t_test() -> None:
     stats = pytest.importorskip("scipy.stats")
     observations = runs(full(1), lambda row: 1.03 if row[0] > 0 else 1.0, repeats=6, noise=0.02, drift=1.3)
@@ -174,6 +175,7 @@ def test_nothing_to_attribute_is_a_usage_error() -> None:
         find([Observation("x", (1,), "a", 1.0), Observation("y", (-1,), "b", 1.0)], 1)
 
 
+@pytest.mark.slow
 def test_chance_makes_an_alarm_of_any_line_in_no_more_than_one_set_of_twenty() -> None:
     rows = full(3)
     alarms = 0

@@ -172,6 +172,7 @@ def test_resamples_that_tie_lean_to_neither_side() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(SECONDS, min_size=1, max_size=9), st.lists(SECONDS, min_size=1, max_size=9), st.floats(1e-4, 1e4))
+@pytest.mark.slow
 def test_groups_know_no_order_no_unit_and_no_favourite(a: List[float], b: List[float], factor: float) -> None:
     found = compare_groups(a, b)
     assert found.low <= found.ratio <= found.high and 0 < found.p <= 1

@@ -208,6 +208,7 @@ def test_of_two_submissions_at_once_the_first_in_the_file_hands_in(tmp_path: Pat
     assert [intent.tag for intent in read_history(tmp_path).open] == ["other"]
 
 
+@pytest.mark.slow
 def test_many_processes_hand_in_one_job(tmp_path: Path) -> None:
     prepare(config(), tmp_path / "run")
     program = (

@@ -20,6 +20,8 @@ from tests.simulator.conftest import Write
 from tests.simulator.test_running import alive, until
 from tests.support.simulated import QUICK, simulated
 
+pytestmark = pytest.mark.slow
+
 
 def test_stop_ends_every_job_and_the_daemon(tmp_path: Path, write: Write) -> None:
     write("trap '' TERM; echo $$ > pid; setsid sleep 300 & echo $! > other; sleep 300")

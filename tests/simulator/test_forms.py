@@ -305,6 +305,7 @@ def test_too_many_nodes_for_retention_are_warned_of_and_accepted(tmp_path: Path)
         assert done.stderr == ("warn: specification of core retention is invalid because job size is too large.\n")
 
 
+@pytest.mark.slow
 def test_strict_groups_refuse_as_fugaku_does(tmp_path: Path) -> None:
     from tests.support.simulated import simulated
 

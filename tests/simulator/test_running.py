@@ -13,6 +13,8 @@ from fugaku_gpt.simulator.session import Simulator
 from tests.simulator.conftest import Write
 from tests.support.simulated import simulated
 
+pytestmark = pytest.mark.slow
+
 GO = "while ! test -e go; do sleep 0.02; done"  # the script waits for the test
 
 

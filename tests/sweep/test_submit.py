@@ -171,6 +171,7 @@ def test_what_was_perhaps_taken_is_looked_for_and_not_handed_in_again(
     assert max(Counter(job["run"] for job in scheduler.jobs()).values()) == 1
 
 
+@pytest.mark.slow
 def test_nothing_is_handed_in_twice_however_often_it_is_killed(tmp_path: Path, plan: Plan, out: Path) -> None:
     queue = tmp_path / "queue"
     chance = random.Random(5)
