@@ -61,6 +61,7 @@ def test_each_line_of_a_config_error_is_told_without_a_traceback(capsys: pytest.
     assert "training.lr: 'fast'" in lines[0] and "did you mean layout.tp?" in lines[1]
 
 
+@pytest.mark.slow
 def test_no_words_at_all_show_the_help() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "fugaku_gpt"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
@@ -69,6 +70,7 @@ def test_no_words_at_all_show_the_help() -> None:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["train", "--help"]])
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_failure(words: List[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)

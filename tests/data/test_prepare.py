@@ -85,6 +85,7 @@ def test_workers_do_not_change_a_byte(tmp_path: Path, texts: Path) -> None:
     assert content(tmp_path / "one") == content(tmp_path / "three")
 
 
+@pytest.mark.slow
 def test_the_standard_library(tmp_path: Path) -> None:
     manifest, _ = prepare(request(tmp_path / "out", stdlib=True, limit_mib=0.1))
     assert 0.1 <= manifest["text_bytes"] / 2**20 < 0.5
@@ -189,6 +190,7 @@ sys.exit(run(["data", "prepare", *sys.argv[2:]]))
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.slow
 def test_a_killed_prepare_leaves_nothing_to_be_seen(tmp_path: Path, texts: Path, how: int) -> None:
     """No folder, no process; what SIGKILL leaves is hidden, and removed by the next prepare."""
     out, marker = tmp_path / "out", tmp_path / "stalled"

@@ -127,6 +127,7 @@ def test_documents_that_are_too_large(tmp_path: Path, monkeypatch: pytest.Monkey
         texts(tmp_path / "b.jsonl")
 
 
+@pytest.mark.slow
 def test_the_standard_library() -> None:
     files = find_files([], True, TEXT_SUFFIXES, 0)
     names = {file.label for file in files}

@@ -82,6 +82,7 @@ def test_a_tokenizer_that_cannot_be_used(tmp_path: Path, tokenizer: Path) -> Non
         Encoder(tmp_path / "endless.json")
 
 
+@pytest.mark.slow
 def test_processes_keep_the_order(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "BATCH", 500)
     documents = [text * (number % 7) for number, text in enumerate([b"word ", b"def f(x):\n    ", b"12 "] * 40)]

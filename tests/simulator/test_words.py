@@ -19,6 +19,7 @@ WORD = st.one_of(st.sampled_from(sorted(SPELLINGS)), TEXT, st.sampled_from(["nod
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(WORD, max_size=8))
+@pytest.mark.slow
 def test_any_command_line_is_read_or_refused(words: "list[str]") -> None:
     try:
         line = read_words(words)
