@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Dict, List, Tuple
 
@@ -92,12 +93,14 @@ CASES: Dict[str, Tuple[str, Profile, List[str]]] = {
 }  # fmt: skip
 
 
+@functools.lru_cache(maxsize=None)
 def config_of(case: str) -> RunConfig:
     """The run of a case."""
     preset, _, overrides = CASES[case]
     return load_run_config(preset=preset, overrides=overrides)
 
 
+@functools.lru_cache(maxsize=None)
 def rendered(case: str) -> JobScript:
     """The script of a case."""
     return render_job(config_of(case), CASES[case][1])

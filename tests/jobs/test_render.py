@@ -89,7 +89,6 @@ def test_the_directives_alone_say_what_the_settings_say(case: str) -> None:
     assert stats == job.statistics
 
 
-@pytest.mark.slow
 def test_all_six_power_knobs_are_always_written_out() -> None:
     for case in PJM:
         text = rendered(case).text
@@ -116,7 +115,6 @@ def test_knobs_that_are_not_set_become_a_legal_whole(
     assert (knobs["freq"], knobs["eco_state"], knobs["retention_state"]) == (freq, eco, retention)
 
 
-@pytest.mark.slow
 def test_nothing_is_preloaded_into_the_job_itself() -> None:
     for case in CASES:
         for line in rendered(case).text.splitlines():
