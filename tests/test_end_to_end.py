@@ -104,7 +104,7 @@ def test_a_job_goes_through_the_simulated_pjm_and_power_knobs_that_it_grants_are
     assert accounting and list((tmp_path / "run").glob("*.stats"))
     assert run(["report", "table", str(tmp_path / "run"), "--format", "md"]) == 0
     table = capsys.readouterr().out
-    assert "| 1 (max-proc-per-node=2) | " in table and f", {row['job_id']} |" in table
+    assert "| 1 (max-proc-per-node=2) | " in table and f", {row['job_id']}, not applied: 2.2GHz |" in table
 
 
 def test_a_job_goes_through_real_slurm(
