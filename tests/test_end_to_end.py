@@ -20,7 +20,7 @@ from tests.support.simulated import simulated_pjm  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.mpi
 
-LONGEST_SECONDS = 180.0
+LONGEST_SECONDS = 600.0
 ROOT = Path(__file__).resolve().parent.parent
 TINY = [
     "model.layers=1", "model.hidden=16", "model.heads=2", "model.seq_len=16", "model.vocab_size=256",

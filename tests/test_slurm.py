@@ -32,7 +32,7 @@ from fugaku_gpt.records.job import (
 from fugaku_gpt.records.run import RunDirectory
 from tests.support.slurm import missing, slurm_cluster
 
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 300.0
 REASON = missing()
 
 pytestmark = [

@@ -18,7 +18,7 @@ PROGRAM = [sys.executable, "-m", "fugaku_gpt", "sim"]
 
 def sim(*words: str, stdin: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [*PROGRAM, *words], capture_output=True, text=True, input=stdin, env={**os.environ, **environment}, timeout=60
+        [*PROGRAM, *words], capture_output=True, text=True, input=stdin, env={**os.environ, **environment}, timeout=300
     )
 
 

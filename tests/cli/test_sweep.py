@@ -55,7 +55,7 @@ def start(file: Path, out: Path, *options: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
 
 
-def wait_for(done: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(done: Callable[[], bool], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline
@@ -113,7 +113,7 @@ def test_ctrl_c_records_the_run_and_leaves_no_rank(tmp_path: Path, data: Path) -
     mark = json.loads((out / ".sweep.lock").read_text())["mark"]
     assert len(marked(mark)) >= 3  # mpirun and two ranks
     sweep.send_signal(signal.SIGINT)
-    said, _ = sweep.communicate(timeout=60)
+    said, _ = sweep.communicate(timeout=300)
     assert sweep.returncode == 1 and b"the same command runs what is missing" in said and b"Traceback" not in said
     assert marked(mark) == []
     result = RunDirectory(metrics.parent).result()

@@ -238,7 +238,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(
         os.kill(facts["ranks"][victim]["process"], signal.SIGKILL)
         said = process.stdout.read().decode()
         # of the rank's keeper, or of one that mpirun has killed meanwhile
-        assert process.wait(timeout=60) in (128 + signal.SIGKILL, signal.SIGKILL)
+        assert process.wait(timeout=300) in (128 + signal.SIGKILL, signal.SIGKILL)
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert len(processes) == 2 * ranks and not alive
     result = RunDirectory(out).result()
@@ -278,7 +278,7 @@ def test_a_run_that_is_stopped_can_be_resumed(
                 break
         output = process.stdout.read()
         # mpirun alone may tell of ranks that it has killed as they left
-        assert process.wait(timeout=60) in ((EXIT_RESUME,) if own else (EXIT_RESUME, signal.SIGKILL)), output.decode()
+        assert process.wait(timeout=300) in ((EXIT_RESUME,) if own else (EXIT_RESUME, signal.SIGKILL)), output.decode()
     result = RunDirectory(out).result()
     assert result is not None and result.status == "interrupted" and result.reason.startswith(reason)
     assert result.reason.endswith(f", after iteration {result.iterations}")
@@ -301,7 +301,7 @@ def test_a_second_order_ends_a_run_at_once(corpus: Path, tmp_path: Path) -> None
         time.sleep(1.0)  # two that come before the process looks are one
         process.send_signal(signal.SIGTERM)
         process.stdout.read()
-        assert process.wait(timeout=60) == 1
+        assert process.wait(timeout=300) == 1
     result = RunDirectory(out).result()
     assert result is not None and (result.status, result.reason) == ("interrupted", "rank 0: interrupted")
 

@@ -17,7 +17,7 @@ from fugaku_gpt.records.job import OVER
 from tests.support.corpus import write_byte_corpus
 from tests.support.simulated import simulated
 
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 600.0
 
 
 @pytest.mark.mpi

@@ -201,7 +201,7 @@ def test_a_killed_prepare_leaves_nothing_to_be_seen(tmp_path: Path, texts: Path,
     _wait_until(lambda: marker.exists() or process.poll() is not None)
     assert marker.exists() and len(_processes_of(out)) == 3
     process.send_signal(how)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == (-9 if how == signal.SIGKILL else 1)
     assert "Traceback" not in stderr
     _wait_until(lambda: not _processes_of(out))

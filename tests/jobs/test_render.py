@@ -165,7 +165,7 @@ def run_script(folder: Path, text: str, variables: Dict[str, str]) -> int:
     """Run a script in a folder whose programs come first on PATH."""
     (folder / "job.sh").write_text(text, encoding="utf-8")
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder), **variables}
-    return subprocess.run(["bash", "job.sh"], cwd=str(folder), env=environment, check=False, timeout=60).returncode
+    return subprocess.run(["bash", "job.sh"], cwd=str(folder), env=environment, check=False, timeout=300).returncode
 
 
 LINE = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), max_size=40)
@@ -224,7 +224,7 @@ def test_a_script_that_is_told_to_stop_tells_its_ranks_and_records_it(tmp_path: 
     process = subprocess.Popen(["bash", "job.sh"], cwd=str(tmp_path), env=environment)
     wait_for(tmp_path / "up", process)
     subprocess.run(["kill", f"-{signal}", str(process.pid)], check=True)
-    assert process.wait(timeout=60) == 75
+    assert process.wait(timeout=300) == 75
     record = exit_records(tmp_path)["7"]
     assert (record.exit_code, record.signal) == (75, name)
 
@@ -297,7 +297,7 @@ def test_a_script_that_is_killed_after_it_was_told_has_left_its_record(tmp_path:
     process.terminate()
     wait_for(tmp_path / "exit" / "7.json", process)
     os.killpg(process.pid, 9)
-    process.wait(timeout=60)
+    process.wait(timeout=300)
     record = exit_records(tmp_path)["7"]
     assert (record.exit_code, record.signal) == (143, "TERM")
 
@@ -315,7 +315,7 @@ def test_slurm_s_ranks_are_told_and_not_killed_with_srun(tmp_path: Path) -> None
     process = subprocess.Popen(["bash", "job.sh"], cwd=str(tmp_path), env=environment)
     wait_for(tmp_path / "up", process)
     process.terminate()
-    assert process.wait(timeout=60) == 75
+    assert process.wait(timeout=300) == 75
     assert (tmp_path / "told").read_text(encoding="utf-8") == "--signal=TERM 7\n"
     assert exit_records(tmp_path)["7"].signal == "TERM"
 

@@ -230,7 +230,7 @@ def test_many_processes_hand_in_one_job(tmp_path: Path) -> None:
     for process in processes:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
     (tmp_path / "go").touch()
-    said = "".join(process.communicate(timeout=60)[0] for process in processes)
+    said = "".join(process.communicate(timeout=300)[0] for process in processes)
     assert all(process.returncode == 0 for process in processes)
     assert said.split() == ["101"]
 

@@ -185,7 +185,7 @@ def test_real_ranks_get_their_variables_and_know_their_place() -> None:
     launcher = find_launcher()
     lines: List[str] = []
     argv = [*launcher.start(3), "env", "LD_PRELOAD=libm.so.6", sys.executable, "-c", program]
-    outcome = run_command(argv, launcher.environment, timeout=60, on_line=lines.append)
+    outcome = run_command(argv, launcher.environment, timeout=300, on_line=lines.append)
     assert outcome.ok and "LD_PRELOAD" not in os.environ
     places = sorted(" ".join(lines).replace("place", "").split())
     assert places == sorted(["0", "3", "libm.so.6", "1", "3", "libm.so.6", "2", "3", "libm.so.6"])

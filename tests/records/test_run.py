@@ -194,7 +194,7 @@ def test_of_several_at_once_one_gets_the_folder(tmp_path: Path) -> None:
         processes = [context.Process(target=_create, args=(out, barrier, told)) for _ in range(4)]
         for process in processes:
             process.start()
-        answers = sorted(told.get(timeout=30) for _ in processes)
+        answers = sorted(told.get(timeout=300) for _ in processes)
         for process in processes:
             process.join()
         assert answers.count("created") == 1 and all(

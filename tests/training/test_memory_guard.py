@@ -44,7 +44,7 @@ with MemoryGuard(RunDirectory(Path(sys.argv[1])), 1, [os.getpid()], NodeConfig(m
 
 def greedy(directory: Path, limited: bool, group: str = "") -> "subprocess.CompletedProcess[str]":
     words = [sys.executable, "-c", GREEDY, str(directory), "limited" if limited else "", group]
-    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_a_rank_that_allocates_without_end_is_ended_with_what_it_had(tmp_path: Path) -> None:

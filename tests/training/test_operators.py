@@ -282,7 +282,7 @@ def test_a_failure_of_profiling_does_not_make_a_failed_run(tmp_path: Path, ranks
     if ranks > 1:
         command = [*find_launcher().start(ranks), *command]
     log, started = tmp_path / "log.txt", time.time()
-    done = run_command(command, find_launcher().environment, log=log, timeout=120.0)
+    done = run_command(command, find_launcher().environment, log=log, timeout=600.0)
     said = log.read_text()
     planted = "a planted failure" if what == "profiler" else "No space left on device"
     assert planted in said and not done.timed_out, said

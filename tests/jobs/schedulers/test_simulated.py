@@ -22,7 +22,7 @@ from tests.support.simulated import simulated
 
 pytestmark = pytest.mark.slow
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 300.0
 RECORD = """
 end() {
   mkdir -p exit
@@ -87,7 +87,7 @@ def test_a_job_s_end_is_known_in_all_its_codes(pjm: PjmScheduler, tmp_path: Path
 
 
 def test_the_elapse_limit_is_told_as_one(pjm: PjmScheduler, tmp_path: Path) -> None:
-    write(tmp_path, "sleep 60", '-L "elapse=1"')
+    write(tmp_path, "sleep 900", '-L "elapse=1"')
     verdict = follow(pjm, tmp_path)
     assert (verdict.status, verdict.retry) == (runs.TIMEOUT, "resume") and "PJM code 11" in verdict.cause
     kept = runs.RunDirectory(tmp_path).result()
@@ -96,7 +96,7 @@ def test_the_elapse_limit_is_told_as_one(pjm: PjmScheduler, tmp_path: Path) -> N
 
 def test_a_node_that_goes_down_is_to_be_tried_again(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
     site.fault("node-down", "next")
-    write(tmp_path, "sleep 60")
+    write(tmp_path, "sleep 900")
     verdict = follow(pjm, tmp_path)
     assert (verdict.status, verdict.retry) == (runs.FAILED, "retry") and "node down" in verdict.cause
 
@@ -109,13 +109,13 @@ def test_a_lost_job_is_lost(site: Simulator, pjm: PjmScheduler, tmp_path: Path) 
 
 
 def test_jobs_are_held_released_and_deleted(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
-    running = pjm.submit(write(tmp_path / "running", "sleep 60"))
+    running = pjm.submit(write(tmp_path / "running", "sleep 900"))
     until(pjm, running, RUNNING)
     assert pjm.cancel([running, "999999"])[running] == ""
     status = until(pjm, running, *OVER)
     assert (status.state, status.code) == (CANCELLED, 1)
     assert "does not exist" in pjm.cancel(["999999"])["999999"]
-    waiting = [pjm.submit(write(tmp_path / str(number), "sleep 60")) for number in range(5)]  # four run at once
+    waiting = [pjm.submit(write(tmp_path / str(number), "sleep 900")) for number in range(5)]  # four run at once
     assert pjm.hold(waiting[-1:]) == {waiting[-1]: ""}
     assert until(pjm, waiting[-1], HELD).raw == "HLD"
     assert pjm.release(waiting[-1:]) == {waiting[-1]: ""}
@@ -166,7 +166,7 @@ def test_a_job_taken_in_spite_of_an_error_is_not_handed_in_twice(
 
 
 def test_pjstat_may_fail_and_talk_nonsense(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
-    job_id = pjm.submit(write(tmp_path, "sleep 60"))
+    job_id = pjm.submit(write(tmp_path, "sleep 900"))
     until(pjm, job_id, RUNNING)
     site.fault("pjstat-fails", "2")
     assert pjm.poll([job_id])[job_id].state == RUNNING
