@@ -2,7 +2,7 @@
 # make help: the rest.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo quick slow test unit lint soak slurm test-torch17 test-torch110 test-matrix clean
+.PHONY: help install dev demo quick slow test unit lint docs reference soak slurm test-torch17 test-torch110 test-matrix clean
 
 PYTHON ?= $(shell env/find_python.sh 3.11 3.12 3.13 || echo python3)
 PINS   ?= env/torch-2.13.txt
@@ -19,6 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN  := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(MPI)
 DEV       := $(VENV)/.dev
+DOCS_VENV := .venv-docs
 # what the kernels of each environment are compiled from, and how
 KERNELS   := fugaku_gpt/kernels/build.py $(wildcard fugaku_gpt/kernels/source/*)
 # Here and in `fugaku-gpt env create`: the one way to make an environment.
@@ -69,6 +70,18 @@ lint: dev ## ruff, mypy and the import contracts
 	@$(BIN)/mypy fugaku_gpt
 	@$(BIN)/lint-imports
 
+docs: $(DOCS_VENV)/.installed ## the documentation as a static site in build/docs, its links checked
+	@$(DOCS_VENV)/bin/mkdocs build --strict --quiet
+	@echo "build/docs/index.html"
+
+$(DOCS_VENV)/.installed: env/docs.txt
+	@$(PYTHON) -m venv $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r env/docs.txt
+	@touch $@
+
+reference: install ## docs/reference/ anew from the code
+	@PYTHONPATH=. $(BIN)/python -m docs.generate_reference
+
 slurm: ## Debian's Slurm, for the tests against a real one (needs root); says so where it cannot be had
 	@env/install_slurm.sh
 
@@ -109,4 +122,4 @@ $(OLD)/.installed-$(BUILD): setup.py setup.cfg pyproject.toml env/torch-$(BUILD)
 	@$(MAKE_ENVIRONMENT) $(PYTHON) $(OLD) env/torch-$(BUILD).txt $(BUILD) --quiet $(PIP_ARGS)
 
 clean: ## remove environments and demo output
-	rm -rf $(VENV) .venv-torch17 .venv-torch110 .venv-torch113 runs/demo runs/demo-data *.egg-info
+	rm -rf $(VENV) $(DOCS_VENV) .venv-torch17 .venv-torch110 .venv-torch113 build/docs runs/demo runs/demo-data *.egg-info

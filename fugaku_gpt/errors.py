@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Dict
+
 EXIT_OK = 0
 EXIT_RUN_FAILED = 1
 EXIT_USAGE = 2
 EXIT_FINDINGS = 3  # a check has found what it looks for, at or above --fail-on
 EXIT_RESUME = 75  # a run has stopped before its end and can be resumed (EX_TEMPFAIL of sysexits.h)
+EXIT_CODES: Dict[int, str] = {
+    EXIT_OK: "The command did what it was asked to do.",
+    EXIT_RUN_FAILED: "A run, a job or a check of a machine failed.",
+    EXIT_USAGE: "The command line, a run file or another input is not valid; nothing was started or written.",
+    EXIT_FINDINGS: "A check found what it looks for, such as `job lint`, `report check` or `ckpt verify`.",
+    EXIT_RESUME: "A run stopped before its end, with a checkpoint, and can be resumed.",
+}
 
 
 class FugakuGptError(Exception):
