@@ -71,7 +71,7 @@ lint: dev ## ruff, mypy and the import contracts
 	@$(BIN)/lint-imports
 
 docs: $(DOCS_VENV)/.installed ## the documentation as a static site in build/docs, its links checked
-	@$(DOCS_VENV)/bin/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
 	@echo "build/docs/index.html"
 
 $(DOCS_VENV)/.installed: env/docs.txt

@@ -1,6 +1,6 @@
 """The loss curve of one small GPT on real text in eight layouts, and how far each is from one rank's.
 
-    .venv/bin/python benchmarks/curves.py                    # 100 steps each; the table, and benchmarks/curves.svg
+    .venv/bin/python benchmarks/curves.py                    # 100 steps each; the table, and docs/images/curves.svg
     .venv/bin/python benchmarks/curves.py --dtype float64 --picture runs/curves.svg
 
 The text is the Python standard library's own sources, byte by byte. Every layout starts from the same weights, sees the
@@ -162,7 +162,9 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--dtype", choices=sorted(BOUNDS), default="float32")
     parser.add_argument("--bound", type=float, help=f"largest distance that passes; default: {BOUNDS}")
     parser.add_argument("--only", nargs="+", choices=list(LAYOUTS), help="default: all")
-    parser.add_argument("--picture", type=Path, default=Path(__file__).resolve().with_suffix(".svg"))
+    parser.add_argument(
+        "--picture", type=Path, default=Path(__file__).resolve().parents[1] / "docs" / "images" / "curves.svg"
+    )
     parser.add_argument("--rank", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     place = rank_from_environment()

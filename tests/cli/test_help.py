@@ -1,57 +1,45 @@
-"""What ``--help`` prints of every command: whole sentences, in words that a reader would search for."""
+"""``fugaku-gpt help``: the pages of the documentation on the terminal."""
 
 from __future__ import annotations
 
-import re
-from typing import Iterator, List, Tuple
+from pathlib import Path
 
-import click
 import pytest
 
-from fugaku_gpt.cli.main import cli
+from fugaku_gpt.cli.help import documentation_pages
+from fugaku_gpt.cli.main import run
+from fugaku_gpt.errors import UsageError
 
-NO_SENTENCE = re.compile(r"(Of|That|So|Such|With|Who|Whom|Which|To|From|\.\.\.)\b")  # what no help text begins with
-DIALECT = re.compile(r"\bhand(s|ed|ing)? in\b|\bgoe?s? on\b|\bgoing on\b|\bwhole\b(?! training)", re.IGNORECASE)
-
-
-def commands_below(command: click.Command, words: Tuple[str, ...] = ()) -> "Iterator[Tuple[str, click.Command]]":
-    yield " ".join(words) or "fugaku-gpt", command
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            below = command.get_command(context, name)
-            assert below is not None
-            yield from commands_below(below, (*words, name))
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-COMMANDS = dict(commands_below(cli))
+def test_a_topic_s_page_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["help", "glossary"]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == (DOCS / "glossary.md").read_text(encoding="utf-8").rstrip("\n")
 
 
-def help_texts(command: click.Command) -> List[Tuple[str, str]]:
-    """(option, its help without click's own remarks) of a command."""
-    return [
-        (option.opts[0], re.sub(r"\s+\[default: \w+\]$", "", option.help or ""))
-        for option in command.params
-        if isinstance(option, click.Option)
-    ]
+def test_the_comment_on_a_generated_page_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["help", "exit-codes"]) == 0
+    assert capsys.readouterr().out.startswith("# Exit codes\n")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_is_described_by_a_sentence(name: str) -> None:
-    for option, text in help_texts(COMMANDS[name]):
-        assert re.match(r"[A-Z]", text) and text.endswith("."), f"{option}: {text!r} is no sentence"
-        assert not NO_SENTENCE.match(text), f"{option}: {text!r} is a fragment"
+def test_without_a_topic_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["help"]) == 0
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert {line.split()[0] for line in lines} == set(documentation_pages())
+    assert any(line.split(None, 1) == ["train", "Train"] for line in lines)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_is_described_by_sentences(name: str) -> None:
-    text = (COMMANDS[name].help or "").strip()
-    first = text.partition("\n\n")[0].strip()
-    assert re.match(r"[A-Z]", first) and first[-1] in ".:", first
-    assert not NO_SENTENCE.match(first), first
+def test_an_unknown_topic_names_the_valid_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["help", "glosary"]) == 2
+    assert "did you mean glossary? valid: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_uses_the_words_of_the_field(name: str) -> None:
-    texts = [COMMANDS[name].help or "", *(text for _, text in help_texts(COMMANDS[name]))]
-    assert [text for text in texts if DIALECT.search(text)] == []
+def test_an_installation_without_pages_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="without its documentation"):
+        documentation_pages(tmp_path)
+
+
+def test_no_two_pages_have_one_name() -> None:
+    files = [page for folder in (".", "guide", "reference") for page in (DOCS / folder).glob("*.md")]
+    assert len(documentation_pages()) == len([page for page in files if page.stem != "index"])

@@ -29,7 +29,7 @@ from tests.report.kept_tables import rows
 from tests.report.test_notes_table import EXPECTED
 
 quick = settings(max_examples=60, deadline=None)
-README = Path(__file__).resolve().parents[2] / "README.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "sweeps.md"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_tables_of_many_forms_are_read() -> None:
     assert read[1].global_batch is None and read[1].seconds_per_iteration is None
 
 
-@pytest.mark.parametrize("text", [EXPECTED, README.read_text(encoding="utf-8")])
+@pytest.mark.parametrize("text", [EXPECTED, GUIDE.read_text(encoding="utf-8")])
 def test_canonical_tables_come_back_byte_for_byte(text: str) -> None:
     tables = read_tables(text)
     again = notes_tables(rows_of(tables))

@@ -1,0 +1,181 @@
+"""Commands in the documentation: each is understood by the command line, and those marked so print what is shown."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, Iterator, List, Tuple
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from fugaku_gpt.cli.main import cli, run
+from tests.docs.pages import (
+    DOCS,
+    EXAMPLES,
+    ROOT,
+    Block,
+    blocks_of,
+    fugaku_gpt_calls,
+    pages,
+    without_code,
+    written_pages,
+)
+
+BLOCKS = [block for page in written_pages() for block in blocks_of(page)]
+CALLS = sorted({call for block in BLOCKS for line in block.commands for call in fugaku_gpt_calls(line)})
+RERUN = [block for block in BLOCKS if block.rerun]
+MENTIONED = sorted(
+    {
+        match
+        for page in written_pages()
+        for match in re.findall(r"`fugaku-gpt ([a-z][^`\n]*)`", page.read_text(encoding="utf-8"))
+    }
+)
+# What differs from one run to the next, or from one machine to the next.
+VARIABLE = re.compile(r"\b\d+\.\d+ s\b|\b[0-9a-f]{12}\b")
+LANGUAGES = ("console", "sh", "text", "yaml", "python", "markdown", "json", "mermaid")
+
+
+def _leaves(command: click.Command) -> Iterator[click.Command]:
+    yield command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from _leaves(child)
+
+
+@pytest.fixture
+def inert_cli(monkeypatch: pytest.MonkeyPatch) -> click.Group:
+    """The command line with commands that do nothing: what is left is the parsing of verbs, options and values."""
+    for command in _leaves(cli):
+        monkeypatch.setattr(command, "callback", lambda *_, **__: None)
+    return cli
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: " ".join(call)[:60])
+def test_a_shown_command_is_understood(call: Tuple[str, ...], inert_cli: click.Group) -> None:
+    outcome = CliRunner().invoke(inert_cli, call)
+    assert outcome.exit_code == 0 or "does not exist" in outcome.output, outcome.output
+
+
+@pytest.mark.parametrize("words", MENTIONED)
+def test_a_mentioned_command_is_understood(words: str) -> None:
+    call = re.sub(r"\b(NAME|DIR|TOPIC)\b.*", "", words)
+    outcome = CliRunner().invoke(cli, [*shlex.split(call), "--help"])
+    assert outcome.exit_code == 0, outcome.output
+
+
+def test_every_verb_is_shown_somewhere() -> None:
+    shown = {call[0] for call in CALLS if call}
+    assert set(cli.list_commands(click.Context(cli))) <= shown
+
+
+def test_every_code_block_names_its_language() -> None:
+    wrong = [(block.page, block.text[:40]) for block in BLOCKS if block.language not in LANGUAGES]
+    assert not wrong
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.title], ids=lambda block: block.title)
+def test_a_shown_file_is_the_example(block: Block) -> None:
+    assert block.text == (EXAMPLES / block.title).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the examples, and the benchmarks and profiles of the checkout."""
+    for name in ("benchmarks", "env"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for example in EXAMPLES.iterdir():
+        shutil.copy(example, tmp_path / example.name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    return tmp_path
+
+
+@pytest.mark.parametrize("block", RERUN, ids=lambda block: f"{Path(block.page).stem}: {block.commands[0][11:60]}")
+def test_a_shown_output_is_what_the_command_prints(
+    block: Block, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes = []
+    for line in block.commands:
+        (call,) = fugaku_gpt_calls(line)
+        codes.append(run(call))
+    assert codes[-1] == block.exit_code
+    captured = capsys.readouterr()
+    printed = [VARIABLE.sub("", line).rstrip() for line in (captured.out + captured.err).splitlines()]
+    shown = [VARIABLE.sub("", line).rstrip() for line in block.output if line not in ("...", "")]
+    assert shown, block
+    position = 0
+    for line in shown:
+        assert line in printed, line
+        if line in printed[position:]:  # what goes to standard error comes last here, and first on some terminals
+            position = printed.index(line, position)
+
+
+@pytest.mark.parametrize(
+    "target", sorted({t for page in written_pages() for t in re.findall(r"(?:`|^)make ([a-z][a-z0-9-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)})
+)  # fmt: skip
+def test_a_shown_target_exists(target: str) -> None:
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE), target
+
+
+def test_benchmark_programs_that_are_shown_exist() -> None:
+    shown = {
+        match
+        for page in written_pages()
+        for match in re.findall(r"\bbenchmarks/[a-z_0-9/.-]+\.(?:py|yaml|csv|svg)\b", page.read_text(encoding="utf-8"))
+    }
+    assert shown and not [path for path in sorted(shown) if not (ROOT / path).exists()]
+
+
+# The tutorial with a tenth of its iterations.
+SHORTER = {"iterations: 60": "iterations: 6", "eval_interval: 30": "eval_interval: 3", "interval: 30}": "interval: 3}",
+           "interval: 30,": "interval: 3,", "training.iterations=80": "training.iterations=8"}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_tutorial_s_commands_work_one_after_the_other(folder: Path) -> None:
+    program = folder / "bin" / "fugaku-gpt"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m fugaku_gpt "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    environment: Dict[str, str] = {
+        **os.environ,
+        "PATH": f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(folder),
+    }
+    first = folder / "first.yaml"
+    first.write_text(_shortened(first.read_text(encoding="utf-8")), encoding="utf-8")
+    commands: List[Tuple[str, int]] = [
+        (line, block.exit_code) for block in blocks_of(DOCS / "tutorial.md") for line in block.commands
+    ]
+    assert len(commands) > 10
+    for line, exit_code in commands:
+        done = subprocess.run(
+            ["bash", "-ec", _shortened(line)], cwd=folder, env=environment, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, timeout=600, check=False,
+        )  # fmt: skip
+        assert done.returncode == exit_code, f"{line}\n{done.stdout.decode()}"
+
+
+def _shortened(text: str) -> str:
+    for long, short in SHORTER.items():
+        text = text.replace(long, short)
+    return text
+
+
+def test_prose_names_no_command_that_left() -> None:
+    verbs = set(cli.list_commands(click.Context(cli)))
+    for page in pages():
+        for verb in re.findall(r"^fugaku-gpt ([a-z]+)\b", without_code(page.read_text(encoding="utf-8")), re.MULTILINE):
+            assert verb in verbs, (page, verb)
