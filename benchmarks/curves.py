@@ -25,6 +25,7 @@ import numpy as np
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.machine.rank import rank_from_environment
 
+PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "curves.svg"
 MODEL = (
     "model.layers=4",
     "model.hidden=64",

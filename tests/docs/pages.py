@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, List, Set, Tuple
@@ -64,6 +65,14 @@ def pages() -> List[Path]:
 def written_pages() -> List[Path]:
     """The pages that are not generated."""
     return [page for page in pages() if DOCS / "reference" not in page.parents]
+
+
+def lay_out_examples(folder: Path) -> None:
+    """Put the examples into a folder, beside links to the checkout's benchmarks and profiles: where commands run."""
+    for name in ("benchmarks", "env"):
+        (folder / name).symlink_to(ROOT / name)
+    for example in EXAMPLES.iterdir():
+        shutil.copy(str(example), str(folder / example.name))
 
 
 def name_of(page: Path) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +22,7 @@ from tests.docs.pages import (
     Block,
     blocks_of,
     fugaku_gpt_calls,
+    lay_out_examples,
     pages,
     without_code,
     written_pages,
@@ -92,10 +92,7 @@ def test_a_shown_file_is_the_example(block: Block) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the examples, and the benchmarks and profiles of the checkout."""
-    for name in ("benchmarks", "env"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    for example in EXAMPLES.iterdir():
-        shutil.copy(example, tmp_path / example.name)
+    lay_out_examples(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     return tmp_path
@@ -121,9 +118,28 @@ def test_a_shown_output_is_what_the_command_prints(
             position = printed.index(line, position)
 
 
-@pytest.mark.parametrize(
-    "target", sorted({t for page in written_pages() for t in re.findall(r"(?:`|^)make ([a-z][a-z0-9-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)})
-)  # fmt: skip
+def test_calls_are_found_behind_pipes_launchers_and_substitutions() -> None:
+    line = "mpirun -n 4 fugaku-gpt train a.yaml --out x 2> log | tail && fugaku-gpt runs ls  # fugaku-gpt doctor"
+    assert fugaku_gpt_calls(line) == [("train", "a.yaml", "--out", "x"), ("runs", "ls")]
+    assert fugaku_gpt_calls('eval "$(fugaku-gpt sim env)"') == [("sim", "env")]
+    assert fugaku_gpt_calls("grep fugaku-gpt file") == []
+
+
+def test_a_slip_in_a_shown_command_is_noticed(inert_cli: click.Group) -> None:
+    for call in (["trian"], ["train", "--rank", "2"], ["train", "--ranks", "two"], ["data", "prepare", "texts"]):
+        assert CliRunner().invoke(inert_cli, call).exit_code != 0
+
+
+TARGETS = sorted(
+    {
+        target
+        for page in written_pages()
+        for target in re.findall(r"(?:`|^)make ([a-z][a-z0-9-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+)
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_a_shown_target_exists(target: str) -> None:
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE), target
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Iterator, Set
 
 import pytest
 import yaml
 
-from tests.docs.pages import DOCS, ROOT, anchors_of, links_of, name_of, pages
+from tests.docs.pages import DOCS, ROOT, anchors_of, links_of, name_of, pages, written_pages
 
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
@@ -55,6 +56,23 @@ def test_every_written_page_can_be_reached_from_the_first() -> None:
             if link.partition("#")[0].endswith(".md")
         ]
     assert set(DOCS.rglob("*.md")) <= reached
+
+
+# To be removed once the rooms that this page describes are there; until then the mark fails nowhere else.
+_ROOMS_ARE_MOVING = pytest.mark.xfail(strict=True, reason="describes rooms that are being moved")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=_ROOMS_ARE_MOVING if page.name == "architecture.md" else ()) for page in written_pages()],
+    ids=lambda page: name_of(page),
+)
+def test_code_that_pages_name_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    paths = set(re.findall(r"`((?:fugaku_gpt|benchmarks|tests|env|docs|jobscripts)/[A-Za-z0-9_./-]*)`", text))
+    if page.name == "architecture.md":
+        paths |= {f"fugaku_gpt/{room}" for room in re.findall(r"^\| `([a-z]+)` \|", text, re.MULTILINE)}
+    assert not [path for path in sorted(paths) if not (ROOT / path).exists()]
 
 
 def test_the_readme_is_short() -> None:
