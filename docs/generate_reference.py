@@ -122,14 +122,14 @@ def commands_of(group: click.Group) -> Iterator[Tuple[str, click.Command]]:
             yield name, command
 
 
-def every_command(group: click.Group, words: Tuple[str, ...]) -> Iterator[Tuple[Tuple[str, ...], click.Command]]:
-    """``words`` and the words below it that name commands, with these, depth first."""
-    yield words, group
+def every_command(group: click.Group, verbs: Tuple[str, ...]) -> Iterator[Tuple[Tuple[str, ...], click.Command]]:
+    """``verbs`` and the verbs below it that name commands, with these, depth first."""
+    yield verbs, group
     for name, command in commands_of(group):
         if isinstance(command, click.Group):
-            yield from every_command(command, (*words, name))
+            yield from every_command(command, (*verbs, name))
         else:
-            yield (*words, name), command
+            yield (*verbs, name), command
 
 
 def command_index_page() -> str:
@@ -152,14 +152,14 @@ def command_index_page() -> str:
 
 def command_page(name: str, command: click.Command) -> str:
     sections = every_command(command, (name,)) if isinstance(command, click.Group) else iter([((name,), command)])
-    return "\n".join("\n".join(command_section(words, command)) for words, command in sections)
+    return "\n".join("\n".join(command_section(verbs, command)) for verbs, command in sections)
 
 
-def command_section(words: Sequence[str], command: click.Command) -> List[str]:
+def command_section(verbs: Sequence[str], command: click.Command) -> List[str]:
     """Heading, usage, description and options of one command."""
-    context = _context(words, command)
-    title = " ".join(("fugaku-gpt", *words))
-    lines = [f"{'#' if len(words) == 1 else '##'} {title}", "", _paragraphs(command.help or ""), ""]
+    context = _context(verbs, command)
+    title = " ".join(("fugaku-gpt", *verbs))
+    lines = [f"{'#' if len(verbs) == 1 else '##'} {title}", "", _paragraphs(command.help or ""), ""]
     lines += ["```text", f"{title} {' '.join(command.collect_usage_pieces(context))}", "```", ""]
     records = [
         (f"`{record[0]}`", _cell(record[1]))
@@ -169,18 +169,21 @@ def command_section(words: Sequence[str], command: click.Command) -> List[str]:
     lines += [*_table(("Option", "Meaning"), records), ""] if records else []
     if isinstance(command, click.Group):
         rows = [
-            (f"[`{' '.join((*words, name))}`](#{_anchor('fugaku-gpt', *words, name)})", _first_sentence(one.help or ""))
-            for name, one in commands_of(command)
+            (
+                f"[`{' '.join((*verbs, name))}`](#{_anchor('fugaku-gpt', *verbs, name)})",
+                _first_sentence(child.help or ""),
+            )
+            for name, child in commands_of(command)
         ]
         lines += [*_table(("Command", "Purpose"), rows), ""]
     return lines
 
 
-def _context(words: Sequence[str], command: click.Command) -> click.Context:
+def _context(verbs: Sequence[str], command: click.Command) -> click.Context:
     context = click.Context(cli, info_name="fugaku-gpt")
-    for word in words[:-1]:
-        context = click.Context(click.Group(word), info_name=word, parent=context)
-    return click.Context(command, info_name=words[-1], parent=context)
+    for verb in verbs[:-1]:
+        context = click.Context(click.Group(verb), info_name=verb, parent=context)
+    return click.Context(command, info_name=verbs[-1], parent=context)
 
 
 def _paragraphs(text: str) -> str:
@@ -258,9 +261,9 @@ def _limits(about: Mapping[str, Any]) -> str:
     limits = []
     if about["choices"] is not None:
         limits.append("One of " + ", ".join(f"`{_value(choice)}`" for choice in about["choices"]))
-    for key, words in (("at_least", "At least"), ("above", "Above"), ("below", "Below")):
+    for key, label in (("at_least", "At least"), ("above", "Above"), ("below", "Below")):
         if about[key] is not None:
-            limits.append(f"{words} {_value(about[key])}")
+            limits.append(f"{label} {_value(about[key])}")
     if about["form"] is not None and isinstance(about["form"][1], str):
         limits.append("Form: " + _cell(about["form"][1]))
     return "; ".join([limits[0], *(limit[:1].lower() + limit[1:] for limit in limits[1:])]) + "." if limits else ""
@@ -327,17 +330,17 @@ def exit_code_page() -> str:
     ]
     lines += _table(
         ("Error", "Code", "Raised when"),
-        [(f"`{one.__name__}`", str(one.exit_code), _docstring(one)) for one in classes],
+        [(f"`{error.__name__}`", str(error.exit_code), _docstring(error)) for error in classes],
     )
     lines += ["", "What single commands say of their exit codes:", ""]
-    found = []
-    for words, command in every_command(cli, ()):
+    exit_codes = []
+    for verbs, command in every_command(cli, ()):
         text = " ".join((command.help or "").split())
         sentences = re.findall(r"Exit codes?:? [^.]*\.", text)
-        if sentences and words:
-            link = f"[`{' '.join(words)}`](cli/{words[0]}.md#{_anchor('fugaku-gpt', *words)})"
-            found.append((link, _cell(" ".join(sentences))))
-    lines += _table(("Command", "Exit codes"), found)
+        if sentences and verbs:
+            link = f"[`{' '.join(verbs)}`](cli/{verbs[0]}.md#{_anchor('fugaku-gpt', *verbs)})"
+            exit_codes.append((link, _cell(" ".join(sentences))))
+    lines += _table(("Command", "Exit codes"), exit_codes)
     return "\n".join(lines)
 
 
@@ -358,15 +361,18 @@ def record_format_page() -> str:
         "",
         *_table(
             ("Format", "Files", "Version"),
-            [(f"[{one.title}](#{_anchor(one.title)})", one.files, _version_of(one.module)) for one in RECORD_FORMATS],
+            [
+                (f"[{entry.title}](#{_anchor(entry.title)})", entry.files, _version_of(entry.module))
+                for entry in RECORD_FORMATS
+            ],
         ),
         "",
     ]
-    for one in RECORD_FORMATS:
-        lines += [f"## {one.title}", "", f"Files: {one.files}. Defined in `{one.module.__name__}`.", ""]
-        lines += [_restructured(inspect.getdoc(one.module) or ""), ""]
-        for record in one.classes:
-            lines += [f"### {one.title}: {record.__name__}", "", _docstring(record), "", *_record_table(record), ""]
+    for entry in RECORD_FORMATS:
+        lines += [f"## {entry.title}", "", f"Files: {entry.files}. Defined in `{entry.module.__name__}`.", ""]
+        lines += [_restructured(inspect.getdoc(entry.module) or ""), ""]
+        for record in entry.classes:
+            lines += [f"### {entry.title}: {record.__name__}", "", _docstring(record), "", *_record_table(record), ""]
     return "\n".join(lines)
 
 
@@ -428,10 +434,10 @@ def _roles(text: str) -> str:
 
 def _escape(text: str) -> str:
     """Text outside of code spans without Markdown's and HTML's special characters."""
-    parts = re.split(r"(``.+?``|`[^`]+`)", text)
+    spans = re.split(r"(``.+?``|`[^`]+`)", text)
     return "".join(
-        part if index % 2 else re.sub(r"([<>])", _entity, re.sub(r"(?<!^)([*_\[\]])", r"\\\1", part))
-        for index, part in enumerate(parts)
+        span if index % 2 else re.sub(r"([<>])", _entity, re.sub(r"(?<!^)([*_\[\]])", r"\\\1", span))
+        for index, span in enumerate(spans)
     )
 
 
@@ -448,9 +454,9 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> List[str]:
     return lines + ["| " + " | ".join(cell.replace("\n", " ") for cell in row) + " |" for row in rows]
 
 
-def _anchor(*words: str) -> str:
+def _anchor(*texts: str) -> str:
     """The anchor that Markdown gives a heading of these words."""
-    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", " ".join(words)).strip().lower())
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", " ".join(texts)).strip().lower())
 
 
 def stale(folder: Path = FOLDER) -> List[str]:

@@ -58,8 +58,12 @@ class Block:
 
 def pages() -> List[Path]:
     """README.md and every page of the documentation, the generated ones included."""
-    others = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", ROOT / "benchmarks" / "reports" / "README.md"]
-    return others + sorted(DOCS.rglob("*.md"))
+    outside_docs = [
+        ROOT / "README.md",
+        ROOT / "benchmarks" / "README.md",
+        ROOT / "benchmarks" / "reports" / "README.md",
+    ]
+    return outside_docs + sorted(DOCS.rglob("*.md"))
 
 
 def written_pages() -> List[Path]:
@@ -108,22 +112,22 @@ def fugaku_gpt_calls(line: str) -> List[Tuple[str, ...]]:
     calls = [call for inner in re.findall(r"\$\((fugaku-gpt [^)]*)\)", line) for call in fugaku_gpt_calls(inner)]
     lexer = shlex.shlex(re.sub(r"\$\([^)]*\)", "substituted", line), posix=True, punctuation_chars="|&;()")
     lexer.whitespace_split = True
-    words: List[str] = []
+    argv: List[str] = []
     for word in [*lexer, ";"]:
         if word not in _SEPARATORS:
-            words.append(word)
+            argv.append(word)
             continue
-        if "fugaku-gpt" in words:
-            before, arguments = words[: words.index("fugaku-gpt")], words[words.index("fugaku-gpt") + 1 :]
+        if "fugaku-gpt" in argv:
+            before, arguments = argv[: argv.index("fugaku-gpt")], argv[argv.index("fugaku-gpt") + 1 :]
             if not before or before[0] in ("mpirun", "mpiexec", "time", "echo") or "=" in before[0]:
                 calls.append(tuple(_without_redirections(arguments)))
-        words = []
+        argv = []
     return calls
 
 
-def _without_redirections(words: List[str]) -> Iterator[str]:
+def _without_redirections(argv: List[str]) -> Iterator[str]:
     skip = False
-    for word in words:
+    for word in argv:
         if re.fullmatch(r"[12]?>>?|<", word):
             skip = True
         elif not skip:

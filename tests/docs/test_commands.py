@@ -67,9 +67,9 @@ def test_a_shown_command_is_understood(call: Tuple[str, ...], inert_cli: click.G
     assert outcome.exit_code == 0 or "does not exist" in outcome.output, outcome.output
 
 
-@pytest.mark.parametrize("words", MENTIONED)
-def test_a_mentioned_command_is_understood(words: str) -> None:
-    call = re.sub(r"\b(NAME|DIR|TOPIC)\b.*", "", words)
+@pytest.mark.parametrize("mention", MENTIONED)
+def test_a_mentioned_command_is_understood(mention: str) -> None:
+    call = re.sub(r"\b(NAME|DIR|TOPIC)\b.*", "", mention)
     outcome = CliRunner().invoke(cli, [*shlex.split(call), "--help"])
     assert outcome.exit_code == 0, outcome.output
 

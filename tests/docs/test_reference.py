@@ -44,14 +44,14 @@ def test_every_field_rule_code_and_command_has_its_entry() -> None:
     assert all(f"\n## {rule.id}\n" in pages["lint-rules.md"] for rule in all_rules())
     codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_") and isinstance(value, int)}
     assert codes == set(errors.EXIT_CODES)
-    for words, command in generate_reference.every_command(cli, ()):
-        if words:
-            page = pages[f"cli/{words[0]}.md"]
-            assert f"# fugaku-gpt {' '.join(words)}\n" in page
+    for verbs, command in generate_reference.every_command(cli, ()):
+        if verbs:
+            page = pages[f"cli/{verbs[0]}.md"]
+            assert f"# fugaku-gpt {' '.join(verbs)}\n" in page
             options = [
-                name for one in command.params for name in one.opts if name.startswith("--") and name != "--help"
+                name for option in command.params for name in option.opts if name.startswith("--") and name != "--help"
             ]
-            assert all(name in page for name in options), words
+            assert all(name in page for name in options), verbs
 
 
 def test_a_paragraph_that_is_laid_out_stays_so() -> None:
