@@ -81,3 +81,15 @@ def test_a_reader_that_has_seen_enough_is_no_failure(words: List[str]) -> None:
     finally:
         os.close(writing)
     assert done.returncode == 0 and done.stderr == b""
+
+
+def test_the_shell_completes_verbs_and_options() -> None:
+    asked = {**os.environ, "_FUGAKU_GPT_COMPLETE": "bash_complete", "COMP_CWORD": "2"}
+    for typed, completion in (("fugaku-gpt job su", "submit"), ("fugaku-gpt train --res", "--resume")):
+        done = subprocess.run(
+            [sys.executable, "-m", "fugaku_gpt"],
+            env={**asked, "COMP_WORDS": typed},
+            capture_output=True,
+            check=True,
+        )
+        assert f"plain,{completion}" in done.stdout.decode().split()

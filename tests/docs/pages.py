@@ -16,6 +16,9 @@ EXAMPLES = DOCS / "examples"
 # an exit code other than 0.
 RERUN = "<!-- rerun -->"
 
+# What differs from one run to the next, or from one machine to the next: times, commits.
+VARIABLE = re.compile(r"\b\d+\.\d+ s\b|\b[0-9a-f]{12}\b")
+
 _FENCE = re.compile(r"^```([a-z]*)([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 _MARKS = re.compile(r"(?:<!-- (?:rerun|exit \d+) -->\s*)+\Z")  # right above a block
 _SEPARATORS = {"|", "||", "&&", ";", "&", "(", ")"}

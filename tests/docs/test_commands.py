@@ -19,6 +19,7 @@ from tests.docs.pages import (
     DOCS,
     EXAMPLES,
     ROOT,
+    VARIABLE,
     Block,
     blocks_of,
     fugaku_gpt_calls,
@@ -38,8 +39,6 @@ MENTIONED = sorted(
         for match in re.findall(r"`fugaku-gpt ([a-z][^`\n]*)`", page.read_text(encoding="utf-8"))
     }
 )
-# What differs from one run to the next, or from one machine to the next.
-VARIABLE = re.compile(r"\b\d+\.\d+ s\b|\b[0-9a-f]{12}\b")
 LANGUAGES = ("console", "sh", "text", "yaml", "python", "markdown", "json", "mermaid")
 
 
