@@ -59,6 +59,10 @@ def test_the_tools_are_pinned_once() -> None:
     assert not set(tools) & set(pins("torch-2.13.txt"))
 
 
+def test_what_builds_the_documentation_is_pinned() -> None:
+    assert set(package_names(setup_cfg()["options.extras_require"]["docs"])) <= set(pins("docs.txt"))
+
+
 # The one package whose folder is not where its name says; see setup.py.
 TEMPLATES = "fugaku_gpt.jobscripts"
 
