@@ -29,8 +29,8 @@ from fugaku_gpt.config.values import element_type, strip_optional
 from fugaku_gpt.data import corpus as prepared_corpus
 from fugaku_gpt.data import indexed
 from fugaku_gpt.formulas.parameters import parameter_count
-from fugaku_gpt.pjm.lint.registry import REASONS, Rule, all_rules
 from fugaku_gpt.machine import probed
+from fugaku_gpt.pjm.lint.registry import REASONS, Rule, all_rules
 from fugaku_gpt.records import (
     accounting,
     checkpoint,

@@ -17,7 +17,7 @@ from fugaku_gpt.checkpoint import file_system
 from fugaku_gpt.checkpoint.data_file import FilePlan
 from fugaku_gpt.checkpoint.safetensors import DTYPES
 from fugaku_gpt.errors import CheckpointError
-from fugaku_gpt.records.versioned import parse_versioned_json
+from fugaku_gpt.versioned_json import parse_versioned_json
 
 FORMAT = "fugaku-gpt checkpoint"
 VERSION = 1

@@ -17,7 +17,7 @@ from fugaku_gpt.compare.samples import NOT_RUN, Job, not_applied, read_job
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.files import write_json_atomically
 from fugaku_gpt.records.run import OK
-from fugaku_gpt.records.versioned import read_versioned_json
+from fugaku_gpt.versioned_json import read_versioned_json
 
 VERSION = 1
 FILE = "comparison.json"

@@ -9,7 +9,7 @@ from typing import Any, Dict, Optional
 
 from fugaku_gpt.data.indexed import IndexedCorpus
 from fugaku_gpt.errors import DataError
-from fugaku_gpt.records.versioned import read_versioned_json
+from fugaku_gpt.versioned_json import read_versioned_json
 
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from fugaku_gpt.records.files import write_json_atomically
-from fugaku_gpt.records.versioned import read_versioned_json
+from fugaku_gpt.versioned_json import read_versioned_json
 
 VERSION = 1
 FILE = "accounting.json"

@@ -23,7 +23,7 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.files import append_line
-from fugaku_gpt.records.versioned import read_versioned_json
+from fugaku_gpt.versioned_json import read_versioned_json
 
 VERSION = 1
 JOB_FILE = "job.jsonl"

@@ -43,7 +43,7 @@ from fugaku_gpt.checkpoint import CHECKPOINTS
 from fugaku_gpt.errors import CheckpointError, UsageError
 from fugaku_gpt.records.claim import AlreadyClaimed, release, take, this_process
 from fugaku_gpt.records.files import create_json_atomically, write_json_atomically, write_text_atomically
-from fugaku_gpt.records.versioned import read_versioned_json
+from fugaku_gpt.versioned_json import read_versioned_json
 
 VERSION = 1
 CLAIM = ".claim"

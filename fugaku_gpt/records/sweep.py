@@ -11,7 +11,7 @@ from typing import Optional
 from fugaku_gpt.config import RunConfig, changed_settings, load_run_config
 from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.records.files import write_json_atomically
-from fugaku_gpt.records.versioned import read_versioned_json
+from fugaku_gpt.versioned_json import read_versioned_json
 
 VERSION = 2
 FIRST_VERSION = 1  # its digests were of the configuration with every field written out

@@ -24,11 +24,11 @@ from fugaku_gpt.records.files import write_json_atomically, write_text_atomicall
 from fugaku_gpt.records.run import FAILED, OK, OUT_OF_MEMORY, RunDirectory
 from fugaku_gpt.records.summary import WARMUP_SAMPLES
 from fugaku_gpt.records.sweep import digest_of
-from fugaku_gpt.records.versioned import read_versioned_json
 from fugaku_gpt.report.known import name_of
 from fugaku_gpt.report.notes_table import NO_VALUE
 from fugaku_gpt.report.rows import UNFINISHED, Row
 from fugaku_gpt.report.trainer_logs import Log, read_log_files
+from fugaku_gpt.versioned_json import read_versioned_json
 
 VERSION = 1
 FILE = "imported.json"

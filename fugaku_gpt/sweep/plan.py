@@ -8,8 +8,8 @@ from typing import Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.files import write_json_atomically
-from fugaku_gpt.records.versioned import read_versioned_json
 from fugaku_gpt.sweep.expand import Sweep, expand_text
+from fugaku_gpt.versioned_json import read_versioned_json
 
 FILE = "sweep-plan.json"
 VERSION = 1

@@ -145,7 +145,7 @@ class CompiledAdamW:
         self.steps += 1
         root_correction = math.sqrt(1.0 - t.beta2**self.steps)
         for run, moments in zip(self._runs, self.moments):
-            step = compat.AdamWStep(
+            step = ops.AdamWStep(
                 divisor=divisor,
                 keeps=1.0 - lr * t.weight_decay if run.decays else 1.0,
                 betas=(t.beta1, t.beta2),

@@ -9,7 +9,7 @@ from typing import Any, Dict, Optional
 import pytest
 
 from fugaku_gpt.errors import CheckpointError, UsageError
-from fugaku_gpt.records.versioned import parse_versioned_json, read_versioned_json
+from fugaku_gpt.versioned_json import parse_versioned_json, read_versioned_json
 
 
 def nodes_of(values: Dict[str, Any]) -> int:
