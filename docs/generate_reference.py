@@ -21,6 +21,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tup
 import click
 
 from fugaku_gpt import errors
+from fugaku_gpt.checkpoint import directory, hugging_face, manifest
 from fugaku_gpt.cli.main import cli
 from fugaku_gpt.compare import pairs as comparison_pairs
 from fugaku_gpt.config.load import load_run_config, preset_names
@@ -33,11 +34,8 @@ from fugaku_gpt.machine import probed
 from fugaku_gpt.pjm.lint.registry import REASONS, Rule, all_rules
 from fugaku_gpt.records import (
     accounting,
-    checkpoint,
-    checkpoint_manifest,
     claim,
     flight,
-    hugging_face,
     index,
     job,
     operators,
@@ -72,12 +70,12 @@ RECORD_FORMATS = (
     RecordFormat("Position in a sweep", "`sweep.json` of a run directory", sweep, (sweep.SweepEntry,)),
     RecordFormat("Plan of a sweep", "`sweep-plan.json` of a sweep's folder", sweep_plan, (sweep_plan.Plan,)),
     RecordFormat("Operator times", "`operators.json`", operators, (operators.Operators,)),
-    RecordFormat("Checkpoints", "`checkpoints/step-<iteration>/`, `checkpoints/latest.json`", checkpoint),
+    RecordFormat("Checkpoints", "`checkpoints/step-<iteration>/`, `checkpoints/latest.json`", directory),
     RecordFormat(
         "Checkpoint manifest",
         "`manifest.json` of a checkpoint",
-        checkpoint_manifest,
-        (checkpoint_manifest.Manifest, checkpoint_manifest.LogicalTensor, checkpoint_manifest.DataFile),
+        manifest,
+        (manifest.Manifest, manifest.LogicalTensor, manifest.DataFile),
     ),
     RecordFormat("Hugging Face GPT-2 folder", "`config.json`, `model.safetensors`", hugging_face),
     RecordFormat("Flight recorder", "`flight/*/rank-<rank>.flight`", flight),

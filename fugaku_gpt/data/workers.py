@@ -1,8 +1,8 @@
 """Documents to token ids in several processes, in order, with bounded memory.
 
-Each worker is ``python -m fugaku_gpt.data.workers TOKENIZER``. It reads a pickled batch of documents from its standard
-input and writes a pickled answer to its standard output; a thread of the parent waits for it. Pipes of one process
-each, and not ``ProcessPoolExecutor``: a worker that dies while it writes, or whose parent dies, is seen as the end of
+Each worker is ``python -m fugaku_gpt.data.workers TOKENIZER``. It reads batches of documents from its standard input
+and writes their token ids to its standard output; a thread of the parent waits for each. Pipes of one process each, and
+not ``ProcessPoolExecutor``: a worker that dies while it writes, or whose parent dies, is seen as the end of
 a pipe, where the executor's shared queues would be waited on for ever.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
+import struct
 import subprocess
 import sys
 from collections import deque
@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import IO, Any, Deque, Iterable, Iterator, List, Optional, Type
+from typing import IO, Any, Deque, Iterable, Iterator, List, Optional, Sequence, Type
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from fugaku_gpt.data.tokenizer import Encoder
 from fugaku_gpt.errors import DataError
 
 BATCH = 1 << 18  # bytes of text: long enough to hide the pipe, short enough to balance
+_COUNT = struct.Struct("<Q")
 _AHEAD = 4  # batches per worker that may wait for an earlier one
 
 
@@ -99,16 +100,16 @@ class _Pool:
         process = self._idle.get()
         assert process.stdin is not None and process.stdout is not None
         try:
-            pickle.dump(batch, process.stdin, pickle.HIGHEST_PROTOCOL)
-            process.stdin.flush()
-            answer = pickle.load(process.stdout)
-        except (OSError, EOFError, pickle.UnpicklingError):
+            _write_batch(process.stdin, batch)
+            (has_failed,) = _COUNT.unpack(_read_exactly(process.stdout, _COUNT.size))
+            encoded_batch = _read_batch(process.stdout)
+        except (OSError, EOFError):
             raise _death(process) from None
         finally:
             self._idle.put(process)
-        if isinstance(answer, str):
-            raise DataError(f"a worker process could not encode a document: {answer}")
-        encoded_batch: List[bytes] = answer
+        if has_failed:
+            message = encoded_batch[0].decode("utf-8", "replace")
+            raise DataError(f"a worker process could not encode a document: {message}")
         return encoded_batch
 
     def __enter__(self) -> "_Pool":
@@ -141,20 +142,48 @@ def _death(process: "subprocess.Popen[bytes]") -> DataError:
     )
 
 
+def _write_batch(stream: IO[bytes], batch: Sequence[bytes]) -> None:
+    """Write the number of texts, their sizes and then the texts."""
+    sizes = np.array([len(text) for text in batch], dtype="<u8")
+    stream.write(_COUNT.pack(len(batch)) + sizes.tobytes())
+    for text in batch:
+        stream.write(text)
+    stream.flush()
+
+
+def _read_batch(stream: IO[bytes]) -> List[bytes]:
+    """Read what :func:`_write_batch` wrote.
+
+    Raises:
+        EOFError: the stream ends before the batch does.
+    """
+    (count,) = _COUNT.unpack(_read_exactly(stream, _COUNT.size))
+    sizes = np.frombuffer(_read_exactly(stream, 8 * count), dtype="<u8")
+    return [_read_exactly(stream, int(size)) for size in sizes]
+
+
+def _read_exactly(stream: IO[bytes], count: int) -> bytes:
+    data = stream.read(count)
+    if len(data) < count:
+        raise EOFError
+    return data
+
+
 def _work(tokenizer: Path, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
     """Answer batches until there are no more: with the bytes of token ids, or with the text of an error."""
     encoder = Encoder(tokenizer)
     while True:
         try:
-            batch = pickle.load(incoming)
-        except (EOFError, pickle.UnpicklingError):  # the parent is gone, perhaps while it wrote
+            batch = _read_batch(incoming)
+        except EOFError:  # the parent is gone, perhaps while it wrote
             return
+        has_failed = False
         try:
-            answer: Any = [encoder.encode(document).tobytes() for document in batch]
+            answer = [encoder.encode(document).tobytes() for document in batch]
         except Exception as error:  # the library raises nothing more specific; the parent reports it
-            answer = f"{type(error).__name__}: {error}"
-        pickle.dump(answer, outgoing, pickle.HIGHEST_PROTOCOL)
-        outgoing.flush()
+            has_failed, answer = True, [f"{type(error).__name__}: {error}".encode("utf-8", "replace")]
+        outgoing.write(_COUNT.pack(has_failed))
+        _write_batch(outgoing, answer)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from fugaku_gpt.records.run import RunDirectory
 from tests.compare.runs import ENVIRONMENT, leave_run, tiny
 from tests.support.corpus import write_byte_corpus
 
-NOTES = Path(__file__).parents[2] / "benchmarks" / "reference" / "measurements.csv"
+NOTES = Path(__file__).parents[3] / "benchmarks" / "reference" / "measurements.csv"
 
 
 def factorial(*arguments: object) -> int:

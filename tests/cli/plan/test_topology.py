@@ -122,7 +122,7 @@ def test_gpus_have_their_own_ranks_and_no_memory_of_this_trainer(capsys: pytest.
     [
         (["--model", "1.3b"], "give one of --nodes or --max-nodes"),
         (["--model", "1.3b", "--nodes", "4", "--max-nodes", "4"], "give one of --nodes or --max-nodes"),
-        (["--model", "1.3b", "--nodes", "4", "--constraint", "dp ** 2"], "--constraint: 'dp ** 2', character 5"),
+        (["--model", "1.3b", "--nodes", "4", "--constraint", "dp @ 2"], "--constraint: 'dp @ 2', character 4"),
         (["--model", "1.3b", "--nodes", "4", "--constraint", "dq == 2"], "dq"),
         (["--model", "1.3b", "--nodes", "4", "--constraint", "dp + 2"], "neither true nor false"),
         (["--model", "1.3b", "--nodes", "4", "--global-batch", "9-3"], "--global-batch 9-3: must go up"),

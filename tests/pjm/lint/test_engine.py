@@ -18,7 +18,7 @@ from fugaku_gpt.pjm.lint.registry import all_rules
 from fugaku_gpt.pjm.lint.sites import looks_like_fugaku
 from tests.pjm.lint.cases import ANY, CASES, FT
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = Path(__file__).parents[2] / "jobs" / "golden"
 PIECES = [text for bad, good in CASES.values() for text in (*bad, *good) if len(text) < 1000]
 
 
