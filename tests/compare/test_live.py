@@ -21,6 +21,8 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.launch.processes import Outcome
 from tests.compare.runs import FakeLaunch, tiny
 
+pytestmark = pytest.mark.slow
+
 QUIET = Noise(1.0, 0.01, 0.0, 0.0, 0.0, None, 0, None, 100.0, 0.0, 10.0, 1.0)
 LOUD = replace(QUIET, others=0.3)
 SLOW = [1.05, 1.04, 1.06, 1.05, 1.05, 1.04, 1.06, 1.05, 1.05, 1.04]
@@ -87,7 +89,6 @@ def test_sides_take_turns_and_each_job_gives_one_number(tmp_path: Path) -> None:
     assert found.seconds == (pytest.approx(USUAL[:4]), pytest.approx(SLOW[:4]))
 
 
-@pytest.mark.slow
 def test_a_planted_slowdown_of_5_percent_is_found_within_ten_pairs(tmp_path: Path) -> None:
     launch = FakeLaunch({"a": USUAL, "b": SLOW})
     assert run(tmp_path / "out", launch, limits=Limits(pairs=10)) in (live.NARROW, live.CLEAR)
@@ -96,7 +97,6 @@ def test_a_planted_slowdown_of_5_percent_is_found_within_ten_pairs(tmp_path: Pat
     assert report.comparison.a <= 10 and report.comparison.low < 1.05 < report.comparison.high
 
 
-@pytest.mark.slow
 def test_a_side_against_itself_is_the_same(tmp_path: Path) -> None:
     launch = FakeLaunch({"a": USUAL, "b": USUAL[3:] + USUAL[:3]})
     run(tmp_path / "out", launch, limits=Limits(pairs=10))
@@ -117,7 +117,6 @@ def test_a_disturbed_pair_is_kept_left_out_and_run_again(tmp_path: Path) -> None
     assert "no: B: other processes took 30.0% of the machine" in text
 
 
-@pytest.mark.slow
 def test_a_machine_that_is_never_quiet_ends_it(tmp_path: Path) -> None:
     launch = FakeLaunch({"a": [1.0], "b": [1.0]})
     limits = Limits(pairs=4, reruns=2)

@@ -16,6 +16,8 @@ from fugaku_gpt.simulator.session import Simulator, status
 from tests.simulator.conftest import Write
 from tests.simulator.test_running import GO, alive, until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _no_faults_left(site: Simulator) -> Iterator[None]:

@@ -17,6 +17,8 @@ from fugaku_gpt.simulator.client import ask, values_of
 from fugaku_gpt.simulator.session import Simulator
 from tests.simulator.conftest import Write
 
+pytestmark = pytest.mark.slow
+
 VERBOSE_HEADER = (
     "JOB_ID     JOB_NAME   MD ST  USER     GROUP    START_DATE      ELAPSE_TIM ELAPSE_LIM            NODE_REQUIRE    "
     "VNODE  CORE V_MEM        V_POL E_POL RANK      LST EC  PC  SN PRI ACCEPT         RSC_GRP  REASON          "
@@ -305,7 +307,6 @@ def test_too_many_nodes_for_retention_are_warned_of_and_accepted(tmp_path: Path)
         assert done.stderr == ("warn: specification of core retention is invalid because job size is too large.\n")
 
 
-@pytest.mark.slow
 def test_strict_groups_refuse_as_fugaku_does(tmp_path: Path) -> None:
     from tests.support.simulated import simulated
 

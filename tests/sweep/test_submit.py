@@ -25,6 +25,8 @@ from fugaku_gpt.sweep.submit import Handed, Planned, Standing, planned_jobs, sta
 from tests.sweep.fake import FakeLaunch, Quiet, failing, leave_run
 from tests.sweep.fake_scheduler import FakeScheduler
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = """
 preset: tiny
@@ -171,7 +173,6 @@ def test_what_was_perhaps_taken_is_looked_for_and_not_handed_in_again(
     assert max(Counter(job["run"] for job in scheduler.jobs()).values()) == 1
 
 
-@pytest.mark.slow
 def test_nothing_is_handed_in_twice_however_often_it_is_killed(tmp_path: Path, plan: Plan, out: Path) -> None:
     queue = tmp_path / "queue"
     chance = random.Random(5)
