@@ -80,6 +80,7 @@ class Curve:
 def curve_of(drawn: Drawn, grid: ProcessGrid) -> Curve:
     """A short run. Collective over the grid."""
     config = drawn.config
+    earlier = list(OUTSTANDING)  # of tests before this one, where it is run among others
     samples = ByteSamples(config.model.seq_len)
     trainer = Trainer(config, grid, samples, samples)
     summed = trainer.sum.finish
@@ -98,7 +99,8 @@ def curve_of(drawn: Drawn, grid: ProcessGrid) -> Curve:
         curve.became.append((step.left_out, step.samples, step.seq_len))
     curve.losses.append(trainer.validate())
     trainer.finish()
-    assert not OUTSTANDING, "messages that nobody waits for"
+    unawaited = [message for message in OUTSTANDING if not any(message is one for one in earlier)]
+    assert not unawaited, "messages that nobody waits for"
     return curve
 
 
