@@ -58,15 +58,7 @@ def test_every_written_page_can_be_reached_from_the_first() -> None:
     assert set(DOCS.rglob("*.md")) <= reached
 
 
-# To be removed once the rooms that this page describes are there; until then the mark fails nowhere else.
-_ROOMS_ARE_MOVING = pytest.mark.xfail(strict=True, reason="describes rooms that are being moved")
-
-
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=_ROOMS_ARE_MOVING if page.name == "architecture.md" else ()) for page in written_pages()],
-    ids=lambda page: name_of(page),
-)
+@pytest.mark.parametrize("page", written_pages(), ids=lambda page: name_of(page))
 def test_code_that_pages_name_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     paths = set(re.findall(r"`((?:fugaku_gpt|benchmarks|tests|env|docs|jobscripts)/[A-Za-z0-9_./-]*)`", text))
