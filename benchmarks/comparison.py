@@ -30,7 +30,7 @@ from fugaku_gpt.compare.statistics import (
     Comparison,
     compare_groups,
     compare_pairs,
-    enough,
+    stop_reason,
 )
 
 PAIRS = range(3, 11)
@@ -139,7 +139,7 @@ def _looks(equal: Sequence[Dict[int, Comparison]], slow: Sequence[Dict[int, Comp
 
 
 def _last(looks: Dict[int, Comparison]) -> Comparison:
-    return next(looks[n] for n in PAIRS if enough(looks[n], at_least=AT_LEAST, at_most=PAIRS[-1]))
+    return next(looks[n] for n in PAIRS if stop_reason(looks[n], at_least=AT_LEAST, at_most=PAIRS[-1]))
 
 
 def _share(hits: Iterable[bool]) -> float:

@@ -111,7 +111,7 @@ def start(several: Several, name: str, options: argparse.Namespace, program: Seq
     config = config_of(name, options)
     launcher, ranks = find_launcher(), config.layout.ranks
     each = config.node.threads_per_rank or max(1, options.cores // ranks)
-    argv = [*launcher.start(ranks), sys.executable, os.path.abspath(__file__), *program, "--worker", name]
+    argv = [*launcher.command_prefix(ranks), sys.executable, os.path.abspath(__file__), *program, "--worker", name]
     several.start(name, argv, {**thread_variables(each), **launcher.environment}, ranks)
     return config
 

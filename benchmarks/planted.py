@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--preset", default="tiny", help="of the model (default: tiny)")
     known, options = parser.parse_known_args()
     from fugaku_gpt.cli.main import run
-    from fugaku_gpt.compare.pairs import read_kept
+    from fugaku_gpt.compare.pairs import read_comparison
     from fugaku_gpt.compare.report import report_live
 
     sides = [environment(known.out, name, share) for name, share in (("usual", 0.0), ("slower", known.share))]
@@ -39,7 +39,7 @@ def main() -> int:
     code = run(words)
     if code:
         return code
-    report = report_live(read_kept(pairs))
+    report = report_live(read_comparison(pairs))
     found = report.comparison
     assert found is not None
     held = found.low <= 1 + known.share <= found.high

@@ -24,7 +24,7 @@ def run_ranks(ranks: int, program: str, arguments: Sequence[str], timeout: float
     launcher = find_launcher()
     lines: List[str] = []
     outcome = run_command(
-        [*launcher.start(ranks), sys.executable, program, *arguments],
+        [*launcher.command_prefix(ranks), sys.executable, program, *arguments],
         {**launcher.environment, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         timeout=timeout,
         on_line=lines.append,

@@ -72,8 +72,8 @@ def in_a_loop(recorder: FlightRecorder, group: int, count: int = 20000) -> float
     """Processor time of one use, in seconds: of calls that are waited for, and progress once for each."""
     before = time.process_time()
     for number in range(count):
-        recorder.progress(FORWARD, number, 0)
-        ordinal = recorder.enter(group, "all_reduce", "torch.float32", (4, 128, 512), waits=False)
+        recorder.mark_phase(FORWARD, number, 0)
+        ordinal = recorder.enter(group, "all_reduce", "torch.float32", (4, 128, 512), blocking=False)
         recorder.posted(ordinal)
         recorder.wait(ordinal)
         recorder.leave(ordinal)

@@ -21,7 +21,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from fugaku_gpt.launch.processes import MARK, end_marked
+from fugaku_gpt.launch.processes import MARK, end_marked_processes
 
 ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 600.0
@@ -119,7 +119,7 @@ class Worker:
             file.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=grace)
-        end_marked(self._mark, 0.0, self._process)
+        end_marked_processes(self._mark, 0.0, self._process)
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -103,7 +103,7 @@ def watched(clock: Clock) -> Iterator[None]:
     import torch
 
     from fugaku_gpt import compat, ops
-    from fugaku_gpt.comm.observed import inside
+    from fugaku_gpt.comm.observed import scoped_call
     from fugaku_gpt.model.causal_attention import _CausalAttention, _CompiledAttention
     from fugaku_gpt.parallel.buffers import MasterWeights
     from fugaku_gpt.parallel.cross_entropy import _CrossEntropy
@@ -133,7 +133,7 @@ def watched(clock: Clock) -> Iterator[None]:
     functions = [(way, name, ATTENTION_REST) for way in ways for name in ("forward", "backward")]
     with contextlib.ExitStack() as watching:
         for owner, name, part in places:
-            watching.enter_context(inside(owner, name, clock.of(part, name)))
+            watching.enter_context(scoped_call(owner, name, clock.of(part, name)))
         for owner, name, its in (*functions, (_CrossEntropy, "forward", LOSS_REST)):  # static methods
             function = getattr(owner, name)
             setattr(owner, name, staticmethod(_within(clock.of(always(its), name), function)))

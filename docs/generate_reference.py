@@ -31,7 +31,7 @@ from fugaku_gpt.data import corpus as prepared_corpus
 from fugaku_gpt.data import indexed
 from fugaku_gpt.formulas.parameters import parameter_count
 from fugaku_gpt.machine import probed
-from fugaku_gpt.pjm.lint.registry import REASONS, Rule, all_rules
+from fugaku_gpt.pjm.lint.registry import DOWNGRADE_REASONS, Rule, all_rules
 from fugaku_gpt.records import (
     accounting,
     claim,
@@ -292,8 +292,8 @@ def lint_page() -> str:
         "",
         "A rule's error is shown as a warning, unless `--strict` is given, for one of these reasons:",
         "",
-        *[f"* {_cell(reason)};" for reason in list(REASONS.values())[:-1]],
-        f"* {_cell(list(REASONS.values())[-1])}.",
+        *[f"* {_cell(reason)};" for reason in list(DOWNGRADE_REASONS.values())[:-1]],
+        f"* {_cell(list(DOWNGRADE_REASONS.values())[-1])}.",
         "",
     ]
     rows = [(f"[{rule.id}](#{rule.id.lower()})", rule.severity, _cell(rule.title)) for rule in rules]

@@ -10,5 +10,5 @@ import sys
 from fugaku_gpt.launch.launcher import find_launcher
 
 launcher = find_launcher()
-command = [*launcher.start(2), sys.executable, "-c", "from mpi4py import MPI; assert MPI.COMM_WORLD.size == 2"]
+command = [*launcher.command_prefix(2), sys.executable, "-c", "from mpi4py import MPI; assert MPI.COMM_WORLD.size == 2"]
 sys.exit(subprocess.run(command, env={**os.environ, **launcher.environment}, check=False).returncode)

@@ -57,7 +57,7 @@ def kernels_as_they_were() -> Iterator[None]:
     yield
     if before != _agreed():
         agreed: Any = sys.modules["fugaku_gpt.compat.kernel_choices"]
-        vars(agreed.AGREED).update(before)
+        vars(agreed.RANK_CONSENSUS).update(before)
 
 
 def _agreed() -> Any:
@@ -65,4 +65,4 @@ def _agreed() -> Any:
     if agreed is None:
         names = ("gelu_by_erf", "products_by_onednn", "compiled", "compiled_products")
         return {"in_float32": {}, **dict.fromkeys(names)}
-    return {**vars(agreed.AGREED), "in_float32": dict(agreed.AGREED.in_float32)}
+    return {**vars(agreed.RANK_CONSENSUS), "in_float32": dict(agreed.RANK_CONSENSUS.in_float32)}

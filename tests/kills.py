@@ -24,7 +24,7 @@ from typing import Any, Dict, List, Tuple
 import psutil
 
 from fugaku_gpt.checkpoint.directory import list_checkpoints
-from fugaku_gpt.checkpoint.retention import verify
+from fugaku_gpt.checkpoint.retention import verify_checkpoint
 from fugaku_gpt.records.run import RunDirectory
 from tests.support.corpus import write_byte_corpus
 
@@ -131,7 +131,7 @@ def survives(folder: Path, kills: int, seed: int) -> str:
     run = Killed(folder, seed)
     for number in range(kills):
         run.start_and_kill()
-        torn = {info.path.name: verify(info.path) for info in list_checkpoints(run.out / "checkpoints")}
+        torn = {info.path.name: verify_checkpoint(info.path) for info in list_checkpoints(run.out / "checkpoints")}
         assert not any(torn.values()), f"after kill {number + 1}: {torn}"
         if (number + 1) % 10 == 0:
             print(f"{number + 1} kills, at iteration {RunDirectory(run.out).last_iteration()}", flush=True)

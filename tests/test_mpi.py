@@ -40,7 +40,7 @@ def test_random_layouts_with_random_delays_do_not_hang(ranks: int) -> None:
 
 def _mpirun(ranks: int, *arguments: str) -> str:
     launcher = find_launcher()
-    command = [*launcher.start(ranks), sys.executable, *arguments]
+    command = [*launcher.command_prefix(ranks), sys.executable, *arguments]
     environment = {**os.environ, **launcher.environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command,

@@ -13,15 +13,15 @@ import pytest
 
 from fugaku_gpt.config import dump_run_config, load_run_config
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.follow import poll_runs, watch
-from fugaku_gpt.jobs.judge import Verdict
+from fugaku_gpt.jobs.poll import poll_runs, watch_runs
+from fugaku_gpt.jobs.outcome import Outcome
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission
 from fugaku_gpt.jobs.schedulers.slurm import SlurmScheduler
 from fugaku_gpt.jobs.submission import submit
 from fugaku_gpt.records.job import (
     CANCELLED,
     ENDED,
-    HELD,
+    ON_HOLD,
     LOST,
     OVER,
     RUNNING,
@@ -122,7 +122,7 @@ def test_a_job_is_held_and_released(slurm: SlurmScheduler, tmp_path: Path) -> No
     assert slurm.hold([job_id]) == {job_id: ""}
     slurm.cancel([blocker])
     until_over(slurm, blocker)
-    assert slurm.poll([job_id])[job_id].state == HELD
+    assert slurm.poll([job_id])[job_id].state == ON_HOLD
     assert slurm.release([job_id]) == {job_id: ""}
     assert until_over(slurm, job_id) == JobStatus(job_id, ENDED, "COMPLETED", exit_code=0, group="all")
 
@@ -203,17 +203,17 @@ def prepared(directory: Path) -> None:
     (directory / "config.yaml").write_text(dump_run_config(config), encoding="utf-8")
 
 
-def follow_scripts(slurm: SlurmScheduler, submissions: Dict[Path, Submission]) -> Dict[Path, Verdict]:
+def follow_scripts(slurm: SlurmScheduler, submissions: Dict[Path, Submission]) -> Dict[Path, Outcome]:
     """Hand in prepared run directories with these scripts, and follow them to their ends."""
     for directory in submissions:
         prepared(directory)
         submit(directory, slurm)
-    *_, last = watch(list(submissions), longest=5.0)
+    *_, last = watch_runs(list(submissions), max_wait=5.0)
     return {one.directory: one.verdict for one in last}
 
 
 def test_a_job_at_its_limit_without_a_record_is_a_timeout(limited: Path) -> None:
-    *_, (followed,) = watch([limited], longest=5.0)
+    *_, (followed,) = watch_runs([limited], max_wait=5.0)
     verdict = followed.verdict
     assert (verdict.status, verdict.retry) == ("timeout", "resume") and "time limit" in verdict.cause
     result = RunDirectory(limited).result()

@@ -18,8 +18,8 @@ from fugaku_gpt.checkpoint import file_system
 from fugaku_gpt.checkpoint.safetensors import (
     DTYPES,
     Header,
-    Item,
     NotSafetensors,
+    TensorInfo,
     make_header,
     read_header,
     write_tensor,
@@ -78,9 +78,9 @@ class FilePlan:
         return self.header.length
 
     @property
-    def items(self) -> Tuple[Item, ...]:
+    def tensors(self) -> Tuple[TensorInfo, ...]:
         """The entries' places in the file."""
-        return self.header.items
+        return self.header.tensors
 
 
 def file_name(index: int) -> str:
@@ -99,7 +99,7 @@ def plan_file(entries: Sequence[Entry]) -> FilePlan:
         if entry.name in names or not entry.region.size:
             raise ValueError(f"{entry.name}: {'empty' if not entry.region.size else 'twice'} in one file")
         names.add(entry.name)
-    return FilePlan(tuple(entries), make_header([(one.name, one.dtype, one.region.shape) for one in entries]))
+    return FilePlan(tuple(entries), make_header([(entry.name, entry.dtype, entry.region.shape) for entry in entries]))
 
 
 def write_pieces(
@@ -118,10 +118,10 @@ def write_pieces(
         OSError: as the file system says it.
         ValueError: a piece is not of its entry's shape.
     """
-    with file_system.written(path) as descriptor:
+    with file_system.synced_file(path) as descriptor:
         if header:
             file_system.write_all(descriptor, memoryview(plan.header.content), 0)
-        return [write_tensor(descriptor, plan.items[index], array) for index, array in pieces]
+        return [write_tensor(descriptor, plan.tensors[index], array) for index, array in pieces]
 
 
 def describe_dtype(dtype: "np.dtype[Any]") -> str:
@@ -130,8 +130,8 @@ def describe_dtype(dtype: "np.dtype[Any]") -> str:
     Raises:
         ValueError: they do not hold it.
     """
-    for name, known in DTYPES.items():
-        if known == dtype:
+    for name, stored_dtype in DTYPES.items():
+        if stored_dtype == dtype:
             return name
     raise ValueError(f"checkpoints hold {', '.join(DTYPES)}, not {dtype}")
 
@@ -144,12 +144,12 @@ def read_plan(descriptor: int, length: int) -> FilePlan:
         OSError: it cannot be read.
     """
     header = read_header(descriptor, length)
-    return FilePlan(tuple(map(_entry, header.items)), header)
+    return FilePlan(tuple(map(_entry, header.tensors)), header)
 
 
-def _entry(item: Item) -> Entry:
-    matched = _NAME.fullmatch(item.name)
+def _entry(info: TensorInfo) -> Entry:
+    matched = _NAME.fullmatch(info.name)
     start = tuple(int(text) for text in matched[3].split(",") if text) if matched is not None else ()
-    if matched is None or len(start) != len(item.shape) or item.dtype not in DTYPES:
-        raise NotSafetensors(f"{item.name!r} is no piece of a checkpoint's tensor")
-    return Entry(matched[1], matched[2], Region(start, item.shape), item.dtype)
+    if matched is None or len(start) != len(info.shape) or info.dtype not in DTYPES:
+        raise NotSafetensors(f"{info.name!r} is no piece of a checkpoint's tensor")
+    return Entry(matched[1], matched[2], Region(start, info.shape), info.dtype)

@@ -41,7 +41,7 @@ class CheckpointInfo:
     attempt: int
 
 
-def begin(directory: Path, iteration: int) -> Path:
+def begin_checkpoint(directory: Path, iteration: int) -> Path:
     """Make the hidden folder to write a checkpoint's files to.
 
     Args:
@@ -58,7 +58,7 @@ def begin(directory: Path, iteration: int) -> Path:
     return path
 
 
-def commit(temporary: Path, manifest: Manifest) -> Path:
+def commit_checkpoint(temporary: Path, manifest: Manifest) -> Path:
     """Make a checkpoint visible, once all of its files are written; returns its folder. :func:`track` comes next.
 
     Raises:
@@ -80,7 +80,7 @@ def commit(temporary: Path, manifest: Manifest) -> Path:
     return path
 
 
-def track(checkpoint: Path) -> None:
+def update_tracker(checkpoint: Path) -> None:
     """Have the tracker name a checkpoint that is visible.
 
     Raises:
@@ -94,11 +94,11 @@ def track(checkpoint: Path) -> None:
         file_system.rename(temporary, directory / TRACKER)
         file_system.sync_folder(directory)
     except OSError:
-        abandon(temporary)
+        discard_temporary(temporary)
         raise
 
 
-def abandon(temporary: Path) -> None:
+def discard_temporary(temporary: Path) -> None:
     """Remove a hidden folder. What cannot be removed now is removed by the next save."""
     with contextlib.suppress(OSError):
         remove_tree(temporary)
@@ -137,12 +137,12 @@ def list_checkpoints(directory: Path) -> List[CheckpointInfo]:
         return []
     except OSError as error:
         raise CheckpointError(f"{directory}: cannot be read: {error.strerror}") from None
-    found = []
+    checkpoints = []
     for name in names:
         matched = _VISIBLE.fullmatch(name)
         if matched is not None:
-            found.append(CheckpointInfo(directory / name, int(matched[1]), int(matched[2] or 1)))
-    return sorted(found, key=lambda info: (info.iteration, info.attempt), reverse=True)
+            checkpoints.append(CheckpointInfo(directory / name, int(matched[1]), int(matched[2] or 1)))
+    return sorted(checkpoints, key=lambda info: (info.iteration, info.attempt), reverse=True)
 
 
 def is_checkpoint_name(name: str) -> bool:
@@ -150,7 +150,7 @@ def is_checkpoint_name(name: str) -> bool:
     return _VISIBLE.fullmatch(name) is not None
 
 
-def latest(directory: Path) -> Optional[Path]:
+def tracked_checkpoint(directory: Path) -> Optional[Path]:
     """The checkpoint that the tracker names: the one that was last written. None where there is no tracker that can be
     read, or its checkpoint is gone."""
     try:

@@ -106,8 +106,8 @@ def size_of(path: Path) -> int:
 
 def free_bytes(path: Path) -> int:
     """What this user may still write to the file system of an existing path; quotas of projects are not seen."""
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize
+    statistics = os.statvfs(path)
+    return statistics.f_bavail * statistics.f_frsize
 
 
 def write_all(descriptor: int, content: memoryview, offset: int) -> None:
@@ -124,7 +124,7 @@ def write_all(descriptor: int, content: memoryview, offset: int) -> None:
 
 
 @contextlib.contextmanager
-def written(path: Path) -> Iterator[int]:
+def synced_file(path: Path) -> Iterator[int]:
     """Descriptor of a file to write; it is on the disk at the end of the ``with``."""
     try:
         descriptor = create(path)
@@ -141,7 +141,7 @@ def written(path: Path) -> Iterator[int]:
 
 def write_file(path: Path, content: bytes) -> None:
     """A small file, on the disk when this returns."""
-    with written(path) as descriptor:
+    with synced_file(path) as descriptor:
         write_all(descriptor, memoryview(content), 0)
 
 

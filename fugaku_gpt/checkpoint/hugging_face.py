@@ -20,13 +20,27 @@ import numpy as np
 
 from fugaku_gpt.checkpoint import file_system
 from fugaku_gpt.checkpoint.data_file import Entry, file_name, plan_file
-from fugaku_gpt.checkpoint.directory import abandon, begin, commit, list_checkpoints, require_room, track
+from fugaku_gpt.checkpoint.directory import (
+    begin_checkpoint,
+    commit_checkpoint,
+    discard_temporary,
+    list_checkpoints,
+    require_room,
+    update_tracker,
+)
 from fugaku_gpt.checkpoint.manifest import LogicalTensor, Manifest, describe_file
 from fugaku_gpt.checkpoint.reader import open_checkpoint
-from fugaku_gpt.checkpoint.safetensors import Item, NotSafetensors, make_header, read_header, read_tensor, write_tensor
+from fugaku_gpt.checkpoint.safetensors import (
+    NotSafetensors,
+    TensorInfo,
+    make_header,
+    read_header,
+    read_tensor,
+    write_tensor,
+)
 from fugaku_gpt.config import ModelConfig, load_run_config
 from fugaku_gpt.errors import CheckpointError, ConfigError, UsageError
-from fugaku_gpt.layout.regions import whole
+from fugaku_gpt.layout.regions import full_region
 from fugaku_gpt.layout.tensors import model_tensors
 
 if TYPE_CHECKING:
@@ -48,7 +62,7 @@ _LAYER = (
 )
 
 
-class Pair(NamedTuple):
+class TensorPair(NamedTuple):
     """One tensor in both formats.
 
     Attributes:
@@ -80,7 +94,7 @@ class Pair(NamedTuple):
         return array.T.reshape(self.shape) if self.linear else array
 
 
-class Imported(NamedTuple):
+class ImportedCheckpoint(NamedTuple):
     """What :func:`import_gpt2` has made: a checkpoint, the model's settings, and what a user should know."""
 
     checkpoint: Path
@@ -88,7 +102,7 @@ class Imported(NamedTuple):
     notes: List[str]
 
 
-def pairs(model: ModelConfig) -> List[Pair]:
+def tensor_pairs(model: ModelConfig) -> List[TensorPair]:
     """Every tensor of a model in both formats.
 
     Raises:
@@ -99,13 +113,13 @@ def pairs(model: ModelConfig) -> List[Pair]:
     names = {"token_embedding": "wte", "position_embedding": "wpe", "final_norm": "ln_f"}
     for layer in range(model.layers):
         names.update({f"blocks.{layer}.{ours}": f"h.{layer}.{theirs}" for ours, theirs in _LAYER})
-    found = []
+    pairs = []
     for spec in model_tensors(model, 1):
         part, _, last = spec.name.rpartition(".")
         shape = spec.shape if spec.rows is None else (spec.rows, *spec.shape[1:])
         linear = ".c_" in names[part]
-        found.append(Pair(spec.name, shape, f"{names[part]}.{last}", linear))
-    return found
+        pairs.append(TensorPair(spec.name, shape, f"{names[part]}.{last}", linear))
+    return pairs
 
 
 def export_gpt2(checkpoint: Path, out: Path) -> ModelConfig:
@@ -121,16 +135,16 @@ def export_gpt2(checkpoint: Path, out: Path) -> ModelConfig:
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}.tmp")
     with open_checkpoint(checkpoint) as source:
         model = _model_of_run(checkpoint, source.manifest)
-        tensors = pairs(model)
-        header = make_header([(_PREFIX + one.theirs, "F32", one.their_shape) for one in tensors], {"format": "pt"})
+        pairs = tensor_pairs(model)
+        header = make_header([(_PREFIX + pair.theirs, "F32", pair.their_shape) for pair in pairs], {"format": "pt"})
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             require_room(out, header.length)
             file_system.make_folder(temporary)
-            with file_system.written(temporary / WEIGHTS) as descriptor:
+            with file_system.synced_file(temporary / WEIGHTS) as descriptor:
                 file_system.write_all(descriptor, memoryview(header.content), 0)
-                for one, item in zip(tensors, header.items):
-                    write_tensor(descriptor, item, one.to_theirs(source.tensor("weights", one.ours)))
+                for pair, info in zip(pairs, header.tensors):
+                    write_tensor(descriptor, info, pair.to_theirs(source.tensor("weights", pair.ours)))
             text = json.dumps(_their_settings(model), indent=2, allow_nan=False) + "\n"
             file_system.write_file(temporary / CONFIG, text.encode("utf-8"))
             file_system.rename(temporary, out)
@@ -138,11 +152,11 @@ def export_gpt2(checkpoint: Path, out: Path) -> ModelConfig:
         except OSError as error:
             raise UsageError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
         finally:
-            abandon(temporary)
+            discard_temporary(temporary)
     return model
 
 
-def import_gpt2(folder: Path, directory: Path) -> Imported:
+def import_gpt2(folder: Path, directory: Path) -> ImportedCheckpoint:
     """Make a checkpoint at iteration 0 from a Hugging Face folder: weights alone, so that the optimiser begins anew.
 
     Args:
@@ -158,25 +172,25 @@ def import_gpt2(folder: Path, directory: Path) -> Imported:
     model, notes = _our_settings(folder / CONFIG, settings)
     with contextlib.ExitStack() as stack:
         theirs = _open_weights(folder, stack)
-        tensors = pairs(model)
-        _check_names(folder, tensors, theirs)
+        pairs = tensor_pairs(model)
+        _check_names(folder, pairs, theirs)
         logits = theirs.pop("lm_head.weight", None)
         if logits is not None and not np.array_equal(logits.read(), theirs["wte.weight"].read()):
             raise UsageError(f"{folder}: its logits have weights of their own; ours are the token embedding's")
-        checkpoint = _write_checkpoint(directory, model, tensors, theirs, f"Hugging Face folder {folder.name}")
-    return Imported(checkpoint, model, notes)
+        checkpoint = _write_checkpoint(directory, model, pairs, theirs, f"Hugging Face folder {folder.name}")
+    return ImportedCheckpoint(checkpoint, model, notes)
 
 
-class _Theirs(NamedTuple):
+class _ForeignTensor(NamedTuple):
     """A tensor in one of their files."""
 
     path: Path
     descriptor: int
-    item: Item
+    info: TensorInfo
 
     def read(self) -> "Array":
         try:
-            return read_tensor(self.descriptor, self.item)
+            return read_tensor(self.descriptor, self.info)
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be read: {error.strerror}") from None
         except NotSafetensors as error:
@@ -184,29 +198,29 @@ class _Theirs(NamedTuple):
 
 
 def _write_checkpoint(
-    directory: Path, model: ModelConfig, tensors: List[Pair], theirs: Mapping[str, _Theirs], origin: str
+    directory: Path, model: ModelConfig, pairs: List[TensorPair], theirs: Mapping[str, _ForeignTensor], origin: str
 ) -> Path:
-    dtypes = {one.ours: "F64" if theirs[one.theirs].item.dtype == "F64" else "F32" for one in tensors}
-    plan = plan_file([Entry("weights", one.ours, whole(one.shape), dtypes[one.ours]) for one in tensors])
+    dtypes = {pair.ours: "F64" if theirs[pair.theirs].info.dtype == "F64" else "F32" for pair in pairs}
+    plan = plan_file([Entry("weights", pair.ours, full_region(pair.shape), dtypes[pair.ours]) for pair in pairs])
     require_room(directory, plan.length)
     try:
         directory.absolute().parent.mkdir(parents=True, exist_ok=True)
-        temporary = begin(directory, 0)
+        temporary = begin_checkpoint(directory, 0)
         try:
-            with file_system.written(temporary / file_name(0)) as descriptor:
+            with file_system.synced_file(temporary / file_name(0)) as descriptor:
                 file_system.write_all(descriptor, memoryview(plan.header.content), 0)
-                sums = [
-                    write_tensor(descriptor, item, one.to_ours(theirs[one.theirs].read()))
-                    for one, item in zip(tensors, plan.items)
+                checksums = [
+                    write_tensor(descriptor, info, pair.to_ours(theirs[pair.theirs].read()))
+                    for pair, info in zip(pairs, plan.tensors)
                 ]
-            logical = {one.ours: LogicalTensor(one.shape, {"weights": dtypes[one.ours]}) for one in tensors}
-            file = describe_file(file_name(0), plan, sums, sorted(logical))
+            logical = {pair.ours: LogicalTensor(pair.shape, {"weights": dtypes[pair.ours]}) for pair in pairs}
+            file = describe_file(file_name(0), plan, checksums, sorted(logical))
             config, build = {"model": asdict(model)}, {"imported_from": origin}
-            path = commit(temporary, Manifest(0, 0, 0, logical, (file,), config=config, build=build))
-            track(path)
+            path = commit_checkpoint(temporary, Manifest(0, 0, 0, logical, (file,), config=config, build=build))
+            update_tracker(path)
             return path
         finally:
-            abandon(temporary)
+            discard_temporary(temporary)
     except OSError as error:
         raise UsageError(f"{error.filename or directory}: cannot be written: {error.strerror}") from None
 
@@ -298,12 +312,12 @@ def _read_json(path: Path) -> Dict[str, Any]:
     return values
 
 
-def _open_weights(folder: Path, stack: contextlib.ExitStack) -> Dict[str, _Theirs]:
+def _open_weights(folder: Path, stack: contextlib.ExitStack) -> Dict[str, _ForeignTensor]:
     """Every tensor of the folder by its name without prefix; the files stay open as long as the stack."""
     files = [WEIGHTS]
     if not file_system.exists(folder / WEIGHTS) and file_system.exists(folder / INDEX):
         files = sorted({str(name) for name in dict(_read_json(folder / INDEX).get("weight_map", {})).values()})
-    found: Dict[str, _Theirs] = {}
+    tensors: Dict[str, _ForeignTensor] = {}
     for name in files:
         path = folder / Path(name).name
         try:
@@ -317,22 +331,24 @@ def _open_weights(folder: Path, stack: contextlib.ExitStack) -> Dict[str, _Their
             raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
         except NotSafetensors as error:
             raise UsageError(f"{path}: {error}") from None
-        for item in header.items:
-            short = item.name[len(_PREFIX) :] if item.name.startswith(_PREFIX) else item.name
-            found[short] = _Theirs(path, descriptor, item)
-    return found
+        for info in header.tensors:
+            short = info.name[len(_PREFIX) :] if info.name.startswith(_PREFIX) else info.name
+            tensors[short] = _ForeignTensor(path, descriptor, info)
+    return tensors
 
 
-def _check_names(folder: Path, tensors: List[Pair], theirs: Dict[str, _Theirs]) -> None:
+def _check_names(folder: Path, pairs: List[TensorPair], theirs: Dict[str, _ForeignTensor]) -> None:
     """Compare names and shapes; drops the causal masks that older files hold."""
     for name in [name for name in theirs if name.endswith((".attn.bias", ".attn.masked_bias"))]:
         del theirs[name]
-    for one in tensors:
-        if one.theirs not in theirs:
-            raise UsageError(f"{folder}: holds no {one.theirs}")
-        shape = theirs[one.theirs].item.shape
-        if shape != one.their_shape:
-            raise UsageError(f"{theirs[one.theirs].path}: {one.theirs} is {shape}, and by {CONFIG} {one.their_shape}")
-    unknown = sorted(set(theirs) - {one.theirs for one in tensors} - {"lm_head.weight"})
+    for pair in pairs:
+        if pair.theirs not in theirs:
+            raise UsageError(f"{folder}: holds no {pair.theirs}")
+        shape = theirs[pair.theirs].info.shape
+        if shape != pair.their_shape:
+            raise UsageError(
+                f"{theirs[pair.theirs].path}: {pair.theirs} is {shape}, and by {CONFIG} {pair.their_shape}"
+            )
+    unknown = sorted(set(theirs) - {pair.theirs for pair in pairs} - {"lm_head.weight"})
     if unknown:
         raise UsageError(f"{folder}: holds {unknown[0]}, which a GPT-2 language model has not (GPT2LMHeadModel)")

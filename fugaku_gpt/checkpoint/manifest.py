@@ -93,18 +93,18 @@ class Manifest:
         return sorted(self.tensors)
 
 
-def describe_file(name: str, plan: FilePlan, sums: Sequence[int], tensor_names: Sequence[str]) -> DataFile:
+def describe_file(name: str, plan: FilePlan, checksums: Sequence[int], tensor_names: Sequence[str]) -> DataFile:
     """A written file as the manifest keeps it.
 
     Args:
         sums: CRC-32 of each entry, as :func:`~fugaku_gpt.checkpoint.data_file.write_pieces` gave them.
         tensor_names: all names, sorted.
     """
-    if len(sums) != len(plan.entries):
-        raise ValueError(f"{name}: {len(sums)} sums for {len(plan.entries)} entries")
-    places = {tensor: index for index, tensor in enumerate(tensor_names)}
-    held = sorted({places[entry.tensor] for entry in plan.entries})
-    return DataFile(name, plan.length, zlib.crc32(plan.header.content), tuple(held), tuple(sums))
+    if len(checksums) != len(plan.entries):
+        raise ValueError(f"{name}: {len(checksums)} sums for {len(plan.entries)} entries")
+    index_of_tensor = {tensor: index for index, tensor in enumerate(tensor_names)}
+    tensor_indices = sorted({index_of_tensor[entry.tensor] for entry in plan.entries})
+    return DataFile(name, plan.length, zlib.crc32(plan.header.content), tuple(tensor_indices), tuple(checksums))
 
 
 def manifest_text(manifest: Manifest) -> bytes:
@@ -169,8 +169,8 @@ def _canonical(values: Mapping[str, Any]) -> bytes:
 
 def _manifest(values: Dict[str, Any]) -> Manifest:
     tensors = {
-        str(name): LogicalTensor(tuple(map(int, one["shape"])), dict(one["kinds"]))
-        for name, one in values["tensors"].items()
+        str(name): LogicalTensor(tuple(map(int, entry["shape"])), dict(entry["kinds"]))
+        for name, entry in values["tensors"].items()
     }
     for name, tensor in tensors.items():
         unknown = sorted(set(tensor.kinds.values()) - set(DTYPES))
@@ -178,13 +178,13 @@ def _manifest(values: Dict[str, Any]) -> Manifest:
             raise ValueError(f"{name} is of the unknown data type {unknown[0]!r}")
     files = tuple(
         DataFile(
-            _plain(one["name"]),
-            int(one["bytes"]),
-            int(one["header_crc32"]),
-            tuple(map(int, one["tensors"])),
-            tuple(map(int, one["crc32"])),
+            _plain(entry["name"]),
+            int(entry["bytes"]),
+            int(entry["header_crc32"]),
+            tuple(map(int, entry["tensors"])),
+            tuple(map(int, entry["crc32"])),
         )
-        for one in values["files"]
+        for entry in values["files"]
     )
     if any(not 0 <= index < len(tensors) for file in files for index in file.tensors):
         raise ValueError("a file holds a tensor that is not there")

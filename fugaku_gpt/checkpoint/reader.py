@@ -15,7 +15,7 @@ from fugaku_gpt.checkpoint.data_file import Entry, FilePlan, read_plan
 from fugaku_gpt.checkpoint.manifest import DataFile, LogicalTensor, Manifest, read_manifest
 from fugaku_gpt.checkpoint.safetensors import DTYPES, NotSafetensors, read_into
 from fugaku_gpt.errors import CheckpointError
-from fugaku_gpt.layout.regions import Region, intersection, whole
+from fugaku_gpt.layout.regions import Region, intersection, full_region
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -42,18 +42,18 @@ class Checkpoint:
         manifest: what it holds.
     """
 
-    def __init__(self, path: Path, manifest: Optional[Manifest] = None, near: float = 0.0) -> None:
+    def __init__(self, path: Path, manifest: Optional[Manifest] = None, start_fraction: float = 0.0) -> None:
         """``manifest``: what another rank has read; default: it is read here. ``near``: which files to look into first,
         as a share of all of them."""
         self.path = path
         self.manifest: Manifest = manifest if manifest is not None else read_manifest(path)
         self._open: Dict[str, _Shard] = {}  # oldest first
-        self._near = int(near * len(self.manifest.files))
+        self._first_file = int(start_fraction * len(self.manifest.files))
         self._files: Dict[str, List[int]] = {name: [] for name in self.manifest.tensors}
         names = self.manifest.tensor_names
-        for place, file in enumerate(self.manifest.files):
+        for file_index, file in enumerate(self.manifest.files):
             for index in file.tensors:
-                self._files[names[index]].append(place)
+                self._files[names[index]].append(file_index)
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -68,7 +68,7 @@ class Checkpoint:
         while self._open:
             file_system.close(self._open.popitem()[1].descriptor)
 
-    def holds(self, kind: str, name: str) -> bool:
+    def has_tensor(self, kind: str, name: str) -> bool:
         """Whether there is such a tensor of this kind."""
         return name in self.manifest.tensors and kind in self.manifest.tensors[name].kinds
 
@@ -80,7 +80,7 @@ class Checkpoint:
         """
         logical = self._logical(kind, name)
         out: Array = np.empty(logical.shape, DTYPES[logical.kinds[kind]])
-        self.read_region(kind, name, whole(logical.shape), out)
+        self.read_region(kind, name, full_region(logical.shape), out)
         return out
 
     def read_region(self, kind: str, name: str, region: Region, out: "Array") -> None:
@@ -96,25 +96,27 @@ class Checkpoint:
             ValueError: the region is not inside the tensor, or ``out`` not of its shape.
         """
         logical = self._logical(kind, name)
-        if out.shape != region.shape or intersection(region, whole(logical.shape)) != region:
+        if out.shape != region.shape or intersection(region, full_region(logical.shape)) != region:
             raise ValueError(f"{kind}/{name}{region}: tensor of {logical.shape}, array of {out.shape}")
-        found = 0
-        places = self._files[name]
-        first = bisect_left(places, self._near)
-        for place in (*places[first:], *places[:first]):
-            if found >= region.size:
+        filled = 0
+        file_indices = self._files[name]
+        first = bisect_left(file_indices, self._first_file)
+        for file_index in (*file_indices[first:], *file_indices[:first]):
+            if filled >= region.size:
                 break
-            file = self.manifest.files[place]
+            file = self.manifest.files[file_index]
             shard = self._shard(file)
             for index in shard.pieces.get((kind, name), ()):
                 piece = shard.plan.entries[index].region
                 shared = intersection(piece, region)
                 if shared is not None:
                     self._read_piece(file, shard, index, shared, out[shared.within(region)])
-                    found += shared.size
-                    self._near = place
-        if found != region.size:
-            raise CheckpointError(f"{self.path}: {kind} of {name}{region}: {found} of {region.size} elements are there")
+                    filled += shared.size
+                    self._first_file = file_index
+        if filled != region.size:
+            raise CheckpointError(
+                f"{self.path}: {kind} of {name}{region}: {filled} of {region.size} elements are there"
+            )
 
     def _read_piece(self, file: DataFile, shard: _Shard, index: int, shared: Region, out: "Array") -> None:
         """Check a piece and take the part of it that is wanted."""
@@ -123,16 +125,16 @@ class Checkpoint:
         straight = shared == entry.region and out.dtype == dtype and out.flags.c_contiguous
         piece: Array = out if straight else np.empty(entry.region.shape, dtype)
         try:
-            total = read_into(shard.descriptor, shard.plan.items[index], piece)
+            total = read_into(shard.descriptor, shard.plan.tensors[index], piece)
         except (OSError, NotSafetensors) as error:
             raise CheckpointError(f"{self.path / file.name}: {_why(error)}") from None
         if total != file.crc32[index]:
-            raise CheckpointError(f"{self.path / file.name}: {damage(entry)}")
+            raise CheckpointError(f"{self.path / file.name}: {damage_message(entry)}")
         if not straight:
             out[...] = piece[shared.within(entry.region)]
 
     def _logical(self, kind: str, name: str) -> LogicalTensor:
-        if not self.holds(kind, name):
+        if not self.has_tensor(kind, name):
             raise CheckpointError(f"{self.path}: holds no {kind} of {name}")
         return self.manifest.tensors[name]
 
@@ -183,7 +185,7 @@ def open_shard(checkpoint: Path, file: DataFile) -> Tuple[int, FilePlan]:
     return descriptor, plan
 
 
-def damage(entry: Entry) -> str:
+def damage_message(entry: Entry) -> str:
     """What is said of a piece whose sum is another."""
     return f"damaged: {entry}: its CRC-32 is another"
 

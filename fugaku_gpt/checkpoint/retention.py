@@ -7,24 +7,30 @@ from pathlib import Path
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from fugaku_gpt.checkpoint import CHECKPOINTS, file_system
-from fugaku_gpt.checkpoint.directory import CheckpointInfo, is_checkpoint_name, latest, list_checkpoints, remove_tree
+from fugaku_gpt.checkpoint.directory import (
+    CheckpointInfo,
+    is_checkpoint_name,
+    list_checkpoints,
+    remove_tree,
+    tracked_checkpoint,
+)
 from fugaku_gpt.checkpoint.manifest import MANIFEST, DataFile, read_manifest
-from fugaku_gpt.checkpoint.reader import damage, open_shard
-from fugaku_gpt.checkpoint.safetensors import NotSafetensors, sum_of
+from fugaku_gpt.checkpoint.reader import damage_message, open_shard
+from fugaku_gpt.checkpoint.safetensors import NotSafetensors, checksum
 from fugaku_gpt.errors import CheckpointError
 from fugaku_gpt.layout.regions import Region, tiles
 
 Kinds = Mapping[str, Mapping[str, str]]  # tensor → kind → dtype
 
 
-class Newest(NamedTuple):
+class NewestValid(NamedTuple):
     """The newest checkpoint that is whole, if any; and (name, why) of newer ones that are not."""
 
     path: Optional[Path]
     rejected: List[Tuple[str, str]]
 
 
-def verify(checkpoint: Path, deep: bool = True) -> List[str]:
+def verify_checkpoint(checkpoint: Path, deep: bool = True) -> List[str]:
     """What is wrong with a checkpoint, naming file, tensor and coordinates; empty where it is whole.
 
     Args:
@@ -41,8 +47,8 @@ def verify(checkpoint: Path, deep: bool = True) -> List[str]:
     }
     names = manifest.tensor_names
     for file in manifest.files:
-        held = {names[one]: manifest.tensors[names[one]].kinds for one in file.tensors}
-        problems += _verify_file(checkpoint / file.name, file, held, pieces, deep)
+        kinds_in_file = {names[index]: manifest.tensors[names[index]].kinds for index in file.tensors}
+        problems += _verify_file(checkpoint / file.name, file, kinds_in_file, pieces, deep)
     if not problems:  # else what is missing has been named already
         for (kind, name), regions in pieces.items():
             if not tiles(regions, manifest.tensors[name].shape):
@@ -51,7 +57,7 @@ def verify(checkpoint: Path, deep: bool = True) -> List[str]:
 
 
 def _verify_file(
-    path: Path, file: DataFile, held: Kinds, pieces: Dict[Tuple[str, str], List[Region]], deep: bool
+    path: Path, file: DataFile, kinds_in_file: Kinds, pieces: Dict[Tuple[str, str], List[Region]], deep: bool
 ) -> List[str]:
     """``held``: the kinds of the tensors of which this file may hold pieces, by name."""
     try:
@@ -60,13 +66,13 @@ def _verify_file(
         return [str(error)]
     problems = []
     try:
-        for entry, item, crc32 in zip(plan.entries, plan.items, file.crc32):
-            if held.get(entry.tensor, {}).get(entry.kind) != entry.dtype:
+        for entry, info, crc32 in zip(plan.entries, plan.tensors, file.crc32):
+            if kinds_in_file.get(entry.tensor, {}).get(entry.kind) != entry.dtype:
                 problems.append(f"{path}: {entry}: not in the manifest")
                 continue
             pieces[entry.kind, entry.tensor].append(entry.region)
-            if deep and sum_of(descriptor, item) != crc32:
-                problems.append(f"{path}: {damage(entry)}")
+            if deep and checksum(descriptor, info) != crc32:
+                problems.append(f"{path}: {damage_message(entry)}")
     except NotSafetensors as error:
         problems.append(f"{path}: {error}")
     except OSError as error:
@@ -85,31 +91,31 @@ def checkpoints_at(path: Path) -> List[Path]:
     if file_system.exists(path / MANIFEST) or is_checkpoint_name(path.absolute().name):
         return [path]
     for directory in (path / CHECKPOINTS, path):
-        found = [info.path for info in list_checkpoints(directory)]
-        if found:
-            return found
+        checkpoints = [info.path for info in list_checkpoints(directory)]
+        if checkpoints:
+            return checkpoints
     there = "holds no checkpoint" if file_system.exists(path) else "there is no such folder"
     raise CheckpointError(f"{path}: {there}; a run keeps its own in RUN_DIR/{CHECKPOINTS}/step-<iteration>")
 
 
-def newest_valid(checkpoints: Sequence[Path], deep: bool = True) -> Newest:
+def newest_valid(checkpoints: Sequence[Path], deep: bool = True) -> NewestValid:
     """The first of some checkpoints that verifies; with :func:`checkpoints_at`, the newest."""
     rejected: List[Tuple[str, str]] = []
     for path in checkpoints:
-        why = summary(verify(path, deep))
+        why = summary_line(verify_checkpoint(path, deep))
         if why is None:
-            return Newest(path, rejected)
+            return NewestValid(path, rejected)
         rejected.append((path.name, why))
-    return Newest(None, rejected)
+    return NewestValid(None, rejected)
 
 
-def summary(problems: Sequence[str]) -> Optional[str]:
+def summary_line(problems: Sequence[str]) -> Optional[str]:
     """Problems on one line, or None where there are none."""
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return problems[0] + more if problems else None
 
 
-def retain(directory: Path, keep_last: int, keep_every: Optional[int] = None) -> List[str]:
+def remove_old_checkpoints(directory: Path, keep_last: int, keep_every: Optional[int] = None) -> List[str]:
     """Remove old checkpoints, once a new one is written; returns their names.
 
     What is damaged, as far as the manifest and the files' lengths tell, neither counts nor is removed: a lost file may
@@ -123,10 +129,10 @@ def retain(directory: Path, keep_last: int, keep_every: Optional[int] = None) ->
         OSError: one cannot be removed.
         CheckpointError: the directory cannot be read.
     """
-    found = list_checkpoints(directory)
-    written = latest(directory)
-    first = next((index for index, info in enumerate(found) if info.path == written), 0)
-    sound = [info for info in found[first:] if _looks_whole(info.path)]
+    checkpoints = list_checkpoints(directory)
+    written = tracked_checkpoint(directory)
+    first = next((index for index, info in enumerate(checkpoints) if info.path == written), 0)
+    sound = [info for info in checkpoints[first:] if _has_complete_files(info.path)]
     gone = _superfluous(sound, max(1, keep_last), keep_every)
     for info in gone:
         hidden = directory / f".step-{info.iteration:08d}.{uuid.uuid4().hex}.tmp"
@@ -135,7 +141,7 @@ def retain(directory: Path, keep_last: int, keep_every: Optional[int] = None) ->
     return [info.path.name for info in gone]
 
 
-def _looks_whole(checkpoint: Path) -> bool:
+def _has_complete_files(checkpoint: Path) -> bool:
     try:
         files = read_manifest(checkpoint).files
         return all(file_system.size_of(checkpoint / file.name) == file.bytes for file in files)
@@ -146,13 +152,13 @@ def _looks_whole(checkpoint: Path) -> bool:
 def _superfluous(
     newest_first: Sequence[CheckpointInfo], keep_last: int, keep_every: Optional[int]
 ) -> List[CheckpointInfo]:
-    kept: Set[int] = set()
+    retained: Set[int] = set()
     gone = []
     for info in newest_first:
-        if info.iteration in kept:  # an earlier attempt at the same iteration
+        if info.iteration in retained:  # an earlier attempt at the same iteration
             gone.append(info)
-        elif len(kept) < keep_last or (keep_every is not None and info.iteration % keep_every == 0):
-            kept.add(info.iteration)
+        elif len(retained) < keep_last or (keep_every is not None and info.iteration % keep_every == 0):
+            retained.add(info.iteration)
         else:
             gone.append(info)
     return gone

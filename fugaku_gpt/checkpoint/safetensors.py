@@ -26,14 +26,14 @@ _METADATA = "__metadata__"
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 64  # bytes: the data begins at a multiple of this
 _LONGEST_HEADER = 100_000_000  # bytes, as in the safetensors library
-_BLOCK = 4 << 20  # bytes that are checked and written together, while they are in the cache
+_CHUNK_BYTES = 4 << 20  # bytes that are checked and written together, while they are in the cache
 
 
 class NotSafetensors(ValueError):
     """A file is not safetensors, or is damaged; the message says why, without the file's name."""
 
 
-class Item(NamedTuple):
+class TensorInfo(NamedTuple):
     """A tensor in a file.
 
     Attributes:
@@ -58,7 +58,7 @@ class Header(NamedTuple):
     """
 
     content: bytes
-    items: Tuple[Item, ...]
+    tensors: Tuple[TensorInfo, ...]
     length: int
 
 
@@ -76,7 +76,7 @@ def make_header(
     content = _LENGTH.pack(len(text)) + text
     begin = len(content)
     items = (
-        Item(name, dtype, shape, begin + first, stop - first)
+        TensorInfo(name, dtype, shape, begin + first, stop - first)
         for (name, dtype, shape), first, stop in zip(tensors, ends, ends[1:])
     )
     return Header(content, tuple(items), begin + ends[-1])
@@ -100,29 +100,29 @@ def read_header(descriptor: int, length: int) -> Header:
     try:
         table = json.loads(text.decode("utf-8"))
         table.pop(_METADATA, None)
-        items = sorted((_item(name, begin, values) for name, values in table.items()), key=lambda item: item.offset)
+        items = sorted((_item(name, begin, values) for name, values in table.items()), key=lambda info: info.offset)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise NotSafetensors("its header is damaged, or it is no safetensors file") from None
     end = begin
-    for item in items:
-        if item.offset != end:
-            raise NotSafetensors(f"its header gives {item.name} a wrong place")
-        end += item.length
+    for info in items:
+        if info.offset != end:
+            raise NotSafetensors(f"its header gives {info.name} a wrong place")
+        end += info.length
     if end != length:
         raise NotSafetensors(f"{length:,} bytes long, and its header says {end:,}")
     return Header(size_bytes + text, tuple(items), length)
 
 
-def _item(name: str, begin: int, values: Mapping[str, Any]) -> Item:
+def _item(name: str, begin: int, values: Mapping[str, Any]) -> TensorInfo:
     dtype, shape, (first, stop) = values["dtype"], tuple(values["shape"]), values["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, first, stop)) or first > stop:
         raise ValueError(name)
     if dtype in DTYPES and stop - first != math.prod(shape) * DTYPES[dtype].itemsize:
         raise ValueError(name)
-    return Item(name, dtype, shape, begin + first, stop - first)
+    return TensorInfo(name, dtype, shape, begin + first, stop - first)
 
 
-def write_tensor(descriptor: int, item: Item, array: "Array") -> int:
+def write_tensor(descriptor: int, info: TensorInfo, array: "Array") -> int:
     """Write a tensor's data to its place; returns their CRC-32.
 
     Nothing is copied where the array is contiguous and of the file's dtype. The interpreter's lock is free meanwhile.
@@ -131,57 +131,57 @@ def write_tensor(descriptor: int, item: Item, array: "Array") -> int:
         OSError: as the file system says it.
         ValueError: the array is not of the tensor's shape.
     """
-    if array.shape != item.shape:
-        raise ValueError(f"{item.name}: data of shape {array.shape}, not {item.shape}")
-    content = _as_bytes(np.ascontiguousarray(array, dtype=DTYPES[item.dtype]))
-    total = 0
-    for first in range(0, len(content), _BLOCK):
-        block = content[first : first + _BLOCK]
-        total = zlib.crc32(block, total)
-        file_system.write_all(descriptor, block, item.offset + first)
-    return total
+    if array.shape != info.shape:
+        raise ValueError(f"{info.name}: data of shape {array.shape}, not {info.shape}")
+    content = _as_bytes(np.ascontiguousarray(array, dtype=DTYPES[info.dtype]))
+    crc = 0
+    for first in range(0, len(content), _CHUNK_BYTES):
+        chunk = content[first : first + _CHUNK_BYTES]
+        crc = zlib.crc32(chunk, crc)
+        file_system.write_all(descriptor, chunk, info.offset + first)
+    return crc
 
 
-def read_into(descriptor: int, item: Item, out: "Array") -> int:
+def read_into(descriptor: int, info: TensorInfo, out: "Array") -> int:
     """Read a tensor's data into a contiguous array of its shape and dtype; returns their CRC-32.
 
     Raises:
         NotSafetensors: the file ends before that.
         OSError: it cannot be read.
     """
-    return _fill(descriptor, item.offset, _as_bytes(out))
+    return _fill(descriptor, info.offset, _as_bytes(out))
 
 
-def read_tensor(descriptor: int, item: Item) -> "Array":
+def read_tensor(descriptor: int, info: TensorInfo) -> "Array":
     """A tensor; bfloat16 as float32, which holds each of its values.
 
     Raises:
         NotSafetensors: the file ends before that, or the tensor is of a type that is no number of ours.
         OSError: it cannot be read.
     """
-    if item.dtype == BFLOAT16 and item.length == 2 * math.prod(item.shape):
-        halves: Array = np.empty(item.shape, np.dtype("<u2"))
-        read_into(descriptor, item, halves)
+    if info.dtype == BFLOAT16 and info.length == 2 * math.prod(info.shape):
+        halves: Array = np.empty(info.shape, np.dtype("<u2"))
+        read_into(descriptor, info, halves)
         return (halves.astype(np.uint32) << 16).view(np.float32)
-    if item.dtype not in DTYPES:
-        raise NotSafetensors(f"{item.name} is of type {item.dtype}; known are {', '.join(DTYPES)} and {BFLOAT16}")
-    out: Array = np.empty(item.shape, DTYPES[item.dtype])
-    read_into(descriptor, item, out)
+    if info.dtype not in DTYPES:
+        raise NotSafetensors(f"{info.name} is of type {info.dtype}; known are {', '.join(DTYPES)} and {BFLOAT16}")
+    out: Array = np.empty(info.shape, DTYPES[info.dtype])
+    read_into(descriptor, info, out)
     return out
 
 
-def sum_of(descriptor: int, item: Item) -> int:
+def checksum(descriptor: int, info: TensorInfo) -> int:
     """CRC-32 of a tensor's data.
 
     Raises:
         NotSafetensors: the file ends before their end.
         OSError: it cannot be read.
     """
-    block = memoryview(bytearray(min(item.length, _BLOCK)))
-    total = 0
-    for first in range(0, item.length, _BLOCK):
-        total = _fill(descriptor, item.offset + first, block[: min(_BLOCK, item.length - first)], total)
-    return total
+    chunk = memoryview(bytearray(min(info.length, _CHUNK_BYTES)))
+    crc = 0
+    for first in range(0, info.length, _CHUNK_BYTES):
+        crc = _fill(descriptor, info.offset + first, chunk[: min(_CHUNK_BYTES, info.length - first)], crc)
+    return crc
 
 
 def _as_bytes(array: "Array") -> memoryview:
@@ -195,12 +195,12 @@ def _read(descriptor: int, offset: int, size: int) -> bytes:
     return bytes(content)
 
 
-def _fill(descriptor: int, offset: int, into: memoryview, total: int = 0) -> int:
+def _fill(descriptor: int, offset: int, into: memoryview, crc: int = 0) -> int:
     """Fill memory from a file's offset on; returns the CRC-32 of that, after that of what came before."""
     while len(into):
-        count = file_system.read_at(descriptor, into[:_BLOCK], offset)
+        count = file_system.read_at(descriptor, into[:_CHUNK_BYTES], offset)
         if count == 0:
             raise NotSafetensors("cut short")
-        total = zlib.crc32(into[:count], total)
+        crc = zlib.crc32(into[:count], crc)
         into, offset = into[count:], offset + count
-    return total
+    return crc

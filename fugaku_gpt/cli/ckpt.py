@@ -19,7 +19,7 @@ from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, CheckpointError
 if TYPE_CHECKING:
     from fugaku_gpt.checkpoint.manifest import Manifest
 
-_place = click.argument("path", metavar="PATH", type=PATH)
+_path_argument = click.argument("path", metavar="PATH", type=PATH)
 
 
 @click.group()
@@ -31,32 +31,32 @@ def ckpt() -> None:
 
 
 @ckpt.command("ls")
-@_place
+@_path_argument
 @format_option()
 def list_(path: Path, form: str) -> None:
     """List the checkpoints of a run, newest first; their data are not read (see `ckpt verify`)."""
-    from fugaku_gpt.checkpoint.directory import latest
+    from fugaku_gpt.checkpoint.directory import tracked_checkpoint
     from fugaku_gpt.checkpoint.manifest import MANIFEST, read_manifest
-    from fugaku_gpt.checkpoint.retention import checkpoints_at, summary, verify
+    from fugaku_gpt.checkpoint.retention import checkpoints_at, summary_line, verify_checkpoint
 
     rows: List[Dict[str, Any]] = []
     for checkpoint in checkpoints_at(path):
         row: Dict[str, Any] = {"checkpoint": checkpoint.absolute().name}
         try:
-            row.update(_facts(read_manifest(checkpoint)), problem=summary(verify(checkpoint, deep=False)))
+            row.update(_facts(read_manifest(checkpoint)), problem=summary_line(verify_checkpoint(checkpoint, deep=False)))
             row["written_utc"] = _clock((checkpoint / MANIFEST).stat().st_mtime)
         except CheckpointError as error:
             row["problem"] = str(error)
         except FileNotFoundError:
             row["problem"] = "removed meanwhile"
-        row["latest"] = "yes" if latest(checkpoint.absolute().parent) == checkpoint.absolute() else None
+        row["latest"] = "yes" if tracked_checkpoint(checkpoint.absolute().parent) == checkpoint.absolute() else None
         rows.append(row)
     columns = ("checkpoint", "iteration", "samples", "tokens", "files", "bytes", "written_utc", "latest", "problem")
     click.echo(render_rows(columns, rows, form), nl=False)
 
 
 @ckpt.command()
-@_place
+@_path_argument
 @click.option("--tensors", is_flag=True, help="List the tensors instead.")
 @format_option()
 def inspect(path: Path, tensors: bool, form: str) -> None:
@@ -101,9 +101,9 @@ def verify(paths: Tuple[Path, ...], fast: bool, form: str) -> int:
     from fugaku_gpt.checkpoint import retention
 
     rows = []
-    for checkpoint in (one for path in paths for one in retention.checkpoints_at(path)):
-        problems = retention.verify(checkpoint, deep=not fast)
-        damaged = [{"checkpoint": str(checkpoint), "verdict": "damaged", "problem": one} for one in problems]
+    for checkpoint in (candidate for path in paths for candidate in retention.checkpoints_at(path)):
+        problems = retention.verify_checkpoint(checkpoint, deep=not fast)
+        damaged = [{"checkpoint": str(checkpoint), "verdict": "damaged", "problem": problem} for problem in problems]
         sound = {"checkpoint": str(checkpoint), "verdict": "lengths and headers are right" if fast else "whole"}
         rows += damaged or [sound]
     click.echo(render_rows(("checkpoint", "verdict", "problem"), rows, form), nl=False)
@@ -111,7 +111,7 @@ def verify(paths: Tuple[Path, ...], fast: bool, form: str) -> int:
 
 
 @ckpt.command("export")
-@_place
+@_path_argument
 @click.argument("out", metavar="OUT", type=PATH)
 def export(path: Path, out: Path) -> None:
     """Export the weights of a checkpoint as a Hugging Face GPT-2 folder OUT: config.json and float32 model.safetensors.
@@ -147,8 +147,8 @@ def import_(folder: Path, out: Path) -> None:
     for note in notes:
         click.echo(f"fugaku-gpt: note: {note}", err=True)
     click.echo(f"# {checkpoint}: start from it with --resume, and with this model:")
-    usual = ModelConfig()
-    changed = {key: value for key, value in asdict(model).items() if value != getattr(usual, key)}
+    default_model = ModelConfig()
+    changed = {key: value for key, value in asdict(model).items() if value != getattr(default_model, key)}
     click.echo(f"model: {json.dumps(changed)}")
 
 
@@ -185,7 +185,7 @@ _VALUES_SHOWN = 4
 def _fact_rows(name: str, value: Any) -> List[Dict[str, Any]]:
     """One row for a value, or one for each leaf of a nested value."""
     if isinstance(value, dict) and value:
-        return [row for key, one in value.items() for row in _fact_rows(f"{name}.{key}", one)]
+        return [row for key, entry in value.items() for row in _fact_rows(f"{name}.{key}", entry)]
     if isinstance(value, (list, dict)):
         shown = [*map(str, value)][:_VALUES_SHOWN]  # a window of losses has a hundred
         more = f" ... and {len(value) - len(shown)} more" if len(value) > len(shown) else ""

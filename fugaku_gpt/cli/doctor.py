@@ -21,9 +21,9 @@ class _Doctor(click.Group):
     """A group for which a word that is no command is a run directory."""
 
     def parse_args(self, ctx: click.Context, args: List[str]) -> List[str]:
-        words = [word for place, word in enumerate(args) if word[0] != "-" and args[max(0, place - 1)] != "--format"]
-        if args[:1] not in (["-h"], ["--help"]) and (not words or words[0] not in self.commands):
-            args = [_RUN if words else _MACHINE, *args]
+        names = [argument for index, argument in enumerate(args) if argument[0] != "-" and args[max(0, index - 1)] != "--format"]
+        if args[:1] not in (["-h"], ["--help"]) and (not names or names[0] not in self.commands):
+            args = [_RUN if names else _MACHINE, *args]
         return super().parse_args(ctx, args)
 
 
@@ -55,11 +55,11 @@ def machine(form: str) -> None:
 @format_option(("table", "json"))
 def run(run_directory: Path, form: str) -> None:
     """Report how a run ended, what it measured last, and what its ranks were doing."""
-    told = diagnose(run_directory)
+    diagnosis = diagnose(run_directory)
     if form == "json":
-        click.echo(_json(asdict(told)))
+        click.echo(_json(asdict(diagnosis)))
         return
-    for line in (f"result: {told.result}", f"last: {told.last}", *told.findings):
+    for line in (f"result: {diagnosis.result}", f"last: {diagnosis.last}", *diagnosis.findings):
         click.echo(line)
 
 

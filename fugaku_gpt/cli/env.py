@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., object])
 
-_at: Callable[[F], F] = click.option(
+_at_option: Callable[[F], F] = click.option(
     "--at",
     metavar="FOLDER",
     type=PATH,
     help="Folder of the environment, in place of its profile's; for a build in a tar file, where it is unpacked.",
 )
-_settings: Callable[[F], F] = click.option(
+_settings_option: Callable[[F], F] = click.option(
     "--set",
     "settings",
     multiple=True,
@@ -34,7 +34,7 @@ _settings: Callable[[F], F] = click.option(
     help="Setting of the job that builds, such as job.group=hp000000; repeatable.",
 )
 
-_package: Callable[[F], F] = click.option(
+_package_option: Callable[[F], F] = click.option(
     "--package", metavar="PATH", help="The fugaku_gpt that pip installs into the build; default: this checkout."
 )
 
@@ -51,20 +51,20 @@ def env() -> None:
 @format_option()
 def list_(form: str) -> None:
     """List the profiles, where their environments are, and whether they have been created."""
-    from fugaku_gpt.environments.registry import place_of, profile_files, resolve
+    from fugaku_gpt.environments.registry import location_of, profile_files, resolve
 
     rows = []
     for file in profile_files().values():
         profile = resolve(str(file))
-        place = place_of(profile)
-        where = "in a tar file" if place.made == "by a job" else _short(place.folder)
+        location = location_of(profile)
+        where = "in a tar file" if location.state == "by a job" else _short(location.folder)
         rows.append(
             {
                 "name": profile.name,
                 "pytorch": profile.expected.torch or None,
                 "python": profile.python_version or None,
                 "where": where,
-                "made": place.made,
+                "made": location.state,
                 "note": profile.note or None,
             }
         )
@@ -73,14 +73,14 @@ def list_(form: str) -> None:
 
 @env.command()
 @click.argument("name")
-@_at
+@_at_option
 @click.option("--python", metavar="FILE", help="Python to create it with; default: one of the profile's version.")
 @click.option("--pip-args", default="", metavar="WORDS", help="Further options for pip, such as '--index-url ...'.")
 @click.option(
     "--again", is_flag=True, help="Install again into an existing environment, which repairs what `env check` finds."
 )
-@_settings
-@_package
+@_settings_option
+@_package_option
 def create(
     name: str,
     at: Optional[Path],
@@ -96,7 +96,7 @@ def create(
     build.sh, a job for pjsub, and activate.sh, to be sourced on nodes, are written to FOLDER (default: build-NAME).
     """
     from fugaku_gpt.environments.create import create as make
-    from fugaku_gpt.environments.registry import OTHER_MEND, find_profile, place_of, resolve
+    from fugaku_gpt.environments.registry import DIFFERENT_BUILD_MEND, find_profile, location_of, resolve
 
     profile = resolve(name)
     if profile.in_tarball:
@@ -109,26 +109,26 @@ def create(
         raise UsageError(f"{profile.name}: is installed by pip, not by a job: --set and --package are not for it")
     if not profile.pins:
         raise UsageError(f"{profile.name}: its profile names no pins: there is nothing to make")
-    place = place_of(resolve(name, at.absolute() if at is not None else None))
-    if place.made == "other" and not again:
-        raise UsageError(f"{_short(place.folder)}: is another build than {profile.name}: {place.other}; {OTHER_MEND}")
-    if place.made == "yes" and not again:
-        click.echo(f"{profile.name}: is made already, in {_short(place.folder)}; --again goes through it again")
+    location = location_of(resolve(name, at.absolute() if at is not None else None))
+    if location.state == "other" and not again:
+        raise UsageError(f"{_short(location.folder)}: is another build than {profile.name}: {location.differing_pins}; {DIFFERENT_BUILD_MEND}")
+    if location.state == "yes" and not again:
+        click.echo(f"{profile.name}: is made already, in {_short(location.folder)}; --again goes through it again")
         return
     try:
-        words = shlex.split(pip_args)
+        pip_arguments = shlex.split(pip_args)
     except ValueError as error:
         raise UsageError(f"--pip-args {pip_args}: {error}") from None
-    seconds = make(profile, place.folder, python, words, lambda line: click.echo(line, err=True))
-    click.echo(f"{profile.name}: made in {seconds:.0f} s, in {_short(place.folder)}; activate it with")
-    click.echo(f"    . {shlex.quote(str(place.folder / 'bin' / 'activate'))}")
+    seconds = make(profile, location.folder, python, pip_arguments, lambda line: click.echo(line, err=True))
+    click.echo(f"{profile.name}: made in {seconds:.0f} s, in {_short(location.folder)}; activate it with")
+    click.echo(f"    . {shlex.quote(str(location.folder / 'bin' / 'activate'))}")
     for limit in profile.limits:
         click.echo(f"known limit: {limit}")
 
 
 @env.command()
 @click.argument("name")
-@_at
+@_at_option
 @format_option()
 def check(name: str, at: Optional[Path], form: str) -> int:
     """Compare the contents of the environment NAME with its profile.
@@ -137,11 +137,11 @@ def check(name: str, at: Optional[Path], form: str) -> int:
     kernels, denormals, the kernels of fugaku_gpt, and MPI. The exit code is 3 if something differs or is missing.
     """
     from fugaku_gpt.environments.check import check_environment
-    from fugaku_gpt.environments.registry import require_made, resolve
+    from fugaku_gpt.environments.registry import require_created, resolve
 
     profile = resolve(name, at.absolute() if at is not None else None)
     where = f" --at {shlex.quote(str(at))}" if at is not None else ""
-    require_made(profile, f"fugaku-gpt env create {name}{where}")
+    require_created(profile, f"fugaku-gpt env create {name}{where}")
     mend = f"fugaku-gpt env recipe {name}" if profile.in_tarball else f"fugaku-gpt env create {name}{where} --again"
     if form == "table":
         click.echo(f"{profile.name}: {_short(Path(profile.python))}", err=True)
@@ -151,18 +151,18 @@ def check(name: str, at: Optional[Path], form: str) -> int:
     if form == "table":
         for limit in profile.limits:
             click.echo(f"known limit: {limit}", err=True)
-    return EXIT_FINDINGS if any(finding.wrong for finding in findings) else EXIT_OK
+    return EXIT_FINDINGS if any(finding.is_wrong for finding in findings) else EXIT_OK
 
 
 @env.command()
 @click.argument("name")
-@_settings
-@_package
+@_settings_option
+@_package_option
 @click.option("--out", type=PATH, help="Write the job to this file instead of printing it.")
 def recipe(name: str, settings: Tuple[str, ...], package: Optional[str], out: Optional[Path]) -> None:
     """Print the PJM job that compiles the build NAME from source into a tar file; nothing is submitted."""
     from fugaku_gpt.environments.registry import find_profile, resolve
-    from fugaku_gpt.jobs.build_recipe import recipe as render
+    from fugaku_gpt.jobs.build_recipe import build_job as render
 
     script = render(resolve(name), find_profile(name), settings, package)
     for note in script.notes:
@@ -184,23 +184,23 @@ def kernels(compiler: Optional[str], again: bool) -> None:
     """
     from fugaku_gpt.kernels import compile_kernels, library_file
 
-    there = library_file()
-    if there.exists() and not again:
-        click.echo(f"kernels: are compiled already, in {_short(there)}; --again compiles them again")
+    library = library_file()
+    if library.exists() and not again:
+        click.echo(f"kernels: are compiled already, in {_short(library)}; --again compiles them again")
         return
     click.echo("compiling kernels for this processor", err=True)
-    made = compile_kernels(compiler)
-    if made.refused:
-        click.echo(f"note: the kernels may be slower than they could be; the compiler refused {made.refused}", err=True)
-    how = f"compiled by {made.target}" if made.target else "compiled"
-    click.echo(f"kernels: {how}, in {_short(made.file)}")
+    compiled = compile_kernels(compiler)
+    if compiled.refused:
+        click.echo(f"note: the kernels may be slower than they could be; the compiler refused {compiled.refused}", err=True)
+    how = f"compiled by {compiled.target}" if compiled.target else "compiled"
+    click.echo(f"kernels: {how}, in {_short(compiled.file)}")
 
 
 def _write_recipe(
     profile: "Profile", profile_file: Path, folder: Path, settings: Tuple[str, ...], package: Optional[str]
 ) -> None:
     from fugaku_gpt.jobs.build_recipe import activation, tarball_name
-    from fugaku_gpt.jobs.build_recipe import recipe as render
+    from fugaku_gpt.jobs.build_recipe import build_job as render
 
     script = render(profile, profile_file, settings, package)
     tarball = folder.absolute() / tarball_name(profile)

@@ -13,15 +13,15 @@ class LazyGroup(click.Group):
 
     def __init__(self, *args: Any, commands_at: Optional[Mapping[str, str]] = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._places = dict(commands_at or {})
+        self._import_paths = dict(commands_at or {})
 
     def list_commands(self, ctx: click.Context) -> List[str]:
-        return sorted(self._places)
+        return sorted(self._import_paths)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> Optional[click.Command]:
-        if cmd_name not in self._places:
+        if cmd_name not in self._import_paths:
             return None
-        module, _, name = self._places[cmd_name].partition(":")
+        module, _, name = self._import_paths[cmd_name].partition(":")
         command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
         return command

@@ -50,9 +50,9 @@ def cli() -> None:
 def run(arguments: Optional[Sequence[str]] = None) -> int:
     """Run one command line and return its exit code; a user's mistake is printed as a message, never as a traceback."""
     try:
-        words = list(arguments) if arguments is not None else None
+        argument_list = list(arguments) if arguments is not None else None
         # without standalone mode, click hands back the code of an Exit, or what the command returned
-        code = cli.main(args=words, prog_name="fugaku-gpt", standalone_mode=False)
+        code = cli.main(args=argument_list, prog_name="fugaku-gpt", standalone_mode=False)
     except click.Abort:
         click.echo("interrupted", err=True)
         return EXIT_RUN_FAILED

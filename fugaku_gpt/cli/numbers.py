@@ -15,10 +15,10 @@ class FiniteRange(click.FloatRange):
 
     def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> float:
         """Convert a value to a finite number in the range."""
-        found = float(super().convert(value, param, ctx))
-        if not math.isfinite(found):
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
-        return found
+        return number
 
 
 def seconds_of_option(_ctx: click.Context, _param: click.Parameter, value: Optional[str]) -> Optional[float]:

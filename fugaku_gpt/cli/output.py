@@ -21,7 +21,7 @@ def render_rows(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], form:
         writer.writerow(columns)
         writer.writerows(["" if row.get(name) is None else row[name] for name in columns] for row in rows)
         return buffer.getvalue()
-    cells = [["-" if row.get(name) is None else _one_line(row[name]) for name in columns] for row in rows]
+    cells = [["-" if row.get(name) is None else _joined_lines(row[name]) for name in columns] for row in rows]
     if form == "md":
         lines = [
             list(columns),
@@ -34,5 +34,5 @@ def render_rows(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], form:
     return "".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() + "\n" for line in lines)
 
 
-def _one_line(value: Any) -> str:
+def _joined_lines(value: Any) -> str:
     return " ".join(str(value).splitlines())

@@ -17,11 +17,11 @@ from fugaku_gpt.report.check import check_text
 from fugaku_gpt.report.collect import collect_rows
 from fugaku_gpt.report.html import html_tables
 from fugaku_gpt.report.imported import import_logs, parse_settings
-from fugaku_gpt.report.known import MACHINE_NAMES
-from fugaku_gpt.report.notes_table import NO_VALUE, cells, columns, grouped, notes_tables
-from fugaku_gpt.report.rows import Row, raw_values
+from fugaku_gpt.report.catalogue import MACHINE_NAMES
+from fugaku_gpt.report.notes_table import NO_VALUE, row_cells, column_titles, rows_by_heading, notes_tables
+from fugaku_gpt.report.rows import ResultRow, raw_values
 
-Rows = Tuple[List[Row], List[Row]]  # one for each configuration, one for each run
+Rows = Tuple[List[ResultRow], List[ResultRow]]  # one for each configuration, one for each run
 CHECK_FORMATS = ("text", "json", "md")
 _FINDING_COLUMNS = ("file", "line", "rule", "what", "cause")
 TABLE_FORMATS = (*FORMATS, "html")
@@ -79,7 +79,7 @@ def render_table(rows: Rows, form: str, si: bool = False, energy: bool = False) 
     if form == "html":
         return html_tables(merged, si, energy)
     if form == "table":
-        return "\n".join(_terminal_table(heading, members, si, energy) for heading, members in grouped(merged))
+        return "\n".join(_terminal_table(heading, members, si, energy) for heading, members in rows_by_heading(merged))
     values = [raw_values(row) for row in merged]
     if form == "csv":
         return render_rows(list(values[0]), values, "csv")
@@ -90,12 +90,12 @@ def render_table(rows: Rows, form: str, si: bool = False, energy: bool = False) 
     return json.dumps(values, indent=2, allow_nan=False) + "\n"
 
 
-def _terminal_table(heading: str, rows: Sequence[Row], si: bool, energy: bool) -> str:
+def _terminal_table(heading: str, rows: Sequence[ResultRow], si: bool, energy: bool) -> str:
     """The notes' columns and the validation loss; the widest column comes last."""
-    titles = (*columns(energy)[:-1], "Validation loss", columns()[-1])
+    titles = (*column_titles(energy)[:-1], "Validation loss", column_titles()[-1])
     shown: List[Dict[str, Any]] = []
     for row in rows:
-        *measured, notes = cells(row, si, energy)
+        *measured, notes = row_cells(row, si, energy)
         losses = (row.first_validation_loss, row.last_validation_loss)
         loss = " to ".join(f"{value:.3f}" for value in losses if value is not None) or NO_VALUE
         shown.append(dict(zip(titles, (*measured, loss, notes))))
@@ -144,25 +144,25 @@ def check(tables: Tuple[Path, ...], form: str, machine: Optional[str], si: bool)
     figures. Shifted cells, swapped columns, duplicates, wrong units, impossible layouts and failures without a cause
     are reported with their line and the likely mistake. Nothing is rewritten. The exit code is 3 if there is a finding.
     """
-    found: List[Dict[str, Any]] = []
+    findings: List[Dict[str, Any]] = []
     rows = 0
     for path in tables:
         text = _read_table_file(path)
-        count, findings = check_text(text, machine, si)
+        count, table_findings = check_text(text, machine, si)
         if not count:
             raise UsageError(f"{path}: no table of configurations (columns Nodes, DP, ..., Sec/it, TFLOPs) in it")
         rows += count
-        found += [{"file": str(path), **asdict(finding)} for finding in findings]
+        findings += [{"file": str(path), **asdict(finding)} for finding in table_findings]
     if form == "json":
-        click.echo(json.dumps({"rows": rows, "findings": found}, indent=2))
+        click.echo(json.dumps({"rows": rows, "findings": findings}, indent=2))
     elif form == "md":
-        click.echo(render_rows(_FINDING_COLUMNS, found, "md"), nl=False)
+        click.echo(render_rows(_FINDING_COLUMNS, findings, "md"), nl=False)
     else:
-        for finding in found:
+        for finding in findings:
             cause = f" ({finding['cause']})" if finding["cause"] else ""
             click.echo(f"{finding['file']}:{finding['line']}: [{finding['rule']}] {finding['what']}{cause}")
-        click.echo(f"{rows} rows, {len(found)} findings", err=True)
-    return EXIT_FINDINGS if found else EXIT_OK
+        click.echo(f"{rows} rows, {len(findings)} findings", err=True)
+    return EXIT_FINDINGS if findings else EXIT_OK
 
 
 def _read_table_file(path: Path) -> str:

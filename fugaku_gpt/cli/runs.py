@@ -62,16 +62,16 @@ def list_(
     from fugaku_gpt.jobs.store import list_runs
     from fugaku_gpt.sweep.expression import parse_expression
 
-    known = [*_COLUMNS, *valid_keys(), _RANKS]
-    shown = _names(columns, "--columns", known) if columns is not None else list(_SHOWN)
-    ordering = _names(keys, "--sort", known) if keys is not None else []
-    expression = parse_expression(condition, "--where", known) if condition is not None else None
+    valid_names = [*_COLUMNS, *valid_keys(), _RANKS]
+    shown = _names(columns, "--columns", valid_names) if columns is not None else list(_SHOWN)
+    ordering = _names(keys, "--sort", valid_names) if keys is not None else []
+    expression = parse_expression(condition, "--where", valid_names) if condition is not None else None
     records = [record for record in list_runs(store).runs if attempts or record.attempt == 0]
     if expression is not None:
-        records = [one for one in records if expression.holds(_Lookup(one), one.run)]
+        records = [record for record in records if expression.holds(_Lookup(record), record.run)]
     for key in reversed(ordering):
         records = _sorted(records, key)
-    rows = [{name: _shown(name, _Lookup(record)(name), form) for name in shown} for record in records]
+    rows = [{name: _cell(name, _Lookup(record)(name), form) for name in shown} for record in records]
     click.echo(render_rows(shown, rows, form), nl=False)
     for record in records:
         if record.problem:
@@ -88,13 +88,13 @@ def show(directory: Path, form: str) -> None:
     record = read_record(directory, ".") if (directory / "config.yaml").exists() else None
     if record is None:
         raise UsageError(f"{directory}: not a run directory: it has no config.yaml")
-    facts = {"run": {**_run_facts(record), "path": str(directory)}, **_config_facts(directory), **_more(directory)}
+    facts = {"run": {**_run_facts(record), "path": str(directory)}, **_config_facts(directory), **_job_and_environment_facts(directory)}
     if form == "json":
         click.echo(json.dumps(facts, indent=2, default=str))
         return
     rows = [
-        {"of": part, "name": name, "value": _one(value)}
-        for part, values in facts.items()
+        {"of": section, "name": name, "value": _value_text(value)}
+        for section, values in facts.items()
         for name, value in _flat(values)
         if value not in (None, "", [], {})
     ]
@@ -143,16 +143,16 @@ class _Lookup:
 _DEFAULTS = RunConfig()
 
 
-def _names(text: str, option: str, known: List[str]) -> List[str]:
+def _names(text: str, option: str, valid_names: List[str]) -> List[str]:
     import difflib
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         plain = name.lstrip("-")
-        if plain not in known:
-            near = difflib.get_close_matches(plain, known, n=1)
+        if plain not in valid_names:
+            close_matches = difflib.get_close_matches(plain, valid_names, n=1)
             hint = (
-                f"did you mean {near[0]}?" if near else f"valid: {', '.join(_COLUMNS)}, and settings such as layout.dp"
+                f"did you mean {close_matches[0]}?" if close_matches else f"valid: {', '.join(_COLUMNS)}, and settings such as layout.dp"
             )
             raise UsageError(f"{option} {name}: unknown name; {hint}")
     return names
@@ -162,13 +162,13 @@ def _sorted(records: List["RunRecord"], key: str) -> List["RunRecord"]:
     """By one name, stable; runs that have no such value come last."""
     name = key.lstrip("-")
     values = [(_Lookup(record)(name), record) for record in records]
-    there = [(value, record) for value, record in values if value is not None and value != ""]
-    numbers = all(isinstance(value, (int, float)) for value, _ in there)
-    there.sort(key=lambda item: item[0] if numbers else str(item[0]), reverse=key.startswith("-"))
-    return [record for _, record in there] + [record for value, record in values if value is None or value == ""]
+    with_value = [(value, record) for value, record in values if value is not None and value != ""]
+    numbers = all(isinstance(value, (int, float)) for value, _ in with_value)
+    with_value.sort(key=lambda item: item[0] if numbers else str(item[0]), reverse=key.startswith("-"))
+    return [record for _, record in with_value] + [record for value, record in values if value is None or value == ""]
 
 
-def _shown(name: str, value: "Value", form: str) -> Any:
+def _cell(name: str, value: "Value", form: str) -> Any:
     if value is None or value == "" or value == ():
         return None
     if form in ("csv", "json"):
@@ -205,15 +205,15 @@ def _config_facts(directory: Path) -> Dict[str, Any]:
     except ConfigError as error:
         return {"settings": {"not valid": "; ".join(str(error).splitlines())}}
     preset, base = _nearest_preset(settings)
-    usual = _DEFAULTS
+    defaults = _DEFAULTS
     differing: Dict[str, Any] = {}
     for key in {**base, **settings}:
         section, _, leaf = key.partition(".")
-        default = base.get(key, getattr(getattr(usual, section), leaf))
-        value = settings.get(key, getattr(getattr(usual, section), leaf))
+        default = base.get(key, getattr(getattr(defaults, section), leaf))
+        value = settings.get(key, getattr(getattr(defaults, section), leaf))
         if value != default:
-            said = list(default) if isinstance(default, tuple) else default
-            differing[key] = {"value": value, "preset" if key in base else "default": said}
+            default_value = list(default) if isinstance(default, tuple) else default
+            differing[key] = {"value": value, "preset" if key in base else "default": default_value}
     return {"preset": {"name": preset}, "settings": differing}
 
 
@@ -227,7 +227,7 @@ def _nearest_preset(settings: Dict[str, Any]) -> Tuple[Optional[str], Dict[str, 
     return None, {}
 
 
-def _more(directory: Path) -> Dict[str, Any]:
+def _job_and_environment_facts(directory: Path) -> Dict[str, Any]:
     from fugaku_gpt.records.run import RunDirectory
 
     facts: Dict[str, Any] = {"jobs": _job_facts(directory)}
@@ -243,7 +243,7 @@ def _more(directory: Path) -> Dict[str, Any]:
 
 
 def _job_facts(directory: Path) -> Dict[str, Any]:
-    from fugaku_gpt.jobs.judge import diagnose
+    from fugaku_gpt.jobs.outcome import diagnose
     from fugaku_gpt.records.job import read_history
 
     try:
@@ -256,19 +256,19 @@ def _job_facts(directory: Path) -> Dict[str, Any]:
     facts: Dict[str, Any] = {}
     for job in history.jobs:
         state = history.statuses.get(job.job_id)
-        words = [
+        details = [
             job.scheduler,
             f"link {job.link} of {job.chain}" if job.chain > 1 else "",
             f"bulk {job.bulk}" if job.bulk else "",
         ]
-        words += [
+        details += [
             f"submitted {_clock(job.time)}",
             f"{state.state} {state.raw}".strip() if state is not None else "not asked yet",
         ]
-        facts[job.job_id] = ", ".join(word for word in words if word)
+        facts[job.job_id] = ", ".join(detail for detail in details if detail)
     return {
         **facts,
-        "verdict": ": ".join(word for word in (verdict.status or verdict.state, verdict.cause) if word),
+        "verdict": ": ".join(text for text in (verdict.status or verdict.state, verdict.cause) if text),
         "advice": verdict.advice,
         "earlier attempts": history.attempts or None,
     }
@@ -276,27 +276,27 @@ def _job_facts(directory: Path) -> Dict[str, Any]:
 
 def _flat(values: Any, prefix: str = "") -> List[Tuple[str, Any]]:
     """(dotted name, value) of nested facts."""
-    found: List[Tuple[str, Any]] = []
+    named_values: List[Tuple[str, Any]] = []
     for name, value in values.items():
         dotted = f"{prefix}.{name}" if prefix else str(name)
         if isinstance(value, dict) and not ({"value"} <= set(value)):
-            found += _flat(value, dotted)
+            named_values += _flat(value, dotted)
         elif isinstance(value, list) and value and all(isinstance(item, dict) and "name" in item for item in value):
             for item in value:
-                found.append((f"{dotted}.{item['name']}", {key: item[key] for key in item if key != "name"}))
+                named_values.append((f"{dotted}.{item['name']}", {key: item[key] for key in item if key != "name"}))
         else:
-            found.append((dotted, value))
-    return found
+            named_values.append((dotted, value))
+    return named_values
 
 
-def _one(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, dict) and "value" in value:
-        was = {key: value[key] for key in value if key != "value"}
-        return f"{_one(value['value'])} ({', '.join(f'{key} {_one(one)}' for key, one in was.items())})"
+        reference = {key: value[key] for key in value if key != "value"}
+        return f"{_value_text(value['value'])} ({', '.join(f'{key} {_value_text(entry)}' for key, entry in reference.items())})"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_one(one)}" for key, one in value.items())
+        return ", ".join(f"{key} {_value_text(entry)}" for key, entry in value.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(_one, value)) or "none"
+        return ", ".join(map(_value_text, value)) or "none"
     if value is None or value == "":
         return "not set"
     if isinstance(value, float):

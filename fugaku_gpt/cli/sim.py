@@ -11,7 +11,7 @@ import click
 
 BANNER = "This is a simulated PJM on this machine, not Fugaku."
 
-_directory: Callable[[Any], Any] = click.option(
+_directory_option: Callable[[Any], Any] = click.option(
     "--dir",
     "directory",
     type=click.Path(path_type=Path, file_okay=False),
@@ -33,7 +33,7 @@ def sim() -> None:
 
 
 @sim.command()
-@_directory
+@_directory_option
 @click.option("--nodes", type=click.IntRange(1), help="Number of simulated compute nodes.  [default: 158976]")
 @click.option("--slots", type=click.IntRange(1), help="Number of jobs that run at once.  [default: 1]")
 @click.option("--grace", type=click.FloatRange(0), help="Seconds between SIGTERM and SIGKILL.  [default: 5]")
@@ -46,12 +46,11 @@ def sim() -> None:
 @click.option("--shell", is_flag=True, help="Open a shell with its commands; the simulator stops when the shell exits.")
 def start(directory: Optional[Path], shell: bool, **chosen: Any) -> None:
     """Start a simulated PJM (not Fugaku). It keeps running after this command, and remembers earlier jobs."""
-    from fugaku_gpt.simulator.session import export_line, find, stored_settings
-    from fugaku_gpt.simulator.session import start as start_simulator
+    from fugaku_gpt.simulator.session import export_line, find_spool, start_simulator, stored_settings
 
-    place = find(directory).root
+    root = find_spool(directory).root
     given = {name: value for name, value in chosen.items() if value is not None}
-    spool = start_simulator(place, replace(stored_settings(place), owner=os.getpid() if shell else 0, **given))
+    spool = start_simulator(root, replace(stored_settings(root), owner=os.getpid() if shell else 0, **given))
     click.echo(BANNER, err=True)
     if shell:
         _open_shell(spool.bin)
@@ -64,7 +63,7 @@ def _open_shell(folder: Path) -> None:
     """The user's shell, with the commands first on PATH; the simulator ends with it."""
     import subprocess
 
-    from fugaku_gpt.simulator.session import stop as stop_simulator
+    from fugaku_gpt.simulator.session import stop_simulator
     from fugaku_gpt.simulator.spool import Spool
 
     program = os.environ.get("SHELL", "/bin/sh")
@@ -77,10 +76,10 @@ def _open_shell(folder: Path) -> None:
 
 
 @sim.command()
-@_directory
+@_directory_option
 def stop(directory: Optional[Path]) -> None:
     """Stop the simulated PJM (not Fugaku) and end all of its jobs."""
-    from fugaku_gpt.simulator.session import stop as stop_simulator
+    from fugaku_gpt.simulator.session import stop_simulator
 
     spool = _spool(directory)
     stop_simulator(spool)
@@ -88,35 +87,35 @@ def stop(directory: Optional[Path]) -> None:
 
 
 @sim.command()
-@_directory
+@_directory_option
 def env(directory: Optional[Path]) -> None:
     """Print the line that puts the commands of the simulated PJM (not Fugaku) on PATH."""
-    from fugaku_gpt.simulator.session import export_line, status
+    from fugaku_gpt.simulator.session import export_line, simulator_status
 
     spool = _spool(directory)
-    status(spool)  # says where none runs
+    simulator_status(spool)  # says where none runs
     click.echo(BANNER, err=True)
     click.echo(export_line(spool))
 
 
 @sim.command("status")
-@_directory
+@_directory_option
 def show_status(directory: Optional[Path]) -> None:
     """Report whether the simulated PJM (not Fugaku) is running, with how many jobs, and which faults are pending."""
-    from fugaku_gpt.simulator.session import status
+    from fugaku_gpt.simulator.session import simulator_status
 
     spool = _spool(directory)
-    found = status(spool)
-    jobs = ", ".join(f"{count} {state}" for state, count in sorted(found["jobs"].items()))
+    report = simulator_status(spool)
+    jobs = ", ".join(f"{count} {state}" for state, count in sorted(report["jobs"].items()))
     click.echo(BANNER, err=True)
     click.echo(f"folder  {spool.root}")
     click.echo(f"daemon  {spool.daemon_pid()}")
     click.echo(f"jobs    {jobs or 'none'}")
-    click.echo(f"faults  {found['faults'] or 'none'}")
+    click.echo(f"faults  {report['faults'] or 'none'}")
 
 
 @sim.command(context_settings={"ignore_unknown_options": True})
-@_directory
+@_directory_option
 @click.option("--code", type=click.IntRange(0, 9999), help="Number of the message, for refuse.")
 @click.argument("words", nargs=-1, required=True)
 def fault(directory: Optional[Path], code: Optional[int], words: Tuple[str, ...]) -> None:
@@ -133,17 +132,17 @@ def fault(directory: Optional[Path], code: Optional[int], words: Tuple[str, ...]
     clear                          remove all faults
     """
     from fugaku_gpt.errors import UsageError
-    from fugaku_gpt.simulator.session import send
+    from fugaku_gpt.simulator.session import send_order
 
     if code is not None and words[0] != "refuse":
         raise UsageError("--code: only with refuse")
     if words[0] == "refuse":
         words = ("refuse", str(code if code is not None else 71), *words[1:])
-    send(_spool(directory), ["fault", *words])
+    send_order(_spool(directory), ["fault", *words])
     click.echo(f"set: {' '.join(words)}", err=True)
 
 
 def _spool(directory: Optional[Path]) -> Any:
-    from fugaku_gpt.simulator.session import find
+    from fugaku_gpt.simulator.session import find_spool
 
-    return find(directory)
+    return find_spool(directory)

@@ -59,11 +59,11 @@ class SubmitOptions:
         """``overrides``, and that of the scheduler."""
         return (*self.overrides, *scheduler_overrides(self.scheduler))
 
-    def words(self) -> List[str]:
+    def arguments(self) -> List[str]:
         """The options as words of a command line, without ``--dry-run`` and ``--yes``."""
-        words = ["--scheduler", self.scheduler] if self.scheduler is not None else []
-        words += [word for text in self.overrides for word in ("--set", text)]
-        return words + (["--max-in-flight", str(self.max_in_flight)] if self.max_in_flight is not None else [])
+        arguments = ["--scheduler", self.scheduler] if self.scheduler is not None else []
+        arguments += [word for text in self.overrides for word in ("--set", text)]
+        return arguments + (["--max-in-flight", str(self.max_in_flight)] if self.max_in_flight is not None else [])
 
 
 def _submit_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,7 +95,7 @@ def sweep() -> None:
 def expand(file: Path, overrides: Tuple[str, ...], scheduler: Optional[str], form: str) -> None:
     """Show the runs of a sweep FILE in the order in which they would be run; nothing is started."""
     sweep_overrides = (*overrides, *scheduler_overrides(scheduler))
-    rows = [_expanded(run) for run in expand_sweep(file, sweep_overrides).runs]
+    rows = [_run_row(run) for run in expand_sweep(file, sweep_overrides).runs]
     click.echo(render_rows(_COLUMNS, rows, form), nl=False)
 
 
@@ -133,15 +133,15 @@ def run(
     expanded = expand_sweep(file, overrides)
     find_launcher()  # says how to get one, before anything is written
     live = sys.stderr.isatty()
-    shown: Union[LiveProgress, PlainProgress] = LiveProgress() if live else PlainProgress(sys.stderr)
-    with shown as progress:
+    display: Union[LiveProgress, PlainProgress] = LiveProgress() if live else PlainProgress(sys.stderr)
+    with display as progress:
         ended = run_sweep(
             expanded, out, launch, progress, timeout=timeout, retry_failed=retry_failed, plan=plan_of(file, overrides)
         )
     rows = write_tables([out], out)
     print_table(rows, "table")
     closing = _closing(ended, len(expanded.runs), out)
-    if any(one.failed for one in ended) or len(ended) < len(expanded.runs):
+    if any(ended_run.failed for ended_run in ended) or len(ended) < len(expanded.runs):
         raise RunFailed(closing)
     click.echo(closing, err=True)
 
@@ -157,7 +157,7 @@ def submit(file: Path, out: Path, options: SubmitOptions) -> None:
     --max-in-flight has held some back, after Ctrl-C, after a kill at any moment. Failed runs are submitted again by
     `sweep resume`.
     """
-    command = ["sweep", "submit", str(file), "--out", str(out), *options.words()]
+    command = ["sweep", "submit", str(file), "--out", str(out), *options.arguments()]
     _submit(plan_of(file, options.all_overrides), out, options, command, resume=False)
 
 
@@ -171,7 +171,7 @@ def resume(target: Path, out: Optional[Path], options: SubmitOptions) -> None:
     DIR is a folder that a sweep was started in; with a sweep FILE, give --out as well.
     """
     plan, folder = _plan_and_folder(target, out, options.all_overrides)
-    command = ["sweep", "resume", str(target), *(["--out", str(out)] if out is not None else []), *options.words()]
+    command = ["sweep", "resume", str(target), *(["--out", str(out)] if out is not None else []), *options.arguments()]
     _submit(plan, folder, options, command, resume=True)
 
 
@@ -186,7 +186,7 @@ def status(directory: Path, form: str, no_ask: bool) -> None:
 
     plan, folder = _plan_and_folder(directory, None, ())
     standings = standings_of(settled(plan.sweep(), folder), folder, ask=not no_ask)
-    click.echo(render_rows(_STATUS_COLUMNS, [_stood(one) for one in standings], form), nl=False)
+    click.echo(render_rows(_STATUS_COLUMNS, [_standing_row(standing) for standing in standings], form), nl=False)
     click.echo(_counts(standings), err=True)
 
 
@@ -208,32 +208,32 @@ def _submit(plan: Plan, out: Path, options: SubmitOptions, command: List[str], r
         _print_jobs(expanded, standings, planned)
         return
 
-    def told(number: int, total: int, planned: "Planned", said: str) -> None:
-        click.echo(f"[{number}/{total}] {planned.run.name}: {said}", err=True)
+    def report_submission(number: int, total: int, planned: "Planned", message: str) -> None:
+        click.echo(f"[{number}/{total}] {planned.run.name}: {message}", err=True)
 
-    def agreed(planned: Sequence["Planned"]) -> bool:
+    def confirm_submission(planned: Sequence["Planned"]) -> bool:
         if not planned or options.yes or not sys.stdin.isatty():
             return True
-        return click.confirm(f"submit {_sum_words(planned)}?", err=True)
+        return click.confirm(f"submit {_total_text(planned)}?", err=True)
 
-    handed = submit_sweep(plan, out, max_in_flight=options.max_in_flight, resume=resume, told=told, agreed=agreed)
-    closing = _handed_words(handed, out, command, resume)
-    if handed.refused or handed.stopped:
+    submission = submit_sweep(plan, out, max_in_flight=options.max_in_flight, resume=resume, told=report_submission, agreed=confirm_submission)
+    closing = _submission_text(submission, out, command, resume)
+    if submission.refused or submission.stopped:
         raise RunFailed(closing)
     click.echo(closing, err=True)
 
 
-def _handed_words(handed: "Handed", out: Path, command: List[str], resume: bool) -> str:
-    lines = [f"{len(handed.standings)} runs: {len(handed.taken)} submitted now, {handed.left} left"]
-    lines += [f"{name}: not taken: {why}" for name, why in handed.refused.items()]
-    before = [one for one in handed.standings if one.run.name not in handed.taken]
-    found = _counts(before)
-    lines += [f"of the others: {found}"] if before else []
-    lines += [handed.stopped] if handed.stopped else []
-    if handed.left:
+def _submission_text(submission: "Handed", out: Path, command: List[str], resume: bool) -> str:
+    lines = [f"{len(submission.standings)} runs: {len(submission.taken)} submitted now, {submission.left} left"]
+    lines += [f"{name}: not taken: {why}" for name, why in submission.refused.items()]
+    before = [standing for standing in submission.standings if standing.run.name not in submission.taken]
+    earlier_counts = _counts(before)
+    lines += [f"of the others: {earlier_counts}"] if before else []
+    lines += [submission.stopped] if submission.stopped else []
+    if submission.left:
         lines.append(f"to continue: fugaku-gpt {shlex.join(command)}")
     failed = [
-        one for one in before if one.status not in (OK, REFUSED) and not one.in_flight and one.status != "missing"
+        standing for standing in before if standing.status not in (OK, REFUSED) and not standing.in_flight and standing.status != "missing"
     ]
     if failed and not resume:
         lines.append(f"to submit failed runs again: fugaku-gpt sweep resume {shlex.quote(str(out))}")
@@ -242,23 +242,23 @@ def _handed_words(handed: "Handed", out: Path, command: List[str], resume: bool)
 
 
 def _print_jobs(expanded: Sweep, standings: Sequence["Standing"], planned: Sequence["Planned"]) -> None:
-    for number, one in enumerate(planned, start=1):
-        click.echo(f"==> [{number}/{len(planned)}] {one.run.name}: {_job_words(one)}")
-        if one.job is None:
+    for number, planned_run in enumerate(planned, start=1):
+        click.echo(f"==> [{number}/{len(planned)}] {planned_run.run.name}: {_job_text(planned_run)}")
+        if planned_run.job is None:
             continue
-        for note in one.job.notes:
+        for note in planned_run.job.notes:
             click.echo(f"note: {note}")
-        click.echo(f"{one.job.directory}/{one.job.script}:")
-        click.echo(one.job.text)
+        click.echo(f"{planned_run.job.directory}/{planned_run.job.script}:")
+        click.echo(planned_run.job.text)
     refused = [run for run in expanded.runs if run.config is None]
     for run_ in refused:
         click.echo(f"==> {run_.name}: refused: {run_.refusal}")
-    others = len(standings) - len(planned) - len(refused)
-    kept = f"; {others} with a result or a job stay as they are" if others else ""
-    click.echo(f"total: {_sum_words(planned)}, {len(refused)} refused{kept}; nothing was written")
+    skipped = len(standings) - len(planned) - len(refused)
+    skipped_text = f"; {skipped} with a result or a job stay as they are" if skipped else ""
+    click.echo(f"total: {_total_text(planned)}, {len(refused)} refused{skipped_text}; nothing was written")
 
 
-def _job_words(planned: "Planned") -> str:
+def _job_text(planned: "Planned") -> str:
     if planned.job is None:
         return f"refused: {planned.refusal}"
     job = planned.job.config.job
@@ -268,12 +268,12 @@ def _job_words(planned: "Planned") -> str:
     return f"{job.scheduler}, {job.nodes} {'node' if job.nodes == 1 else 'nodes'}, {limit}{more}, {hours}"
 
 
-def _sum_words(planned: Sequence["Planned"]) -> str:
-    jobs = [one.job for one in planned if one.job is not None]
+def _total_text(planned: Sequence["Planned"]) -> str:
+    jobs = [planned_run.job for planned_run in planned if planned_run.job is not None]
     hours = [job.node_hours for job in jobs if job.node_hours is not None]
-    words = f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}, {sum(hours):.4g} node-hours"
+    text = f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}, {sum(hours):.4g} node-hours"
     endless = len(jobs) - len(hours)
-    return words + (f" and {endless} without a time limit (job.elapse)" if endless else "")
+    return text + (f" and {endless} without a time limit (job.elapse)" if endless else "")
 
 
 def _plan_and_folder(target: Path, out: Optional[Path], overrides: Tuple[str, ...]) -> Tuple[Plan, Path]:
@@ -298,40 +298,40 @@ def _plan_and_folder(target: Path, out: Optional[Path], overrides: Tuple[str, ..
     return plan, target
 
 
-def _stood(one: "Standing") -> Dict[str, Any]:
-    total = one.run.config.training.iterations if one.run.config is not None else None
-    pace = one.seconds_per_iteration
+def _standing_row(standing: "Standing") -> Dict[str, Any]:
+    total = standing.run.config.training.iterations if standing.run.config is not None else None
+    pace = standing.seconds_per_iteration
     return {
-        "run": one.run.name,
-        "status": one.status,
-        "job": one.job_id or None,
-        "iteration": f"{one.iterations}/{total}" if one.iterations and total is not None else None,
+        "run": standing.run.name,
+        "status": standing.status,
+        "job": standing.job_id or None,
+        "iteration": f"{standing.iterations}/{total}" if standing.iterations and total is not None else None,
         "seconds_per_iteration": float(f"{pace:.4g}") if pace is not None else None,
-        "reason": one.reason or None,
-        "advice": one.advice or None,
+        "reason": standing.reason or None,
+        "advice": standing.advice or None,
     }
 
 
 def _counts(standings: Sequence["Standing"]) -> str:
     counts: Dict[str, int] = {}
-    for one in standings:
-        counts[one.status] = counts.get(one.status, 0) + 1
+    for standing in standings:
+        counts[standing.status] = counts.get(standing.status, 0) + 1
     return ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: item[0] != OK))
 
 
 def _closing(ended: List["Ended"], total: int, out: Path) -> str:
     counts: Dict[str, int] = {}
-    for one in ended:
-        counts[one.result.status] = counts.get(one.result.status, 0) + 1
-    said = ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: item[0] != OK))
-    lines = [f"{total} runs: {said}" + (f", {total - len(ended)} not started" if len(ended) < total else "")]
+    for ended_run in ended:
+        counts[ended_run.result.status] = counts.get(ended_run.result.status, 0) + 1
+    counts_text = ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: item[0] != OK))
+    lines = [f"{total} runs: {counts_text}" + (f", {total - len(ended)} not started" if len(ended) < total else "")]
     if ended[-1].stopped:
         lines.append("stopped; the same command runs what is missing")
     lines.append(f"tables: {out / 'table.md'}, {out / 'table.csv'}, {out / 'table.json'}")
     return "\n".join(lines)
 
 
-def _expanded(run: Run) -> Dict[str, Any]:
+def _run_row(run: Run) -> Dict[str, Any]:
     if run.config is None:
         keys = {
             "dp": "layout.dp",

@@ -14,10 +14,10 @@ from fugaku_gpt.cli.options import PATH, RunSource, data_option, data_overrides,
 from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_USAGE, RunFailed, UsageError
 from fugaku_gpt.formulas.parameters import size_name
-from fugaku_gpt.machine.garbage import nothing_collected
+from fugaku_gpt.machine.garbage_collection import nothing_collected
 from fugaku_gpt.machine.local import usable_cores
 from fugaku_gpt.machine.rank import rank_from_environment
-from fugaku_gpt.records.run import AUTO, NONE, REFUSED, RunDirectory, goes_on_in
+from fugaku_gpt.records.run import AUTO, NONE, REFUSED, RunDirectory, resumes_in_same_folder
 
 
 @click.command()
@@ -55,27 +55,27 @@ def train(
     Under `mpirun -n N fugaku-gpt train ...` the processes are the ranks; with --ranks N, this command starts mpirun;
     with neither, one rank trains alone.
     """
-    place = rank_from_environment()
+    rank_and_count = rank_from_environment()
     try:
         overrides = data_overrides(data)
         overrides += [f"node.hang_timeout={hang_timeout}"] if hang_timeout is not None else []
         overrides += ["node.check_collectives=true"] if check_collectives else []
         config = source.load(*overrides)
-        wanted = ranks if place is None else place[1]
-        if place is not None and ranks is not None and ranks != place[1]:
-            raise UsageError(f"--ranks {ranks}: mpirun has started {place[1]} ranks; leave --ranks out under mpirun")
-        if (wanted or 1) != config.layout.ranks:
-            raise UsageError(_wrong_ranks(config, wanted))
+        started_ranks = ranks if rank_and_count is None else rank_and_count[1]
+        if rank_and_count is not None and ranks is not None and ranks != rank_and_count[1]:
+            raise UsageError(f"--ranks {ranks}: mpirun has started {rank_and_count[1]} ranks; leave --ranks out under mpirun")
+        if (started_ranks or 1) != config.layout.ranks:
+            raise UsageError(_wrong_ranks(config, started_ranks))
         if resume == AUTO and out is None:
             raise UsageError("--resume auto: needs --out, the run directory to go on in")
     except UsageError:
-        if place is not None and place[0] != 0:  # every rank reads the same words: one of them says what is wrong
+        if rank_and_count is not None and rank_and_count[0] != 0:  # every rank reads the same words: one of them says what is wrong
             raise click.exceptions.Exit(EXIT_USAGE) from None
         raise
     out = out if out is not None else Path("runs") / f"{_name(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if place is None and ranks is not None:
+    if rank_and_count is None and ranks is not None:
         _start_ranks(config, out, resume, force_data)
-    _join(config, out, place, resume, force_data)
+    _join(config, out, rank_and_count, resume, force_data)
 
 
 def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) -> None:
@@ -84,20 +84,20 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
         click.echo(f"{out}: the run has done its {config.training.iterations} iterations: nothing to do")
         raise click.exceptions.Exit(EXIT_OK)
     # here, as in _join: what starts ranks is not for ten thousand of them to import
-    from fugaku_gpt.launch.launch_result import result_of
+    from fugaku_gpt.launch.launch_result import result_of_launch
     from fugaku_gpt.launch.launcher import exit_code_of, launch
     from fugaku_gpt.planner.trainer.memory_check import refuse_too_large, this_machine
 
     refuse_too_large(config, this_machine(), range(config.layout.ranks))
-    words = ([] if resume == NONE else ["--resume", resume]) + (["--force-data"] if force_data else [])
-    directory.create(dump_run_config(config), mark, resume=goes_on_in(directory, resume))
+    arguments = ([] if resume == NONE else ["--resume", resume]) + (["--force-data"] if force_data else [])
+    directory.create(dump_run_config(config), mark, resume=resumes_in_same_folder(directory, resume))
     started, log = time.time(), directory.log_file
     try:
-        outcome = launch(config, directory, words, timeout=config.job.elapse, on_line=click.echo, mark=mark)
+        outcome = launch(config, directory, arguments, timeout=config.job.elapse, on_line=click.echo, mark=mark)
     except UsageError:
         directory.discard()
         raise
-    result = result_of(directory, config, outcome, log, started)
+    result = result_of_launch(directory, config, outcome, log, started)
     if result.status == REFUSED:
         directory.discard()
     else:
@@ -108,20 +108,20 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
     raise click.exceptions.Exit(code)
 
 
-def _join(config: RunConfig, out: Path, place: Optional[Tuple[int, int]], resume: str, force_data: bool) -> None:
+def _join(config: RunConfig, out: Path, rank_and_count: Optional[Tuple[int, int]], resume: str, force_data: bool) -> None:
     threads = config.node.threads_per_rank or max(1, len(usable_cores()) // config.ranks_per_node)
     os.environ.update(thread_variables(threads))  # read when the libraries are loaded, just below
     announce = None
-    if place is not None:
-        from fugaku_gpt.launch.rank_supervisor import keep_rank
+    if rank_and_count is not None:
+        from fugaku_gpt.launch.rank_supervisor import supervise_rank
 
-        announce = keep_rank(place[0])  # before torch and MPI begin their threads
+        announce = supervise_rank(rank_and_count[0])  # before torch and MPI begin their threads
     with nothing_collected():
         from fugaku_gpt.planner.trainer.memory_check import refuse_too_large, this_machine
         from fugaku_gpt.training.run import train as train_on_this_rank
 
     try:
-        here = this_machine()
+        machine = this_machine()
         code = train_on_this_rank(
             config,
             out,
@@ -129,11 +129,11 @@ def _join(config: RunConfig, out: Path, place: Optional[Tuple[int, int]], resume
             announce,
             resume=resume,
             force_data=force_data,
-            judge=lambda ranks: refuse_too_large(config, here, ranks),
+            judge=lambda ranks: refuse_too_large(config, machine, ranks),
         )
         raise click.exceptions.Exit(code)
     except UsageError:
-        if place is not None and place[0] != 0:
+        if rank_and_count is not None and rank_and_count[0] != 0:
             raise click.exceptions.Exit(EXIT_USAGE) from None
         raise
 
@@ -154,12 +154,12 @@ def _name(config: RunConfig) -> str:
     return config.job.name or f"{size_name(config.model)}-dp{layout.dp}-tp{layout.tp}-pp{layout.pp}"
 
 
-def _wrong_ranks(config: RunConfig, wanted: Optional[int]) -> str:
+def _wrong_ranks(config: RunConfig, started_ranks: Optional[int]) -> str:
     layout = config.layout
     product = f"layout.dp {layout.dp} * layout.tp {layout.tp} * layout.pp {layout.pp} = {layout.ranks} ranks"
-    if wanted is None:
+    if started_ranks is None:
         return f"{product}, but this is one process; add --ranks {layout.ranks}, or use `mpirun -n {layout.ranks}`"
     return (
-        f"{product}, but there are {wanted}; "
-        f"valid: {layout.ranks} ranks, or --set layout.dp=... and layout.tp=... that make {wanted}"
+        f"{product}, but there are {started_ranks}; "
+        f"valid: {layout.ranks} ranks, or --set layout.dp=... and layout.tp=... that make {started_ranks}"
     )

@@ -17,8 +17,8 @@ from fugaku_gpt.errors import CallsDisagree
 from fugaku_gpt.layout.operations import RECEIVE, SEND
 from fugaku_gpt.records.text import spans
 
-_WORDS_SIZE = 256  # bytes
-_HERE = os.path.dirname(os.path.abspath(__file__))
+_TEXT_SIZE = 256  # bytes
+_PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__))
 Wait = Callable[[MPI.Request], None]
 
 
@@ -34,12 +34,12 @@ class CallCheck:
         self._sent: List[Tuple[MPI.Request, "np.ndarray[Any, Any]"]] = []  # with what must live until it has left
         self._message: Optional[MessageCheck] = None
 
-    def before(self, operation: str, what: str, peer: Optional[int]) -> None:
+    def before(self, operation: str, signature: str, peer: Optional[int]) -> None:
         """A call is about to be made: a collective is compared at once, waiting for all ranks; a sender tells its
         receiver, who compares when it takes the message (:meth:`message`).
 
         Args:
-            what: data type and shape, of a message also its iteration, that must agree; the line that calls need not.
+            signature: data type and shape, of a message also its iteration, that must agree; the line that calls need not.
             peer: the other rank of a message, or a broadcast's root.
 
         Raises:
@@ -49,63 +49,63 @@ class CallCheck:
         if operation == SEND:
             assert peer is not None
             self._sent = [request for request in self._sent if not request[0].Test()]
-            words = _packed(f"{what}\n{site}")
-            self._sent.append((self._handle.Isend(words, peer), words))
+            packed = _packed(f"{signature}\n{site}")
+            self._sent.append((self._handle.Isend(packed, peer), packed))
         elif operation == RECEIVE:
             assert peer is not None
-            told = np.zeros(_WORDS_SIZE, dtype=np.uint8)
-            self._message = MessageCheck(self, self._handle.Irecv(told, peer), told, what, site, peer)
+            received = np.zeros(_TEXT_SIZE, dtype=np.uint8)
+            self._message = MessageCheck(self, self._handle.Irecv(received, peer), received, signature, site, peer)
         else:
-            self._collective(f"{operation} of {what}" + (f" from {peer}" if peer is not None else ""), site)
+            self._collective(f"{operation} of {signature}" + (f" from {peer}" if peer is not None else ""), site)
 
     def message(self) -> Optional["MessageCheck"]:
         """Of the receive that was begun last."""
         message, self._message = self._message, None
         return message
 
-    def _collective(self, words: str, site: str) -> None:
-        mine = _packed(f"{words}\n{site}")
-        every = np.zeros((len(self._members), _WORDS_SIZE), dtype=np.uint8)
-        self._wait(self._handle.Iallgather(mine, every))
-        told = [_unpacked(one) for one in every]
-        if len({one.partition("\n")[0] for one in told}) == 1:
+    def _collective(self, call: str, site: str) -> None:
+        own_text = _packed(f"{call}\n{site}")
+        gathered = np.zeros((len(self._members), _TEXT_SIZE), dtype=np.uint8)
+        self._wait(self._handle.Iallgather(own_text, gathered))
+        texts = [_unpacked(text) for text in gathered]
+        if len({text.partition("\n")[0] for text in texts}) == 1:
             return
         ranks_by_call: Dict[str, List[int]] = {}
-        for rank, one in zip(self._members, told):
-            ranks_by_call.setdefault(one.replace("\n", " at "), []).append(rank)
-        said = "; ".join(f"rank {spans(ranks)}: {call}" for call, ranks in ranks_by_call.items())
-        raise CallsDisagree(f"communicator {self._name}: the ranks do not make the same call: {said}")
+        for rank, text in zip(self._members, texts):
+            ranks_by_call.setdefault(text.replace("\n", " at "), []).append(rank)
+        calls = "; ".join(f"rank {spans(ranks)}: {call}" for call, ranks in ranks_by_call.items())
+        raise CallsDisagree(f"communicator {self._name}: the ranks do not make the same call: {calls}")
 
 
 class MessageCheck:
     """A receiver's side of one message."""
 
     def __init__(
-        self, check: CallCheck, request: MPI.Request, told: "np.ndarray[Any, Any]", words: str, site: str, peer: int
+        self, check: CallCheck, request: MPI.Request, received: "np.ndarray[Any, Any]", signature: str, site: str, peer: int
     ) -> None:
         self._check = check
         self._request = request
-        self._told = told
-        self._words = words
+        self._received = received
+        self._signature = signature
         self._site = site
         self._peer = peer
 
-    def compare(self, waits: bool) -> bool:
+    def compare(self, blocking: bool) -> bool:
         """Whether the sender's word has come; it is compared then.
 
         Raises:
             CallsDisagree: it sends another shape or type than this rank expects.
         """
-        if waits:
+        if blocking:
             self._check._wait(self._request)
         elif not self._request.Test():
             return False
-        words, _, site = _unpacked(self._told).partition("\n")
-        if words != self._words:
-            mine, theirs = self._check._members[self._check._handle.Get_rank()], self._check._members[self._peer]
+        sent_signature, _, site = _unpacked(self._received).partition("\n")
+        if sent_signature != self._signature:
+            receiver, sender = self._check._members[self._check._handle.Get_rank()], self._check._members[self._peer]
             raise CallsDisagree(
-                f"communicator {self._check._name}: rank {mine} waits for a message of {self._words} at {self._site}, "
-                f"but rank {theirs} sends {words} at {site}"
+                f"communicator {self._check._name}: rank {receiver} waits for a message of {self._signature} at {self._site}, "
+                f"but rank {sender} sends {sent_signature} at {site}"
             )
         return True
 
@@ -113,14 +113,14 @@ class MessageCheck:
 def _caller() -> str:
     """``file:line`` of whoever called into this package."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and os.path.dirname(os.path.abspath(frame.f_code.co_filename)) == _HERE:
+    while frame.f_back is not None and os.path.dirname(os.path.abspath(frame.f_code.co_filename)) == _PACKAGE_DIR:
         frame = frame.f_back
     return f"{'/'.join(frame.f_code.co_filename.split('/')[-2:])}:{frame.f_lineno}"
 
 
 def _packed(text: str) -> "np.ndarray[Any, Any]":
-    data = text.encode("utf-8")[:_WORDS_SIZE]
-    return np.frombuffer(data.ljust(_WORDS_SIZE, b"\0"), dtype=np.uint8)
+    data = text.encode("utf-8")[:_TEXT_SIZE]
+    return np.frombuffer(data.ljust(_TEXT_SIZE, b"\0"), dtype=np.uint8)
 
 
 def _unpacked(data: "np.ndarray[Any, Any]") -> str:

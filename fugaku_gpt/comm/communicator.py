@@ -16,7 +16,7 @@ import torch
 from fugaku_gpt.comm.checks import CallCheck
 from fugaku_gpt.comm.flight_recorder import FlightRecorder
 from fugaku_gpt.comm.mpi import MPI
-from fugaku_gpt.comm.pending import BACKGROUND, IN_STEPS, Pending
+from fugaku_gpt.comm.pending import BACKGROUND, MULTI_STEP, Pending
 from fugaku_gpt.comm.sums import array_of, operation_for
 from fugaku_gpt.layout.operations import (
     ALL_GATHER,
@@ -31,7 +31,7 @@ from fugaku_gpt.layout.operations import (
 from fugaku_gpt.records.flight import DIRECTIONS
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 2e-5, 1e-3
-_LAST_WORDS_SECONDS = 0.5  # before all ranks are ended
+_ABORT_GRACE_SECONDS = 0.5  # before all ranks are ended
 _PAUSES_GROW = 1.125  # so that, but for the first few, a pause is about an eighth of what has been waited before it
 
 
@@ -83,11 +83,11 @@ class Communicator:
         if self._handle is None:
             return self
         slot = self._enter("split", None)
-        part = self._handle.Split(MPI.UNDEFINED if color is None else color, key)
+        group = self._handle.Split(MPI.UNDEFINED if color is None else color, key)
         self._leave(slot)
         if color is None:
             return Communicator(None, name, self._recorder)
-        return Communicator(part, name, self._recorder, self._max_elements, self._shares_cores, self._checks)
+        return Communicator(group, name, self._recorder, self._max_elements, self._shares_cores, self._checks)
 
     def unchecked(self) -> "Communicator":
         """The same group, whose calls are not compared: ranks may come to them in another order than to others'."""
@@ -99,9 +99,9 @@ class Communicator:
         if self._handle is None:
             return self
         slot = self._enter("split", None)
-        part = self._handle.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
+        group = self._handle.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
         self._leave(slot)
-        return Communicator(part, name, self._recorder, self._max_elements, self._shares_cores)
+        return Communicator(group, name, self._recorder, self._max_elements, self._shares_cores)
 
     def all_reduce(self, tensor: torch.Tensor, operation: str = "sum") -> None:
         """Replace ``tensor`` by the sum, max or min over the group, equal on every rank."""
@@ -110,8 +110,8 @@ class Communicator:
         flat, how = _flat(tensor), operation_for(operation, tensor.dtype)
         slot = self._enter(ALL_REDUCES[operation], tensor)
         for start in range(0, flat.size, self._max_elements):
-            part = flat[start : start + self._max_elements]
-            self._wait(self._handle.Iallreduce(MPI.IN_PLACE, part, how))
+            piece = flat[start : start + self._max_elements]
+            self._wait(self._handle.Iallreduce(MPI.IN_PLACE, piece, how))
         self._leave(slot)
 
     def start_all_reduce(self, tensor: torch.Tensor) -> Pending:
@@ -119,9 +119,9 @@ class Communicator:
         if self._handle is None or self.size == 1:
             return Pending(self, [], -1, None)
         flat, how = _flat(tensor), operation_for("sum", tensor.dtype)
-        slot = self._enter(ALL_REDUCE, tensor, waits=False)
-        parts = [flat[start : start + self._max_elements] for start in range(0, flat.size, self._max_elements)]
-        return Pending(self, [self._handle.Iallreduce(MPI.IN_PLACE, part, how) for part in parts], slot, flat)
+        slot = self._enter(ALL_REDUCE, tensor, blocking=False)
+        pieces = [flat[start : start + self._max_elements] for start in range(0, flat.size, self._max_elements)]
+        return Pending(self, [self._handle.Iallreduce(MPI.IN_PLACE, piece, how) for piece in pieces], slot, flat)
 
     def start_reduce_scatter(self, tensor: torch.Tensor) -> Pending:
         """Sum [size * n] elements over the group and leave part ``rank`` of the sum in the first n of them.
@@ -131,7 +131,7 @@ class Communicator:
         if self._handle is None or self.size == 1:
             return Pending(self, [], -1, None)
         flat, how = self._divisible(tensor), operation_for("sum", tensor.dtype)
-        slot = self._enter(REDUCE_SCATTER, tensor, waits=False)
+        slot = self._enter(REDUCE_SCATTER, tensor, blocking=False)
         return Pending(self, [self._handle.Ireduce_scatter_block(MPI.IN_PLACE, flat, how)], slot, flat)
 
     def start_all_gather(self, tensor: torch.Tensor) -> Pending:
@@ -142,7 +142,7 @@ class Communicator:
         if self._handle is None or self.size == 1:
             return Pending(self, [], -1, None)
         flat = self._divisible(tensor)
-        slot = self._enter(ALL_GATHER, tensor.view(-1)[: flat.size // self.size], waits=False)  # what each rank gives
+        slot = self._enter(ALL_GATHER, tensor.view(-1)[: flat.size // self.size], blocking=False)  # what each rank gives
         return Pending(self, [self._handle.Iallgather(MPI.IN_PLACE, flat)], slot, flat)
 
     def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
@@ -150,14 +150,14 @@ class Communicator:
         were sent."""
         assert self._handle is not None
         flat = _flat(tensor)
-        slot = self._enter(SEND, tensor, waits=False, peer=peer)
+        slot = self._enter(SEND, tensor, blocking=False, peer=peer)
         return Pending(self, [self._handle.Isend(flat, peer)], slot, flat)
 
     def start_receive(self, tensor: torch.Tensor, peer: int) -> Pending:
         """Start to receive into a tensor what a rank of the group sends."""
         assert self._handle is not None
         flat = _flat(tensor)
-        slot = self._enter(RECEIVE, tensor, waits=False, peer=peer)
+        slot = self._enter(RECEIVE, tensor, blocking=False, peer=peer)
         message = self._check.message() if self._check is not None else None
         return Pending(self, [self._handle.Irecv(flat, peer)], slot, flat, message)
 
@@ -226,7 +226,7 @@ class Communicator:
         """End every rank of the job; does not return where there are others. What this one has said last gets a moment:
         a launcher that is ended may not have passed it on (seen: MPICH's, on busy cores)."""
         if self._handle is not None:
-            time.sleep(_LAST_WORDS_SECONDS)
+            time.sleep(_ABORT_GRACE_SECONDS)
             self._handle.Abort(code)
 
     def _divisible(self, tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
@@ -241,13 +241,13 @@ class Communicator:
         many made an iteration a hundred times slower. So ranks that share cores look now and then and sleep in between.
         """
         before = time.perf_counter()
-        if not self._shares_cores and not IN_STEPS:
+        if not self._shares_cores and not MULTI_STEP:
             request.Wait()
         else:
             pause = _FIRST_PAUSE_SECONDS
             while not request.Test():
-                for steps in tuple(IN_STEPS):
-                    steps.done()
+                for request in tuple(MULTI_STEP):
+                    request.done()
                 if self._shares_cores:
                     time.sleep(pause)
                     pause = min(_PAUSES_GROW * pause, _LONGEST_PAUSE_SECONDS)
@@ -258,16 +258,16 @@ class Communicator:
         """Where this rank's calls are recorded."""
         return self._recorder
 
-    def progress(self, phase: int, step: Optional[int] = None, micro_batch: Optional[int] = None) -> None:
-        """Record what this rank is about to do (see :meth:`FlightRecorder.progress`)."""
+    def mark_phase(self, phase: int, step: Optional[int] = None, micro_batch: Optional[int] = None) -> None:
+        """Record what this rank is about to do (see :meth:`FlightRecorder.mark_phase`)."""
         if self._recorder is not None:
-            self._recorder.progress(phase, step, micro_batch)
+            self._recorder.mark_phase(phase, step, micro_batch)
 
     def _enter(
         self,
         operation: str,
         tensor: Optional[torch.Tensor],
-        waits: bool = True,
+        blocking: bool = True,
         peer: Optional[int] = None,
     ) -> int:
         BACKGROUND.check()
@@ -275,9 +275,9 @@ class Communicator:
         shape = tuple(tensor.shape) if tensor is not None else ()
         slot = -1
         if self._recorder is not None and self._group >= 0:
-            compares = self._check is not None and operation not in DIRECTIONS  # then all are waited for
+            is_compared = self._check is not None and operation not in DIRECTIONS  # then all are waited for
             world_rank = self._members[peer] if peer is not None else -1
-            slot = self._recorder.enter(self._group, operation, dtype, shape, waits or compares, world_rank)
+            slot = self._recorder.enter(self._group, operation, dtype, shape, blocking or is_compared, world_rank)
         if self._check is not None:
             # one message too many is taken for the next one of its shape: the iteration tells them apart in the end
             step = self._recorder.step if self._recorder is not None and operation in DIRECTIONS else -1

@@ -48,7 +48,7 @@ from fugaku_gpt.records.flight import (
     progressions,
 )
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
+_PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__))
 # places of 8 bytes: in the file, and in a record
 _BEAT, _RING, _SIZE = PROGRESS_OFFSET // 8, RING_OFFSET // 8, RECORD.size // 8
 _ENTERED, _WAITED, _LEFT, _STATE = _SIZE - 4, _SIZE - 3, _SIZE - 2, _SIZE - 1
@@ -59,7 +59,7 @@ _KINDS = 4096  # as many are kept ready: lengths of texts may go on and on
 
 
 class FlightRecorder:
-    """This rank's progress and last calls in a memory-mapped file, which the kernel keeps when the process is killed.
+    """This rank's mark_phase and last calls in a memory-mapped file, which the kernel keeps when the process is killed.
 
     One thread writes: the one that calls MPI. The watchdog's thread reads :attr:`beats`, and writes its own few bytes.
 
@@ -74,10 +74,10 @@ class FlightRecorder:
         self.path = flight_file(directory, rank)
         self.beats = 0
         self.rank, self.ranks = rank, ranks
-        self._pinned_places = PINNED
+        self._pinned_slots = PINNED
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-        self._take_room(0, file_size())
+        self._allocate(0, file_size())
         self._map = mmap.mmap(self._descriptor, file_size())
         self._view()
         self._started = time.time()
@@ -94,7 +94,7 @@ class FlightRecorder:
         self._uncounted: Dict[int, int] = {}  # by a number below 0: counts for which the file has no room
         self._pinned: Dict[int, int] = {}  # outstanding calls that the ring has passed, and where their records are
         self._free = list(range(PINNED))
-        self.progress(START_UP)
+        self.mark_phase(START_UP)
 
     def group(self, name: str, members: Sequence[int], rank: int) -> int:
         """Record a communicator; returns the number that :meth:`enter` wants.
@@ -103,13 +103,13 @@ class FlightRecorder:
             members: world ranks, by rank in it.
             rank: of this process, in it.
         """
-        place, self._groups = self._groups, self._groups + 1
-        if place < GROUPS:
+        index, self._groups = self._groups, self._groups + 1
+        if index < GROUPS:
             ranks = self._text(progressions(members) + ";")
-            GROUP.pack_into(self._map, groups_at() + place * GROUP.size, 0, len(members), rank, self._name(name), ranks)
-        return place
+            GROUP.pack_into(self._map, groups_at() + index * GROUP.size, 0, len(members), rank, self._name(name), ranks)
+        return index
 
-    def progress(self, phase: int, step: Optional[int] = None, micro_batch: Optional[int] = None) -> None:
+    def mark_phase(self, phase: int, step: Optional[int] = None, micro_batch: Optional[int] = None) -> None:
         """Record what the rank is about to do; what is None stays as it was."""
         self.phase = phase
         if step is not None:
@@ -117,11 +117,11 @@ class FlightRecorder:
         if micro_batch is not None:
             self._micro_batch = micro_batch
         self.beats += 1
-        words = self._words
-        words[_BEAT + 2] = self.step
-        words[_BEAT + 3] = phase << 32 | self._micro_batch & 0xFFFFFFFF
+        int64s = self._int64s
+        int64s[_BEAT + 2] = self.step
+        int64s[_BEAT + 3] = phase << 32 | self._micro_batch & 0xFFFFFFFF
         self._seconds[_BEAT + 1] = time.time()
-        words[_BEAT] = self.beats
+        int64s[_BEAT] = self.beats
 
     def enter(
         self,
@@ -129,72 +129,72 @@ class FlightRecorder:
         operation: str,
         dtype: str,
         shape: Tuple[int, ...],
-        waits: bool,
+        blocking: bool,
         peer: int = -1,
     ) -> int:
         """Record that this rank is about to begin a call; returns its number.
 
         Args:
-            waits: whether it does not go on before the call has ended.
+            blocking: whether it does not go on before the call has ended.
             peer: world rank of the other end of a message, or of a broadcast's root.
         """
         ordinal = self._ordinal = self._ordinal + 1
         at = _RING + ordinal % SLOTS * _SIZE
-        if self._words[at + _STATE] & 0xFFFF != RETURNED and self._words[at]:
+        if self._int64s[at + _STATE] & 0xFFFF != RETURNED and self._int64s[at]:
             self._pin(at)
-        words, seconds = self._words, self._seconds
+        int64s, seconds = self._int64s, self._seconds
         kind = self._kinds.get((group, operation, dtype, shape, peer))
         if kind is None:
             kind = self._kind(group, operation, dtype, shape, peer)
-        place, other, what, first, second, third, fourth = kind
-        counts = words if place >= 0 else self._uncounted
-        sequence = counts[place] = counts[place] + 1
-        site, now = self._site(), time.time()
-        words[at] = 0  # no record, for who reads it now or after a kill
-        words[at + 1] = sequence
-        words[at + 2] = self.step
-        words[at + 3] = other | self._micro_batch & 0xFFFFFFFF
-        words[at + 4] = what | site << 48
-        words[at + 5] = self.phase
-        words[at + 6] = first
-        words[at + 7] = second
-        words[at + 8] = third
-        words[at + 9] = fourth
-        seconds[at + _ENTERED] = now
-        seconds[at + _WAITED] = now if waits else 0.0
+        counter, peer_bits, ids, first, second, third, fourth = kind
+        counts = int64s if counter >= 0 else self._uncounted
+        sequence = counts[counter] = counts[counter] + 1
+        site, timestamp = self._site(), time.time()
+        int64s[at] = 0  # no record, for who reads it now or after a kill
+        int64s[at + 1] = sequence
+        int64s[at + 2] = self.step
+        int64s[at + 3] = peer_bits | self._micro_batch & 0xFFFFFFFF
+        int64s[at + 4] = ids | site << 48
+        int64s[at + 5] = self.phase
+        int64s[at + 6] = first
+        int64s[at + 7] = second
+        int64s[at + 8] = third
+        int64s[at + 9] = fourth
+        seconds[at + _ENTERED] = timestamp
+        seconds[at + _WAITED] = timestamp if blocking else 0.0
         seconds[at + _LEFT] = 0.0
-        words[at + _STATE] = (WAITING if waits else ENTERED) | site << 16
-        words[at] = ordinal
+        int64s[at + _STATE] = (WAITING if blocking else ENTERED) | site << 16
+        int64s[at] = ordinal
         self.beats += 1
-        seconds[_BEAT + 1] = now
-        words[_BEAT] = self.beats
+        seconds[_BEAT + 1] = timestamp
+        int64s[_BEAT] = self.beats
         return ordinal
 
     def posted(self, ordinal: int) -> None:
         """Record that the call was begun and has returned, and its end is not waited for yet."""
-        at = self._place(ordinal)
+        at = self._record_at(ordinal)
         if at >= 0:
-            self._words[at + _STATE] = self._words[at + _STATE] & ~0xFFFF | POSTED
+            self._int64s[at + _STATE] = self._int64s[at + _STATE] & ~0xFFFF | POSTED
 
     def wait(self, ordinal: int) -> None:
         """Record that the rank now does nothing but wait for the call's end."""
-        at = self._place(ordinal)
+        at = self._record_at(ordinal)
         if at >= 0:
             self._seconds[at + _WAITED] = time.time()
-            self._words[at + _STATE] = WAITING | self._site() << 16
+            self._int64s[at + _STATE] = WAITING | self._site() << 16
 
     def leave(self, ordinal: int) -> None:
         """Record that the call has ended."""
-        words = self._words
-        at = self._place(ordinal)
+        int64s = self._int64s
+        at = self._record_at(ordinal)
         if at < 0:
             return
-        now = time.time()
-        self._seconds[at + _LEFT] = now
-        words[at + _STATE] = words[at + _STATE] & ~0xFFFF | RETURNED
+        timestamp = time.time()
+        self._seconds[at + _LEFT] = timestamp
+        int64s[at + _STATE] = int64s[at + _STATE] & ~0xFFFF | RETURNED
         self.beats += 1
-        self._seconds[_BEAT + 1] = now
-        words[_BEAT] = self.beats
+        self._seconds[_BEAT + 1] = timestamp
+        int64s[_BEAT] = self.beats
         if ordinal in self._pinned:
             self._free.append((8 * self._pinned.pop(ordinal) - pinned_at()) // RECORD.size)
 
@@ -206,7 +206,7 @@ class FlightRecorder:
         """Have the file written to where other nodes read it; may take long, and lets other threads run."""
         os.fsync(self._descriptor)
 
-    def _place(self, ordinal: int) -> int:
+    def _record_at(self, ordinal: int) -> int:
         """Of an outstanding call's record; below 0 where its end was recorded long ago."""
         if self._ordinal - ordinal < SLOTS:
             return _RING + ordinal % SLOTS * _SIZE
@@ -216,16 +216,16 @@ class FlightRecorder:
         """Move the record of a call that is still outstanding out of the ring's way."""
         if not self._free:
             self._grow()
-        place = pinned_at() // 8 + self._free.pop() * _SIZE
-        self._words[place : place + _SIZE] = self._words[at : at + _SIZE]
-        self._pinned[self._words[at]] = place
+        target = pinned_at() // 8 + self._free.pop() * _SIZE
+        self._int64s[target : target + _SIZE] = self._int64s[at : at + _SIZE]
+        self._pinned[self._int64s[at]] = target
 
     def _grow(self) -> None:
-        self._free = list(range(self._pinned_places, 2 * self._pinned_places))
-        self._pinned_places *= 2
-        size = file_size(self._pinned_places)
-        self._take_room(len(self._map), size)
-        self._words.release()
+        self._free = list(range(self._pinned_slots, 2 * self._pinned_slots))
+        self._pinned_slots *= 2
+        size = file_size(self._pinned_slots)
+        self._allocate(len(self._map), size)
+        self._int64s.release()
         self._seconds.release()
         try:
             self._map.resize(size)
@@ -234,10 +234,10 @@ class FlightRecorder:
         self._write_header()
 
     def _view(self) -> None:
-        self._words = memoryview(self._map).cast("q")  # little-endian, as the file is, on every machine of ours
+        self._int64s = memoryview(self._map).cast("q")  # little-endian, as the file is, on every machine of ours
         self._seconds: "memoryview[float]" = memoryview(self._map).cast("d")
 
-    def _take_room(self, first: int, stop: int) -> None:
+    def _allocate(self, first: int, stop: int) -> None:
         """Have the disk keep the bytes from ``first`` on: where it is full, that is an error here, and not a signal
         (SIGBUS) when something is written to the map."""
         zeros = memoryview(bytes(stop - first))
@@ -252,7 +252,7 @@ class FlightRecorder:
             MAGIC,
             VERSION,
             SLOTS,
-            self._pinned_places,
+            self._pinned_slots,
             self.rank,
             self.ranks,
             os.getpid(),
@@ -263,15 +263,15 @@ class FlightRecorder:
     def _kind(self, group: int, operation: str, dtype: str, shape: Tuple[int, ...], peer: int) -> _Kind:
         direction = DIRECTIONS.get(operation)
         if direction is not None:
-            place = self._channel(group, peer, direction)
+            counter = self._channel(group, peer, direction)
         elif group < GROUPS:
-            place = (groups_at() + group * GROUP.size) // 8
+            counter = (groups_at() + group * GROUP.size) // 8
         else:
-            place = -1 - group
-            self._uncounted.setdefault(place, 0)
-        what = group & 0xFFFF | self._name(operation) << 16 | self._name(dtype) << 32
+            counter = -1 - group
+            self._uncounted.setdefault(counter, 0)
+        ids = group & 0xFFFF | self._name(operation) << 16 | self._name(dtype) << 32
         first, second, third, fourth = (*shape[:4], -1, -1, -1, -1)[:4]
-        kind = place, peer << 32, what, first, second, third, fourth
+        kind = counter, peer << 32, ids, first, second, third, fourth
         if len(self._kinds) >= _KINDS:
             self._kinds.clear()
         self._kinds[group, operation, dtype, shape, peer] = kind
@@ -279,18 +279,18 @@ class FlightRecorder:
 
     def _channel(self, group: int, peer: int, direction: int) -> int:
         """Where messages to or from a peer are counted."""
-        place = self._channels.get((group, peer, direction))
-        if place is None:
+        counter = self._channels.get((group, peer, direction))
+        if counter is None:
             number = len(self._channels)
             offset = channels_at() + number * CHANNEL.size
             if number < CHANNELS:
                 CHANNEL.pack_into(self._map, offset, 0, peer, group, direction)
-                place = offset // 8
+                counter = offset // 8
             else:
-                place = -(2**32) - number  # apart from those of communicators
-                self._uncounted[place] = 0
-            self._channels[group, peer, direction] = place
-        return place
+                counter = -(2**32) - number  # apart from those of communicators
+                self._uncounted[counter] = 0
+            self._channels[group, peer, direction] = counter
+        return counter
 
     def _site(self) -> int:
         """The line outside this package that has led here."""
@@ -310,7 +310,7 @@ class FlightRecorder:
         """Index of a line's name; -1 for a line of this package."""
         code = frame.f_code
         self._codes.append(code)  # or its number is soon another's
-        if os.path.dirname(os.path.abspath(code.co_filename)) == _HERE:
+        if os.path.dirname(os.path.abspath(code.co_filename)) == _PACKAGE_DIR:
             return -1
         return self._name(f"{'/'.join(Path(code.co_filename).parts[-2:])}:{frame.f_lineno}")
 
@@ -323,10 +323,10 @@ class FlightRecorder:
     def _text(self, text: str) -> int:
         """Place of a text in the table of names; 0 where it does not fit, which readers show as unknown."""
         data = text.encode("utf-8")
-        places = -(-len(data) // NAME_SIZE)
-        if self._names_used + places > NAMES:
+        slots = -(-len(data) // NAME_SIZE)
+        if self._names_used + slots > NAMES:
             return 0
-        index, self._names_used = self._names_used, self._names_used + places
+        index, self._names_used = self._names_used, self._names_used + slots
         start = names_at() + index * NAME_SIZE
         self._map[start : start + len(data)] = data
         return index

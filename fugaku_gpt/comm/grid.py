@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Optional, Union
 
 from fugaku_gpt.comm.communicator import Communicator
-from fugaku_gpt.comm.node_first import NodeFirst, node_first
+from fugaku_gpt.comm.hierarchical_comm import HierarchicalComm, hierarchical_comm
 from fugaku_gpt.config.schema import LayoutConfig
 from fugaku_gpt.layout.grid import Coordinates, coordinates_of, dp_group, embedding_group, pp_group, tp_group
 
@@ -38,28 +38,28 @@ class ProcessGrid:
             raise ValueError(f"a layout of {layout.ranks} ranks was given {world.size} ranks")
         self.world = world
         self.layout = layout
-        self.place = coordinates_of(world.rank, layout, layout.order)
+        self.coordinates = coordinates_of(world.rank, layout, layout.order)
         self.tp = self._group(tp_group, "tp")
         self.pp = self._group(pp_group, "pp")
         self.dp = self._group(dp_group, "dp")
         self.embedding = self._group(embedding_group, "embedding")
-        by_nodes, self.why_flat = None, ""
+        hierarchical, self.why_flat = None, ""
         if layout.hierarchical_sum:
-            by_nodes, self.why_flat = node_first(self.dp, world, node)
-        self.replicas: Union[Communicator, NodeFirst] = by_nodes if by_nodes is not None else self.dp
+            hierarchical, self.why_flat = hierarchical_comm(self.dp, world, node)
+        self.replicas: Union[Communicator, HierarchicalComm] = hierarchical if hierarchical is not None else self.dp
 
     def _group(self, members: Callable[[Coordinates, LayoutConfig, str], List[int]], name: str) -> Communicator:
-        group = members(self.place, self.layout, self.layout.order)
+        group = members(self.coordinates, self.layout, self.layout.order)
         color = group[0] if len(group) > 1 else None  # whoever is alone needs no communicator
         return self.world.split(color, key=group.index(self.world.rank), name=name)
 
     @property
     def sum_facts(self) -> Dict[str, Any]:
         """How sums over replicas are done, for the records."""
-        nodes = self.replicas.nodes if isinstance(self.replicas, NodeFirst) else 1
+        nodes = self.replicas.nodes if isinstance(self.replicas, HierarchicalComm) else 1
         return {
             "replicas": self.dp.size,
-            "node_first": nodes > 1,
+            "hierarchical_comm": nodes > 1,
             "nodes": nodes,
             "why_flat": self.why_flat,
         }

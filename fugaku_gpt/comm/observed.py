@@ -7,7 +7,7 @@ import functools
 from typing import Any, Callable, ContextManager, Iterator
 
 from fugaku_gpt.comm.communicator import Communicator
-from fugaku_gpt.comm.node_first import Chain
+from fugaku_gpt.comm.hierarchical import ChainedRequest
 from fugaku_gpt.comm.pending import Pending
 
 CALLS = (
@@ -26,32 +26,32 @@ CALLS = (
         ),
     ),
     (Pending, ("done", "wait")),
-    (Chain, ("done", "wait")),
+    (ChainedRequest, ("done", "wait")),
 )
 
 
 @contextlib.contextmanager
-def calls_inside(scope: Callable[..., ContextManager[Any]]) -> Iterator[None]:
-    """Every such call is made inside a ``scope`` of its own. Before and afterwards the calls are as they were: nothing
+def calls_in_scope(scope: Callable[..., ContextManager[Any]]) -> Iterator[None]:
+    """Every such call is made scoped_call a ``scope`` of its own. Before and afterwards the calls are as they were: nothing
     is asked in them."""
     with contextlib.ExitStack() as replaced:
         for owner, names in CALLS:
             for name in names:
-                replaced.enter_context(inside(owner, name, scope))
+                replaced.enter_context(scoped_call(owner, name, scope))
         yield
 
 
 @contextlib.contextmanager
-def inside(owner: Any, name: str, scope: Callable[..., ContextManager[Any]]) -> Iterator[None]:
-    """Have a function of a class or module called inside a ``scope``, which is told its arguments. (Here, and not where
+def scoped_call(owner: Any, name: str, scope: Callable[..., ContextManager[Any]]) -> Iterator[None]:
+    """Have a function of a class or module called scoped_call a ``scope``, which is told its arguments. (Here, and not where
     it is used: the line that has made a call is looked for outside of this package.)"""
     inherited = name not in vars(owner)
     function = getattr(owner, name)
 
     @functools.wraps(function)
-    def called(*its: Any, **named: Any) -> Any:
-        with scope(*its, **named):
-            return function(*its, **named)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with scope(*args, **kwargs):
+            return function(*args, **kwargs)
 
     setattr(owner, name, called)
     try:

@@ -36,11 +36,11 @@ def open_world(flight_dir: Optional[Path] = None, threads: int = 1, checks: bool
 
 def _shares_cores(world: MPI.Intracomm, threads: int) -> bool:
     """Whether the ranks of any node have more threads than that node has cores for them; equal on every rank."""
-    mine = np.zeros(os.cpu_count() or 1, dtype=np.int32)
-    mine[[core for core in usable_cores() if core < len(mine)]] = 1
+    usable = np.zeros(os.cpu_count() or 1, dtype=np.int32)
+    usable[[core for core in usable_cores() if core < len(usable)]] = 1
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
-    node.Allreduce(MPI.IN_PLACE, mine, MPI.MAX)  # ranks may be bound to cores of their own
-    crowded = np.array([node.Get_size() * threads > int(mine.sum())], dtype=np.int32)
+    node.Allreduce(MPI.IN_PLACE, usable, MPI.MAX)  # ranks may be bound to cores of their own
+    crowded = np.array([node.Get_size() * threads > int(usable.sum())], dtype=np.int32)
     world.Allreduce(MPI.IN_PLACE, crowded, MPI.MAX)
     node.Free()
     return bool(crowded[0])

@@ -23,7 +23,7 @@ TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-
 
 
 @dataclass(frozen=True)
-class Curves:
+class CurveDistance:
     """How far two curves are apart.
 
     Attributes:
@@ -42,12 +42,12 @@ class Curves:
     tolerance: float
 
     @property
-    def equal(self) -> bool:
+    def is_within_tolerance(self) -> bool:
         """Within the tolerance everywhere."""
         return self.distance <= self.tolerance
 
 
-def compare_curves(a: Mapping[int, float], b: Mapping[int, float], dtypes: Sequence[str]) -> Optional[Curves]:
+def compare_curves(a: Mapping[int, float], b: Mapping[int, float], dtypes: Sequence[str]) -> Optional[CurveDistance]:
     """Two curves, iteration → loss; None where they have no iteration in common.
 
     Args:
@@ -63,11 +63,11 @@ def compare_curves(a: Mapping[int, float], b: Mapping[int, float], dtypes: Seque
     # max gives the first of equals
     worst = max(common, key=distance)
     tolerance = max(TOLERANCES[dtype] for dtype in dtypes)
-    return Curves(len(common), distance(worst), worst, a[worst], b[worst], tolerance)
+    return CurveDistance(len(common), distance(worst), worst, a[worst], b[worst], tolerance)
 
 
-def farthest_of(curves: Sequence[Mapping[int, float]], dtype: str) -> Optional[Curves]:
+def farthest_repeat(curves: Sequence[Mapping[int, float]], dtype: str) -> Optional[CurveDistance]:
     """Of one side's own runs, how far the one that is farthest from the first is from it; None where there is one run
     alone. The same seed and the same build draw the same curve where sums have one order."""
-    found = [one for one in (compare_curves(curves[0], other, (dtype,)) for other in curves[1:]) if one is not None]
-    return max(found, key=lambda one: one.distance) if found else None
+    distances = [distance for distance in (compare_curves(curves[0], other, (dtype,)) for other in curves[1:]) if distance is not None]
+    return max(distances, key=lambda distance: distance.distance) if distances else None

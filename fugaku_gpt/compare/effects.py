@@ -23,7 +23,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from fugaku_gpt.compare.factorial import HIGH, Row, Term, term_name
+from fugaku_gpt.compare.factorial import HIGH, FactorLevels, Term, term_name
 from fugaku_gpt.compare.statistics import (
     CONFIDENCE,
     FASTER,
@@ -31,15 +31,15 @@ from fugaku_gpt.compare.statistics import (
     SLOWER,
     TOLERANCE,
     UNDECIDED,
-    holm,
+    holm_adjusted,
     verdict_of,
 )
-from fugaku_gpt.compare.student import reach, two_sided
+from fugaku_gpt.compare.student import t_quantile, two_sided_p
 from fugaku_gpt.errors import UsageError
 
 COLUMNS = ("effect", "ratio", "95 % interval", "p (Holm)", "verdict", "given")
 
-Combination = Dict[Term, Fraction]  # of effects, in units of their coefficients
+EffectSum = Dict[Term, Fraction]  # of effects, in units of their coefficients
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Observation:
     """One job: the level of each factor (LOW or HIGH), what else it was, and seconds per iteration."""
 
     name: str
-    levels: Row
+    levels: FactorLevels
     block: str
     seconds: float
 
@@ -75,7 +75,7 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class Attribution:
+class EffectEstimates:
     """The answer.
 
     Attributes:
@@ -103,13 +103,13 @@ class _Fit:
     terms: Tuple[Term, ...]
     values: "np.ndarray"
     covariance: "np.ndarray"  # in units of the noise's variance
-    space: Tuple[Combination, ...]  # reduced echelon form of the row space
+    space: Tuple[EffectSum, ...]  # reduced echelon form of the row space
     df: int
     noise: Optional[float]
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Contrast:
     name: str
     estimate: float  # log of the ratio
     error: float
@@ -117,13 +117,13 @@ class _Asked:
     given: str = ""
 
 
-def attribute(
+def estimate_effects(
     observations: Sequence[Observation],
     names: Sequence[str],
     levels: Sequence[Tuple[str, str]],
     tolerance: float = TOLERANCE,
     notes: Sequence[str] = (),
-) -> Attribution:
+) -> EffectEstimates:
     """Main effects and interactions of two factors.
 
     Args:
@@ -136,101 +136,101 @@ def attribute(
     """
     if not observations:
         raise UsageError("no run with all of these toggles at one of their two levels has ended well")
-    mains = [frozenset([place]) for place in range(len(names))]
-    pairs = [frozenset(pair) for pair in itertools.combinations(range(len(names)), 2)]
-    groups = _in_blocks(observations)
-    lone = [rows for rows in groups if len(rows) == 1]
-    used = [one for rows in groups if len(rows) > 1 for one in rows]
-    if not any(len({one.levels for one in rows}) > 1 for rows in groups):
+    main_terms = [frozenset([factor]) for factor in range(len(names))]
+    pair_terms = [frozenset(pair) for pair in itertools.combinations(range(len(names)), 2)]
+    blocks = _group_by_block(observations)
+    single_run_blocks = [rows for rows in blocks if len(rows) == 1]
+    used_observations = [observation for rows in blocks if len(rows) > 1 for observation in rows]
+    if not any(len({observation.levels for observation in rows}) > 1 for rows in blocks):
         raise UsageError(
             f"none of {', '.join(names)} varies while all else stays the same: there is nothing to tell apart in "
-            f"{len(observations)} runs of {len(groups)} configurations"
+            f"{len(observations)} runs of {len(blocks)} configurations"
         )
-    full, alone = _fit(used, [*mains, *pairs]), _fit(used, mains)
-    asked = [_asked(full, row, names, levels) for row in full.space]
-    given = _given(used, full, names)
-    asked += given
-    effects = _judged(asked, tolerance)
-    said = [*notes]
-    if lone:
-        runs = "1 run has" if len(lone) == 1 else f"{len(lone)} runs have"
-        said.append(f"{runs} no like: no other differs by these toggles alone")
-    if full.df == 0:
-        said.append("no runs are left over to tell the noise from: no interval without repeats")
-    return Attribution(
+    full_fit, main_fit = _fit(used_observations, [*main_terms, *pair_terms]), _fit(used_observations, main_terms)
+    contrasts = [_contrast_of_row(full_fit, row, names, levels) for row in full_fit.space]
+    conditional = _conditional_main_effects(used_observations, full_fit, names)
+    contrasts += conditional
+    effects = _effects_with_verdicts(contrasts, tolerance)
+    all_notes = [*notes]
+    if single_run_blocks:
+        runs = "1 run has" if len(single_run_blocks) == 1 else f"{len(single_run_blocks)} runs have"
+        all_notes.append(f"{runs} no like: no other differs by these toggles alone")
+    if full_fit.df == 0:
+        all_notes.append("no runs are left over to tell the noise from: no interval without repeats")
+    return EffectEstimates(
         tuple(effects),
-        {term_name(term, names): why for term, why in _why_not(full, alone, [one.name for one in given], names)},
-        len(used),
-        len(groups) - len(lone),
-        full.df,
-        full.noise,
-        tuple(said),
+        {term_name(term, names): why for term, why in _unidentified_reasons(full_fit, main_fit, [contrast.name for contrast in conditional], names)},
+        len(used_observations),
+        len(blocks) - len(single_run_blocks),
+        full_fit.df,
+        full_fit.noise,
+        tuple(all_notes),
     )
 
 
-def _in_blocks(observations: Iterable[Observation]) -> List[List[Observation]]:
-    groups: Dict[str, List[Observation]] = {}
-    for one in observations:
-        groups.setdefault(one.block, []).append(one)
-    return list(groups.values())
+def _group_by_block(observations: Iterable[Observation]) -> List[List[Observation]]:
+    observations_of: Dict[str, List[Observation]] = {}
+    for observation in observations:
+        observations_of.setdefault(observation.block, []).append(observation)
+    return list(observations_of.values())
 
 
 def _fit(observations: Sequence[Observation], terms: Sequence[Term]) -> _Fit:
     """Least squares within blocks: of each, the mean is taken out of columns and times."""
-    columns, times, exact = [], [], []
-    blocks = _in_blocks(observations)
+    centred_columns, centred_logs, integer_rows = [], [], []
+    blocks = _group_by_block(observations)
     for rows in blocks:
-        products = [[math.prod(one.levels[place] for place in term) for term in terms] for one in rows]
-        block = np.array(products, dtype=float)
-        columns.append(block - np.mean(block, axis=0))
-        logs = np.log([one.seconds for one in rows])
-        times.append(logs - np.mean(logs))
-        totals = [sum(column) for column in zip(*products)]
+        level_products = [[math.prod(observation.levels[factor] for factor in term) for term in terms] for observation in rows]
+        block_columns = np.array(level_products, dtype=float)
+        centred_columns.append(block_columns - np.mean(block_columns, axis=0))
+        logs = np.log([observation.seconds for observation in rows])
+        centred_logs.append(logs - np.mean(logs))
+        totals = [sum(column) for column in zip(*level_products)]
         # whole numbers, so that what is identified does not hang on rounding
-        exact += [[len(rows) * value - total for value, total in zip(row, totals)] for row in products]
-    x, y = np.concatenate(columns), np.concatenate(times)
-    space = _echelon(exact)
+        integer_rows += [[len(rows) * value - total for value, total in zip(row, totals)] for row in level_products]
+    x, y = np.concatenate(centred_columns), np.concatenate(centred_logs)
+    echelon_rows = _reduced_echelon_form(integer_rows)
     covariance = np.linalg.pinv(x.T @ x, rcond=1e-9, hermitian=True)
     values = covariance @ x.T @ y
-    df = len(y) - len(blocks) - len(space)
+    df = len(y) - len(blocks) - len(echelon_rows)
     residual = float(np.sum((y - x @ values) ** 2))
     noise = max(LEAST_NOISE, math.sqrt(residual / df)) if df else None
-    named = tuple({terms[place]: value for place, value in enumerate(row) if value} for row in space)
-    return _Fit(tuple(terms), values, covariance, named, df, noise)
+    row_space = tuple({terms[index]: value for index, value in enumerate(row) if value} for row in echelon_rows)
+    return _Fit(tuple(terms), values, covariance, row_space, df, noise)
 
 
-def _echelon(rows: Iterable[Sequence[int]]) -> List[List[Fraction]]:
+def _reduced_echelon_form(rows: Iterable[Sequence[int]]) -> List[List[Fraction]]:
     """Reduced row echelon form of a matrix of whole numbers, without rows of zeros."""
-    found: List[List[Fraction]] = []
+    reduced_rows: List[List[Fraction]] = []
     pivots: List[int] = []
-    for whole in dict.fromkeys(tuple(row) for row in rows):
-        if len(found) == len(whole):
+    for integer_row in dict.fromkeys(tuple(row) for row in rows):
+        if len(reduced_rows) == len(integer_row):
             break
-        row = [Fraction(value) for value in whole]
-        for pivot, other in zip(pivots, found):
+        row = [Fraction(value) for value in integer_row]
+        for pivot, reduced_row in zip(pivots, reduced_rows):
             if row[pivot]:
-                row = [value - row[pivot] * known for value, known in zip(row, other)]
-        place = next((place for place, value in enumerate(row) if value), None)
-        if place is None:
+                row = [value - row[pivot] * reduced_value for value, reduced_value in zip(row, reduced_row)]
+        leading_index = next((index for index, value in enumerate(row) if value), None)
+        if leading_index is None:
             continue
-        row = [value / row[place] for value in row]
-        found = [
-            [known - other[place] * value for known, value in zip(other, row)] if other[place] else other
-            for other in found
+        row = [value / row[leading_index] for value in row]
+        reduced_rows = [
+            [reduced_value - reduced_row[leading_index] * value for reduced_value, value in zip(reduced_row, row)] if reduced_row[leading_index] else reduced_row
+            for reduced_row in reduced_rows
         ]
-        found.append(row)
-        pivots.append(place)
-    return [row for _, row in sorted(zip(pivots, found), key=lambda one: one[0])]
+        reduced_rows.append(row)
+        pivots.append(leading_index)
+    return [row for _, row in sorted(zip(pivots, reduced_rows), key=lambda pivot_and_row: pivot_and_row[0])]
 
 
-def _asked(fit: _Fit, row: Combination, names: Sequence[str], levels: Sequence[Tuple[str, str]]) -> _Asked:
+def _contrast_of_row(fit: _Fit, row: EffectSum, names: Sequence[str], levels: Sequence[Tuple[str, str]]) -> _Contrast:
     """What a row of the echelon form tells, in words and as a log ratio."""
-    first = min(row, key=fit.terms.index)
-    contrast = np.array([float(row.get(term, 0)) for term in fit.terms]) * _scale(first)
-    return _Asked(_sum_name(first, row, names, levels), *_estimate(fit, contrast), fit.df)
+    leading_term = min(row, key=fit.terms.index)
+    contrast = np.array([float(row.get(term, 0)) for term in fit.terms]) * _log_ratio_scale(leading_term)
+    return _Contrast(_effect_sum_name(leading_term, row, names, levels), *_estimate(fit, contrast), fit.df)
 
 
-def _scale(term: Term) -> float:
+def _log_ratio_scale(term: Term) -> float:
     """From a coefficient to a log ratio: high is two away from low, and an interaction is a difference of two such."""
     return 2.0 ** len(term)
 
@@ -242,140 +242,140 @@ def _estimate(fit: _Fit, contrast: "np.ndarray") -> Tuple[float, float]:
     return float(contrast @ fit.values), fit.noise * math.sqrt(float(contrast @ fit.covariance @ contrast))
 
 
-def _sum_name(first: Term, row: Combination, names: Sequence[str], levels: Sequence[Tuple[str, str]]) -> str:
+def _effect_sum_name(first: Term, row: EffectSum, names: Sequence[str], levels: Sequence[Tuple[str, str]]) -> str:
     """A sum of effects as told: of a main effect and its own interactions it is the effect where others stand still."""
-    others = {term: value for term, value in row.items() if term != first}
-    if others and len(first) == 1 and all(first < term and abs(value) == 1 for term, value in others.items()):
-        held = sorted((min(term - first), value) for term, value in others.items())
-        said = ", ".join(f"{names[place]}={levels[place][value == HIGH]}" for place, value in held)
-        return f"{term_name(first, names)} where {said}"
-    words = term_name(first, names)
-    for term, value in others.items():
+    other_terms = {term: value for term, value in row.items() if term != first}
+    if other_terms and len(first) == 1 and all(first < term and abs(value) == 1 for term, value in other_terms.items()):
+        fixed_levels = sorted((min(term - first), value) for term, value in other_terms.items())
+        condition = ", ".join(f"{names[factor]}={levels[factor][value == HIGH]}" for factor, value in fixed_levels)
+        return f"{term_name(first, names)} where {condition}"
+    name = term_name(first, names)
+    for term, value in other_terms.items():
         # in log ratios, of which an interaction has twice that of a main effect to its coefficient
         share = value * Fraction(2) ** (len(first) - len(term))
-        words += f" {'-' if share < 0 else '+'} {'' if abs(share) == 1 else f'{abs(share)} '}{term_name(term, names)}"
-    return words
+        name += f" {'-' if share < 0 else '+'} {'' if abs(share) == 1 else f'{abs(share)} '}{term_name(term, names)}"
+    return name
 
 
-def _given(observations: Sequence[Observation], full: _Fit, names: Sequence[str]) -> List[_Asked]:
+def _conditional_main_effects(observations: Sequence[Observation], full: _Fit, names: Sequence[str]) -> List[_Contrast]:
     """Main effects that are identified only if the interactions that they hang together with are none."""
-    found = []
+    conditional = []
     for term in full.terms:
-        if len(term) > 1 or term in _singles(full):
+        if len(term) > 1 or term in _identified_terms(full):
             continue
-        doubtful = [one for one in _linked(full, term) if len(one) > 1]
-        fit = _fit(observations, [one for one in full.terms if one not in doubtful])
-        if term not in _singles(fit):
+        aliased_interactions = [alias for alias in _transitive_aliases(full, term) if len(alias) > 1]
+        reduced_fit = _fit(observations, [other for other in full.terms if other not in aliased_interactions])
+        if term not in _identified_terms(reduced_fit):
             continue
-        contrast = np.array([_scale(one) if one == term else 0.0 for one in fit.terms])
-        every = len(doubtful) == sum(len(one) > 1 for one in full.terms)
-        said = "no interactions" if every else "no " + ", ".join(term_name(one, names) for one in doubtful)
-        found.append(_Asked(term_name(term, names), *_estimate(fit, contrast), fit.df, said))
-    return found
+        contrast = np.array([_log_ratio_scale(other) if other == term else 0.0 for other in reduced_fit.terms])
+        drops_all_interactions = len(aliased_interactions) == sum(len(other) > 1 for other in full.terms)
+        condition = "no interactions" if drops_all_interactions else "no " + ", ".join(term_name(alias, names) for alias in aliased_interactions)
+        conditional.append(_Contrast(term_name(term, names), *_estimate(reduced_fit, contrast), reduced_fit.df, condition))
+    return conditional
 
 
-def _singles(fit: _Fit) -> List[Term]:
+def _identified_terms(fit: _Fit) -> List[Term]:
     return [term for row in fit.space if len(row) == 1 for term in row]
 
 
-def _linked(fit: _Fit, term: Term) -> List[Term]:
+def _transitive_aliases(fit: _Fit, term: Term) -> List[Term]:
     """The effects that vectors of the null space join with this one, directly or by others, in the terms' order."""
-    seen = {term}
-    grown = True
-    while grown:
-        more = {other for one in seen for other in _aliases(fit, one)} - seen
-        seen |= more
-        grown = bool(more)
-    return [other for other in fit.terms if other in seen and other != term]
+    reached = {term}
+    is_growing = True
+    while is_growing:
+        newly_reached = {other for reached_term in reached for other in _aliases(fit, reached_term)} - reached
+        reached |= newly_reached
+        is_growing = bool(newly_reached)
+    return [other for other in fit.terms if other in reached and other != term]
 
 
 def _aliases(fit: _Fit, term: Term) -> List[Term]:
     """What moves with this effect in the null space's basis that belongs to the echelon form: of an effect that leads
     a row, the others of the row; of another one, all that lead a row which it is in."""
     rows = [row for row in fit.space if term in row]
-    leads = [min(row, key=fit.terms.index) for row in rows]
-    found = {other for row in rows for other in row} if term in leads else set(leads)
-    return [other for other in fit.terms if other in found and other != term]
+    leading_terms = [min(row, key=fit.terms.index) for row in rows]
+    aliased_terms = {other for row in rows for other in row} if term in leading_terms else set(leading_terms)
+    return [other for other in fit.terms if other in aliased_terms and other != term]
 
 
-def _why_not(full: _Fit, alone: _Fit, given: Sequence[str], names: Sequence[str]) -> List[Tuple[Term, str]]:
-    found = []
-    for term in full.terms:
-        sums = [row for row in full.space if term in row]
-        if any(len(row) == 1 for row in sums):
+def _unidentified_reasons(full_fit: _Fit, main_fit: _Fit, conditional_names: Sequence[str], names: Sequence[str]) -> List[Tuple[Term, str]]:
+    reasons = []
+    for term in full_fit.terms:
+        rows_with_term = [row for row in full_fit.space if term in row]
+        if any(len(row) == 1 for row in rows_with_term):
             continue
-        if not sums:
-            single = "its toggle does not vary" if len(term) == 1 else "its four combinations do not vary"
-            found.append((term, f"{single} within any block"))
+        if not rows_with_term:
+            cause = "its toggle does not vary" if len(term) == 1 else "its four combinations do not vary"
+            reasons.append((term, f"{cause} within any block"))
             continue
-        others = ", ".join(term_name(other, names) for other in _aliases(full, term))
-        why = f"aliased with {others}"
-        if term_name(term, names) in given:
-            why += "; identified if interactions are none"
+        aliases = ", ".join(term_name(other, names) for other in _aliases(full_fit, term))
+        reason = f"aliased with {aliases}"
+        if term_name(term, names) in conditional_names:
+            reason += "; identified if interactions are none"
         elif len(term) == 1:
-            together = [term_name(other, names) for other in _linked(alone, term)]
-            why += f"; even without interactions: varies only together with {', '.join(together)}"
-        found.append((term, why))
-    return found
+            inseparable = [term_name(other, names) for other in _transitive_aliases(main_fit, term)]
+            reason += f"; even without interactions: varies only together with {', '.join(inseparable)}"
+        reasons.append((term, reason))
+    return reasons
 
 
-def _judged(asked: Sequence[_Asked], tolerance: float) -> List[Effect]:
-    ps = [two_sided(abs(one.estimate) / one.error, one.df) if one.df else 1.0 for one in asked]
-    found = []
-    for one, p, corrected in zip(asked, ps, holm(ps)):
-        if not one.df:
-            found.append(Effect(one.name, math.exp(one.estimate), 0.0, math.inf, p, corrected, UNDECIDED, one.given))
+def _effects_with_verdicts(contrasts: Sequence[_Contrast], tolerance: float) -> List[Effect]:
+    p_values = [two_sided_p(abs(contrast.estimate) / contrast.error, contrast.df) if contrast.df else 1.0 for contrast in contrasts]
+    effects = []
+    for contrast, p, holm_p in zip(contrasts, p_values, holm_adjusted(p_values)):
+        if not contrast.df:
+            effects.append(Effect(contrast.name, math.exp(contrast.estimate), 0.0, math.inf, p, holm_p, UNDECIDED, contrast.given))
             continue
-        half = reach(CONFIDENCE, one.df) * one.error
-        low, high = one.estimate - half, one.estimate + half
+        half_width = t_quantile(CONFIDENCE, contrast.df) * contrast.error
+        low, high = contrast.estimate - half_width, contrast.estimate + half_width
         verdict = verdict_of(low, high, tolerance)
-        if verdict in (FASTER, SLOWER) and corrected > 1 - CONFIDENCE:
+        if verdict in (FASTER, SLOWER) and holm_p > 1 - CONFIDENCE:
             verdict = UNDECIDED
-        ratio, below, above = (math.exp(value) for value in (one.estimate, low, high))
-        found.append(Effect(one.name, ratio, below, above, p, corrected, verdict, one.given))
-    return found
+        ratio, below, above = (math.exp(value) for value in (contrast.estimate, low, high))
+        effects.append(Effect(contrast.name, ratio, below, above, p, holm_p, verdict, contrast.given))
+    return effects
 
 
-def effect_rows(found: Attribution) -> List[Dict[str, Any]]:
+def effect_rows(estimates: EffectEstimates) -> List[Dict[str, Any]]:
     """The effects as rows of a table with ``COLUMNS``."""
-    lines = []
-    for one in found.effects:
-        known = math.isfinite(one.high)
-        interval = f"{one.low:.3f} to {one.high:.3f}" if known else "unknown"
-        cells = (one.name, f"{one.ratio:.3f}", interval, _p(one.holm) if known else "unknown", one.verdict, one.given)
-        lines.append(dict(zip(COLUMNS, cells)))
-    return lines
+    rows = []
+    for effect in estimates.effects:
+        is_bounded = math.isfinite(effect.high)
+        interval = f"{effect.low:.3f} to {effect.high:.3f}" if is_bounded else "unknown"
+        cells = (effect.name, f"{effect.ratio:.3f}", interval, _p_text(effect.holm) if is_bounded else "unknown", effect.verdict, effect.given)
+        rows.append(dict(zip(COLUMNS, cells)))
+    return rows
 
 
-def remarks(found: Attribution) -> List[str]:
+def remarks(estimates: EffectEstimates) -> List[str]:
     """What the table is made of, what it does not tell, and what was left out."""
-    blocks = "1 block" if found.blocks == 1 else f"{found.blocks} blocks"
-    lines = [f"{found.jobs} jobs in {blocks}; {_noise(found)}"]
-    lines += [f"not identified: {name}: {why}" for name, why in found.not_identified.items()]
-    return lines + [f"note: {note}" for note in found.notes]
+    blocks = "1 block" if estimates.blocks == 1 else f"{estimates.blocks} blocks"
+    lines = [f"{estimates.jobs} jobs in {blocks}; {_noise_text(estimates)}"]
+    lines += [f"not identified: {name}: {why}" for name, why in estimates.not_identified.items()]
+    return lines + [f"note: {note}" for note in estimates.notes]
 
 
-def _noise(found: Attribution) -> str:
-    if found.noise is None:
+def _noise_text(estimates: EffectEstimates) -> str:
+    if estimates.noise is None:
         return "no degree of freedom is left for the noise"
-    return f"noise between jobs {100 * found.noise:.1f} % ({found.df} degrees of freedom)"
+    return f"noise between jobs {100 * estimates.noise:.1f} % ({estimates.df} degrees of freedom)"
 
 
-def _p(value: float) -> str:
+def _p_text(value: float) -> str:
     return f"{value:.3f}" if value >= 0.001 else "< 0.001"
 
 
-def as_json(found: Attribution) -> Dict[str, Any]:
+def as_json(estimates: EffectEstimates) -> Dict[str, Any]:
     """The answer for JSON, which knows no infinity: an unknown end is null."""
     return {
         "effects": [
-            {**vars(one), "low": one.low or None, "high": one.high if math.isfinite(one.high) else None}
-            for one in found.effects
+            {**vars(effect), "low": effect.low or None, "high": effect.high if math.isfinite(effect.high) else None}
+            for effect in estimates.effects
         ],
-        "not_identified": dict(found.not_identified),
-        "jobs": found.jobs,
-        "blocks": found.blocks,
-        "degrees_of_freedom": found.df,
-        "noise": found.noise,
-        "notes": list(found.notes),
+        "not_identified": dict(estimates.not_identified),
+        "jobs": estimates.jobs,
+        "blocks": estimates.blocks,
+        "degrees_of_freedom": estimates.df,
+        "noise": estimates.noise,
+        "notes": list(estimates.notes),
     }

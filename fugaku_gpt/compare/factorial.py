@@ -23,24 +23,24 @@ from fugaku_gpt.config.schema import POWER_KNOBS
 from fugaku_gpt.errors import ConfigError, UsageError
 
 LOW, HIGH = -1, 1
-MOST_FACTORS = 9  # a search through all generators of more would take long
+MAX_FACTORS = 9  # a search through all generators of more would take long
 TIMES = "\u00d7"
 _DESIGN = "# design: "
-_LONGEST_LABEL = 90
+_MAX_LABEL_LENGTH = 90
 _LETTERS = "ABCDEFGHJ"  # I is the identity
 # toggles whose key does not say its two levels; and short names of others
-_LEVELS: Dict[str, Tuple[str, str]] = {
+_USUAL_LEVELS: Dict[str, Tuple[str, str]] = {
     **{knob.key: (str(min(knob.values)), str(max(knob.values))) for knob in POWER_KNOBS},
     "training.dtype": ("float32", "bfloat16"),
     "node.large_pages": ("none", "hugetlbfs"),
     "node.bind": ("none", "cores"),
     "training.recompute": ("none", "full"),
 }
-_NAMES = {"precision": "training.dtype"}
+_KEYS_OF_NAMES = {"precision": "training.dtype"}
 # Fugaku refuses 2.2 GHz with both floating-point pipes, so both clocks are compared with one
-_WITH: Dict[str, Tuple[Tuple[str, str], ...]] = {"node.freq_mhz": (("node.eco_state", "2"),)}
+_ACCOMPANYING_SETTINGS: Dict[str, Tuple[Tuple[str, str], ...]] = {"node.freq_mhz": (("node.eco_state", "2"),)}
 
-Row = Tuple[int, ...]  # of each factor LOW or HIGH
+FactorLevels = Tuple[int, ...]  # of each factor LOW or HIGH
 Term = FrozenSet[int]  # factors by number: one is a main effect, two are an interaction
 
 
@@ -78,7 +78,7 @@ class Design:
 
     factors: Tuple[Factor, ...]
     generators: Tuple[Tuple[int, ...], ...]
-    rows: Tuple[Row, ...]
+    rows: Tuple[FactorLevels, ...]
     blocks: Tuple[Tuple[int, ...], ...]
     seed: int
 
@@ -92,33 +92,33 @@ class Design:
         """The defining relation: the products of factors that are the same in all rows, shortest first."""
         base = len(self.factors) - len(self.generators)
         masks = [_mask(generator) | 1 << (base + number) for number, generator in enumerate(self.generators)]
-        return [_term(word) for word in sorted(_group(masks), key=lambda word: (bin(word).count("1"), word))]
+        return [_term(word) for word in sorted(_subgroup(masks), key=lambda word: (bin(word).count("1"), word))]
 
     @property
     def resolution(self) -> Optional[int]:
         """Length of the shortest word; None of a full design."""
         return min((len(word) for word in self.words), default=None)
 
-    def aliases(self, term: Term, longest: int = 2) -> List[Term]:
+    def aliases(self, term: Term, max_factors: int = 2) -> List[Term]:
         """What of at most so many factors cannot be told from an effect."""
-        found = (term ^ word for word in self.words)
-        return sorted((other for other in found if len(other) <= longest), key=lambda one: (len(one), sorted(one)))
+        aliased_terms = (term ^ word for word in self.words)
+        return sorted((alias for alias in aliased_terms if len(alias) <= max_factors), key=lambda alias: (len(alias), sorted(alias)))
 
-    def labels(self) -> Dict[str, Tuple[int, Row]]:
+    def labels(self) -> Dict[str, Tuple[int, FactorLevels]]:
         """Label of each run, in the order of running → block from 1, and its combination."""
-        longest = len("+".join(self.names))
-        names = self.names if longest <= _LONGEST_LABEL else list(_LETTERS)
-        found = {}
+        joined_length = len("+".join(self.names))
+        names = self.names if joined_length <= _MAX_LABEL_LENGTH else list(_LETTERS)
+        runs_by_label = {}
         for number, order in enumerate(self.blocks, start=1):
-            for place in order:
-                row = self.rows[place]
-                high = "+".join(name for name, level in zip(names, row) if level == HIGH)
-                found[f"b{number}-{high or 'base'}"] = (number, row)
-        return found
+            for index in order:
+                combination = self.rows[index]
+                high = "+".join(name for name, level in zip(names, combination) if level == HIGH)
+                runs_by_label[f"b{number}-{high or 'base_factors'}"] = (number, combination)
+        return runs_by_label
 
 
 @dataclass(frozen=True)
-class Timed:
+class AnalysisSettings:
     """How the runs of a design are judged.
 
     Attributes:
@@ -130,7 +130,7 @@ class Timed:
     tolerance: float
 
 
-def parse(text: str, base: RunConfig) -> Tuple[Factor, ...]:
+def parse_factors(text: str, base: RunConfig) -> Tuple[Factor, ...]:
     """The factors of ``freq,tcmalloc,ranks=1|4``.
 
     Args:
@@ -139,55 +139,55 @@ def parse(text: str, base: RunConfig) -> Tuple[Factor, ...]:
     Raises:
         UsageError: a name means no setting, has no two levels, or sets what another one sets too.
     """
-    factors = [_factor(name, levels, base, text) for name, levels in split_names(text)]
-    if not 1 <= len(factors) <= MOST_FACTORS:
-        raise UsageError(f"--factorial {text}: {len(factors)} toggles; valid: 1 to {MOST_FACTORS}")
-    owners: Dict[str, str] = {}
+    factors = [_parse_factor(name, levels, base, text) for name, levels in split_toggles(text)]
+    if not 1 <= len(factors) <= MAX_FACTORS:
+        raise UsageError(f"--factorial {text}: {len(factors)} toggles; valid: 1 to {MAX_FACTORS}")
+    owner_of_key: Dict[str, str] = {}
     for factor in factors:
         for key in (factor.name, *factor.keys):
-            other = owners.setdefault(key, factor.name)
-            if other != factor.name or factors.count(factor) > 1:
+            owner = owner_of_key.setdefault(key, factor.name)
+            if owner != factor.name or factors.count(factor) > 1:
                 raise UsageError(
-                    f"--factorial {text}: {other} and {factor.name} both set {key}; one would hide the other: leave "
+                    f"--factorial {text}: {owner} and {factor.name} both set {key}; one would hide the other: leave "
                     "one out"
                 )
     return tuple(factors)
 
 
-def split_names(text: str) -> List[Tuple[str, Optional[List[str]]]]:
+def split_toggles(text: str) -> List[Tuple[str, Optional[List[str]]]]:
     """The names of ``freq,ranks=1|4``, each with what is written of its levels; None: nothing.
 
     Raises:
         UsageError: a name is empty.
     """
-    found: List[Tuple[str, Optional[List[str]]]] = []
-    for word in text.split(","):
-        name, equals, levels = word.strip().partition("=")
+    toggles: List[Tuple[str, Optional[List[str]]]] = []
+    for toggle in text.split(","):
+        name, equals, levels = toggle.strip().partition("=")
         if not name.strip():
             raise UsageError(
                 f"--factorial {text}: an empty name; expected toggles joined by commas, such as freq,tcmalloc,ranks=1|4"
             )
-        found.append((name.strip(), [one.strip() for one in levels.split("|")] if equals else None))
-    return found
+        toggles.append((name.strip(), [level.strip() for level in levels.split("|")] if equals else None))
+    return toggles
 
 
-def _factor(name: str, levels: Optional[Sequence[str]], base: RunConfig, text: str) -> Factor:
-    at = f"--factorial {text}"
-    key = _NAMES.get(name) or full_key(name, at)
-    found = list(_usual_levels(key, base) if levels is None else levels)
-    if len(found) != 2 or not all(found) or found[0] == found[1]:
-        said = name if levels is None else f"{name}={'|'.join(levels)}"
-        raise UsageError(f"{at}: {said}: two levels are needed, such as {name}=LOW|HIGH")
-    more = _WITH.get(key, ())
-    low, high = (Level(one, _ranks(one, base, at) if key == RANKS else ((key, one), *more)) for one in found)
+def _parse_factor(name: str, levels: Optional[Sequence[str]], base: RunConfig, text: str) -> Factor:
+    location = f"--factorial {text}"
+    key = _KEYS_OF_NAMES.get(name) or full_key(name, location)
+    level_texts = list(_usual_levels_of(key, base) if levels is None else levels)
+    if len(level_texts) != 2 or not all(level_texts) or level_texts[0] == level_texts[1]:
+        toggle = name if levels is None else f"{name}={'|'.join(levels)}"
+        raise UsageError(f"{location}: {toggle}: two levels are needed, such as {name}=LOW|HIGH")
+    accompanying = _ACCOMPANYING_SETTINGS.get(key, ())
+    low, high = (Level(level, _rank_settings(level, base, location) if key == RANKS else ((key, level), *accompanying)) for level in level_texts)
     return Factor(name.rpartition(".")[2], low, high)
 
 
-def _usual_levels(key: str, base: RunConfig) -> Tuple[str, ...]:
+def _usual_levels_of(key: str, base: RunConfig) -> Tuple[str, ...]:
     if key == RANKS:  # one on each node, or one on each core memory group
         return str(base.job.nodes), str(4 * base.job.nodes)
-    if key in _LEVELS:
-        return _LEVELS[key]
+    if key in _USUAL_LEVELS:
+        return _USUAL_LEVELS[key]
     section, _, leaf = key.partition(".")
     (spec,) = (spec for spec in fields(getattr(base, section)) if spec.name == leaf)
     if isinstance(spec.default, bool):
@@ -195,23 +195,23 @@ def _usual_levels(key: str, base: RunConfig) -> Tuple[str, ...]:
     return tuple(str(choice) for choice in spec.metadata["choices"] or ())
 
 
-def _ranks(text: str, base: RunConfig, at: str) -> Tuple[Tuple[str, str], ...]:
+def _rank_settings(text: str, base: RunConfig, location: str) -> Tuple[Tuple[str, str], ...]:
     """The settings of so many ranks of the whole run: more or fewer replicas, on the same cores."""
-    share, nodes = base.layout.tp * base.layout.pp, base.job.nodes
+    ranks_per_replica, nodes = base.layout.tp * base.layout.pp, base.job.nodes
     ranks = int(text) if text.isdecimal() else 0
-    if ranks < 1 or ranks % share or ranks % nodes:
+    if ranks < 1 or ranks % ranks_per_replica or ranks % nodes:
         raise UsageError(
-            f"{at}: {RANKS}={text}: must be a multiple of layout.tp {base.layout.tp} * layout.pp {base.layout.pp} and "
+            f"{location}: {RANKS}={text}: must be a multiple of layout.tp {base.layout.tp} * layout.pp {base.layout.pp} and "
             f"of job.nodes {nodes}"
         )
-    settings = [("layout.dp", str(ranks // share))]
+    settings = [("layout.dp", str(ranks // ranks_per_replica))]
     if base.node.ranks_per_node is not None:
         settings.append(("node.ranks_per_node", str(ranks // nodes)))
     if base.node.threads_per_rank is not None:
         cores = base.node.threads_per_rank * base.layout.ranks
         if cores % ranks:
             raise UsageError(
-                f"{at}: {RANKS}={text}: the {cores} cores of {base.layout.ranks} ranks * node.threads_per_rank "
+                f"{location}: {RANKS}={text}: the {cores} cores of {base.layout.ranks} ranks * node.threads_per_rank "
                 f"{base.node.threads_per_rank} cannot be shared out to {ranks} ranks"
             )
         settings.append(("node.threads_per_rank", str(cores // ranks)))
@@ -229,20 +229,20 @@ def plan_design(factors: Sequence[Factor], fraction: int = 0, repeats: int = 3, 
     Raises:
         UsageError: so small a fraction cannot hold that many factors.
     """
-    k, base = len(factors), len(factors) - fraction
-    most = max(p for p in range(k) if p == 0 or (k - p >= 2 and 2 ** (k - p) - 1 - (k - p) >= p))
-    if not 0 <= fraction <= most:
-        raise UsageError(f"a fraction 2^({k}-{fraction}) of {k} toggles: valid are 0 (all combinations) to {most}")
+    k, base_factors = len(factors), len(factors) - fraction
+    max_fraction = max(p for p in range(k) if p == 0 or (k - p >= 2 and 2 ** (k - p) - 1 - (k - p) >= p))
+    if not 0 <= fraction <= max_fraction:
+        raise UsageError(f"a fraction 2^({k}-{fraction}) of {k} toggles: valid are 0 (all combinations) to {max_fraction}")
     if repeats < 1:
         raise UsageError(f"{repeats} repeats: valid: 1 or more")
-    generators = _best_generators(k, fraction)
-    rows = []
-    for number in range(2**base):
-        row = [HIGH if number >> place & 1 else LOW for place in range(base)]
-        row += [int(np.prod([row[place] for place in generator])) for generator in generators]
-        rows.append(tuple(row))
-    blocks = [np.random.default_rng([seed, block]).permutation(len(rows)).tolist() for block in range(repeats)]
-    return Design(tuple(factors), generators, tuple(rows), tuple(tuple(order) for order in blocks), seed)
+    generators = _minimum_aberration_generators(k, fraction)
+    combinations = []
+    for number in range(2**base_factors):
+        combination = [HIGH if number >> factor & 1 else LOW for factor in range(base_factors)]
+        combination += [int(np.prod([combination[factor] for factor in generator])) for generator in generators]
+        combinations.append(tuple(combination))
+    blocks = [np.random.default_rng([seed, block]).permutation(len(combinations)).tolist() for block in range(repeats)]
+    return Design(tuple(factors), generators, tuple(combinations), tuple(tuple(order) for order in blocks), seed)
 
 
 def describe(design: Design) -> List[str]:
@@ -268,18 +268,18 @@ def describe(design: Design) -> List[str]:
 
 def _alias_lines(design: Design) -> List[str]:
     """Effects of one and two factors that are not told apart; each set once."""
-    terms = [frozenset(one) for size in (1, 2) for one in itertools.combinations(range(len(design.factors)), size)]
-    told = set()
+    terms = [frozenset(factors) for size in (1, 2) for factors in itertools.combinations(range(len(design.factors)), size)]
+    listed = set()
     lines = []
     for term in terms:
-        others = design.aliases(term)
-        if others and term not in told:
-            told.update(others)
-            lines.append("not told apart: " + " = ".join(term_name(one, design.names) for one in (term, *others)))
+        aliases = design.aliases(term)
+        if aliases and term not in listed:
+            listed.update(aliases)
+            lines.append("not told apart: " + " = ".join(term_name(alias, design.names) for alias in (term, *aliases)))
     return lines or ["all main effects and interactions of two are told apart, if no three or more interact"]
 
 
-def sweep_text(design: Design, base: RunConfig, name: str, timed: Optional[Timed] = None) -> str:
+def sweep_text(design: Design, base: RunConfig, name: str, analysis: Optional[AnalysisSettings] = None) -> str:
     """The design as a sweep file.
 
     Args:
@@ -289,43 +289,43 @@ def sweep_text(design: Design, base: RunConfig, name: str, timed: Optional[Timed
     Raises:
         UsageError: a combination is no valid run.
     """
-    taken = {key for factor in design.factors for key in factor.keys}
-    defaults = {key: value for key, value in changed_settings(base).items() if key not in taken}
+    factor_keys = {key for factor in design.factors for key in factor.keys}
+    defaults = {key: value for key, value in changed_settings(base).items() if key not in factor_keys}
     lines = [f"# {line}" for line in describe(design)]
     lines += [
-        _DESIGN + json.dumps({**_as_tree(design), **(asdict(timed) if timed else {})}),
+        _DESIGN + json.dumps({**_as_tree(design), **(asdict(analysis) if analysis else {})}),
         f"name: {_scalar(name)}",
         "defaults:",
     ]
     lines += [f"  {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in defaults.items()] or ["  {}"]
     lines.append("include:")
-    words = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in defaults.items()]
-    for row in design.rows:
-        _check(design, row, words)
-    for label, (_, row) in design.labels().items():
-        cells = ", ".join(f"{key}: {_scalar(value)}" for key, value in settings_of(design, row).items())
+    overrides = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in defaults.items()]
+    for combination in design.rows:
+        _require_valid_run(design, combination, overrides)
+    for label, (_, combination) in design.labels().items():
+        cells = ", ".join(f"{key}: {_scalar(value)}" for key, value in settings_of(design, combination).items())
         lines.append(f"  - {{label: {label}, {cells}}}")
     return "\n".join(lines) + "\n"
 
 
-def settings_of(design: Design, row: Row) -> Dict[str, str]:
+def settings_of(design: Design, combination: FactorLevels) -> Dict[str, str]:
     """What a combination sets."""
-    found: Dict[str, str] = {}
-    for factor, level in zip(design.factors, row):
-        found.update((factor.high if level == HIGH else factor.low).settings)
-    return found
+    settings: Dict[str, str] = {}
+    for factor, level in zip(design.factors, combination):
+        settings.update((factor.high if level == HIGH else factor.low).settings)
+    return settings
 
 
-def _check(design: Design, row: Row, words: Sequence[str]) -> None:
-    settings = settings_of(design, row)
+def _require_valid_run(design: Design, combination: FactorLevels, overrides: Sequence[str]) -> None:
+    settings = settings_of(design, combination)
     try:
-        load_run_config(overrides=[*words, *(f"{key}={value}" for key, value in settings.items())])
+        load_run_config(overrides=[*overrides, *(f"{key}={value}" for key, value in settings.items())])
     except ConfigError as error:
-        said = ", ".join(f"{key}={value}" for key, value in settings.items())
-        raise UsageError(f"the combination {said} is no valid run:\n{error}") from None
+        settings_text = ", ".join(f"{key}={value}" for key, value in settings.items())
+        raise UsageError(f"the combination {settings_text} is no valid run:\n{error}") from None
 
 
-def read_design(text: str, at: str) -> Tuple[Design, Optional[Timed]]:
+def read_design(text: str, location: str) -> Tuple[Design, Optional[AnalysisSettings]]:
     """The design that a sweep file was written from, by :func:`sweep_text`, and how its runs are judged.
 
     Raises:
@@ -333,20 +333,20 @@ def read_design(text: str, at: str) -> Tuple[Design, Optional[Timed]]:
     """
     line = next((line for line in text.splitlines() if line.startswith(_DESIGN)), None)
     try:
-        tree = json.loads(line[len(_DESIGN) :] if line is not None else "")
-        factors = [Factor(one["name"], _level(one["low"]), _level(one["high"])) for one in tree["factors"]]
-        design = plan_design(factors, int(tree["fraction"]), int(tree["repeats"]), int(tree["seed"]))
-        return design, Timed(int(tree["warm_up"]), float(tree["tolerance"])) if "warm_up" in tree else None
+        values = json.loads(line[len(_DESIGN) :] if line is not None else "")
+        factors = [Factor(factor["name"], _level(factor["low"]), _level(factor["high"])) for factor in values["factors"]]
+        design = plan_design(factors, int(values["fraction"]), int(values["repeats"]), int(values["seed"]))
+        return design, AnalysisSettings(int(values["warm_up"]), float(values["tolerance"])) if "warm_up" in values else None
     except (ValueError, KeyError, TypeError):
         raise UsageError(
-            f"{at}: no factorial design is written in it (a line that begins with {_DESIGN.strip()!r}); name a sweep "
+            f"{location}: no factorial design is written in it (a line that begins with {_DESIGN.strip()!r}); name a sweep "
             "that `compare --factorial` has made"
         ) from None
 
 
 def term_name(term: Iterable[int], names: Sequence[str]) -> str:
     """A product of factors, such as freq\u00d7tcmalloc."""
-    return TIMES.join(names[place] for place in sorted(term))
+    return TIMES.join(names[factor] for factor in sorted(term))
 
 
 def _as_tree(design: Design) -> Dict[str, Any]:
@@ -358,38 +358,38 @@ def _as_tree(design: Design) -> Dict[str, Any]:
     }
 
 
-def _level(tree: Mapping[str, Any]) -> Level:
-    return Level(str(tree["text"]), tuple((str(key), str(value)) for key, value in tree["settings"]))
+def _level(values: Mapping[str, Any]) -> Level:
+    return Level(str(values["text"]), tuple((str(key), str(value)) for key, value in values["settings"]))
 
 
-def _best_generators(k: int, p: int) -> Tuple[Tuple[int, ...], ...]:
+def _minimum_aberration_generators(k: int, p: int) -> Tuple[Tuple[int, ...], ...]:
     """Of each of the last p of k factors, the others whose product it is, so that few short words come of it."""
     base = k - p
     candidates = [mask for mask in range(2**base) if bin(mask).count("1") >= 2]
     candidates.sort(key=lambda mask: (-bin(mask).count("1"), mask))
 
-    def pattern(chosen: Sequence[int]) -> List[int]:
-        lengths = [bin(word).count("1") for word in _group([one | 1 << (base + at) for at, one in enumerate(chosen)])]
+    def word_length_pattern(masks: Sequence[int]) -> List[int]:
+        lengths = [bin(word).count("1") for word in _subgroup([mask | 1 << (base + number) for number, mask in enumerate(masks)])]
         return [lengths.count(length) for length in range(3, k + 1)]
 
-    best = min(itertools.combinations(candidates, p), key=pattern)
+    best = min(itertools.combinations(candidates, p), key=word_length_pattern)
     return tuple(tuple(sorted(_term(mask))) for mask in best)
 
 
-def _group(masks: Sequence[int]) -> List[int]:
+def _subgroup(masks: Sequence[int]) -> List[int]:
     """All products of the words."""
-    words = {0}
+    members = {0}
     for mask in masks:
-        words |= {word ^ mask for word in words}
-    return sorted(words - {0})
+        members |= {word ^ mask for word in members}
+    return sorted(members - {0})
 
 
-def _mask(places: Sequence[int]) -> int:
-    return sum(1 << place for place in places)
+def _mask(factors: Sequence[int]) -> int:
+    return sum(1 << factor for factor in factors)
 
 
 def _term(mask: int) -> Term:
-    return frozenset(place for place in range(mask.bit_length()) if mask >> place & 1)
+    return frozenset(factor for factor in range(mask.bit_length()) if mask >> factor & 1)
 
 
 def _roman(number: Optional[int]) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from fugaku_gpt.compare.samples import Job
+from fugaku_gpt.compare.samples import JobSample
 from fugaku_gpt.config import changed_settings
 
 UNKNOWN = "unknown"
 # of a run's handling, not of what is run
-_HANDLING = ("job.", "checkpoint.")
-_PLAIN = (
+_HANDLING_SECTIONS = ("job.", "checkpoint.")
+_ENVIRONMENT_KEYS = (
     ("Python", "python"),
     ("NumPy", "numpy"),
     ("fugaku_gpt", "fugaku_gpt"),
@@ -21,14 +21,14 @@ _PLAIN = (
     ("memory limit (bytes)", "memory_limit_bytes"),
     ("vector extensions", "vector_extensions"),
 )
-_BUILD = (
+_BUILD_KEYS = (
     ("torch", "torch"),
     ("BLAS", "blas"),
     ("kernels for", "instruction_set"),
     ("fused AdamW", "fused_adamw"),
 )
-_MPI = (("MPI", "library"), ("MPI standard", "standard"), ("MPI threads", "thread_level"), ("mpi4py", "mpi4py"))
-_RANK = (
+_MPI_KEYS = (("MPI", "library"), ("MPI standard", "standard"), ("MPI threads", "thread_level"), ("mpi4py", "mpi4py"))
+_RANK_KEYS = (
     ("threads of a rank", "threads"),
     ("allocator", "allocator"),
     ("allocator keeps freed pages", "allocator_keeps_pages"),
@@ -48,13 +48,13 @@ class Difference:
     b: str
 
 
-def facts_of(job: Job) -> Dict[str, str]:
+def facts_of(job: JobSample) -> Dict[str, str]:
     """Everything of a run that may differ, as texts, in a fixed order."""
     environment = job.environment
     facts: Dict[str, str] = {}
-    for name, key in _PLAIN:
+    for name, key in _ENVIRONMENT_KEYS:
         facts[name] = _text(environment.get(key))
-    for prefix, names in (("build", _BUILD), ("mpi", _MPI)):
+    for prefix, names in (("build", _BUILD_KEYS), ("mpi", _MPI_KEYS)):
         values: Mapping[str, Any] = environment.get(prefix) or {}
         for name, key in names:
             facts[name] = _first_line(_text(values.get(key)))
@@ -65,7 +65,7 @@ def facts_of(job: Job) -> Dict[str, str]:
     facts["our own compiled kernels"] = _text(precision.get("compiled"))
     ranks: Sequence[Mapping[str, Any]] = environment.get("ranks") or []
     facts["ranks"] = str(len(ranks)) if ranks else UNKNOWN
-    for name, key in _RANK:
+    for name, key in _RANK_KEYS:
         texts = list(dict.fromkeys(_text(rank.get(key)) for rank in ranks))
         facts[name] = " / ".join(texts) if texts else UNKNOWN
     for toggle in environment.get("toggles") or []:
@@ -73,34 +73,34 @@ def facts_of(job: Job) -> Dict[str, str]:
         facts[f"toggle {toggle['name']}={toggle['requested']}"] = f"{state} (seen: {toggle['seen']})"
     if job.config is not None:
         for key, value in changed_settings(job.config).items():
-            if not key.startswith(_HANDLING):
+            if not key.startswith(_HANDLING_SECTIONS):
                 facts[key] = _text(value)
     return facts
 
 
-def differences(a: Sequence[Job], b: Sequence[Job]) -> List[Difference]:
+def differences(a: Sequence[JobSample], b: Sequence[JobSample]) -> List[Difference]:
     """The facts in which the sides differ, or in which the jobs of one side differ among themselves."""
-    sides = [_of_jobs(jobs) for jobs in (a, b)]
+    sides = [_facts_of_jobs(jobs) for jobs in (a, b)]
     names = list(dict.fromkeys([*sides[0], *sides[1]]))
-    found = []
+    differing = []
     for name in names:
-        ours, theirs = (_joined(name, side) for side in sides)
-        if ours != theirs or any(len(side.get(name, ())) > 1 for side in sides):
-            found.append(Difference(name, ours, theirs))
-    return found
+        text_a, text_b = (_joined_values(name, side) for side in sides)
+        if text_a != text_b or any(len(side.get(name, ())) > 1 for side in sides):
+            differing.append(Difference(name, text_a, text_b))
+    return differing
 
 
-def _of_jobs(jobs: Sequence[Job]) -> Dict[str, Tuple[str, ...]]:
+def _facts_of_jobs(jobs: Sequence[JobSample]) -> Dict[str, Tuple[str, ...]]:
     facts = [facts_of(job) for job in jobs if job.environment]
-    names = list(dict.fromkeys(name for one in facts for name in one))
-    return {name: tuple(dict.fromkeys(one.get(name, _absent(name)) for one in facts)) for name in names}
+    names = list(dict.fromkeys(name for facts_of_job in facts for name in facts_of_job))
+    return {name: tuple(dict.fromkeys(facts_of_job.get(name, _absent_text(name)) for facts_of_job in facts)) for name in names}
 
 
-def _joined(name: str, side: Mapping[str, Tuple[str, ...]]) -> str:
-    return "; ".join(side.get(name, (_absent(name),)))
+def _joined_values(name: str, side: Mapping[str, Tuple[str, ...]]) -> str:
+    return "; ".join(side.get(name, (_absent_text(name),)))
 
 
-def _absent(name: str) -> str:
+def _absent_text(name: str) -> str:
     if name.startswith("toggle "):
         return "not asked for"
     return "default" if "." in name else UNKNOWN

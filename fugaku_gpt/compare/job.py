@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import List, Sequence, Tuple
 
-from fugaku_gpt.compare.environments import profile_of
+from fugaku_gpt.compare.environments import side_profile
 from fugaku_gpt.compare.sides import LiveSide
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.profile import Profile, this_python
@@ -15,22 +15,22 @@ from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.render import JobScript, render_job
 from fugaku_gpt.jobs.submission import with_absolute_paths
-from fugaku_gpt.launch.launcher import KEPT
+from fugaku_gpt.launch.launcher import SAVED_VARIABLE_PREFIX
 
 FOLDER = "pairs"  # in the job's folder: what the comparison leaves
 TEMPLATE = "compare.sh.j2"
 # what a scheduler sets for the whole allocation
-_OF_ALLOCATION = tuple(knob.key for knob in NODE_KNOBS if knob.per_job)
-_COMMON = ("launcher", "launcher_options", "srun_mpi", "modules")
+_PER_JOB_KEYS = tuple(knob.key for knob in NODE_KNOBS if knob.per_job)
+_SHARED_KEYS = ("launcher", "launcher_options", "srun_mpi", "modules")
 _RANKS, _THREADS = "{ranks}", "{threads}"
-_SHARE = 0.9  # of the time limit; the rest is for the start and what comes after the pairs
+_PAIRS_SHARE = 0.9  # of the time limit; the rest is for the start and what comes after the pairs
 
 
 def comparison_script(
     sides: Tuple[LiveSide, LiveSide],
     base: RunConfig,
     configs: Tuple[RunConfig, RunConfig],
-    words: Sequence[str],
+    arguments: Sequence[str],
 ) -> Tuple[RunConfig, JobScript]:
     """(the run that both sides change, with absolute paths; the script).
 
@@ -42,34 +42,34 @@ def comparison_script(
     Raises:
         UsageError: the sides differ in what one allocation has once, or one side's environment is not known.
     """
-    _refuse_apart(sides, configs)
+    _refuse_per_job_differences(sides, configs)
     sides = _in_environments(sides, base.job.profile)
-    found = [profile_of(side.environment, not base.job.tarball) for side in sides]
-    named = [profile for profile in found if profile is not None]
-    for key in _COMMON:
-        values = [getattr(profile, key) for profile in named]
+    profiles = [side_profile(side.environment, not base.job.tarball) for side in sides]
+    given_profiles = [profile for profile in profiles if profile is not None]
+    for key in _SHARED_KEYS:
+        values = [getattr(profile, key) for profile in given_profiles]
         if len(values) == 2 and values[0] != values[1]:
             raise UsageError(
                 f"{sides[0].environment} and {sides[1].environment}: {key} differs ({values[0]!r} and {values[1]!r}): "
                 "one job cannot have both; run each in a job of its own, and compare the recorded runs"
             )
-    if any(profile.in_tarball for profile in named) and not base.job.tarball:
+    if any(profile.in_tarball for profile in given_profiles) and not base.job.tarball:
         raise UsageError("an environment lies in a tar file; say in which: --set job.tarball=FILE")
     # of the program that takes turns; each side's own variables are set for its ranks alone
-    profile = replace((named or [this_python()])[0], environment=())
+    profile = replace((given_profiles or [this_python()])[0], environment=())
     base = with_absolute_paths(base)
     ranks = [config.layout.ranks for config in configs]
-    most = configs[ranks.index(max(ranks))]
+    larger_config = configs[ranks.index(max(ranks))]
     launcher = profile.launcher or {"pjm": "mpiexec", "slurm": "srun"}[base.job.scheduler]
-    more = {
-        "ranks": most.layout.ranks,
-        "ranks_per_node": most.ranks_per_node,
-        "kept": KEPT,
-        "start": _start(base, profile, launcher),
-        "sides": [_shipped(side) for side in sides],
-        "words": ["--out", FOLDER, *words, *_budget(base, words)],
+    template_values = {
+        "ranks": larger_config.layout.ranks,
+        "ranks_per_node": larger_config.ranks_per_node,
+        "kept": SAVED_VARIABLE_PREFIX,
+        "start": _launch_command(base, profile, launcher),
+        "sides": [_side_argument(side) for side in sides],
+        "words": ["--out", FOLDER, *arguments, *_budget_argument(base, arguments)],
     }
-    return base, render_job(base, profile, name=TEMPLATE, more=more)
+    return base, render_job(base, profile, name=TEMPLATE, extra_values=template_values)
 
 
 def _in_environments(sides: Tuple[LiveSide, LiveSide], profile: str) -> Tuple[LiveSide, LiveSide]:
@@ -87,24 +87,24 @@ def _in_environments(sides: Tuple[LiveSide, LiveSide], profile: str) -> Tuple[Li
     return a, b
 
 
-def _start(config: RunConfig, profile: Profile, launcher: str) -> List[str]:
+def _launch_command(config: RunConfig, profile: Profile, launcher: str) -> List[str]:
     if launcher == "srun":
-        mpi = [f"--mpi={profile.srun_mpi}"] if profile.srun_mpi else []
+        mpi_options = [f"--mpi={profile.srun_mpi}"] if profile.srun_mpi else []
         # since 22.05, srun does not take this number from the job
-        words = ["--export=ALL", "--kill-on-bad-exit=1", f"--ntasks={_RANKS}", f"--cpus-per-task={_THREADS}", *mpi]
+        options = ["--export=ALL", "--kill-on-bad-exit=1", f"--ntasks={_RANKS}", f"--cpus-per-task={_THREADS}", *mpi_options]
     else:
-        words = ["-n", _RANKS]
-    return [launcher, *words, *profile.launcher_options]
+        options = ["-n", _RANKS]
+    return [launcher, *options, *profile.launcher_options]
 
 
-def _budget(config: RunConfig, words: Sequence[str]) -> List[str]:
+def _budget_argument(config: RunConfig, arguments: Sequence[str]) -> List[str]:
     """The time limit's share for pairs, where none is asked for: a pair that would be cut off is not begun."""
-    if config.job.elapse is None or any(word.startswith("--budget") for word in words):
+    if config.job.elapse is None or any(argument.startswith("--budget") for argument in arguments):
         return []
-    return [f"--budget={format_duration(_SHARE * config.job.elapse)}"]
+    return [f"--budget={format_duration(_PAIRS_SHARE * config.job.elapse)}"]
 
 
-def _shipped(side: LiveSide) -> str:
+def _side_argument(side: LiveSide) -> str:
     """A side's words where the job starts in another folder: the file of an environment with its whole path."""
     if side.environment.endswith((".yaml", ".yml")):
         environment = str(Path(side.environment).resolve())
@@ -113,14 +113,14 @@ def _shipped(side: LiveSide) -> str:
     return ",".join([*filter(None, [environment]), *side.settings]) or "base"
 
 
-def _refuse_apart(sides: Tuple[LiveSide, LiveSide], configs: Tuple[RunConfig, RunConfig]) -> None:
+def _refuse_per_job_differences(sides: Tuple[LiveSide, LiveSide], configs: Tuple[RunConfig, RunConfig]) -> None:
     texts = [{text.partition("=")[0]: text for text in side.settings} for side in sides]
-    asked = [key for key in {**texts[0], **texts[1]} if texts[0].get(key) != texts[1].get(key)]
-    fixed = [key for key in asked if key in _OF_ALLOCATION or key.startswith("job.")]
+    differing = [key for key in {**texts[0], **texts[1]} if texts[0].get(key) != texts[1].get(key)]
+    per_job = [key for key in differing if key in _PER_JOB_KEYS or key.startswith("job.")]
     if configs[0].job.nodes > 1 and configs[0].ranks_per_node != configs[1].ranks_per_node:
-        fixed.append("ranks per node")
-    if fixed:
+        per_job.append("ranks per node")
+    if per_job:
         raise UsageError(
-            f"{', '.join(fixed)}: set for a whole job, so one job cannot have both; run each side in jobs of its own "
+            f"{', '.join(per_job)}: set for a whole job, so one job cannot have both; run each side in jobs of its own "
             "(`fugaku-gpt compare --factorial`, or a sweep), and compare the recorded runs"
         )

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple
 
 from fugaku_gpt.compare import statistics
-from fugaku_gpt.compare.noise import Watch, disturbances
+from fugaku_gpt.compare.noise import NoiseWatch, disturbances
 from fugaku_gpt.compare.pairs import (
     A_FIRST,
     B_FIRST,
-    Kept,
+    ComparisonRecord,
     Pair,
-    Plan,
-    new_folder,
-    read_kept,
+    ComparisonPlan,
+    next_pair_folder,
+    read_comparison,
     read_plan,
     write_ending,
     write_noise,
@@ -38,15 +38,15 @@ from fugaku_gpt.compare.statistics import Comparison, compare_pairs
 from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.config.profile import Profile
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.launch.launch_result import result_of
+from fugaku_gpt.launch.launch_result import result_of_launch
 from fugaku_gpt.launch.processes import Outcome
 from fugaku_gpt.planner.trainer.memory_check import refuse_too_large, this_machine
-from fugaku_gpt.records.claim import AlreadyClaimed, release, take, this_process
+from fugaku_gpt.records.claim import AlreadyClaimed, release_claim, claim_folder, current_process
 from fugaku_gpt.records.files import is_temporary
 from fugaku_gpt.records.run import INTERRUPTED, REFUSED, Result, RunDirectory
 
 CLAIM = ".compare.claim"
-FEWEST = 6  # pairs: with fewer, p is above 5 % whatever is seen
+MIN_PAIRS = 6  # pairs: with fewer, p is above 5 % whatever is seen
 
 Launch = Callable[..., Outcome]  # as fugaku_gpt.launch.launcher.launch
 
@@ -58,7 +58,7 @@ BUDGET = "the budget is spent"
 RERUNS = "too many pairs were disturbed"
 TROUBLE = "there can be no verdict"
 STOPPED = "it was stopped"
-_STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Limits:
 
     pairs: int = 10
     budget: Optional[float] = None
-    at_least: int = FEWEST
+    at_least: int = MIN_PAIRS
     reruns: int = 10
 
 
@@ -86,7 +86,7 @@ class SideRun:
     profile: Optional[Profile]
 
 
-class Progress(Protocol):
+class PairProgress(Protocol):
     """Who is told what goes on."""
 
     def starts(self, pair: str, side: str, number: int, total: int) -> None:
@@ -114,13 +114,13 @@ class Session:
     """
 
     out: Path
-    plan: Plan
+    plan: ComparisonPlan
     sides: Tuple[SideRun, SideRun]
     limits: Limits
     launch: Launch
-    progress: Progress
+    progress: PairProgress
     start: Sequence[str] = ()
-    watch: Callable[..., Watch] = Watch
+    watch: Callable[..., NoiseWatch] = NoiseWatch
     clock: Callable[[], float] = time.monotonic
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -131,55 +131,55 @@ def run_pairs(session: Session) -> str:
     Raises:
         UsageError: ``out`` holds something else, or another process is at it.
     """
-    with _stopped_by_signals():
-        _enter(session.out, session.plan, session.mark)
-        return _run_claimed(session)
+    with _signals_as_interrupt():
+        _claim_folder(session.out, session.plan, session.mark)
+        return _run_claimed_pairs(session)
 
 
-def _run_claimed(session: Session) -> str:
+def _run_claimed_pairs(session: Session) -> str:
     out, plan, clock = session.out, session.plan, session.clock
     try:
-        if _refuse_other(out, plan) is None:  # again: another one may have begun and ended before the claim
+        if _existing_plan(out, plan) is None:  # again: another one may have begun and ended before the claim
             write_plan(out, plan)
         write_ending(out, "")
-        began, there = clock(), len(read_kept(out).pairs)
-        why = ""
-        while not why:
-            kept = read_kept(out)
+        started, pairs_before = clock(), len(read_comparison(out).pairs)
+        stop_reason = ""
+        while not stop_reason:
+            record = read_comparison(out)
             # what had failed at an earlier time is tried again: its cause may be gone
-            if kept.not_applied() or (len(kept.pairs) > there and kept.failures()):
-                why = TROUBLE
+            if record.not_applied() or (len(record.pairs) > pairs_before and record.failures()):
+                stop_reason = TROUBLE
             else:
-                why = _enough(kept, session.limits, clock() - began)
-            if not why and not _run_pair(session, kept):
-                why = STOPPED
-        write_ending(out, why)
-        return why
+                stop_reason = _stop_reason(record, session.limits, clock() - started)
+            if not stop_reason and not _run_pair(session, record):
+                stop_reason = STOPPED
+        write_ending(out, stop_reason)
+        return stop_reason
     except KeyboardInterrupt:  # between jobs: the pair that had begun does not count
         write_ending(out, STOPPED)
         return STOPPED
     finally:
-        release(out, CLAIM, session.mark)
+        release_claim(out, CLAIM, session.mark)
 
 
 @contextlib.contextmanager
-def _stopped_by_signals() -> Iterator[None]:
+def _signals_as_interrupt() -> Iterator[None]:
     """Between jobs, too, what schedulers send stops it as Ctrl-C does; once: its end is not to be cut off."""
 
     def stop(*_: object) -> None:
-        for number in former:
+        for number in previous_handlers:
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    former: Dict[int, Any] = {}
+    previous_handlers: Dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        for number in _STOPPING:
+        for number in _STOP_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup: stays ignored
-                former[number] = signal.signal(number, stop)
+                previous_handlers[number] = signal.signal(number, stop)
     try:
         yield
     finally:
-        for caught, handler in former.items():
+        for caught, handler in previous_handlers.items():
             signal.signal(caught, handler)
 
 
@@ -189,47 +189,47 @@ def next_order(counted: Sequence[Pair]) -> str:
     return B_FIRST if first > len(counted) - first else A_FIRST
 
 
-def comparison_of(kept: Kept) -> Optional[Comparison]:
+def comparison_of(record: ComparisonRecord) -> Optional[Comparison]:
     """Of the pairs that count; None where there is none."""
-    a, b = kept.seconds
-    return compare_pairs(a, b, kept.plan.tolerance) if a else None
+    a, b = record.seconds
+    return compare_pairs(a, b, record.plan.tolerance) if a else None
 
 
-def _enough(kept: Kept, limits: Limits, passed: float) -> str:
+def _stop_reason(record: ComparisonRecord, limits: Limits, elapsed: float) -> str:
     """Why no more pairs are to be run; empty while more are."""
-    counted = kept.counted
+    counted = record.counted
     if len(counted) >= limits.pairs:
         return ENOUGH_PAIRS
-    if len(kept.disturbed) > limits.reruns:
+    if len(record.disturbed) > limits.reruns:
         return RERUNS
-    longest = max((pair.seconds for pair in kept.pairs), default=0.0)
-    if limits.budget is not None and passed + longest > limits.budget:
+    longest = max((pair.seconds for pair in record.pairs), default=0.0)
+    if limits.budget is not None and elapsed + longest > limits.budget:
         return BUDGET
-    found = comparison_of(kept)
-    if found is None or len(counted) % 2:  # the order is balanced after every second pair
+    comparison = comparison_of(record)
+    if comparison is None or len(counted) % 2:  # the order is balanced after every second pair
         return ""
     return {"": "", statistics.NARROW: NARROW, statistics.CLEAR: CLEAR}[
-        statistics.enough(found, kept.plan.tolerance, limits.at_least, None)
+        statistics.stop_reason(comparison, record.plan.tolerance, limits.at_least, None)
     ]
 
 
-def _run_pair(session: Session, kept: Kept) -> bool:
+def _run_pair(session: Session, record: ComparisonRecord) -> bool:
     """Run one pair; returns whether it was run to its end."""
-    folder, order, began = new_folder(session.out), next_order(kept.counted), session.clock()
+    folder, order, started = next_pair_folder(session.out), next_order(record.counted), session.clock()
     disturbed: List[str] = []
     for letter in order:
-        session.progress.starts(folder.name, letter, len(kept.counted), session.limits.pairs)
+        session.progress.starts(folder.name, letter, len(record.counted), session.limits.pairs)
         directory = RunDirectory(folder / letter.lower())
-        result, disturbances_of_job, stopped = _run_job(session, directory, session.sides["AB".index(letter)])
+        result, job_disturbances, stopped = _run_job(session, directory, session.sides["AB".index(letter)])
         if stopped:
             # the ranks may have left a checkpoint to go on from: nobody will, and it is large
             shutil.rmtree(directory.checkpoints_dir, ignore_errors=True)
             return False
-        disturbed += [f"{letter}: {line}" for line in disturbances_of_job]
+        disturbed += [f"{letter}: {line}" for line in job_disturbances]
         if result.status != "ok":  # the other side has nothing to be held against
             break
-    write_pair(folder, order, disturbed, session.clock() - began)
-    session.progress.ended(read_kept(session.out).pairs[-1])
+    write_pair(folder, order, disturbed, session.clock() - started)
+    session.progress.ended(read_comparison(session.out).pairs[-1])
     return True
 
 
@@ -243,20 +243,20 @@ def _run_job(session: Session, directory: RunDirectory, side: SideRun) -> Tuple[
     try:
         if not is_inside_job:  # ranks inside a job are on other nodes, too, and judge that themselves
             refuse_too_large(config, this_machine(), range(config.layout.ranks))
-        with session.watch(descendants=not is_inside_job) as guard:
+        with session.watch(descendants=not is_inside_job) as watch:
             outcome = session.launch(
                 config,
                 directory,
                 timeout=config.job.elapse if not is_inside_job else None,
-                on_line=lambda _: guard.look(),
+                on_line=lambda _: watch.look(),
                 mark=session.mark,
                 profile=side.profile,
                 start=session.start,
             )
-        if guard.noise is not None:
-            write_noise(directory.path, guard.noise)
-            disturbed = disturbances(guard.noise, session.plan.load)
-        result = result_of(directory, config, outcome, log, started)
+        if watch.noise is not None:
+            write_noise(directory.path, watch.noise)
+            disturbed = disturbances(watch.noise, session.plan.load)
+        result = result_of_launch(directory, config, outcome, log, started)
         stopped = outcome.stopped_by is not None or result.status == INTERRUPTED
     except UsageError as error:
         result = Result(REFUSED, " ".join(str(error).splitlines()), started, time.time())
@@ -264,54 +264,54 @@ def _run_job(session: Session, directory: RunDirectory, side: SideRun) -> Tuple[
     return result, disturbed, stopped
 
 
-def _enter(out: Path, plan: Plan, mark: str) -> None:
+def _claim_folder(out: Path, plan: ComparisonPlan, mark: str) -> None:
     """Claim the folder for this comparison.
 
     Raises:
         UsageError: it holds another one or something else, or another process is at it.
     """
-    if _refuse_other(out, plan) is None and out.exists() and any(not is_temporary(path) for path in out.iterdir()):
+    if _existing_plan(out, plan) is None and out.exists() and any(not is_temporary(path) for path in out.iterdir()):
         raise UsageError(f"{out}: holds files that are not a comparison's; choose another --out")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        take(out, CLAIM, this_process(mark), same_process=False)
-    except AlreadyClaimed as taken:
+        claim_folder(out, CLAIM, current_process(mark), same_process=False)
+    except AlreadyClaimed as claimed:
         raise UsageError(
-            f"{out}: a comparison is running there ({taken}); wait for its end, or, if that process is gone, remove "
-            f"{taken.file}"
+            f"{out}: a comparison is running there ({claimed}); wait for its end, or, if that process is gone, remove "
+            f"{claimed.file}"
         ) from None
     except OSError as error:
         raise UsageError(f"{out}: cannot be written: {error.strerror}; choose another --out") from None
 
 
-def _refuse_other(out: Path, plan: Plan) -> Optional[Plan]:
+def _existing_plan(out: Path, plan: ComparisonPlan) -> Optional[ComparisonPlan]:
     """The plan that is there.
 
     Raises:
         UsageError: it is of another comparison.
     """
-    before = read_plan(out)
-    changed = _changed(before, plan) if before is not None else []
-    if changed:
-        shown = "; ".join(changed[:3])
+    existing = read_plan(out)
+    changes = _changes(existing, plan) if existing is not None else []
+    if changes:
+        shown = "; ".join(changes[:3])
         raise UsageError(f"{out}: holds a comparison of something else ({shown}); choose another --out")
-    return before
+    return existing
 
 
-def _changed(before: Plan, now: Plan) -> List[str]:
+def _changes(existing: ComparisonPlan, plan: ComparisonPlan) -> List[str]:
     """``["B training.dtype: float32 then, bfloat16 now"]``."""
-    then, present = _flat(before), _flat(now)
-    if before.commit and now.commit:  # nodes of a job may have no git
-        then["commit"], present["commit"] = before.commit, now.commit
-    names = {**then, **present}
+    existing_values, values = _flattened(existing), _flattened(plan)
+    if existing.commit and plan.commit:  # nodes of a job may have no git
+        existing_values["commit"], values["commit"] = existing.commit, plan.commit
+    names = {**existing_values, **values}
     return [
-        f"{name}: {then.get(name)} then, {present.get(name)} now"
+        f"{name}: {existing_values.get(name)} then, {values.get(name)} now"
         for name in names
-        if then.get(name) != present.get(name)
+        if existing_values.get(name) != values.get(name)
     ]
 
 
-def _flat(plan: Plan) -> Dict[str, object]:
+def _flattened(plan: ComparisonPlan) -> Dict[str, object]:
     values: Dict[str, object] = {"warm-up": plan.warm_up, "tolerance": plan.tolerance, "load": plan.load}
     for letter, side in zip("AB", plan.sides):
         values[f"{letter}'s environment"] = side.environment

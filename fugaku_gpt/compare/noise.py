@@ -32,17 +32,17 @@ from typing import Callable, List, Optional, Type
 
 import psutil
 
-OTHERS = 0.05
-AROUND = 0.15
-STOLEN = 0.02
-SWAPPED_BYTES = 2**20
+MAX_OTHER_LOAD = 0.05
+MAX_LOAD_AROUND = 0.15
+MAX_STOLEN = 0.02
+MAX_SWAPPED_BYTES = 2**20
 AROUND_SECONDS = 0.5
-_COUNTERS = "devices/system/cpu/cpu*/thermal_throttle/*_throttle_count"
-_CLOCKS = "devices/system/cpu/cpu*/cpufreq/scaling_cur_freq"
+_THROTTLE_COUNTERS = "devices/system/cpu/cpu*/thermal_throttle/*_throttle_count"
+_CLOCK_FILES = "devices/system/cpu/cpu*/cpufreq/scaling_cur_freq"
 
 
 @dataclass(frozen=True)
-class Reading:
+class CounterReading:
     """Counters at one moment; seconds are of all cores together.
 
     Attributes:
@@ -96,32 +96,32 @@ class Noise:
     switches: Optional[float]
 
 
-def disturbances(noise: Noise, others: float = OTHERS) -> List[str]:
+def disturbances(noise: Noise, max_load: float = MAX_OTHER_LOAD) -> List[str]:
     """Why a job's time should not be trusted; empty where nothing that was read speaks against it.
 
     Args:
         others: share of other processes that is borne.
     """
-    found = []
-    if noise.others is not None and noise.others > others:
-        found.append(f"other processes took {noise.others:.1%} of the machine")
+    reasons = []
+    if noise.others is not None and noise.others > max_load:
+        reasons.append(f"other processes took {noise.others:.1%} of the machine")
     # somebody who bears a loaded machine bears it before and after, too
-    around = max(AROUND, others)
+    max_load_around = max(MAX_LOAD_AROUND, max_load)
     for when, share in (("before", noise.others_before), ("after", noise.others_after)):
-        if share is not None and share > around:
-            found.append(f"just {when} it, other processes took {share:.0%}")
-    if noise.stolen is not None and noise.stolen > STOLEN:
-        found.append(f"{noise.stolen:.1%} of the machine's time was stolen by its host")
+        if share is not None and share > max_load_around:
+            reasons.append(f"just {when} it, other processes took {share:.0%}")
+    if noise.stolen is not None and noise.stolen > MAX_STOLEN:
+        reasons.append(f"{noise.stolen:.1%} of the machine's time was stolen by its host")
     if noise.throttled:
-        found.append(f"the clock was throttled {noise.throttled} times")
-    if noise.swapped_in is not None and noise.swapped_in > SWAPPED_BYTES:
-        found.append(f"{noise.swapped_in / 2**20:.0f} MiB were swapped in")
-    return found
+        reasons.append(f"the clock was throttled {noise.throttled} times")
+    if noise.swapped_in is not None and noise.swapped_in > MAX_SWAPPED_BYTES:
+        reasons.append(f"{noise.swapped_in / 2**20:.0f} MiB were swapped in")
+    return reasons
 
 
-def unknown_of(noise: Noise) -> List[str]:
+def unknown_quantities(noise: Noise) -> List[str]:
     """What this machine does not tell."""
-    names = (
+    quantities = (
         ("others", "load of other processes during a job"),
         ("others_before", "load before and after"),
         ("stolen", "stolen time"),
@@ -130,41 +130,41 @@ def unknown_of(noise: Noise) -> List[str]:
         ("mhz", "clock"),
         ("minor_faults", "page faults and context switches"),
     )
-    return [words for name, words in names if getattr(noise, name) is None]
+    return [quantity for field, quantity in quantities if getattr(noise, field) is None]
 
 
-def read_counters(system: Path = Path("/sys"), processes: Path = Path("/proc")) -> Reading:
+def read_counters(system: Path = Path("/sys"), processes: Path = Path("/proc")) -> CounterReading:
     """The counters now."""
     times = psutil.cpu_times()
     stolen = getattr(times, "steal", None)
     idle = times.idle + getattr(times, "iowait", 0.0)
     busy = times.user + getattr(times, "nice", 0.0) + times.system
     busy += getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0)
-    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return Reading(
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return CounterReading(
         busy=busy,
         idle=idle,
         stolen=stolen,
-        ours=sum(one.ru_utime + one.ru_stime for one in own),
-        minor_faults=sum(one.ru_minflt for one in own),
-        major_faults=sum(one.ru_majflt for one in own),
-        yields=sum(one.ru_nvcsw for one in own),
-        switches=sum(one.ru_nivcsw for one in own),
-        throttled=_sum_of(system, _COUNTERS),
+        ours=sum(usage.ru_utime + usage.ru_stime for usage in usages),
+        minor_faults=sum(usage.ru_minflt for usage in usages),
+        major_faults=sum(usage.ru_majflt for usage in usages),
+        yields=sum(usage.ru_nvcsw for usage in usages),
+        switches=sum(one.ru_nivcsw for one in usages),
+        throttled=_summed_counters(system, _THROTTLE_COUNTERS),
         swapped_in=_swapped_in(processes / "vmstat"),
     )
 
 
-def load_between(first: Reading, last: Reading) -> Optional[float]:
+def load_between(first: CounterReading, last: CounterReading) -> Optional[float]:
     """Share of all cores' time in which processes ran that are not ours; None where no time has passed."""
-    passed = _passed(first, last)
-    if passed <= 0:
+    elapsed = _elapsed(first, last)
+    if elapsed <= 0:
         return None
-    others = last.busy - first.busy - (last.ours - first.ours)
-    return min(1.0, max(0.0, others / passed))
+    other_busy = last.busy - first.busy - (last.ours - first.ours)
+    return min(1.0, max(0.0, other_busy / elapsed))
 
 
-class Watch:
+class NoiseWatch:
     """Around one job: ``with Watch() as watch: ...``, then ``watch.noise``.
 
     Args:
@@ -175,7 +175,7 @@ class Watch:
     def __init__(
         self,
         descendants: bool = True,
-        read: Callable[[], Reading] = read_counters,
+        read: Callable[[], CounterReading] = read_counters,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -183,7 +183,7 @@ class Watch:
         self._mhz: List[float] = []
         self.noise: Optional[Noise] = None
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "NoiseWatch":
         before = self._read()
         self._sleep(AROUND_SECONDS)
         self._first, self._started = self._read(), self._clock()
@@ -204,35 +204,35 @@ class Watch:
             return
         self._sleep(AROUND_SECONDS)
         after = load_between(last, self._read())
-        first, known = self._first, self._descendants
-        passed = _passed(first, last)
+        first, includes_job = self._first, self._descendants
+        elapsed = _elapsed(first, last)
         stolen = None
-        if first.stolen is not None and last.stolen is not None and passed > 0:
-            stolen = (last.stolen - first.stolen) / passed
+        if first.stolen is not None and last.stolen is not None and elapsed > 0:
+            stolen = (last.stolen - first.stolen) / elapsed
         self.noise = Noise(
             seconds=seconds,
-            others=load_between(first, last) if known else None,
+            others=load_between(first, last) if includes_job else None,
             others_before=self._before,
             others_after=after,
             stolen=stolen,
             throttled=_difference(first.throttled, last.throttled),
             swapped_in=_difference(first.swapped_in, last.swapped_in),
             mhz=sum(self._mhz) / len(self._mhz) if self._mhz else None,
-            minor_faults=(last.minor_faults - first.minor_faults) / seconds if known else None,
-            major_faults=(last.major_faults - first.major_faults) / seconds if known else None,
-            yields=(last.yields - first.yields) / seconds if known else None,
-            switches=(last.switches - first.switches) / seconds if known else None,
+            minor_faults=(last.minor_faults - first.minor_faults) / seconds if includes_job else None,
+            major_faults=(last.major_faults - first.major_faults) / seconds if includes_job else None,
+            yields=(last.yields - first.yields) / seconds if includes_job else None,
+            switches=(last.switches - first.switches) / seconds if includes_job else None,
         )
 
 
 def clock_mhz(system: Path = Path("/sys")) -> Optional[float]:
     """Mean clock of the cores now; None where the kernel does not tell. What /proc/cpuinfo says in a virtual machine is
     the clock that its host had when it was made."""
-    clocks = [int(text) for text in map(_text, system.glob(_CLOCKS)) if text.isdigit()]
+    clocks = [int(text) for text in map(_text, system.glob(_CLOCK_FILES)) if text.isdigit()]
     return sum(clocks) / len(clocks) / 1000 if clocks else None
 
 
-def _passed(first: Reading, last: Reading) -> float:
+def _elapsed(first: CounterReading, last: CounterReading) -> float:
     stolen = (last.stolen or 0.0) - (first.stolen or 0.0)
     return last.busy - first.busy + last.idle - first.idle + stolen
 
@@ -241,7 +241,7 @@ def _difference(first: Optional[int], last: Optional[int]) -> Optional[int]:
     return last - first if first is not None and last is not None else None
 
 
-def _sum_of(system: Path, pattern: str) -> Optional[int]:
+def _summed_counters(system: Path, pattern: str) -> Optional[int]:
     counts = [int(text) for text in map(_text, system.glob(pattern)) if text.isdigit()]
     return sum(counts) if counts else None
 

@@ -10,8 +10,8 @@ from fugaku_gpt.records.operators import CLASSES, Operators
 COLUMNS = ("class", "seconds a", "seconds b", "ratio", "share of the difference")
 _DIGITS = 4  # significant ones of seconds
 # a difference of iterations below this, relative to the first side's, is not shared out: noise divided by noise
-_EQUAL = 0.01
-_AGAINST = -0.1  # share of the difference from which on a class that goes the other way is told
+_MIN_DIFFERENCE = 0.01
+_OPPOSING_SHARE = -0.1  # share of the difference from which on a class that goes the other way is told
 
 
 def operator_rows(a: Sequence[Operators], b: Sequence[Operators]) -> List[Dict[str, Any]]:
@@ -24,21 +24,21 @@ def operator_rows(a: Sequence[Operators], b: Sequence[Operators]) -> List[Dict[s
     Raises:
         ValueError: a side has no jobs.
     """
-    first, second = _means(a), _means(b)
-    whole = _whole(a), _whole(b)
-    differ = _differ(*whole)
+    means_a, means_b = _class_means(a), _class_means(b)
+    iteration_seconds = _iteration_seconds(a), _iteration_seconds(b)
+    is_explainable = _is_difference_explainable(*iteration_seconds)
     return [
         {
             "class": name,
-            "seconds a": float(f"{first[name]:.{_DIGITS}g}"),
-            "seconds b": float(f"{second[name]:.{_DIGITS}g}"),
-            "ratio": round(second[name] / first[name], 3) if first[name] > 0 else None,
+            "seconds a": float(f"{means_a[name]:.{_DIGITS}g}"),
+            "seconds b": float(f"{means_b[name]:.{_DIGITS}g}"),
+            "ratio": round(means_b[name] / means_a[name], 3) if means_a[name] > 0 else None,
             "share of the difference": (
-                round((second[name] - first[name]) / (whole[1] - whole[0]), 3) + 0.0 if differ else None  # no -0.0
+                round((means_b[name] - means_a[name]) / (iteration_seconds[1] - iteration_seconds[0]), 3) + 0.0 if is_explainable else None  # no -0.0
             ),
         }
         for name in CLASSES
-        if first[name] > 0 or second[name] > 0
+        if means_a[name] > 0 or means_b[name] > 0
     ]
 
 
@@ -48,40 +48,40 @@ def explanation(a: Sequence[Operators], b: Sequence[Operators]) -> str:
     Raises:
         ValueError: a side has no jobs.
     """
-    first, second = _means(a), _means(b)
-    whole = _whole(a), _whole(b)
-    told = f"{whole[1]:.4g} s and {whole[0]:.4g} s"
-    if not _differ(*whole):
-        return f"profiled iterations of B and A differ by less than {_EQUAL:.0%} ({told}): nothing to explain"
-    shares = {name: (second[name] - first[name]) / (whole[1] - whole[0]) for name in CLASSES}
+    means_a, means_b = _class_means(a), _class_means(b)
+    iteration_seconds = _iteration_seconds(a), _iteration_seconds(b)
+    seconds_text = f"{iteration_seconds[1]:.4g} s and {iteration_seconds[0]:.4g} s"
+    if not _is_difference_explainable(*iteration_seconds):
+        return f"profiled iterations of B and A differ by less than {_MIN_DIFFERENCE:.0%} ({seconds_text}): nothing to explain"
+    shares = {name: (means_b[name] - means_a[name]) / (iteration_seconds[1] - iteration_seconds[0]) for name in CLASSES}
     most, least = max(shares, key=lambda name: shares[name]), min(shares, key=lambda name: shares[name])
-    times = f", {second[most] / first[most]:.2f} times A's" if first[most] > 0 and second[most] > 0 else ""
-    against = ""
-    if shares[least] < _AGAINST:
-        against = f"; {least} goes the other way, by {abs(second[least] - first[least]):.3g} s"
+    factor = f", {means_b[most] / means_a[most]:.2f} times A's" if means_a[most] > 0 and means_b[most] > 0 else ""
+    opposing = ""
+    if shares[least] < _OPPOSING_SHARE:
+        opposing = f"; {least} goes the other way, by {abs(means_b[least] - means_a[least]):.3g} s"
     return (
-        f"{most} explains {shares[most]:.0%} of the difference between profiled iterations of B and A ({told}): "
-        f"{abs(second[most] - first[most]):.3g} s {'more' if second[most] > first[most] else 'less'}{times}{against}"
+        f"{most} explains {shares[most]:.0%} of the difference between profiled iterations of B and A ({seconds_text}): "
+        f"{abs(means_b[most] - means_a[most]):.3g} s {'more' if means_b[most] > means_a[most] else 'less'}{factor}{opposing}"
     )
 
 
-def slowdown(sides: Sequence[Operators]) -> float:
+def slowdown(jobs: Sequence[Operators]) -> float:
     """How many times as long an iteration takes because it is profiled: the geometric mean over jobs."""
-    return math.exp(math.fsum(math.log(one.slowdown) for one in sides) / len(sides))
+    return math.exp(math.fsum(math.log(job.slowdown) for job in jobs) / len(jobs))
 
 
-def _means(jobs: Sequence[Operators]) -> Dict[str, float]:
+def _class_means(jobs: Sequence[Operators]) -> Dict[str, float]:
     """Seconds per iteration of each class."""
     if not jobs:
         raise ValueError("a side needs the operators of at least one job")
     return {name: math.fsum(job.classes[name] for job in jobs) / len(jobs) for name in CLASSES}
 
 
-def _whole(jobs: Sequence[Operators]) -> float:
+def _iteration_seconds(jobs: Sequence[Operators]) -> float:
     """Seconds per iteration."""
     return math.fsum(job.seconds_per_iteration for job in jobs) / len(jobs)
 
 
-def _differ(a: float, b: float) -> bool:
+def _is_difference_explainable(a: float, b: float) -> bool:
     """Whether two times of iterations differ by so much that it can be shared out."""
-    return abs(b - a) >= _EQUAL * a
+    return abs(b - a) >= _MIN_DIFFERENCE * a

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from fugaku_gpt.compare.noise import Noise
-from fugaku_gpt.compare.samples import NOT_RUN, Job, not_applied, read_job
+from fugaku_gpt.compare.samples import NOT_RUN, JobSample, unapplied_settings, read_job
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.files import write_json_atomically
 from fugaku_gpt.records.run import OK
 from fugaku_gpt.versioned_json import read_versioned_json
 
 VERSION = 1
-FILE = "comparison.json"
+PLAN_FILE = "comparison.json"
 PAIR_FILE = "pair.json"
 NOISE_FILE = "noise.json"
 ENDING_FILE = "ending.json"
@@ -47,7 +47,7 @@ class SidePlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """What is compared, and how one job is timed.
 
     Attributes:
@@ -92,8 +92,8 @@ class Pair:
 
     name: str
     order: str
-    a: Job
-    b: Job
+    a: JobSample
+    b: JobSample
     noise_a: Optional[Noise]
     noise_b: Optional[Noise]
     disturbed: Tuple[str, ...]
@@ -111,7 +111,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Kept:
+class ComparisonRecord:
     """A live comparison as it stands on disk.
 
     Attributes:
@@ -120,7 +120,7 @@ class Kept:
         why_stopped: why no more pairs were run; empty while it runs, or where it was killed.
     """
 
-    plan: Plan
+    plan: ComparisonPlan
     pairs: Tuple[Pair, ...]
     broken_off: Tuple[str, ...]
     why_stopped: str = ""
@@ -133,9 +133,9 @@ class Kept:
     @property
     def seconds(self) -> Tuple[List[float], List[float]]:
         """Of A's jobs and of B's, pair by pair, of the pairs that count."""
-        found = [(pair.a.seconds, pair.b.seconds) for pair in self.counted]
-        known = [(a, b) for a, b in found if a is not None and b is not None]
-        return [a for a, _ in known], [b for _, b in known]
+        pair_seconds = [(pair.a.seconds, pair.b.seconds) for pair in self.counted]
+        timed_pairs = [(a, b) for a, b in pair_seconds if a is not None and b is not None]
+        return [a for a, _ in timed_pairs], [b for _, b in timed_pairs]
 
     @property
     def disturbed(self) -> List[Pair]:
@@ -148,55 +148,55 @@ class Kept:
 
     def failures(self) -> List[str]:
         """Why the last pair has no two numbers."""
-        found: List[str] = []
-        for last in self.pairs[-1:]:
-            for name, job in (("A", last.a), ("B", last.b)):
+        reasons: List[str] = []
+        for last_pair in self.pairs[-1:]:
+            for name, job in (("A", last_pair.a), ("B", last_pair.b)):
                 if job.status not in (OK, NOT_RUN):
-                    found.append(f"{name} did not run ({last.name}): {job.status}: {job.reason}")
+                    reasons.append(f"{name} did not run ({last_pair.name}): {job.status}: {job.reason}")
                 elif job.status == OK and job.seconds is None:
-                    found.append(f"{name} has no iteration after the warm-up ({last.name})")
-        return found
+                    reasons.append(f"{name} has no iteration after the warm-up ({last_pair.name})")
+        return reasons
 
     def not_applied(self) -> List[str]:
         """What the comparison is about and was not applied, and what was applied on one side alone."""
-        sides = [
-            {key: said for job in jobs for key, said in not_applied(job).items()}
+        unapplied = [
+            {key: remark for job in jobs for key, remark in unapplied_settings(job).items()}
             for jobs in ([pair.a for pair in self.pairs], [pair.b for pair in self.pairs])
         ]
         return [
-            f"{name}: {key}{said}: a verdict would be about something else; mend it and take another --out"
-            for name, mine, others in (("A", sides[0], sides[1]), ("B", sides[1], sides[0]))
-            for key, said in mine.items()
-            if key in self.plan.asked or key not in others
+            f"{name}: {key}{remark}: a verdict would be about something else; mend it and take another --out"
+            for name, own_settings, other_settings in (("A", unapplied[0], unapplied[1]), ("B", unapplied[1], unapplied[0]))
+            for key, remark in own_settings.items()
+            if key in self.plan.asked or key not in other_settings
         ]
 
 
-def write_plan(out: Path, plan: Plan) -> None:
+def write_plan(out: Path, plan: ComparisonPlan) -> None:
     """Keep what is compared."""
-    write_json_atomically(out / FILE, asdict(plan))
+    write_json_atomically(out / PLAN_FILE, asdict(plan))
 
 
-def write_ending(out: Path, why: str) -> None:
+def write_ending(out: Path, stop_reason: str) -> None:
     """Say why no more pairs were run."""
-    write_json_atomically(out / ENDING_FILE, {"version": VERSION, "why": why})
+    write_json_atomically(out / ENDING_FILE, {"version": VERSION, "why": stop_reason})
 
 
-def read_plan(out: Path) -> Optional[Plan]:
+def read_plan(out: Path) -> Optional[ComparisonPlan]:
     """What a folder compares; None where it holds no comparison.
 
     Raises:
         UsageError: the file is not of this format.
     """
-    return read_versioned_json(out / FILE, "a comparison's plan", (VERSION,), _plan_of, mend="choose another --out")
+    return read_versioned_json(out / PLAN_FILE, "a comparison's plan", (VERSION,), _plan_of, mend="choose another --out")
 
 
-def _plan_of(values: Mapping[str, Any]) -> Plan:
+def _plan_of(values: Mapping[str, Any]) -> ComparisonPlan:
     a, b = (
         SidePlan(side["text"], side["environment"], tuple(side["settings"]), side["config"], side.get("build", {}))
         for side in (values["a"], values["b"])
     )
     commit = str(values.get("commit", ""))
-    return Plan(a, b, int(values["warm_up"]), float(values["tolerance"]), float(values["load"]), commit)
+    return ComparisonPlan(a, b, int(values["warm_up"]), float(values["tolerance"]), float(values["load"]), commit)
 
 
 def write_noise(directory: Path, noise: Noise) -> None:
@@ -211,7 +211,7 @@ def write_pair(folder: Path, order: str, disturbed: List[str], seconds: float) -
     )
 
 
-def read_kept(out: Path) -> Kept:
+def read_comparison(out: Path) -> ComparisonRecord:
     """A live comparison as it stands.
 
     Raises:
@@ -219,22 +219,22 @@ def read_kept(out: Path) -> Kept:
     """
     plan = read_plan(out)
     if plan is None:
-        raise UsageError(f"{out}: holds no comparison ({FILE} is not there); give two sides to make one")
-    pairs, broken_off = [], []
-    for folder in folders_of(out):
+        raise UsageError(f"{out}: holds no comparison ({PLAN_FILE} is not there); give two sides to make one")
+    pairs, unfinished = [], []
+    for folder in pair_folders(out):
         pair = _read_pair(folder, plan.warm_up)
         if pair is None:
-            broken_off.append(folder.name)
+            unfinished.append(folder.name)
         else:
             pairs.append(pair)
-    why = read_versioned_json(
+    stop_reason = read_versioned_json(
         out / ENDING_FILE,
         "a record of why a comparison ended",
         (VERSION,),
-        lambda values: str(values["why"]),
+        lambda values: str(values["stop_reason"]),
         mend="remove it",
     )
-    return Kept(plan, tuple(pairs), tuple(broken_off), why or "")
+    return ComparisonRecord(plan, tuple(pairs), tuple(unfinished), stop_reason or "")
 
 
 def _read_pair(folder: Path, warm_up: int) -> Optional[Pair]:
@@ -255,16 +255,16 @@ def _read_pair(folder: Path, warm_up: int) -> Optional[Pair]:
     return Pair(folder.name, order, a, b, noise_a, noise_b, disturbed, seconds)
 
 
-def folders_of(out: Path) -> List[Path]:
+def pair_folders(out: Path) -> List[Path]:
     """The folders of the pairs, in their order."""
     numbered = [(path.name[len("pair-") :], path) for path in out.glob("pair-*") if path.is_dir()]
     return [path for _, path in sorted((int(text), path) for text, path in numbered if text.isdecimal())]
 
 
-def new_folder(out: Path) -> Path:
+def next_pair_folder(out: Path) -> Path:
     """The folder of the next pair."""
-    last = folders_of(out)
-    number = int(last[-1].name[len("pair-") :]) + 1 if last else 1
+    folders = pair_folders(out)
+    number = int(folders[-1].name[len("pair-") :]) + 1 if folders else 1
     return out / f"pair-{number:03d}"
 
 

@@ -9,11 +9,11 @@ from typing import Any, Sequence
 from fugaku_gpt.compare.report import Report
 from fugaku_gpt.plotting import picture
 
-_LEFT_OUT, _COUNTS, _A, _B = "#b0b0b0", "#1f77b4", "#7f7f7f", "#d62728"
-_LONGEST = 40  # characters of a name
+_LEFT_OUT_COLOR, _COUNTED_COLOR, _A_COLOR, _B_COLOR = "#b0b0b0", "#1f77b4", "#7f7f7f", "#d62728"
+_MAX_NAME_LENGTH = 40  # characters of a name
 
 
-def draw(report: Report, file: Path) -> None:
+def draw_report(report: Report, file: Path) -> None:
     """Write the picture; the same bytes for the same report.
 
     Raises:
@@ -22,47 +22,47 @@ def draw(report: Report, file: Path) -> None:
     panels = 2 if report.operators else 1
     rows = max(len(report.points), len(report.operators), 6)
     with picture(file, panels, (6.0 * panels, 1.5 + 0.28 * rows), log=False) as axes:
-        first, *others = list(axes) if panels > 1 else [axes]
-        _ratios(first, report)
-        for panel in others:
-            _operators(panel, report)
+        ratio_panel, *operator_panels = list(axes) if panels > 1 else [axes]
+        _draw_ratios(ratio_panel, report)
+        for panel in operator_panels:
+            _draw_operators(panel, report)
 
 
-def _ratios(panel: Any, report: Report) -> None:
-    names = [_short(point.name) for point in report.points]
-    places = range(len(names))
-    found = report.comparison
-    if found is not None and math.isfinite(found.high):
-        panel.axvspan(found.low, found.high, color=_COUNTS, alpha=0.15, linewidth=0, label="95 % interval")
-        panel.axvline(found.ratio, color=_COUNTS, linewidth=1)
+def _draw_ratios(panel: Any, report: Report) -> None:
+    names = [_shortened(point.name) for point in report.points]
+    positions = range(len(names))
+    comparison = report.comparison
+    if comparison is not None and math.isfinite(comparison.high):
+        panel.axvspan(comparison.low, comparison.high, color=_COUNTED_COLOR, alpha=0.15, linewidth=0, label="95 % interval")
+        panel.axvline(comparison.ratio, color=_COUNTED_COLOR, linewidth=1)
     panel.axvline(1.0, color="black", linewidth=0.8)
-    for counts, color, words in ((True, _COUNTS, "counts"), (False, _LEFT_OUT, "left out")):
-        chosen = [(point.ratio, place) for place, point in zip(places, report.points) if point.counts == counts]
-        if chosen:
-            panel.plot([x for x, _ in chosen], [y for _, y in chosen], "o", color=color, label=words)
-    panel.set_yticks(list(places))
+    for is_counted, color, label in ((True, _COUNTED_COLOR, "counts"), (False, _LEFT_OUT_COLOR, "left out")):
+        points = [(point.ratio, position) for position, point in zip(positions, report.points) if point.counts == is_counted]
+        if points:
+            panel.plot([x for x, _ in points], [y for _, y in points], "o", color=color, label=label)
+    panel.set_yticks(list(positions))
     panel.set_yticklabels(names)
     panel.invert_yaxis()
     panel.set_xlabel("seconds per iteration, B / A")
-    panel.set_title(f"A: {_short(report.a)}\nB: {_short(report.b)}", loc="left")
+    panel.set_title(f"A: {_shortened(report.a)}\nB: {_shortened(report.b)}", loc="left")
     panel.legend(loc="best", frameon=False)
 
 
-def _operators(panel: Any, report: Report) -> None:
+def _draw_operators(panel: Any, report: Report) -> None:
     names = [row["class"] for row in report.operators]
-    places = range(len(names))
-    _bars(panel, [place - 0.2 for place in places], [row["seconds a"] for row in report.operators], _A, "A")
-    _bars(panel, [place + 0.2 for place in places], [row["seconds b"] for row in report.operators], _B, "B")
-    panel.set_yticks(list(places))
+    positions = range(len(names))
+    _draw_bars(panel, [position - 0.2 for position in positions], [row["seconds a"] for row in report.operators], _A_COLOR, "A")
+    _draw_bars(panel, [position + 0.2 for position in positions], [row["seconds b"] for row in report.operators], _B_COLOR, "B")
+    panel.set_yticks(list(positions))
     panel.set_yticklabels(names)
     panel.invert_yaxis()
     panel.set_xlabel("seconds of an iteration")
     panel.legend(loc="best", frameon=False)
 
 
-def _bars(panel: Any, places: Sequence[float], values: Sequence[float], color: str, words: str) -> None:
-    panel.barh(places, values, height=0.38, color=color, label=words)
+def _draw_bars(panel: Any, positions: Sequence[float], values: Sequence[float], color: str, label: str) -> None:
+    panel.barh(positions, values, height=0.38, color=color, label=label)
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_NAME_LENGTH else text[: _MAX_NAME_LENGTH - 3] + "..."

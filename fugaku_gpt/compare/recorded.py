@@ -12,23 +12,23 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from fugaku_gpt.compare.samples import Job, expect_runs, not_applied, read_job
-from fugaku_gpt.compare.sides import RecordedSide, refuse_unlike, work_of
+from fugaku_gpt.compare.samples import JobSample, require_run_directories, unapplied_settings, read_job
+from fugaku_gpt.compare.sides import RecordedSide, refuse_unequal_work, work_per_iteration
 from fugaku_gpt.compare.statistics import Comparison, compare_groups, compare_pairs
 from fugaku_gpt.config import RunConfig, changed_settings
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.formulas.parameters import size_name
-from fugaku_gpt.planner.tables.rows import Refused, Row, parse_measured, parse_row, read_table, torch_build
+from fugaku_gpt.planner.tables.rows import RefusedRow, ConfigRow, parse_measurement, parse_row, read_table, torch_series
 
 # of a row, what is no configuration: one table rounds the vocabulary that another gives in full
-_NO_CONFIGURATION = ("id", "vocab", "mem_unit", "dtype")
+_NON_CONFIGURATION_COLUMNS = ("id", "vocab", "mem_unit", "dtype")
 # of a run, how it was handled, and settings that change what is recorded, not how long an iteration takes
-_WORK = ("layers", "hidden", "heads", "seq_len", "global_batch")  # of a row
-_HANDLING = ("job.", "checkpoint.", "data.", "training.iterations", "training.profile_operators")
+_WORK_COLUMNS = ("layers", "hidden", "heads", "seq_len", "global_batch")  # of a row
+_HANDLING_KEYS = ("job.", "checkpoint.", "data.", "training.iterations", "training.profile_operators")
 
 
 @dataclass(frozen=True)
-class Measured:
+class RecordedRun:
     """One recorded run: its name, what it was, what it gave, and which of its settings were not applied.
 
     Attributes:
@@ -59,14 +59,14 @@ class Block:
     """
 
     words: str
-    a: Tuple[Measured, ...]
-    b: Tuple[Measured, ...]
+    a: Tuple[RecordedRun, ...]
+    b: Tuple[RecordedRun, ...]
     comparison: Optional[Comparison]
 
     @property
     def seconds(self) -> Tuple[float, float]:
         """Geometric means of the sides' seconds per iteration."""
-        return _geometric([run.seconds for run in self.a]), _geometric([run.seconds for run in self.b])
+        return _geometric_mean([run.seconds for run in self.a]), _geometric_mean([run.seconds for run in self.b])
 
     @property
     def ratio(self) -> float:
@@ -97,12 +97,12 @@ class Recorded:
     blocks: Tuple[Block, ...]
     comparison: Optional[Comparison]
     left_out: Tuple[str, ...]
-    jobs_a: Tuple[Job, ...] = ()
-    jobs_b: Tuple[Job, ...] = ()
+    jobs_a: Tuple[JobSample, ...] = ()
+    jobs_b: Tuple[JobSample, ...] = ()
 
 
 @dataclass(frozen=True)
-class Found:
+class SelectedRuns:
     """The runs of a side, and lines about what was not used.
 
     Attributes:
@@ -110,9 +110,9 @@ class Found:
         failed: of runs that meet the conditions and have not ended well, how each ended.
     """
 
-    runs: Tuple[Measured, ...]
+    runs: Tuple[RecordedRun, ...]
     left_out: Tuple[str, ...]
-    jobs: Tuple[Job, ...] = ()
+    jobs: Tuple[JobSample, ...] = ()
     failed: Tuple[str, ...] = ()
 
 
@@ -131,52 +131,52 @@ def compare_recorded(a: RecordedSide, b: RecordedSide, warm_up: int, tolerance: 
         raise UsageError(f"{a.text} and {b.text}: rows of a table and run directories have no columns in common")
     if (a.path.resolve(), a.conditions) == (b.path.resolve(), b.conditions):
         raise UsageError(f"{a.text} and {b.text}: are the same runs; add what tells them apart, such as :torch=1.7")
-    first, second = (rows_of(side) if side.is_table else runs_of(side, warm_up) for side in (a, b))
-    _refuse_overlap(a, b, first, second)
-    asked = {one.key for one in set(a.conditions) ^ set(b.conditions)}
-    if asked & {"nodes", "ranks_per_node", "ranks"}:  # with these the number of replicas changes
-        asked |= {"processes", "dp", "layout.dp"}
-    pairs = _matched(first.runs, second.runs, asked)
-    if not pairs and not a.is_table and all(len(_groups(one.runs, asked)) == 1 for one in (first, second)):
+    selected_a, selected_b = (select_rows(side) if side.is_table else select_runs(side, warm_up) for side in (a, b))
+    _refuse_overlap(a, b, selected_a, selected_b)
+    compared_keys = {condition.key for condition in set(a.conditions) ^ set(b.conditions)}
+    if compared_keys & {"nodes", "ranks_per_node", "ranks"}:  # with these the number of replicas changes
+        compared_keys |= {"processes", "dp", "layout.dp"}
+    matched_runs = _match(selected_a.runs, selected_b.runs, compared_keys)
+    if not matched_runs and not a.is_table and all(len(_group_by_configuration(selected.runs, compared_keys)) == 1 for selected in (selected_a, selected_b)):
         # two folders, one configuration each: they differ in what was meant to differ
-        pairs = [(first.runs, second.runs)]
-    for x, y in pairs:
-        refuse_unlike(x[0].work, y[0].work)
-    applied = [(_applied(x, y), _applied(y, x)) for x, y in pairs]
-    blocks = tuple(Block(x[0].words, x, y, _within(x, y, tolerance)) for x, y in applied if x and y)
-    used_a, used_b = ({run.key for runs in side for run in runs} for side in _sides_of(blocks))
+        matched_runs = [(selected_a.runs, selected_b.runs)]
+    for runs_a, runs_b in matched_runs:
+        refuse_unequal_work(runs_a[0].work, runs_b[0].work)
+    applied = [(_applied_runs(runs_a, runs_b), _applied_runs(runs_b, runs_a)) for runs_a, runs_b in matched_runs]
+    blocks = tuple(Block(runs_a[0].words, runs_a, runs_b, _compare_runs(runs_a, runs_b, tolerance)) for runs_a, runs_b in applied if runs_a and runs_b)
+    used_a, used_b = ({run.key for runs in side for run in runs} for side in _runs_of_sides(blocks))
     return Recorded(
         blocks,
-        _over(blocks, tolerance),
+        _compare_blocks(blocks, tolerance),
         tuple(
             f"{name}: {line}"
-            for name, one, used in (("A", first, used_a), ("B", second, used_b))
-            for line in (*one.left_out, *_not_applied(one.runs, used), *_without_partner(one.runs, used))
+            for name, selected, used_keys in (("A", selected_a, used_a), ("B", selected_b, used_b))
+            for line in (*selected.left_out, *_unapplied_lines(selected.runs, used_keys), *_unmatched_lines(selected.runs, used_keys))
         ),
-        _jobs_of(first, used_a),
-        _jobs_of(second, used_b),
+        _used_jobs(selected_a, used_a),
+        _used_jobs(selected_b, used_b),
     )
 
 
-def _refuse_overlap(a: RecordedSide, b: RecordedSide, first: "Found", second: "Found") -> None:
-    there = {run.key for run in second.runs}
-    both = [run.name for run in first.runs if run.key in there]
-    if both:
+def _refuse_overlap(a: RecordedSide, b: RecordedSide, selected_a: "SelectedRuns", selected_b: "SelectedRuns") -> None:
+    keys_b = {run.key for run in selected_b.runs}
+    shared_names = [run.name for run in selected_a.runs if run.key in keys_b]
+    if shared_names:
         raise UsageError(
-            f"{a.text} and {b.text}: {_some(both)} on both sides: are the same runs there; add conditions that tell "
+            f"{a.text} and {b.text}: {_shortened_list(shared_names)} on both sides: are the same runs there; add conditions that tell "
             "the sides apart, such as :torch=1.7 and :torch=1.10"
         )
 
 
-def _sides_of(blocks: Sequence[Block]) -> "Tuple[List[Runs], List[Runs]]":
+def _runs_of_sides(blocks: Sequence[Block]) -> "Tuple[List[Runs], List[Runs]]":
     return [block.a for block in blocks], [block.b for block in blocks]
 
 
-def _jobs_of(found: "Found", used: Set[str]) -> Tuple[Job, ...]:
-    return tuple(job for run, job in zip(found.runs, found.jobs) if run.key in used)
+def _used_jobs(selected: "SelectedRuns", used_keys: Set[str]) -> Tuple[JobSample, ...]:
+    return tuple(job for run, job in zip(selected.runs, selected.jobs) if run.key in used_keys)
 
 
-def _over(blocks: Sequence[Block], tolerance: float) -> Optional[Comparison]:
+def _compare_blocks(blocks: Sequence[Block], tolerance: float) -> Optional[Comparison]:
     if not blocks:
         return None
     if len(blocks) == 1:
@@ -184,106 +184,106 @@ def _over(blocks: Sequence[Block], tolerance: float) -> Optional[Comparison]:
         a, b = ([run.seconds for run in runs] for runs in (block.a, block.b))
         return compare_groups(a, b, tolerance)
     seconds = [block.seconds for block in blocks]
-    return compare_pairs([one for one, _ in seconds], [other for _, other in seconds], tolerance)
+    return compare_pairs([seconds_a for seconds_a, _ in seconds], [seconds_b for _, seconds_b in seconds], tolerance)
 
 
-def _within(a: Sequence[Measured], b: Sequence[Measured], tolerance: float) -> Optional[Comparison]:
+def _compare_runs(a: Sequence[RecordedRun], b: Sequence[RecordedRun], tolerance: float) -> Optional[Comparison]:
     if min(len(a), len(b)) < 2:
         return None
     return compare_groups([run.seconds for run in a], [run.seconds for run in b], tolerance)
 
 
-Runs = Tuple[Measured, ...]
+Runs = Tuple[RecordedRun, ...]
 
 
-def _matched(a: Sequence[Measured], b: Sequence[Measured], asked: Set[str]) -> List[Tuple[Runs, Runs]]:
-    ours, theirs = _groups(a, asked), _groups(b, asked)
-    return [(tuple(ours[key]), tuple(theirs[key])) for key in ours if key in theirs]
+def _match(a: Sequence[RecordedRun], b: Sequence[RecordedRun], compared_keys: Set[str]) -> List[Tuple[Runs, Runs]]:
+    groups_a, groups_b = _group_by_configuration(a, compared_keys), _group_by_configuration(b, compared_keys)
+    return [(tuple(groups_a[key]), tuple(groups_b[key])) for key in groups_a if key in groups_b]
 
 
-def _groups(runs: Sequence[Measured], asked: Set[str]) -> Dict[Tuple[Tuple[str, str], ...], List[Measured]]:
-    groups: Dict[Tuple[Tuple[str, str], ...], List[Measured]] = {}
+def _group_by_configuration(runs: Sequence[RecordedRun], compared_keys: Set[str]) -> Dict[Tuple[Tuple[str, str], ...], List[RecordedRun]]:
+    groups: Dict[Tuple[Tuple[str, str], ...], List[RecordedRun]] = {}
     for run in runs:
-        key = tuple(sorted((name, repr(value)) for name, value in run.configuration.items() if name not in asked))
+        key = tuple(sorted((name, repr(value)) for name, value in run.configuration.items() if name not in compared_keys))
         groups.setdefault(key, []).append(run)
     return groups
 
 
-def _applied(runs: Runs, others: Runs) -> Runs:
+def _applied_runs(runs: Runs, other_runs: Runs) -> Runs:
     """The runs that have really run with what tells them from the others. What both sides ask for and no run of
     either has got is the same for all."""
-    there = others[0].configuration
-    nowhere = set.intersection(*(set(run.not_applied) for run in (*runs, *others)))
+    other_configuration = other_runs[0].configuration
+    unapplied_everywhere = set.intersection(*(set(run.not_applied) for run in (*runs, *other_runs)))
     return tuple(
         run
         for run in runs
-        if all(key in nowhere and run.configuration.get(key) == there.get(key) for key in run.not_applied)
+        if all(key in unapplied_everywhere and run.configuration.get(key) == other_configuration.get(key) for key in run.not_applied)
     )
 
 
-def _not_applied(runs: Sequence[Measured], used: Set[str]) -> List[str]:
-    left = [run for run in runs if run.key not in used and run.not_applied]
-    return [f"{run.name}: {', '.join(run.not_applied)} was not applied, by its own record" for run in left]
+def _unapplied_lines(runs: Sequence[RecordedRun], used_keys: Set[str]) -> List[str]:
+    unapplied_runs = [run for run in runs if run.key not in used_keys and run.not_applied]
+    return [f"{run.name}: {', '.join(run.not_applied)} was not applied, by its own record" for run in unapplied_runs]
 
 
-def _without_partner(runs: Sequence[Measured], used: Set[str]) -> List[str]:
-    left = [run.name for run in runs if run.key not in used and not run.not_applied]
-    if not left:
+def _unmatched_lines(runs: Sequence[RecordedRun], used_keys: Set[str]) -> List[str]:
+    unmatched = [run.name for run in runs if run.key not in used_keys and not run.not_applied]
+    if not unmatched:
         return []
-    runs_ = "run" if len(left) == 1 else "runs"
-    return [f"{len(left)} {runs_} of configurations that the other side lacks: {_some(left)}"]
+    noun = "run" if len(unmatched) == 1 else "runs"
+    return [f"{len(unmatched)} {noun} of configurations that the other side lacks: {_shortened_list(unmatched)}"]
 
 
-def _some(names: Sequence[str]) -> str:
+def _shortened_list(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def rows_of(side: RecordedSide) -> Found:
+def select_rows(side: RecordedSide) -> SelectedRuns:
     """The rows of a CSV that meet a side's conditions and have ended well.
 
     Raises:
         UsageError: there is none.
     """
-    found: List[Measured] = []
-    ends: Counter[str] = Counter()
-    seen: Dict[Tuple[object, ...], Tuple[str, Optional[float]]] = {}  # → the table that showed it first, memory
+    selected: List[RecordedRun] = []
+    left_out_counts: Counter[str] = Counter()
+    first_shown: Dict[Tuple[object, ...], Tuple[str, Optional[float]]] = {}  # → the table that showed it first, memory
     file = str(side.path.resolve())
     for number, cells in enumerate(read_table(side.path)):
         row = parse_row(cells)
-        if not all(one.holds(_cell(row, cells, one.key)) for one in side.conditions):
+        if not all(condition.holds(_cell_value(row, cells, condition.key)) for condition in side.conditions):
             continue
-        if isinstance(row, Refused):
-            ends["which are no configuration"] += 1
+        if isinstance(row, RefusedRow):
+            left_out_counts["which are no configuration"] += 1
             continue
-        measured = parse_measured(cells)
-        if measured.status.lower() != "ok" or measured.seconds is None:
-            ends[f"with status {measured.status or 'unknown'}" if measured.status != "ok" else "without seconds"] += 1
+        measurement = parse_measurement(cells)
+        if measurement.status.lower() != "ok" or measurement.seconds is None:
+            left_out_counts[f"with status {measurement.status or 'unknown'}" if measurement.status != "ok" else "without seconds"] += 1
             continue
         configuration = {
-            spec.name: getattr(row, spec.name) for spec in fields(row) if spec.name not in _NO_CONFIGURATION
+            spec.name: getattr(row, spec.name) for spec in fields(row) if spec.name not in _NON_CONFIGURATION_COLUMNS
         }
         # a repeat in the same table may well take as long, to the digits that are given, but not hold as much, too
-        same, table = (*configuration.values(), measured.seconds), row.id.rpartition(".")[0]
-        first = seen.get(same)
-        if first is not None and (first[0] != table or measured.memory is not None and first[1] == measured.memory):
-            ends["that another table shows too: counted once"] += 1
+        identity, table = (*configuration.values(), measurement.seconds), row.id.rpartition(".")[0]
+        shown = first_shown.get(identity)
+        if shown is not None and (shown[0] != table or measurement.memory is not None and shown[1] == measurement.memory):
+            left_out_counts["that another table shows too: counted once"] += 1
             continue
-        seen.setdefault(same, (table, measured.memory))
-        found.append(
-            Measured(
+        first_shown.setdefault(identity, (table, measurement.memory))
+        selected.append(
+            RecordedRun(
                 f"{file}:{number}",
                 row.id,
-                {name: configuration[name] for name in _WORK},
+                {name: configuration[name] for name in _WORK_COLUMNS},
                 configuration,
-                _words_of_row(row),
-                measured.seconds,
-                measured.memory,
+                _row_summary(row),
+                measurement.seconds,
+                measurement.memory,
                 row.mem_unit,
             )
         )
-    if not found:
+    if not selected:
         raise UsageError(f"{side.text}: no row with status ok and seconds meets this; see its columns and conditions")
-    return Found(tuple(found), _counted(ends, "row"))
+    return SelectedRuns(tuple(selected), _left_out_lines(left_out_counts, "row"))
 
 
 def source_of(name: str) -> str:
@@ -292,81 +292,81 @@ def source_of(name: str) -> str:
     return source if point else ""
 
 
-def runs_of(side: RecordedSide, warm_up: int) -> Found:
+def select_runs(side: RecordedSide, warm_up: int) -> SelectedRuns:
     """The run directories that meet a side's conditions and have ended well.
 
     Raises:
         UsageError: there is none.
         RunFailed: all that meet the conditions have failed.
     """
-    found: List[Measured] = []
-    jobs: List[Job] = []
+    selected: List[RecordedRun] = []
+    jobs: List[JobSample] = []
     failed: List[str] = []
-    ends: Counter[str] = Counter()
-    for directory in expect_runs(side.path):
+    left_out_counts: Counter[str] = Counter()
+    for directory in require_run_directories(side.path):
         job = read_job(directory, warm_up)
         config = job.config
         if config is None:
-            ends["that were refused"] += 1
+            left_out_counts["that were refused"] += 1
             continue
-        if not all(one.holds(_setting(config, one.key)) for one in side.conditions):
+        if not all(condition.holds(_setting_value(config, condition.key)) for condition in side.conditions):
             continue
         if not job.usable or job.seconds is None:
-            ends[f"with status {job.status}" if job.status != "ok" else "of no more iterations than the warm-up"] += 1
+            left_out_counts[f"with status {job.status}" if job.status != "ok" else "of no more iterations than the warm-up"] += 1
             failed += [f"{job.name}: {job.status}: {job.reason}"] if job.status != "ok" else []
             continue
-        configuration = {key: value for key, value in changed_settings(config).items() if not key.startswith(_HANDLING)}
+        configuration = {key: value for key, value in changed_settings(config).items() if not key.startswith(_HANDLING_KEYS)}
         # of a condition's key the default counts too, so that "not asked for" and "false" are one
-        configuration.update({one.key: _setting(config, one.key) for one in side.conditions})
+        configuration.update({condition.key: _setting_value(config, condition.key) for condition in side.conditions})
         memory = float(job.node_used_bytes) if job.node_used_bytes is not None else None
-        words, missing = _words_of_config(config), tuple(not_applied(job))
-        key, work, unit = str(directory.resolve()), work_of(config), "bytes of the node"
-        found.append(Measured(key, job.name, work, configuration, words, job.seconds, memory, unit, missing))
+        summary, unapplied = _config_summary(config), tuple(unapplied_settings(job))
+        key, work, unit = str(directory.resolve()), work_per_iteration(config), "bytes of the node"
+        selected.append(RecordedRun(key, job.name, work, configuration, summary, job.seconds, memory, unit, unapplied))
         jobs.append(job)
-    if not found:
-        left = "; ".join(_counted(ends, "run"))
-        said = f"{side.text}: no run that has ended well and meets this" + (f" ({left})" if left else "")
-        raise RunFailed("\n".join([said, *failed])) if failed else UsageError(said)
-    return Found(tuple(found), _counted(ends, "run"), tuple(jobs), tuple(failed))
+    if not selected:
+        left_out = "; ".join(_left_out_lines(left_out_counts, "run"))
+        message = f"{side.text}: no run that has ended well and meets this" + (f" ({left_out})" if left_out else "")
+        raise RunFailed("\n".join([message, *failed])) if failed else UsageError(message)
+    return SelectedRuns(tuple(selected), _left_out_lines(left_out_counts, "run"), tuple(jobs), tuple(failed))
 
 
-def _counted(ends: Mapping[str, int], noun: str) -> Tuple[str, ...]:
-    return tuple(f"{count} {noun}{'' if count == 1 else 's'} {what}" for what, count in sorted(ends.items()))
+def _left_out_lines(left_out_counts: Mapping[str, int], noun: str) -> Tuple[str, ...]:
+    return tuple(f"{count} {noun}{'' if count == 1 else 's'} {reason}" for reason, count in sorted(left_out_counts.items()))
 
 
-def _cell(row: "Row | Refused", cells: Mapping[str, str], key: str) -> object:
+def _cell_value(row: "ConfigRow | RefusedRow", cells: Mapping[str, str], key: str) -> object:
     """A value that a condition is about; of a row that is no configuration, as it stands."""
-    if isinstance(row, Row):
+    if isinstance(row, ConfigRow):
         return getattr(row, key)
-    return torch_build(cells.get(key, "")) if key == "torch" else cells.get(key, "")
+    return torch_series(cells.get(key, "")) if key == "torch" else cells.get(key, "")
 
 
-def _setting(config: RunConfig, key: str) -> object:
+def _setting_value(config: RunConfig, key: str) -> object:
     if key == "ranks":
         return config.layout.ranks
     section, _, leaf = key.partition(".")
     return getattr(getattr(config, section), leaf)
 
 
-def _words_of_row(row: Row) -> str:
-    words = [
+def _row_summary(row: ConfigRow) -> str:
+    shape = [
         f"{row.layers}x{row.hidden}",
         f"seq {row.seq_len}",
         f"{row.nodes} x {row.ranks_per_node}",
         f"dp {row.dp} tp {row.tp} pp {row.pp}",
         f"mbs {row.micro_batch} gbs {row.global_batch}",
     ]
-    more: Sequence[Tuple[bool, str]] = (
+    extras: Sequence[Tuple[bool, str]] = (
         (row.recompute, "recompute"),
         (row.zero > 0, f"zero {row.zero}"),
         (row.freq_ghz not in (0, 2.0), f"{row.freq_ghz:g} GHz"),
         (row.tcmalloc, "tcmalloc"),
         (row.retention is not None, f"retention {row.retention}"),
     )
-    return ", ".join([*words, *(text for holds, text in more if holds)])
+    return ", ".join([*shape, *(text for is_shown, text in extras if is_shown)])
 
 
-def _words_of_config(config: RunConfig) -> str:
+def _config_summary(config: RunConfig) -> str:
     layout, training = config.layout, config.training
     return ", ".join(
         [
@@ -378,5 +378,5 @@ def _words_of_config(config: RunConfig) -> str:
     )
 
 
-def _geometric(values: Sequence[float]) -> float:
+def _geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(math.log(value) for value in values) / len(values))

@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from fugaku_gpt.compare.live import STOPPED, comparison_of
-from fugaku_gpt.compare.pairs import A_FIRST, Kept
+from fugaku_gpt.compare.pairs import A_FIRST, ComparisonRecord
 from fugaku_gpt.compare.recorded import Block, Recorded
-from fugaku_gpt.compare.samples import SETTLED, Job, builds_of
-from fugaku_gpt.compare.sections import OPERATORS, Section, about_jobs, noise_section, run_section
+from fugaku_gpt.compare.samples import MAX_SETTLING, JobSample, builds_of
+from fugaku_gpt.compare.sections import OPERATORS, Section, job_sections, noise_section, run_section
 from fugaku_gpt.compare.statistics import Comparison
 
 NO_VERDICT = "none"
 UNDECIDED = "undecided"
-_MANY = 100  # pairs that nobody will run
+_MAX_MORE_PAIRS = 100  # pairs that nobody will run
 
 
 @dataclass(frozen=True)
@@ -55,46 +55,46 @@ class Report:
     stopped: bool = False
 
 
-def report_live(kept: Kept) -> Report:
+def report_live(record: ComparisonRecord) -> Report:
     """Of a live comparison, as far as it has come."""
-    plan, counted = kept.plan, kept.counted
-    troubles, found = kept.troubles(), comparison_of(kept)
+    plan, counted = record.plan, record.counted
+    troubles, comparison = record.troubles(), comparison_of(record)
     jobs_a, jobs_b = [pair.a for pair in counted], [pair.b for pair in counted]
     for name, jobs in (("A", jobs_a), ("B", jobs_b)):
         builds = builds_of(jobs)
         if len(builds) > 1:
             troubles.append(f"{name}'s jobs ran with different builds: {'; '.join(builds)}")
-    conclusion = _conclusion(found, plan.tolerance, troubles, "pairs")
+    conclusion = _conclude(comparison, plan.tolerance, troubles, "pairs")
     first = sum(pair.order == A_FIRST for pair in counted)
-    why = [
+    reasons = [
         *troubles,
-        *([f"no more pairs were run: {kept.why_stopped}"] if kept.why_stopped else []),
+        *([f"no more pairs were run: {record.why_stopped}"] if record.why_stopped else []),
         f"order: A was first in {first} of {len(counted)} pairs that count",
-        *_unsettled(jobs_a, jobs_b),
+        *_warm_up_warnings(jobs_a, jobs_b),
     ]
     rows = [
         {
             "pair": pair.name,
             "order": " ".join(pair.order),
-            "A (s)": _seconds(pair.a.seconds),
-            "B (s)": _seconds(pair.b.seconds),
-            "B/A": _ratio(pair.a.seconds, pair.b.seconds),
-            "counts": _why_not(pair.ended_well, pair.disturbed),
+            "A (s)": _seconds_cell(pair.a.seconds),
+            "B (s)": _seconds_cell(pair.b.seconds),
+            "B/A": _ratio_cell(pair.a.seconds, pair.b.seconds),
+            "counts": _counts_cell(pair.ended_well, pair.disturbed),
         }
-        for pair in kept.pairs
+        for pair in record.pairs
     ]
     sections = [
-        *([run_section(jobs_a[0], _timed(jobs_a[0], plan.warm_up))] if jobs_a else []),
-        Section("Seconds per iteration", (), _JOBS, _spread(*kept.seconds)),
-        Section("Pairs", (_told(kept),), ("pair", "order", "A (s)", "B (s)", "B/A", "counts"), tuple(rows)),
-        *about_jobs(jobs_a, jobs_b),
+        *([run_section(jobs_a[0], _timing_lines(jobs_a[0], plan.warm_up))] if jobs_a else []),
+        Section("Seconds per iteration", (), _SPREAD_COLUMNS, _spread_rows(*record.seconds)),
+        Section("Pairs", (_pair_counts_line(record),), ("pair", "order", "A (s)", "B (s)", "B/A", "counts"), tuple(rows)),
+        *job_sections(jobs_a, jobs_b),
         *noise_section(
-            [pair.noise_a for pair in kept.pairs if pair.noise_a], [pair.noise_b for pair in kept.pairs if pair.noise_b]
+            [pair.noise_a for pair in record.pairs if pair.noise_a], [pair.noise_b for pair in record.pairs if pair.noise_b]
         ),
     ]
     points = [
         Point(pair.name, pair.b.seconds / pair.a.seconds, pair.counts)
-        for pair in kept.pairs
+        for pair in record.pairs
         if pair.a.seconds is not None and pair.b.seconds is not None
     ]
     values: Dict[str, Any] = {
@@ -109,43 +109,43 @@ def report_live(kept: Kept) -> Report:
                 "noise_a": asdict(pair.noise_a) if pair.noise_a else None,
                 "noise_b": asdict(pair.noise_b) if pair.noise_b else None,
             }
-            for pair in kept.pairs
+            for pair in record.pairs
         ],
-        "broken_off": list(kept.broken_off),
+        "broken_off": list(record.broken_off),
         "warm_up": plan.warm_up,
         "tolerance": plan.tolerance,
     }
-    report = _report((plan.a.text, plan.b.text), conclusion, why, sections, points, values)
-    return replace(report, stopped=kept.why_stopped == STOPPED)
+    report = _assemble((plan.a.text, plan.b.text), conclusion, reasons, sections, points, values)
+    return replace(report, stopped=record.why_stopped == STOPPED)
 
 
 def report_recorded(a: str, b: str, recorded: Recorded, tolerance: float) -> Report:
     """Of runs that were made before."""
-    blocks, found = recorded.blocks, recorded.comparison
-    why = []
+    blocks, comparison = recorded.blocks, recorded.comparison
+    reasons = []
     if not blocks:
-        why.append("no configuration was run on both sides: nothing can be told")
+        reasons.append("no configuration was run on both sides: nothing can be told")
     single = sum(block.comparison is None for block in blocks)
     if single:
-        which = f"{single} of {len(blocks)} configurations have" if len(blocks) > 1 else "the configuration has"
-        why.append(f"{which} one run alone on a side: what a repeat would have changed there is not known")
+        subject = f"{single} of {len(blocks)} configurations have" if len(blocks) > 1 else "the configuration has"
+        reasons.append(f"{subject} one run alone on a side: what a repeat would have changed there is not known")
     if len(blocks) > 1:
-        why.append(
+        reasons.append(
             "over all: one ratio of each configuration, whatever the number of its runs, one included; how far "
             "these ratios lie apart tells the noise (a blocked comparison)"
         )
-    why.append("these runs were not made in turns: what else has changed between them is in the ratio, too")
-    conclusion = _conclusion(found, tolerance, [] if blocks else why[:1], "configurations")
+    reasons.append("these runs were not made in turns: what else has changed between them is in the ratio, too")
+    conclusion = _conclude(comparison, tolerance, [] if blocks else reasons[:1], "configurations")
     rows = [
         {
             "configuration": block.words,
             "A": ", ".join(run.name for run in block.a),
             "B": ", ".join(run.name for run in block.b),
-            "A (s)": _seconds(block.seconds[0]),
-            "B (s)": _seconds(block.seconds[1]),
+            "A (s)": _seconds_cell(block.seconds[0]),
+            "B (s)": _seconds_cell(block.seconds[1]),
             "B/A": f"{block.ratio:.3f}",
             "memory B/A": f"{block.memory_ratio:.3f}" if block.memory_ratio is not None else None,
-            "verdict": _of_block(block),
+            "verdict": _block_verdict(block),
         }
         for block in blocks
     ]
@@ -155,7 +155,7 @@ def report_recorded(a: str, b: str, recorded: Recorded, tolerance: float) -> Rep
         sections.append(Section("Left out", recorded.left_out))
     if recorded.jobs_a:
         sections.append(run_section(recorded.jobs_a[0]))
-    sections += about_jobs(recorded.jobs_a, recorded.jobs_b)
+    sections += job_sections(recorded.jobs_a, recorded.jobs_b)
     points = [Point(block.words, block.ratio, True) for block in blocks]
     values = {
         "configurations": [
@@ -165,23 +165,23 @@ def report_recorded(a: str, b: str, recorded: Recorded, tolerance: float) -> Rep
                 "b": {run.name: run.seconds for run in block.b},
                 "ratio": block.ratio,
                 "memory_ratio": block.memory_ratio,
-                "comparison": _finite(block.comparison),
+                "comparison": _comparison_json(block.comparison),
             }
             for block in blocks
         ],
         "left_out": list(recorded.left_out),
         "tolerance": tolerance,
     }
-    return _report((a, b), conclusion, why, sections, points, values)
+    return _assemble((a, b), conclusion, reasons, sections, points, values)
 
 
-def _report(
+def _assemble(
     sides: Tuple[str, str],
     conclusion: "_Conclusion",
-    why: Sequence[str],
+    reasons: Sequence[str],
     sections: Sequence[Section],
     points: Sequence[Point],
-    more: Mapping[str, Any],
+    extra_values: Mapping[str, Any],
 ) -> Report:
     (a, b), (verdict, headline, comparison) = sides, conclusion
     if verdict == NO_VERDICT:  # the times are in the tables; a ratio of them would be about something else
@@ -192,14 +192,14 @@ def _report(
         "b": b,
         "verdict": verdict,
         "headline": headline,
-        "why": list(why),
-        "comparison": _finite(comparison),
-        **more,
-        "tables": {one.title: {"lines": list(one.lines), "rows": [dict(row) for row in one.rows]} for one in sections},
+        "why": list(reasons),
+        "comparison": _comparison_json(comparison),
+        **extra_values,
+        "tables": {section.title: {"lines": list(section.lines), "rows": [dict(row) for row in section.rows]} for section in sections},
     }
-    operators = [row for one in sections if one.title == OPERATORS for row in one.rows]
+    operators = [row for section in sections if section.title == OPERATORS for row in section.rows]
     return Report(
-        a, b, verdict, headline, tuple(why), tuple(sections), comparison, tuple(points), values, tuple(operators)
+        a, b, verdict, headline, tuple(reasons), tuple(sections), comparison, tuple(points), values, tuple(operators)
     )
 
 
@@ -211,53 +211,53 @@ class _Conclusion(NamedTuple):
     comparison: Optional[Comparison]
 
 
-def _conclusion(found: Optional[Comparison], tolerance: float, troubles: Sequence[str], noun: str) -> _Conclusion:
-    return _Conclusion(*_headline(found, tolerance, troubles, noun), found)
+def _conclude(comparison: Optional[Comparison], tolerance: float, troubles: Sequence[str], noun: str) -> _Conclusion:
+    return _Conclusion(*_verdict_and_headline(comparison, tolerance, troubles, noun), comparison)
 
 
-def _headline(found: Optional[Comparison], tolerance: float, troubles: Sequence[str], noun: str) -> Tuple[str, str]:
+def _verdict_and_headline(comparison: Optional[Comparison], tolerance: float, troubles: Sequence[str], noun: str) -> Tuple[str, str]:
     """(verdict, in words)."""
-    if found is None or troubles:
+    if comparison is None or troubles:
         return NO_VERDICT, "no verdict"
-    interval = f"95 % interval {found.low:.3f} to {found.high:.3f}, p {found.p:.3g}"
-    count = f"{found.a} {noun}" if found.paired else f"{found.a} and {found.b} runs"
-    if found.paired and found.a == 1:
+    interval = f"95 % interval {comparison.low:.3f} to {comparison.high:.3f}, p {comparison.p:.3g}"
+    count = f"{comparison.a} {noun}" if comparison.paired else f"{comparison.a} and {comparison.b} runs"
+    if comparison.paired and comparison.a == 1:
         count = f"1 {noun[:-1]}"
-    said = f"B takes {found.ratio:.3f} of A's seconds per iteration ({interval}, {count})"
-    if found.verdict == "same":
-        return found.verdict, f"same within {tolerance:.0%}: {said}"
-    if found.verdict != UNDECIDED:
-        return found.verdict, f"B is {found.verdict}: {said}"
-    more = f"{found.more}" if found.more is not None and found.more <= _MANY else f"more than {_MANY}"
-    if found.more is None:
-        return UNDECIDED, f"undecided: B takes {found.ratio:.3f} of A's seconds, and one run each cannot tell why"
-    return UNDECIDED, f"undecided ({more} more {noun if found.paired else 'runs of each'} needed): {said}"
+    summary = f"B takes {comparison.ratio:.3f} of A's seconds per iteration ({interval}, {count})"
+    if comparison.verdict == "same":
+        return comparison.verdict, f"same within {tolerance:.0%}: {summary}"
+    if comparison.verdict != UNDECIDED:
+        return comparison.verdict, f"B is {comparison.verdict}: {summary}"
+    more_text = f"{comparison.more}" if comparison.more is not None and comparison.more <= _MAX_MORE_PAIRS else f"more than {_MAX_MORE_PAIRS}"
+    if comparison.more is None:
+        return UNDECIDED, f"undecided: B takes {comparison.ratio:.3f} of A's seconds, and one run each cannot tell why"
+    return UNDECIDED, f"undecided ({more_text} more {noun if comparison.paired else 'runs of each'} needed): {summary}"
 
 
-def _finite(found: Optional[Comparison]) -> Optional[Dict[str, Any]]:
+def _comparison_json(comparison: Optional[Comparison]) -> Optional[Dict[str, Any]]:
     """As JSON can hold it: an end of the interval that is not known is null."""
-    if found is None:
+    if comparison is None:
         return None
-    values = asdict(found)
-    if not math.isfinite(found.high):
+    values = asdict(comparison)
+    if not math.isfinite(comparison.high):
         values.update(low=None, high=None)
     return values
 
 
-def _of_block(block: Block) -> str:
-    found = block.comparison
-    if found is None:
-        alone = [name for name, runs in (("A", block.a), ("B", block.b)) if len(runs) == 1]
-        return "none by itself: one run each" if len(alone) == 2 else f"none by itself: one run of {alone[0]}"
-    interval = f"{found.low:.3f} to {found.high:.3f}"
-    more = f", {found.more} more runs of each needed" if found.verdict == UNDECIDED and found.more is not None else ""
-    return f"{found.verdict} ({interval}{more})"
+def _block_verdict(block: Block) -> str:
+    comparison = block.comparison
+    if comparison is None:
+        single_sides = [name for name, runs in (("A", block.a), ("B", block.b)) if len(runs) == 1]
+        return "none by itself: one run each" if len(single_sides) == 2 else f"none by itself: one run of {single_sides[0]}"
+    interval = f"{comparison.low:.3f} to {comparison.high:.3f}"
+    more_text = f", {comparison.more} more runs of each needed" if comparison.verdict == UNDECIDED and comparison.more is not None else ""
+    return f"{comparison.verdict} ({interval}{more_text})"
 
 
-_JOBS = ("side", "jobs", "mean (s)", "smallest (s)", "largest (s)", "spread between jobs")
+_SPREAD_COLUMNS = ("side", "jobs", "mean (s)", "smallest (s)", "largest (s)", "spread between jobs")
 
 
-def _spread(a: Sequence[float], b: Sequence[float]) -> Tuple[Mapping[str, Any], ...]:
+def _spread_rows(a: Sequence[float], b: Sequence[float]) -> Tuple[Mapping[str, Any], ...]:
     rows = []
     for name, values in (("A", a), ("B", b)):
         logs = [math.log(value) for value in values]
@@ -265,52 +265,52 @@ def _spread(a: Sequence[float], b: Sequence[float]) -> Tuple[Mapping[str, Any], 
             {
                 "side": name,
                 "jobs": len(values),
-                "mean (s)": _seconds(math.exp(statistics.fmean(logs))) if logs else None,
-                "smallest (s)": _seconds(min(values)) if logs else None,
-                "largest (s)": _seconds(max(values)) if logs else None,
+                "mean (s)": _seconds_cell(math.exp(statistics.fmean(logs))) if logs else None,
+                "smallest (s)": _seconds_cell(min(values)) if logs else None,
+                "largest (s)": _seconds_cell(max(values)) if logs else None,
                 "spread between jobs": f"{statistics.stdev(logs):.1%}" if len(logs) > 1 else None,
             }
         )
     return tuple(rows)
 
 
-def _timed(job: Job, warm_up: int) -> Tuple[str]:
+def _timing_lines(job: JobSample, warm_up: int) -> Tuple[str]:
     return (f"each job: {warm_up} iterations of warm-up, then the median of {job.timed}",)
 
 
-def _told(kept: Kept) -> str:
-    counted, disturbed = len(kept.counted), len(kept.disturbed)
-    failed, broken_off = sum(not pair.ended_well for pair in kept.pairs), len(kept.broken_off)
-    words = [
+def _pair_counts_line(record: ComparisonRecord) -> str:
+    counted, disturbed = len(record.counted), len(record.disturbed)
+    failed, broken_off = sum(not pair.ended_well for pair in record.pairs), len(record.broken_off)
+    phrases = [
         f"{counted} {'pair counts' if counted == 1 else 'pairs count'}",
         f"{disturbed} {'was' if disturbed == 1 else 'were'} disturbed and left out",
     ]
-    words += [f"{failed} failed"] if failed else []
-    words += [f"{broken_off} {'was' if broken_off == 1 else 'were'} stopped on the way"] if broken_off else []
-    return ", ".join(words)
+    phrases += [f"{failed} failed"] if failed else []
+    phrases += [f"{broken_off} {'was' if broken_off == 1 else 'were'} stopped on the way"] if broken_off else []
+    return ", ".join(phrases)
 
 
-def _why_not(ended_well: bool, disturbed: Sequence[str]) -> str:
-    if not ended_well:
+def _counts_cell(has_both_times: bool, disturbed: Sequence[str]) -> str:
+    if not has_both_times:
         return "no: a job has failed"
     return "no: " + "; ".join(disturbed) if disturbed else "yes"
 
 
-def _unsettled(a: Sequence[Job], b: Sequence[Job]) -> List[str]:
-    found = []
+def _warm_up_warnings(a: Sequence[JobSample], b: Sequence[JobSample]) -> List[str]:
+    warnings = []
     for name, jobs in (("A", a), ("B", b)):
         values = [job.settling for job in jobs if job.settling is not None]
-        if values and statistics.median(values) > SETTLED:
-            found.append(
+        if values and statistics.median(values) > MAX_SETTLING:
+            warnings.append(
                 f"{name}: the first half of the timed iterations takes {statistics.median(values):.2f} times as long "
                 "as the second: it had not settled; raise --warm-up"
             )
-    return found
+    return warnings
 
 
-def _seconds(value: Optional[float]) -> Optional[str]:
+def _seconds_cell(value: Optional[float]) -> Optional[str]:
     return f"{value:.4g}" if value is not None else None
 
 
-def _ratio(a: Optional[float], b: Optional[float]) -> Optional[str]:
+def _ratio_cell(a: Optional[float], b: Optional[float]) -> Optional[str]:
     return f"{b / a:.3f}" if a is not None and b is not None else None

@@ -15,14 +15,14 @@ from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.records.operators import Operators, read_operators
 from fugaku_gpt.records.run import FAILED, OK, RunDirectory
-from fugaku_gpt.records.summary import of_last_size
+from fugaku_gpt.records.summary import lines_of_last_size
 
 NOT_RUN = "not run"
-SETTLED = 1.05  # the first half of the timed iterations over the second: above it, the warm-up was too short
+MAX_SETTLING = 1.05  # the first half of the timed iterations over the second: above it, the warm-up was too short
 
 
 @dataclass(frozen=True)
-class Job:
+class JobSample:
     """One start of a run.
 
     Attributes:
@@ -59,7 +59,7 @@ class Job:
         return self.status == OK and self.seconds is not None
 
 
-def read_job(directory: Path, warm_up: int) -> Job:
+def read_job(directory: Path, warm_up: int) -> JobSample:
     """What a comparison wants to know of a run directory.
 
     Args:
@@ -69,24 +69,24 @@ def read_job(directory: Path, warm_up: int) -> Job:
         UsageError: a file in it is damaged.
     """
     if not directory.exists():
-        return Job(directory.name, NOT_RUN, "it was not started")
+        return JobSample(directory.name, NOT_RUN, "it was not started")
     run = RunDirectory(directory)
     result = run.result()
     lines = run.metrics("iteration")
-    times = timed_seconds(lines, warm_up)
+    seconds = timed_seconds(lines, warm_up)
     config: Optional[RunConfig] = None
     if run.config_file.exists():
         try:
             config = load_run_config(run.config_file)
         except ConfigError:  # a refused row of a sweep
             config = None
-    return Job(
+    return JobSample(
         name=directory.name,
         status=result.status if result is not None else FAILED,
         reason=result.reason if result is not None else "it has left no result: it still runs, or was killed",
-        seconds=statistics.median(times) if times else None,
-        timed=len(times),
-        settling=_settling(times),
+        seconds=statistics.median(seconds) if seconds else None,
+        timed=len(seconds),
+        settling=_settling_ratio_of(seconds),
         rss_max_bytes=_largest(lines, "rss_max_bytes"),
         node_used_bytes=_largest(lines, "node_used_bytes"),
         losses={int(line["iteration"]): float(line["loss"]) for line in lines if line.get("loss") is not None},
@@ -98,40 +98,40 @@ def read_job(directory: Path, warm_up: int) -> Job:
 
 def timed_seconds(lines: Sequence[Dict[str, Any]], warm_up: int) -> List[float]:
     """Seconds per iteration of the lines of a log after the warm-up. Where batch or samples grow, of the last size."""
-    warm = [line for line in lines if int(line["iteration"]) > warm_up]
+    timed = [line for line in lines if int(line["iteration"]) > warm_up]
     # a line tells the mean since the line before, which may have begun within the warm-up
-    before = [int(line["iteration"]) for line in lines if int(line["iteration"]) <= warm_up]
-    if warm and warm_up and (not before or before[-1] < warm_up):
-        warm = warm[1:]
-    return [float(line["seconds"]) for line in of_last_size(warm)]
+    warm_up_iterations = [int(line["iteration"]) for line in lines if int(line["iteration"]) <= warm_up]
+    if timed and warm_up and (not warm_up_iterations or warm_up_iterations[-1] < warm_up):
+        timed = timed[1:]
+    return [float(line["seconds"]) for line in lines_of_last_size(timed)]
 
 
-def not_applied(job: Job) -> Dict[str, str]:
+def unapplied_settings(job: JobSample) -> Dict[str, str]:
     """The settings that a run has not really run with, by its own record: key → what was asked for and what was
     seen. Also tcmalloc that nobody asked for: an ``LD_PRELOAD`` of the shell's reaches the side without it, too."""
-    said = {}
+    remarks = {}
     for toggle in job.environment.get("toggles", []):
         if not toggle["applied"]:
-            said[f"node.{toggle['name']}"] = f"={toggle['requested']} was not applied (seen: {toggle['seen']})"
+            remarks[f"node.{toggle['name']}"] = f"={toggle['requested']} was not applied (seen: {toggle['seen_threads']})"
     allocators = {str(rank.get("allocator", "")) for rank in job.environment.get("ranks", [])}
-    preloaded = sorted(one for one in allocators if "tcmalloc" in one)
+    preloaded = sorted(allocator for allocator in allocators if "tcmalloc" in allocator)
     if job.config is not None and not job.config.node.tcmalloc and preloaded:
-        said["node.tcmalloc"] = f"=False was not applied (seen: {', '.join(preloaded)})"
+        remarks["node.tcmalloc"] = f"=False was not applied (seen: {', '.join(preloaded)})"
     threads = job.config.node.threads_per_rank if job.config is not None else None
-    seen = {rank["threads"] for rank in job.environment.get("ranks", [])}
-    if threads is not None and seen and seen != {threads}:
-        counts = ", ".join(map(str, sorted(seen)))
-        said["node.threads_per_rank"] = f"={threads} was not applied (seen: {counts})"
-    return said
+    seen_threads = {rank["threads"] for rank in job.environment.get("ranks", [])}
+    if threads is not None and seen_threads and seen_threads != {threads}:
+        counts = ", ".join(map(str, sorted(seen_threads)))
+        remarks["node.threads_per_rank"] = f"={threads} was not applied (seen: {counts})"
+    return remarks
 
 
-def builds_of(jobs: Sequence[Job]) -> List[str]:
+def builds_of(jobs: Sequence[JobSample]) -> List[str]:
     """The different builds that a side's jobs have run with; more than one makes it no side at all."""
-    found = (job.environment.get("build", {}) for job in jobs if job.environment)
-    return list(dict.fromkeys(f"torch {build.get('torch')}, BLAS {build.get('blas')}" for build in found))
+    builds = (job.environment.get("build", {}) for job in jobs if job.environment)
+    return list(dict.fromkeys(f"torch {build.get('torch')}, BLAS {build.get('blas')}" for build in builds))
 
 
-def expect_runs(path: Path) -> List[Path]:
+def require_run_directories(path: Path) -> List[Path]:
     """The run directories of a side: the folder itself, or those directly in it and in the folders of its pairs.
 
     Raises:
@@ -139,17 +139,17 @@ def expect_runs(path: Path) -> List[Path]:
     """
     if _is_run(path):
         return [path]
-    found = sorted(child for child in path.iterdir() if child.is_dir() and _is_run(child))
-    if not found:
+    directories = sorted(child for child in path.iterdir() if child.is_dir() and _is_run(child))
+    if not directories:
         raise UsageError(f"{path}: holds no run directory (a folder with config.yaml and metrics.jsonl)")
-    return found
+    return directories
 
 
 def _is_run(path: Path) -> bool:
     return (path / "config.yaml").exists() and ((path / "metrics.jsonl").exists() or (path / "result.json").exists())
 
 
-def _settling(times: Sequence[float]) -> Optional[float]:
+def _settling_ratio_of(times: Sequence[float]) -> Optional[float]:
     half = len(times) // 2
     if half < 2:
         return None

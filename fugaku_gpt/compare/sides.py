@@ -25,24 +25,24 @@ from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.config.load import valid_keys
 from fugaku_gpt.config.schema import NODE_KNOBS
 from fugaku_gpt.errors import ConfigError, UsageError
-from fugaku_gpt.planner.tables.rows import Row, torch_build
+from fugaku_gpt.planner.tables.rows import ConfigRow, torch_series
 
-BASE = ("base", "-")
+BASE_NAMES = ("base", "-")
 RANKS = "ranks"  # ranks of the whole run: more or fewer replicas
-_SHORT = {
+_KEYS_OF_SHORT_NAMES = {
     "threads": "node.threads_per_rank",
     **{knob.alias: knob.key for knob in NODE_KNOBS if knob.alias},
 }
-_COLUMNS = {  # → field of a row
+_COLUMNS_OF_NAMES = {  # → field of a row
     "pytorch": "torch",
     "zero_stage": "zero",
     "retention_state": "retention",
     "freq": "freq_ghz",
 }
-_NOTHING = ("none", "null", "default")
-_FLAGS = {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}  # as YAML has them
+_NONE_TEXTS = ("none", "null", "default")
+_FLAG_TEXTS = {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}  # as YAML has them
 _CONDITION = re.compile(r"\s*([\w.-]+)\s*(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
-_NEXT = re.compile(r",(?=\s*[A-Za-z_][\w.]*\s*(?:<=|>=|!=|=|<|>))")
+_SEPARATOR = re.compile(r",(?=\s*[A-Za-z_][\w.]*\s*(?:<=|>=|!=|=|<|>))")
 
 
 @dataclass(frozen=True)
@@ -75,22 +75,22 @@ class Condition:
     relation: str
     value: str
 
-    def holds(self, found: object) -> bool:
+    def holds(self, value: object) -> bool:
         """Whether a row's value meets it: numbers by their size, everything else by its text."""
-        texts = [str(one).strip().lower() for one in (found, self.value)]
-        if isinstance(found, bool):
-            texts[1] = _FLAGS.get(texts[1], texts[1])
-        here, there = ("" if text in _NOTHING else text for text in texts)
+        texts = [str(operand).strip().lower() for operand in (value, self.value)]
+        if isinstance(value, bool):
+            texts[1] = _FLAG_TEXTS.get(texts[1], texts[1])
+        left, right = ("" if text in _NONE_TEXTS else text for text in texts)
         if self.relation in ("=", "!="):
-            first, second = _number(here), _number(there)
+            left_number, right_number = _number(left), _number(right)
             # a build is 1.10 and not 1.1, although the numbers are equal
-            equal = here == there if self.key == "torch" or None in (first, second) else first == second
-            return equal == (self.relation == "=")
-        first, second = _number(here), _number(there)
-        if first is None or second is None:
+            is_equal = left == right if self.key == "torch" or None in (left_number, right_number) else left_number == right_number
+            return is_equal == (self.relation == "=")
+        left_number, right_number = _number(left), _number(right)
+        if left_number is None or right_number is None:
             return False
-        below, above = first < second, first > second
-        return {"<": below, ">": above, "<=": not above, ">=": not below}[self.relation]
+        is_below, is_above = left_number < right_number, left_number > right_number
+        return {"<": is_below, ">": is_above, "<=": not is_above, ">=": not is_below}[self.relation]
 
 
 @dataclass(frozen=True)
@@ -120,21 +120,21 @@ def parse_side(text: str, is_environment: Callable[[str], bool]) -> Side:
         UsageError: it is none of what a side can be.
     """
     text = text.strip()
-    if text in BASE:
+    if text in BASE_NAMES:
         return LiveSide(text)
     head, colon, rest = text.partition(":")
     if not is_environment(head) and head and (head.endswith(".csv") or Path(head).is_dir()):
-        return _recorded(text, Path(head), rest if colon else "")
+        return _parse_recorded(text, Path(head), rest if colon else "")
     environment, settings = "", []
-    for number, word in enumerate(_NEXT.split(text)):
-        found = _CONDITION.fullmatch(word)
-        if found and found[2] == "=":
-            settings.append(f"{full_key(found[1], text)}={found[3].strip()}")
-        elif number == 0 and is_environment(word.strip()):
-            environment = word.strip()
+    for number, item in enumerate(_SEPARATOR.split(text)):
+        setting = _CONDITION.fullmatch(item)
+        if setting and setting[2] == "=":
+            settings.append(f"{full_key(setting[1], text)}={setting[3].strip()}")
+        elif number == 0 and is_environment(item.strip()):
+            environment = item.strip()
         else:
             raise UsageError(
-                f"{text}: {word.strip() or 'an empty word'!r} is no environment, no key=value and no folder of runs; "
+                f"{text}: {item.strip() or 'an empty word'!r} is no environment, no key=value and no folder of runs; "
                 "valid: a name of `fugaku-gpt env list` or a file like those of env/, toggles such as "
                 "node.tcmalloc=true,threads=1, both joined by a comma, base, a run directory, a folder of runs, or "
                 "FILE.csv:column=value"
@@ -142,7 +142,7 @@ def parse_side(text: str, is_environment: Callable[[str], bool]) -> Side:
     return LiveSide(text, environment, tuple(settings))
 
 
-def full_key(name: str, at: str) -> str:
+def full_key(name: str, location: str) -> str:
     """The dotted key that a toggle's name means: itself, a short form, or the only key with that last part.
 
     Raises:
@@ -151,16 +151,16 @@ def full_key(name: str, at: str) -> str:
     keys = valid_keys()
     if name in keys or name == RANKS:
         return name
-    if name in _SHORT:
-        return _SHORT[name]
-    found = [key for key in keys if key.partition(".")[2] == name]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UsageError(f"{at}: {name}: of which section? valid: {', '.join(found)}")
-    near = difflib.get_close_matches(name, [*keys, *_SHORT, *(key.partition(".")[2] for key in keys)], n=1)
-    hint = f"did you mean {near[0]}?" if near else "valid: the keys of a run file, such as node.tcmalloc"
-    raise UsageError(f"{at}: {name}: no such setting; {hint}")
+    if name in _KEYS_OF_SHORT_NAMES:
+        return _KEYS_OF_SHORT_NAMES[name]
+    matching_keys = [key for key in keys if key.partition(".")[2] == name]
+    if len(matching_keys) == 1:
+        return matching_keys[0]
+    if matching_keys:
+        raise UsageError(f"{location}: {name}: of which section? valid: {', '.join(matching_keys)}")
+    close_names = difflib.get_close_matches(name, [*keys, *_KEYS_OF_SHORT_NAMES, *(key.partition(".")[2] for key in keys)], n=1)
+    hint = f"did you mean {close_names[0]}?" if close_names else "valid: the keys of a run file, such as node.tcmalloc"
+    raise UsageError(f"{location}: {name}: no such setting; {hint}")
 
 
 def config_of(
@@ -175,24 +175,24 @@ def config_of(
         ConfigError: it is no valid run.
     """
     settings = [text for text in side.settings if not text.startswith(f"{RANKS}=")]
-    wanted = next((text.partition("=")[2] for text in side.settings if text.startswith(f"{RANKS}=")), None)
-    words = [*overrides, *settings]
-    if wanted is not None:
-        if not wanted.isdecimal() or int(wanted) < 1:
-            raise ConfigError(f"{side.text}: ranks={wanted}: must be a whole number, at least 1")
-        ranks = int(wanted)
+    ranks_text = next((text.partition("=")[2] for text in side.settings if text.startswith(f"{RANKS}=")), None)
+    all_overrides = [*overrides, *settings]
+    if ranks_text is not None:
+        if not ranks_text.isdecimal() or int(ranks_text) < 1:
+            raise ConfigError(f"{side.text}: ranks={ranks_text}: must be a whole number, at least 1")
+        ranks = int(ranks_text)
     if ranks is not None:
-        layout = load_run_config(file, preset, words, check=False).layout
-        share = layout.tp * layout.pp
-        if ranks % share:
+        layout = load_run_config(file, preset, all_overrides, check=False).layout
+        ranks_per_replica = layout.tp * layout.pp
+        if ranks % ranks_per_replica:
             raise ConfigError(
                 f"{side.text}: {ranks} ranks cannot be divided by layout.tp {layout.tp} * layout.pp {layout.pp}"
             )
-        words.append(f"layout.dp={ranks // share}")
-    return load_run_config(file, preset, words)
+        all_overrides.append(f"layout.dp={ranks // ranks_per_replica}")
+    return load_run_config(file, preset, all_overrides)
 
 
-def work_of(config: RunConfig) -> Dict[str, object]:
+def work_per_iteration(config: RunConfig) -> Dict[str, object]:
     """What makes the work of an iteration: model, sequence length, batch."""
     names = ("layers", "hidden", "heads", "ffn_hidden", "seq_len", "vocab_size")
     work: Dict[str, object] = {f"model.{name}": getattr(config.model, name) for name in names}
@@ -200,42 +200,42 @@ def work_of(config: RunConfig) -> Dict[str, object]:
     return work
 
 
-def refuse_unlike(a: Mapping[str, object], b: Mapping[str, object]) -> None:
+def refuse_unequal_work(a: Mapping[str, object], b: Mapping[str, object]) -> None:
     """Refuse sides whose iterations are not the same work, as of :func:`work_of` or of a row's columns.
 
     Raises:
         UsageError: model, batch or sequence length differ.
     """
-    unlike = [f"{key}: {a[key]} and {b[key]}" for key in a if a[key] != b[key]]
-    if unlike:
+    differences = [f"{key}: {a[key]} and {b[key]}" for key in a if a[key] != b[key]]
+    if differences:
         raise UsageError(
-            f"A and B do not do the same work in an iteration ({'; '.join(unlike)}): seconds per iteration would not "
+            f"A and B do not do the same work in an iteration ({'; '.join(differences)}): seconds per iteration would not "
             "be comparable; give both the same model and global batch"
         )
 
 
-def _recorded(text: str, path: Path, conditions: str) -> RecordedSide:
-    table = path.suffix == ".csv"
-    if table and not path.is_file():
+def _parse_recorded(text: str, path: Path, conditions: str) -> RecordedSide:
+    is_table = path.suffix == ".csv"
+    if is_table and not path.is_file():
         raise UsageError(f"{path}: no such file")
-    found: List[Condition] = []
-    for word in _NEXT.split(conditions) if conditions.strip() else []:
-        parts = _CONDITION.fullmatch(word)
-        if parts is None:
-            raise UsageError(f"{text}: {word.strip()!r}: expected a condition such as torch=1.7 or nodes<=64")
-        key = _column(parts[1], text) if table else full_key(parts[1], text)
-        value = parts[3].strip()
-        found.append(Condition(key, parts[2], torch_build(value) if key == "torch" else value))
-    return RecordedSide(text, path, tuple(found))
+    parsed: List[Condition] = []
+    for item in _SEPARATOR.split(conditions) if conditions.strip() else []:
+        condition = _CONDITION.fullmatch(item)
+        if condition is None:
+            raise UsageError(f"{text}: {item.strip()!r}: expected a condition such as torch=1.7 or nodes<=64")
+        key = _column_of(condition[1], text) if is_table else full_key(condition[1], text)
+        value = condition[3].strip()
+        parsed.append(Condition(key, condition[2], torch_series(value) if key == "torch" else value))
+    return RecordedSide(text, path, tuple(parsed))
 
 
-def _column(name: str, at: str) -> str:
-    known = [spec.name for spec in fields(Row)]
-    column = _COLUMNS.get(name, name)
-    if column not in known:
-        near = difflib.get_close_matches(name, [*known, *_COLUMNS], n=1)
-        hint = f"did you mean {near[0]}?" if near else f"valid: {', '.join(known)}"
-        raise UsageError(f"{at}: {name}: no such column; {hint}")
+def _column_of(name: str, location: str) -> str:
+    columns = [spec.name for spec in fields(ConfigRow)]
+    column = _COLUMNS_OF_NAMES.get(name, name)
+    if column not in columns:
+        close_names = difflib.get_close_matches(name, [*columns, *_COLUMNS_OF_NAMES], n=1)
+        hint = f"did you mean {close_names[0]}?" if close_names else f"valid: {', '.join(columns)}"
+        raise UsageError(f"{location}: {name}: no such column; {hint}")
     return column
 
 

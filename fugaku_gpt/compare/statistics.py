@@ -30,7 +30,7 @@ from typing import Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from fugaku_gpt.compare.student import reach
+from fugaku_gpt.compare.student import t_quantile
 from fugaku_gpt.errors import UsageError
 
 FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "same", "undecided"
@@ -39,13 +39,13 @@ TOLERANCE = 0.02
 CONFIDENCE = 0.95
 CLEAR_CONFIDENCE = 0.999  # of an interval that ends the looking before its time
 POWER = 0.8  # with which the pairs that are asked for decide
-ENUMERATED = 20_000  # ways to exchange sides, at most, that are all tried
+MAX_ENUMERATED = 20_000  # ways to exchange sides, at most, that are all tried
 RESAMPLES = 10_000  # of jobs, where there are more pairs than
-ALL_RESAMPLES = 8  # pairs, whose n^n resamples are all taken: C(2n - 1, n) different ones, 6435
+MAX_ENUMERATED_PAIRS = 8  # pairs, whose n^n resamples are all taken: C(2n - 1, n) different ones, 6435
 # The least standard deviation of log seconds that is believed: medians of a coarse clock may agree to the last digit.
 LEAST_NOISE = 1e-3
 _NORMAL = 1.959963984540054  # within this many standard deviations lie 95 % of a normal distribution
-_EQUAL = 1e-9  # of log seconds: what rounding does
+_ROUNDING = 1e-9  # of log seconds: what rounding does
 
 
 @dataclass(frozen=True)
@@ -85,20 +85,20 @@ def compare_pairs(a: Sequence[float], b: Sequence[float], tolerance: float = TOL
     Raises:
         UsageError: the sides are not of one length, are empty, or hold what is no time.
     """
-    first, second = _logs(a, "A"), _logs(b, "B")
+    first, second = _log_seconds(a, "A"), _log_seconds(b, "B")
     if len(first) != len(second):
         raise UsageError(f"pairs need as many jobs of A as of B: {len(first)} and {len(second)}")
     differences = np.sort(second - first)
     n, mean = len(differences), float(np.mean(differences))
     if n < 2:
-        return _unknown(mean, 1, 1, True)
+        return _single_job_comparison(mean, 1, 1, True)
     error = max(float(np.std(differences, ddof=1)), math.sqrt(2) * LEAST_NOISE) / math.sqrt(n)
     shares, weights = _resamples(n, seed)
-    low, high = _stretched(shares @ differences - mean, weights, error, n - 1)
+    low, high = _stretched_interval(shares @ differences - mean, weights, error, n - 1)
     verdict = verdict_of(mean + low, mean + high, tolerance)
     more = None
     if verdict == UNDECIDED:
-        more = _more(mean, lambda jobs: error * math.sqrt(n / jobs), lambda jobs: jobs - 1, n, tolerance)
+        more = _pairs_needed(mean, lambda jobs: error * math.sqrt(n / jobs), lambda jobs: jobs - 1, n, tolerance)
     return Comparison(
         *_ratios(mean, low, high),
         _p_of_flips(differences, seed),
@@ -120,13 +120,13 @@ def compare_groups(a: Sequence[float], b: Sequence[float], tolerance: float = TO
     Raises:
         UsageError: a side is empty, or holds what is no time.
     """
-    first, second = np.sort(_logs(a, "A")), np.sort(_logs(b, "B"))
+    first, second = np.sort(_log_seconds(a, "A")), np.sort(_log_seconds(b, "B"))
     mean = float(np.mean(second) - np.mean(first))
     if max(len(first), len(second)) < 2:
-        return _unknown(mean, 1, 1, False)
-    noises = _noises(first, second)
+        return _single_job_comparison(mean, 1, 1, False)
+    noises = _variances(first, second)
     error, df = _welch(noises, (len(first), len(second)))
-    low, high = _stretched(_resampled_difference(first, second, seed), None, error, df)
+    low, high = _stretched_interval(_resampled_difference(first, second, seed), None, error, df)
     verdict = verdict_of(mean + low, mean + high, tolerance)
     more = None
     if verdict == UNDECIDED:
@@ -135,7 +135,7 @@ def compare_groups(a: Sequence[float], b: Sequence[float], tolerance: float = TO
         def welch(jobs: int) -> Tuple[float, float]:
             return _welch(noises, (len(first) + jobs - n, len(second) + jobs - n))
 
-        more = _more(mean, lambda jobs: welch(jobs)[0], lambda jobs: welch(jobs)[1], n, tolerance)
+        more = _pairs_needed(mean, lambda jobs: welch(jobs)[0], lambda jobs: welch(jobs)[1], n, tolerance)
     return Comparison(
         *_ratios(mean, low, high),
         _p_of_labels(first, second, seed),
@@ -147,18 +147,18 @@ def compare_groups(a: Sequence[float], b: Sequence[float], tolerance: float = TO
     )
 
 
-def holm(p: Sequence[float]) -> List[float]:
+def holm_adjusted(p: Sequence[float]) -> List[float]:
     """p of several questions asked at once, so adjusted that the chance of any false alarm is each one's bound
     (Holm 1979): the smallest times their number, the next times one less, and none below the one before it."""
     adjusted = [0.0] * len(p)
     highest = 0.0
-    for place, index in enumerate(sorted(range(len(p)), key=lambda one: p[one])):
-        highest = max(highest, min(1.0, (len(p) - place) * p[index]))
+    for rank, index in enumerate(sorted(range(len(p)), key=lambda index: p[index])):
+        highest = max(highest, min(1.0, (len(p) - rank) * p[index]))
         adjusted[index] = highest
     return adjusted
 
 
-def enough(comparison: Comparison, tolerance: float = TOLERANCE, at_least: int = 4, at_most: Optional[int] = 10) -> str:
+def stop_reason(comparison: Comparison, tolerance: float = TOLERANCE, min_pairs: int = 4, max_pairs: Optional[int] = 10) -> str:
     """Why no more pairs are to be run after these; empty where one more is.
 
     Whoever looks after every pair and stops at the first verdict is misled three times as often as the interval says.
@@ -173,20 +173,20 @@ def enough(comparison: Comparison, tolerance: float = TOLERANCE, at_least: int =
         at_least: pairs before which nothing ends but the budget.
     """
     pairs = min(comparison.a, comparison.b)
-    if at_least <= pairs and pairs > 1:
+    if min_pairs <= pairs and pairs > 1:
         below, above = math.log(comparison.ratio / comparison.low), math.log(comparison.high / comparison.ratio)
-        if max(below, above) <= math.log1p(tolerance) / 2 + _EQUAL:
+        if max(below, above) <= math.log1p(tolerance) / 2 + _ROUNDING:
             return NARROW
-        wider = reach(CLEAR_CONFIDENCE, pairs - 1) / reach(CONFIDENCE, pairs - 1)
+        wider = t_quantile(CLEAR_CONFIDENCE, pairs - 1) / t_quantile(CONFIDENCE, pairs - 1)
         mean = math.log(comparison.ratio)
         if comparison.verdict != SAME and (mean - wider * below > 0 or mean + wider * above < 0):
             return CLEAR
-    return BUDGET if at_most is not None and pairs >= at_most else ""
+    return BUDGET if max_pairs is not None and pairs >= max_pairs else ""
 
 
 def verdict_of(low: float, high: float, tolerance: float) -> str:
     """The verdict of an interval of the log ratio."""
-    bound = math.log1p(tolerance) + _EQUAL
+    bound = math.log1p(tolerance) + _ROUNDING
     if -bound <= low and high <= bound:
         return SAME
     if high < 0:
@@ -194,7 +194,7 @@ def verdict_of(low: float, high: float, tolerance: float) -> str:
     return SLOWER if low > 0 else UNDECIDED
 
 
-def _more(
+def _pairs_needed(
     mean: float,
     error: Callable[[int], float],
     df: Callable[[int], float],
@@ -212,36 +212,36 @@ def _more(
     Args:
         error, df: of that many pairs, if they are as noisy as these.
     """
-    apart, within = abs(mean), math.log1p(tolerance) - abs(mean)
+    distance, margin = abs(mean), math.log1p(tolerance) - abs(mean)
 
-    def decides(jobs: int) -> bool:
-        freedom, noise = df(jobs), error(jobs)
-        outer = reach(CONFIDENCE, freedom)
-        return (outer + reach(2 * POWER - 1, freedom)) * noise <= apart or (
-            (outer + reach(POWER, freedom)) * noise <= within
+    def is_decisive(jobs: int) -> bool:
+        degrees, standard_error = df(jobs), error(jobs)
+        t_confidence = t_quantile(CONFIDENCE, degrees)
+        return (t_confidence + t_quantile(2 * POWER - 1, degrees)) * standard_error <= distance or (
+            (t_confidence + t_quantile(POWER, degrees)) * standard_error <= margin
         )
 
-    few, many = n, n + 1
-    while not decides(many):
-        few, many = many, 2 * many
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (few, middle) if decides(middle) else (middle, many)
-    return many - n
+    too_few, sufficient = n, n + 1
+    while not is_decisive(sufficient):
+        too_few, sufficient = sufficient, 2 * sufficient
+    while sufficient - too_few > 1:
+        middle = (too_few + sufficient) // 2
+        too_few, sufficient = (too_few, middle) if is_decisive(middle) else (middle, sufficient)
+    return sufficient - n
 
 
-def _logs(seconds: Sequence[float], side: str) -> "np.ndarray":
+def _log_seconds(seconds: Sequence[float], side: str) -> "np.ndarray":
     values = np.asarray(seconds, dtype=float)
     if values.ndim != 1 or not len(values):
         raise UsageError(f"side {side} has no jobs; one number a job is needed")
-    wrong = [value for value in values.tolist() if not (math.isfinite(value) and value > 0)]
-    if wrong:
-        raise UsageError(f"side {side}: {wrong[0]!r} is no time of an iteration; valid: seconds above 0")
+    invalid = [value for value in values.tolist() if not (math.isfinite(value) and value > 0)]
+    if invalid:
+        raise UsageError(f"side {side}: {invalid[0]!r} is no time of an iteration; valid: seconds above 0")
     logs: "np.ndarray" = np.log(values)
     return logs
 
 
-def _unknown(mean: float, a: int, b: int, paired: bool) -> Comparison:
+def _single_job_comparison(mean: float, a: int, b: int, paired: bool) -> Comparison:
     """One job each: what the next one would give is anybody's guess."""
     return Comparison(math.exp(mean), 0.0, math.inf, 1.0, a, b, paired, UNDECIDED, None)
 
@@ -250,35 +250,35 @@ def _ratios(mean: float, low: float, high: float) -> Tuple[float, float, float]:
     return math.exp(mean), math.exp(mean + low), math.exp(mean + high)
 
 
-def _stretched(
+def _stretched_interval(
     deviations: "np.ndarray", weights: "Optional[np.ndarray]", error: float, df: float
 ) -> Tuple[float, float]:
     """How far the interval's ends are from the mean, below and above, from resamples' deviations [M] from it."""
-    outer = reach(CONFIDENCE, df) * error
+    outer = t_quantile(CONFIDENCE, df) * error
     if weights is None:
         weights = np.full(len(deviations), 1 / len(deviations))
     spread = math.sqrt(float(np.sum(weights * deviations**2)))
     if spread < LEAST_NOISE * error:  # all jobs agree to the last digit
         return -outer, outer
     tail = (1 - CONFIDENCE) / 2
-    low, high = (_quantile(deviations, weights, share, _EQUAL * spread) for share in (tail, 1 - tail))
+    low, high = (_quantile(deviations, weights, share, _ROUNDING * spread) for share in (tail, 1 - tail))
     stretch = outer / (_NORMAL * spread)
     return stretch * low, stretch * high
 
 
-def _quantile(values: "np.ndarray", weights: "np.ndarray", share: float, apart: float) -> float:
+def _quantile(values: "np.ndarray", weights: "np.ndarray", share: float, min_gap: float) -> float:
     """Between the middles of the steps of the weighted distribution: the same from above as from below. What is nearer
     to its neighbour than ``apart`` is one step: in which order rounding puts such values must not matter."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
-    first = np.flatnonzero(np.diff(ordered, prepend=-math.inf) > apart)
+    first = np.flatnonzero(np.diff(ordered, prepend=-math.inf) > min_gap)
     steps = np.add.reduceat(weights[order], first)
     return float(np.interp(share, np.cumsum(steps) - steps / 2, ordered[first]))
 
 
 def _resamples(n: int, seed: int) -> "Tuple[np.ndarray, Optional[np.ndarray]]":
     """Shares [M, n] of each of n jobs in each resample, and how probable it is; None: all alike."""
-    if n <= ALL_RESAMPLES:
+    if n <= MAX_ENUMERATED_PAIRS:
         return _all_resamples(n)
     drawn = _drawn_resamples(n, seed, 0)
     # with each its mirror image: the jobs are sorted, and A over B sorts them the other way round
@@ -303,11 +303,11 @@ def _drawn_resamples(n: int, seed: int, stream: int) -> "np.ndarray":
 
 def _resampled_difference(a: "np.ndarray", b: "np.ndarray", seed: int) -> "np.ndarray":
     """Mean of B less mean of A in each resample [M], less what they are of the jobs as they stand."""
-    first, second = (one - np.mean(one) for one in (a, b))
+    first, second = (logs - np.mean(logs) for logs in (a, b))
     # a lone job has no spread to draw from; it is drawn from its like in the other group, one at a time
-    sides = [other if len(one) == 1 else one for one, other in ((first, second), (second, first))]
+    sides = [other_logs if len(logs) == 1 else logs for logs, other_logs in ((first, second), (second, first))]
     shares = [
-        [_drawn_resamples(len(values), seed, stream) if len(own) > 1 else _one_of(len(values), seed, stream)
+        [_drawn_resamples(len(values), seed, stream) if len(own) > 1 else _drawn_single_jobs(len(values), seed, stream)
          for stream in (0, 1)]
         for values, own in zip(sides, (first, second))
     ]  # fmt: skip
@@ -316,40 +316,40 @@ def _resampled_difference(a: "np.ndarray", b: "np.ndarray", seed: int) -> "np.nd
                            shares[1][0] @ sides[1] - shares[0][1] @ sides[0]])  # fmt: skip
 
 
-def _one_of(n: int, seed: int, stream: int) -> "np.ndarray":
+def _drawn_single_jobs(n: int, seed: int, stream: int) -> "np.ndarray":
     return np.eye(n)[np.random.default_rng([seed, n, stream, 1]).integers(0, n, size=RESAMPLES // 2)]
 
 
-def _noises(a: "np.ndarray", b: "np.ndarray") -> Tuple[Tuple[float, int], Tuple[float, int]]:
+def _variances(a: "np.ndarray", b: "np.ndarray") -> Tuple[Tuple[float, int], Tuple[float, int]]:
     """Variance of each group and the degrees of freedom that it has; 0 of them where it is the other's."""
-    found = [(float(np.var(one, ddof=1)), len(one) - 1) if len(one) > 1 else (-1.0, 0) for one in (a, b)]
-    first, second = (max(value, LEAST_NOISE**2) for value, _ in found)
-    if found[0][1] == 0:
-        return (second, 0), (second, found[1][1])
-    if found[1][1] == 0:
-        return (first, found[0][1]), (first, 0)
-    return (first, found[0][1]), (second, found[1][1])
+    own_variances = [(float(np.var(logs, ddof=1)), len(logs) - 1) if len(logs) > 1 else (-1.0, 0) for logs in (a, b)]
+    first, second = (max(value, LEAST_NOISE**2) for value, _ in own_variances)
+    if own_variances[0][1] == 0:
+        return (second, 0), (second, own_variances[1][1])
+    if own_variances[1][1] == 0:
+        return (first, own_variances[0][1]), (first, 0)
+    return (first, own_variances[0][1]), (second, own_variances[1][1])
 
 
 def _welch(noises: Sequence[Tuple[float, int]], sizes: Tuple[int, int]) -> Tuple[float, float]:
     """Standard error of the difference of two means and its degrees of freedom (Welch 1947, Satterthwaite 1946)."""
-    parts = [variance / size for (variance, _), size in zip(noises, sizes)]
+    squared_errors = [variance / size for (variance, _), size in zip(noises, sizes)]
     if any(df == 0 for _, df in noises):
-        (df,) = (size - 1 for (_, known), size in zip(noises, sizes) if known)
-        return math.sqrt(sum(parts)), df
-    below = sum(part**2 / (size - 1) for part, size in zip(parts, sizes))
-    return math.sqrt(sum(parts)), sum(parts) ** 2 / below
+        (df,) = (size - 1 for (_, degrees), size in zip(noises, sizes) if degrees)
+        return math.sqrt(sum(squared_errors)), df
+    denominator = sum(squared_error**2 / (size - 1) for squared_error, size in zip(squared_errors, sizes))
+    return math.sqrt(sum(squared_errors)), sum(squared_errors) ** 2 / denominator
 
 
 def _p_of_flips(differences: "np.ndarray", seed: int) -> float:
     sizes = np.sort(np.abs(differences))  # whose the signs are does not matter: all of them are tried
     n = len(sizes)
-    if 2**n <= ENUMERATED:
+    if 2**n <= MAX_ENUMERATED:
         signs = _all_signs(n)
-        return float(np.mean(np.abs(signs @ sizes) >= abs(float(np.sum(differences))) - n * _EQUAL))
-    signs = 2.0 * np.random.default_rng([seed, n]).integers(0, 2, size=(ENUMERATED, n)) - 1
-    hits = int(np.sum(np.abs(signs @ sizes) >= abs(float(np.sum(differences))) - n * _EQUAL))
-    return (hits + 1) / (ENUMERATED + 1)
+        return float(np.mean(np.abs(signs @ sizes) >= abs(float(np.sum(differences))) - n * _ROUNDING))
+    signs = 2.0 * np.random.default_rng([seed, n]).integers(0, 2, size=(MAX_ENUMERATED, n)) - 1
+    hits = int(np.sum(np.abs(signs @ sizes) >= abs(float(np.sum(differences))) - n * _ROUNDING))
+    return (hits + 1) / (MAX_ENUMERATED + 1)
 
 
 @lru_cache(maxsize=16)
@@ -363,16 +363,16 @@ def _p_of_labels(a: "np.ndarray", b: "np.ndarray", seed: int) -> float:
     pooled = pooled - np.mean(pooled)
     few, n = min(len(a), len(b)), len(pooled)
     # the means are as far apart as the sum over the smaller group is from 0
-    seen = abs(float(np.mean(b) - np.mean(a))) * few * (n - few) / n - n * _EQUAL
-    if math.comb(n, few) <= ENUMERATED:
+    seen = abs(float(np.mean(b) - np.mean(a))) * few * (n - few) / n - n * _ROUNDING
+    if math.comb(n, few) <= MAX_ENUMERATED:
         return float(np.mean(np.abs(np.sum(pooled[_all_choices(n, few)], axis=1)) >= seen))
     hits = int(np.sum(np.abs(np.sum(pooled[_drawn_choices(n, few, seed)], axis=1)) >= seen))
-    return (hits + 1) / (ENUMERATED + 1)
+    return (hits + 1) / (MAX_ENUMERATED + 1)
 
 
 @lru_cache(maxsize=8)
 def _drawn_choices(n: int, few: int, seed: int) -> "np.ndarray":
-    order = np.argsort(np.random.default_rng([seed, n, few]).random((ENUMERATED, n)), axis=1)
+    order = np.argsort(np.random.default_rng([seed, n, few]).random((MAX_ENUMERATED, n)), axis=1)
     return order[:, :few]
 
 

@@ -11,11 +11,11 @@ import math
 from functools import lru_cache
 
 _TINY = 1e-300
-_ENOUGH = 1e-15
-_ROUNDS = 500
+_PRECISION = 1e-15
+_MAX_STEPS = 500
 
 
-def two_sided(t: float, df: float) -> float:
+def two_sided_p(t: float, df: float) -> float:
     """Probability that |T| is at least ``t`` with ``df`` degrees of freedom."""
     if math.isinf(t):
         return 0.0
@@ -23,16 +23,16 @@ def two_sided(t: float, df: float) -> float:
 
 
 @lru_cache(maxsize=1024)
-def reach(confidence: float, df: float) -> float:
+def t_quantile(confidence: float, df: float) -> float:
     """The t within whose both signs T lies with this probability: 2.776 of 0.95 and 4 degrees of freedom."""
-    wanted = math.log1p(-confidence)
+    log_tail = math.log1p(-confidence)
     scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) * 2 / math.sqrt(df * math.pi)
     u = 0.0
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_STEPS):
         t = math.exp(u)
-        tail = two_sided(t, df)
+        tail = two_sided_p(t, df)
         slope = -scale * t * math.exp(-(df + 1) / 2 * math.log1p(t * t / df)) / tail
-        step = max(-1.0, min(1.0, (wanted - math.log(tail)) / slope))  # further out a tail may be 0 to the computer
+        step = max(-1.0, min(1.0, (log_tail - math.log(tail)) / slope))  # further out a tail may be 0 to the computer
         u += step
         if abs(step) < 1e-13:
             break
@@ -50,7 +50,7 @@ def _beta(a: float, b: float, x: float) -> float:
     )
     c, d = 1.0, 1 / _not_zero(1 - (a + b) * x / (a + 1))
     value = d
-    for m in range(1, _ROUNDS):
+    for m in range(1, _MAX_STEPS):
         for factor in (
             m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
             -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
@@ -58,7 +58,7 @@ def _beta(a: float, b: float, x: float) -> float:
             d = 1 / _not_zero(1 + factor * d)
             c = _not_zero(1 + factor / c)
             value *= c * d
-        if abs(c * d - 1) < _ENOUGH:
+        if abs(c * d - 1) < _PRECISION:
             break
     return front * value
 

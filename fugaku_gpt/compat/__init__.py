@@ -1,6 +1,6 @@
 """What this PyTorch can do, found by trying it. No other room asks, and none compares version strings.
 
-What the rest of the package calls is named here. Each file is one question: which operations 16-bit types have
+What the rest of the package calls is profiled_range here. Each file is one question: which operations 16-bit types have
 (``probes``), whether there is a fused AdamW (``adamw``), how a backward pass begins (``backward``), how operators are
 seen running (``profiler``), what there is to report of this build (``build``). Where ranks could find different answers
 they agree on one (``kernel_choices``).
@@ -8,25 +8,25 @@ they agree on one (``kernel_choices``).
 
 from __future__ import annotations
 
-from fugaku_gpt.compat.adamw import divides_gradients, fused_adamw
+from fugaku_gpt.compat.adamw import has_gradient_scale, fused_adamw
 from fugaku_gpt.compat.backward import backward
 from fugaku_gpt.compat.build import build_facts, flush_denormals
-from fugaku_gpt.compat.probes import can_train, compute_in_float32, has_kernel, in_float32, without_kernel
-from fugaku_gpt.compat.profiler import Call, has_profiler, named, profiled
+from fugaku_gpt.compat.probes import can_train, choose_float32_operations, has_kernel, float32_operations, operations_without_kernel
+from fugaku_gpt.compat.profiler import OperatorCall, has_profiler, profiled_range, profile_operators
 
 __all__ = [
-    "Call",
+    "OperatorCall",
     "backward",
     "build_facts",
     "can_train",
-    "compute_in_float32",
-    "divides_gradients",
+    "choose_float32_operations",
+    "has_gradient_scale",
     "flush_denormals",
     "fused_adamw",
     "has_kernel",
     "has_profiler",
-    "in_float32",
-    "named",
-    "profiled",
-    "without_kernel",
+    "float32_operations",
+    "profiled_range",
+    "profile_operators",
+    "operations_without_kernel",
 ]

@@ -7,7 +7,7 @@ from typing import Callable, Optional
 
 import torch
 
-from fugaku_gpt.compat.probes import LOOSE, waves
+from fugaku_gpt.compat.probes import TOLERANCE_ROUNDINGS, probe_input
 
 
 @functools.lru_cache(maxsize=None)
@@ -24,7 +24,7 @@ def fused_adamw(dtype: torch.dtype) -> Optional[Callable[..., None]]:
 
 
 @functools.lru_cache(maxsize=None)
-def divides_gradients(dtype: torch.dtype) -> bool:
+def has_gradient_scale(dtype: torch.dtype) -> bool:
     """Whether the fused kernel divides gradients of a type by ``grad_scale``, a float32 scalar, to the precision of
     that type, and leaves the quotients in their place."""
     kernel = fused_adamw(dtype)
@@ -35,7 +35,7 @@ def _steps_as_adamw(kernel: Callable[..., None], dtype: torch.dtype, divisor: fl
     """Whether a kernel takes AdamW's third step, and leaves the gradients as they were, or divided."""
     lr, beta1, beta2, decay, eps, steps = 0.1, 0.9, 0.95, 0.2, 0.05, 3
     # as many elements as no vector has: the last of them are not stepped by the loop that steps the others
-    weight, gradient, first, second = (shift + waves(67).to(dtype) for shift in (1.0, 2.0, 0.5, 2.0))
+    weight, gradient, first, second = (shift + probe_input(67).to(dtype) for shift in (1.0, 2.0, 0.5, 2.0))
     w, g, m, v = (x.double() for x in (weight, gradient, first, second))
     g = g / divisor
     m, v = beta1 * m + (1.0 - beta1) * g, beta2 * v + (1.0 - beta2) * g * g
@@ -60,8 +60,8 @@ def _steps_as_adamw(kernel: Callable[..., None], dtype: torch.dtype, divisor: fl
         )
     except (RuntimeError, TypeError):  # it is there but not for the CPU, or not for this type, or takes other words
         return False
-    near = 2.0 * LOOSE * torch.finfo(dtype).eps
+    tolerance = 2.0 * TOLERANCE_ROUNDINGS * torch.finfo(dtype).eps
     return all(
-        float((x.double() - y).abs().max()) <= near * float(y.abs().max())
+        float((x.double() - y).abs().max()) <= tolerance * float(y.abs().max())
         for x, y in ((weight, w), (gradient, g), (first, m), (second, v))
     )

@@ -17,11 +17,11 @@ def backward(y: torch.Tensor, gradient: Optional[torch.Tensor] = None) -> None:
         RuntimeError: ``y`` needs no gradient.
     """
     with torch.enable_grad():
-        start = y if gradient is None else _Given.apply(y, gradient)
+        start = y if gradient is None else _GivenGradient.apply(y, gradient)
     start.backward()
 
 
-class _Given(torch.autograd.Function):
+class _GivenGradient(torch.autograd.Function):
     """A scalar whose gradient by ``y`` is the one given."""
 
     @staticmethod
@@ -30,6 +30,6 @@ class _Given(torch.autograd.Function):
         return y.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, one: torch.Tensor) -> Tuple[torch.Tensor, None]:
+    def backward(ctx: Any, unit_grad: torch.Tensor) -> Tuple[torch.Tensor, None]:
         gradient, ctx.gradient = ctx.gradient, None
         return gradient, None

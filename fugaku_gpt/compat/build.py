@@ -41,7 +41,7 @@ def build_facts() -> Dict[str, Any]:
 def _instruction_set(shown: str) -> str:
     """The instruction set that the build's own report names (before PyTorch 2.0 it is a line of the report)."""
     for line in shown.splitlines():
-        head, found, tail = line.partition("CPU capability usage:")
-        if found:
+        head, separator, tail = line.partition("CPU capability usage:")
+        if separator:
             return tail.strip()
     return "unknown"

@@ -9,7 +9,7 @@ import torch
 
 
 @dataclass
-class Agreed:
+class KernelChoices:
     """All ranks of a run round alike only if all do the same, and its next start only if it does the same again.
 
     Attributes:
@@ -28,4 +28,4 @@ class Agreed:
     compiled_products: Optional[bool] = None
 
 
-AGREED = Agreed()
+RANK_CONSENSUS = KernelChoices()

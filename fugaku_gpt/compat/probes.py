@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from fugaku_gpt.compat.backward import backward
-from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 
-WIDE = (torch.float32, torch.float64)
-LOOSE = 4.0  # roundings of a 16-bit type by which a kernel may be off
-_SLOW = 3.0  # times as long as float32
+WIDE_DTYPES = (torch.float32, torch.float64)
+TOLERANCE_ROUNDINGS = 4.0  # roundings of a 16-bit type by which a kernel may be off
+_MAX_SLOWDOWN = 3.0  # times as long as float32
 
 _GELU_HAS_APPROXIMATE = True
 try:
@@ -25,7 +25,7 @@ except TypeError:
     _GELU_HAS_APPROXIMATE = False
 
 
-def gelu_tanh_of_build(x: torch.Tensor) -> torch.Tensor:
+def builtin_gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """GELU by its tanh approximation, by PyTorch's kernel where this build has one."""
     if _GELU_HAS_APPROXIMATE:
         return F.gelu(x, approximate="tanh")
@@ -43,22 +43,22 @@ TRIALS: Dict[str, _Trial] = {
         lambda x, y, z: torch.baddbmm(x, y, z, alpha=0.25),
         lambda: (_ones(2, 600, 8), _ones(2, 600, 600), _ones(2, 600, 8)),
     ),
-    "gelu": (F.gelu, lambda: (4.0 * waves(8, 600),)),
-    "gelu_tanh": (gelu_tanh_of_build, lambda: (4.0 * waves(8, 600),)),
+    "gelu": (F.gelu, lambda: (4.0 * probe_input(8, 600),)),
+    "gelu_tanh": (builtin_gelu_tanh, lambda: (4.0 * probe_input(8, 600),)),
     "softmax": (lambda x: torch.softmax(x, dim=-1) * 600.0, lambda: (0.0 * _ones(8, 600),)),
 }
 # of these every result is judged by its own size: a kernel that rounds erf(x) to 16 bits before it adds 1 is off by
 # half of GELU(-3) and more, which is little beside the largest result (seen: 1.10.2 in bfloat16, on processors
 # without AVX-512)
-_ONE_BY_ONE = ("gelu", "gelu_tanh")
-_SMALL = 2.0**-5  # is added to a result's size: near 0 nobody is precise by it alone
+_CHECKED_ELEMENTWISE = ("gelu", "gelu_tanh")
+_ABSOLUTE_FLOOR = 2.0**-5  # is added to a result's size: near 0 nobody is precise by it alone
 # of products: inputs to time them with. Some builds multiply 16-bit matrices element by element (seen: 4 to 20 times
 # slower than float32)
-_TIMED: Dict[str, Callable[[], Sequence[torch.Tensor]]] = {
-    "linear": lambda: (waves(128, 256), waves(256, 256), waves(256)),
-    "matmul": lambda: (waves(128, 256), waves(256, 256)),
-    "bmm": lambda: (waves(8, 128, 64), waves(8, 64, 128)),
-    "baddbmm": lambda: (waves(8, 128, 128), waves(8, 128, 64), waves(8, 64, 128)),
+_TIMED_INPUTS: Dict[str, Callable[[], Sequence[torch.Tensor]]] = {
+    "linear": lambda: (probe_input(128, 256), probe_input(256, 256), probe_input(256)),
+    "matmul": lambda: (probe_input(128, 256), probe_input(256, 256)),
+    "bmm": lambda: (probe_input(8, 128, 64), probe_input(8, 64, 128)),
+    "baddbmm": lambda: (probe_input(8, 128, 128), probe_input(8, 128, 64), probe_input(8, 64, 128)),
 }
 
 
@@ -66,7 +66,7 @@ def _ones(*shape: int) -> torch.Tensor:
     return torch.ones(shape)
 
 
-def waves(*shape: int) -> torch.Tensor:
+def probe_input(*shape: int) -> torch.Tensor:
     """Float32 numbers for a trial, from -1 to 1, without a pattern that a kernel could profit from."""
     return torch.arange(float(math.prod(shape))).sin().view(shape)
 
@@ -74,27 +74,27 @@ def waves(*shape: int) -> torch.Tensor:
 def has_kernel(operation: str, dtype: torch.dtype) -> bool:
     """Whether an operation is computed in a type: what was agreed on; before that, whether this build computes it and
     its gradients to that type's precision, and not much slower than in float32."""
-    if dtype in WIDE:
+    if dtype in WIDE_DTYPES:
         return True
-    if dtype in AGREED.in_float32:
-        return operation not in AGREED.in_float32[dtype]
+    if dtype in RANK_CONSENSUS.in_float32:
+        return operation not in RANK_CONSENSUS.in_float32[dtype]
     return _is_precise(operation, dtype) and _is_fast(operation, dtype)
 
 
-def in_float32(dtype: torch.dtype) -> List[str]:
+def float32_operations(dtype: torch.dtype) -> List[str]:
     """The operations that are computed in float32 when training in a type; none for wide types."""
     return [name for name in TRIALS if not has_kernel(name, dtype)]
 
 
-def without_kernel(dtype: torch.dtype) -> List[str]:
+def operations_without_kernel(dtype: torch.dtype) -> List[str]:
     """The operations that this build cannot compute in a type, or not to its precision, however long they take."""
-    return [] if dtype in WIDE else [name for name in TRIALS if not _is_precise(name, dtype)]
+    return [] if dtype in WIDE_DTYPES else [name for name in TRIALS if not _is_precise(name, dtype)]
 
 
-def compute_in_float32(operations: Sequence[str], dtype: torch.dtype) -> None:
+def choose_float32_operations(operations: Sequence[str], dtype: torch.dtype) -> None:
     """From now on these and no others are computed in float32 when training in a type, whatever a clock says; see
-    :class:`Agreed`."""
-    AGREED.in_float32[dtype] = frozenset(operations)
+    :class:`KernelChoices`."""
+    RANK_CONSENSUS.in_float32[dtype] = frozenset(operations)
 
 
 @functools.lru_cache(maxsize=None)
@@ -102,12 +102,12 @@ def _is_precise(operation: str, dtype: torch.dtype) -> bool:
     function, make_inputs = TRIALS[operation]
     tensors = [x.to(dtype) for x in make_inputs()]
     try:
-        ours, judge = (_with_gradients(function, [x.to(kind) for x in tensors]) for kind in (dtype, torch.float32))
+        actual, expected = (_with_gradients(function, [x.to(kind) for x in tensors]) for kind in (dtype, torch.float32))
     except RuntimeError:  # "... not implemented for 'BFloat16'"
         return False
-    precision = LOOSE * torch.finfo(dtype).eps
-    for x, y in zip(ours, judge):
-        size = y.abs() + _SMALL if operation in _ONE_BY_ONE else y.abs().max().clamp(min=1.0)
+    precision = TOLERANCE_ROUNDINGS * torch.finfo(dtype).eps
+    for x, y in zip(actual, expected):
+        size = y.abs() + _ABSOLUTE_FLOOR if operation in _CHECKED_ELEMENTWISE else y.abs().max().clamp(min=1.0)
         if not bool(((x.float() - y).abs() <= precision * size).all()):  # NaN is near nothing
             return False
     return True
@@ -115,12 +115,12 @@ def _is_precise(operation: str, dtype: torch.dtype) -> bool:
 
 @functools.lru_cache(maxsize=None)
 def _is_fast(operation: str, dtype: torch.dtype) -> bool:
-    return operation not in _TIMED or _seconds(operation, dtype) <= _SLOW * _seconds(operation, torch.float32)
+    return operation not in _TIMED_INPUTS or _seconds(operation, dtype) <= _MAX_SLOWDOWN * _seconds(operation, torch.float32)
 
 
 def _seconds(operation: str, dtype: torch.dtype) -> float:
     """The shortest of a few times for a product and its gradients."""
-    function, inputs = TRIALS[operation][0], [x.to(dtype) for x in _TIMED[operation]()]
+    function, inputs = TRIALS[operation][0], [x.to(dtype) for x in _TIMED_INPUTS[operation]()]
     best = math.inf
     for _ in range(4):
         before = time.perf_counter()
@@ -133,7 +133,7 @@ def _with_gradients(function: Callable[..., torch.Tensor], inputs: Sequence[torc
     leaves = [x.detach().requires_grad_() for x in inputs]
     with torch.enable_grad():  # the first to ask may be an autograd function
         y = function(*leaves)
-        backward(y, (1.0 + 0.5 * waves(*y.shape)).to(y.dtype))
+        backward(y, (1.0 + 0.5 * probe_input(*y.shape)).to(y.dtype))
     return [y.detach(), *(x.grad for x in leaves if x.grad is not None)]
 
 

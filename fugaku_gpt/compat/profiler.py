@@ -9,7 +9,7 @@ from typing import Any, Callable, ContextManager, List, NamedTuple
 import torch
 
 
-class Call(NamedTuple):
+class OperatorCall(NamedTuple):
     """Of an operator, a function of autograd or a :func:`named` part, as the profiler has seen it; seconds by its
     clock."""
 
@@ -19,13 +19,13 @@ class Call(NamedTuple):
     end: float
 
 
-def named(name: str) -> ContextManager[Any]:
+def profiled_range(name: str) -> ContextManager[Any]:
     """A part of what :func:`profiled` runs, which is seen by this name."""
-    part: ContextManager[Any] = torch.autograd.profiler.record_function(name)
-    return part
+    scope: ContextManager[Any] = torch.autograd.profiler.record_function(name)
+    return scope
 
 
-def profiled(run: Callable[[], None]) -> List[Call]:
+def profile_operators(run: Callable[[], None]) -> List[OperatorCall]:
     """The calls that are made while something runs. Where :func:`has_profiler` is False there may be none.
 
     The profiler is the one that all builds since 1.7 have, under one name or another, where this one still has it: what
@@ -35,12 +35,12 @@ def profiled(run: Callable[[], None]) -> List[Call]:
         profiler: Any = importlib.import_module("torch.autograd.profiler_legacy")
     except ImportError:
         profiler = torch.autograd.profiler
-    with profiler.profile() as seen:
+    with profiler.profile() as profile:
         run()
     calls = []
-    for event in seen.function_events or []:
+    for event in profile.function_events or []:
         times = event.time_range if hasattr(event, "time_range") else event.cpu_interval  # microseconds
-        calls.append(Call(event.name, event.thread, times.start * 1e-6, times.end * 1e-6))
+        calls.append(OperatorCall(event.name, event.thread, times.start * 1e-6, times.end * 1e-6))
     return calls
 
 
@@ -62,12 +62,12 @@ def has_profiler() -> bool:
 
     def run() -> None:
         x = torch.ones(8, 8).requires_grad_()
-        with named("part"):
+        with profiled_range("part"):
             _ErfProbe.apply(x).sum().backward()
 
     try:
-        calls = {call.name: call for call in profiled(run)}
-        whole, function, operator = calls["part"], calls["_ErfProbe"], calls["aten::erf_"]
+        calls = {call.name: call for call in profile_operators(run)}
+        outer, function, operator = calls["part"], calls["_ErfProbe"], calls["aten::erf_"]
     except (KeyError, RuntimeError):
         return False
-    return "_ErfProbeBackward" in calls and whole.start <= function.start and operator.end <= whole.end
+    return "_ErfProbeBackward" in calls and outer.start <= function.start and operator.end <= outer.end

@@ -10,7 +10,7 @@ back, tables show whether it was applied, ``compare`` knows that it is set for a
 simulator grants it and counts it in its statistics file. Only where a knob is unlike the others does other code name
 it: a clock that goes with certain states of the pipes (``machine/fugaku.py``), something that is read back in another
 way than from PJM's grant (``machine/local.py``), a short form of its own in tables that are read again
-(``report/kept_rows.py``), a figure of the planner.
+(``report/markdown_rows.py``), a figure of the planner.
 """
 
 from __future__ import annotations

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.hang.against_plan import config_of
+from fugaku_gpt.hang.against_plan import config_or_none
 from fugaku_gpt.hang.diagnosis import (
     IN_WAIT,
     Hang,
     Position,
-    call_words,
-    explain,
+    describe_call,
+    diagnose_hang,
     process_states,
-    progress_words,
-    rank_words,
+    describe_progress,
+    describe_ranks,
     read_flights,
 )
 from fugaku_gpt.records.flight import Flight
@@ -60,9 +60,9 @@ def examine(path: Path) -> HangReport:
         )
     moving = _moving(directory, flights) if directory.result() is None else []
     if moving:
-        return HangReport(f"no hang: {rank_words(moving)} moved just now", None, moving, {}, {})
+        return HangReport(f"no hang: {describe_ranks(moving)} moved just now", None, moving, {}, {})
     heads = [flight.head for flight in flights]
-    hang = explain(flights, process_states(heads, socket.gethostname()), config_of(directory.config_file))
+    hang = diagnose_hang(flights, process_states(heads, socket.gethostname()), config_or_none(directory.config_file))
     known = {head.rank: head for head in heads}
     stacks = {rank: directory.stacks_dir / f"rank-{rank:06d}.txt" for rank in hang.culprits}
     return HangReport(
@@ -103,22 +103,22 @@ def report_lines(report: HangReport) -> List[str]:
     newest = max(position.since for position in hang.positions)
     lines += [f"  {_position_words(position, newest)}" for position in hang.positions]
     if hang.missing:
-        lines.append(f"  {rank_words(hang.missing)} left no record: not started, or on a node whose files are not here")
+        lines.append(f"  {describe_ranks(hang.missing)} left no record: not started, or on a node whose files are not here")
     return lines
 
 
 def _position_words(position: Position, newest: float) -> str:
-    where = progress_words(position.step, position.phase, position.micro_batch)
+    where = describe_progress(position.step, position.phase, position.micro_batch)
     clock = time.strftime("%H:%M:%S", time.gmtime(position.since))
     early = newest - position.since
     ago = f", {early:.1f} s before the last that moved" if early >= 0.1 else ""
-    said = f"{rank_words(position.ranks)}: {where}; moved last at {clock} UTC{ago}; "
+    said = f"{describe_ranks(position.ranks)}: {where}; moved last at {clock} UTC{ago}; "
     if position.call is None:
         return said + f"{position.state}, before its first call"
     if position.state == IN_WAIT:
-        absent = f", for {rank_words(position.absent)}" if position.absent else ", which all of its ranks have begun"
-        return said + f"waits in {call_words(position.call)}{absent}"
-    return said + f"{position.state}; last call: {call_words(position.call)}"
+        absent = f", for {describe_ranks(position.absent)}" if position.absent else ", which all of its ranks have begun"
+        return said + f"waits in {describe_call(position.call)}{absent}"
+    return said + f"{position.state}; last call: {describe_call(position.call)}"
 
 
 def _moving(directory: RunDirectory, flights: Sequence[Flight]) -> List[int]:

@@ -116,7 +116,7 @@ def check_ranks(seconds: float = PROBE_SECONDS) -> Check:
     except UsageError:
         return Check(name, FAIL, "no mpirun to start them", "see mpirun")
     lines: List[str] = []
-    argv = [*launcher.start(2), sys.executable, "-c", _SUM_PROBE]
+    argv = [*launcher.command_prefix(2), sys.executable, "-c", _SUM_PROBE]
     outcome = run_command(argv, launcher.environment, timeout=seconds, on_line=lines.append)
     if outcome.ok:
         return Check(name, OK, f"all-reduce of 1 and 2 is 3, in {outcome.seconds:.1f} s with start-up")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import List
 
 from fugaku_gpt.doctor.hang import run_directory
-from fugaku_gpt.hang.against_plan import config_of
-from fugaku_gpt.hang.diagnosis import explain, process_states, rank_words, read_flights
+from fugaku_gpt.hang.against_plan import config_or_none
+from fugaku_gpt.hang.diagnosis import diagnose_hang, process_states, describe_ranks, read_flights
 from fugaku_gpt.records.run import OK, REFUSED, RunDirectory
 
 
@@ -44,10 +44,10 @@ def diagnose(path: Path) -> Diagnosis:
         flights = read_flights(directory.flight_dir)
         if flights:
             processes = process_states([flight.head for flight in flights], socket.gethostname())
-            hang = explain(flights, processes, config_of(directory.config_file))
+            hang = diagnose_hang(flights, processes, config_or_none(directory.config_file))
             findings = [hang.verdict, f"`fugaku-gpt doctor hang {path}` tells who waits for whom"]
             if hang.missing:
-                findings.insert(1, f"{rank_words(hang.missing)} left no record")
+                findings.insert(1, f"{describe_ranks(hang.missing)} left no record")
         else:
             findings.append("no flight recorders: node.flight_recorder is off, or no rank came so far")
     return Diagnosis(said, last_line(directory), findings)

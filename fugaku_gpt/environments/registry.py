@@ -15,14 +15,14 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.profile import Profile, load_profile, with_absolute_paths
 from fugaku_gpt.errors import ConfigError, UsageError
 
-MARKS = ".installed-*"  # left in an environment's folder by env/make_environment.sh once all of it is there
-OWNER = ".fugaku_gpt"  # the first that it writes there
-OTHER_MEND = "choose another folder with --at, or make it anew: env create with --again"
+INSTALLED_MARKS = ".installed-*"  # left in an environment's folder by env/make_environment.sh once all of it is there
+OWNER_MARK = ".fugaku_gpt"  # the first that it writes there
+DIFFERENT_BUILD_MEND = "choose another folder with --at, or make it anew: env create with --again"
 _SHIPPED = Path("share", "fugaku_gpt", "env")
 
 
 @dataclass(frozen=True)
-class Place:
+class EnvironmentLocation:
     """Where an environment is, or would be.
 
     Attributes:
@@ -33,8 +33,8 @@ class Place:
     """
 
     folder: Path
-    made: str
-    other: str = ""
+    state: str
+    differing_pins: str = ""
 
 
 def checkout() -> Optional[Path]:
@@ -52,16 +52,16 @@ def profile_files(folder: Optional[Path] = None) -> Dict[str, Path]:
     Raises:
         UsageError: there is no such folder.
     """
-    place = folder or _folder()
-    if not place.is_dir():
+    profile_folder = folder or _shipped_folder()
+    if not profile_folder.is_dir():
         raise UsageError(
-            f"{place}: there is no folder of profiles: this fugaku_gpt was installed without them; name a profile by "
+            f"{profile_folder}: there is no folder of profiles: this fugaku_gpt was installed without them; name a profile by "
             "its path, such as ./env/torch-1.7.yaml, or run from a checkout"
         )
-    return _names(place)
+    return _profiles_in(profile_folder)
 
 
-def _folder() -> Path:
+def _shipped_folder() -> Path:
     root = checkout()
     if root is not None:
         return root / "env"
@@ -70,7 +70,7 @@ def _folder() -> Path:
     return next((prefix / _SHIPPED for prefix in prefixes if (prefix / _SHIPPED).is_dir()), Path(sys.prefix) / _SHIPPED)
 
 
-def _names(folder: Path) -> Dict[str, Path]:
+def _profiles_in(folder: Path) -> Dict[str, Path]:
     return {file.stem: file for file in sorted(folder.glob("*.yaml"), key=_by_version)}
 
 
@@ -88,8 +88,8 @@ def find_profile(name_or_path: str) -> Path:
     files = profile_files()
     if name_or_path in files:
         return files[name_or_path]
-    near = difflib.get_close_matches(name_or_path, files, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    close_matches = difflib.get_close_matches(name_or_path, files, n=1)
+    hint = f"did you mean {close_matches[0]}? " if close_matches else ""
     raise UsageError(
         f"{name_or_path}: no profile has this name; {hint}valid: {', '.join(files)}, or the path of a file"
     )
@@ -109,25 +109,25 @@ def with_profile_file(config: RunConfig, run_file: Optional[Path] = None, base: 
     Raises:
         ConfigError: no such file exists; the message lists the folders and the shipped names.
     """
-    written = config.job.profile
+    named = config.job.profile
     start = base if base is not None else Path.cwd()
-    if not written or (start / written).is_file():
+    if not named or (start / named).is_file():
         return config
     folders = [start]
     if run_file is not None:
         beside = Path(os.path.abspath(start / run_file)).parent
         folders += [folder for folder in (beside, _top_of_checkout(beside)) if folder is not None]
-    profiles = _names(_folder())
-    candidates = [folder / written for folder in folders]
-    name = written[len("env/") : -len(".yaml")] if written.startswith("env/") and written.endswith(".yaml") else written
+    profiles = _profiles_in(_shipped_folder())
+    candidates = [folder / named for folder in folders]
+    name = named[len("env/") : -len(".yaml")] if named.startswith("env/") and named.endswith(".yaml") else named
     if name in profiles:
         candidates.append(profiles[name])
     for file in candidates:
         if file.is_file():
             return replace(config, job=replace(config.job, profile=os.path.abspath(file)))
-    searched = "" if Path(written).is_absolute() else f" in {', '.join(map(str, dict.fromkeys(folders)))}"
+    searched = "" if Path(named).is_absolute() else f" in {', '.join(map(str, dict.fromkeys(folders)))}"
     shipped = f", or one of {', '.join(profiles)}" if profiles else ""
-    raise ConfigError(f"job.profile: {written}: no such file{searched}; valid: the path of a file{shipped}")
+    raise ConfigError(f"job.profile: {named}: no such file{searched}; valid: the path of a file{shipped}")
 
 
 def _top_of_checkout(folder: Path) -> Optional[Path]:
@@ -142,8 +142,8 @@ def is_profile(name_or_path: str) -> bool:
     """Whether a word is a profile's name, or the path of a file of one."""
     if name_or_path.endswith((".yaml", ".yml")):
         return Path(name_or_path).is_file()
-    folder = _folder()
-    return folder.is_dir() and name_or_path in _names(folder)
+    folder = _shipped_folder()
+    return folder.is_dir() and name_or_path in _profiles_in(folder)
 
 
 def resolve(name_or_path: str, at: Optional[Path] = None, unpacked: Optional[Path] = None) -> Profile:
@@ -172,32 +172,32 @@ def resolve(name_or_path: str, at: Optional[Path] = None, unpacked: Optional[Pat
     return replace(profile, name=profile.name or file.stem, pins=pins)
 
 
-def place_of(profile: Profile) -> Place:
+def location_of(profile: Profile) -> EnvironmentLocation:
     """Where a resolved profile's environment is, and whether it is whole."""
     if profile.in_tarball and not Path(profile.python).is_absolute():
-        return Place(Path(profile.python), "by a job")
+        return EnvironmentLocation(Path(profile.python), "by a job")
     if "/" not in profile.python:
-        found = shutil.which(profile.python)
-        return Place(Path(found or profile.python), "yes" if found else "no")
+        program = shutil.which(profile.python)
+        return EnvironmentLocation(Path(program or profile.python), "yes" if program else "no")
     python = Path(profile.python)
     folder = python.parent.parent
     if not folder.is_dir():
-        return Place(folder, "no")
-    if profile.pins and not any(folder.glob(MARKS)):
-        return Place(folder, "half")
+        return EnvironmentLocation(folder, "no")
+    if profile.pins and not any(folder.glob(INSTALLED_MARKS)):
+        return EnvironmentLocation(folder, "half")
     if not python.exists():
-        return Place(folder, "half")
-    other = _other_pins(profile, folder)
-    return Place(folder, "other" if other else "yes", other)
+        return EnvironmentLocation(folder, "half")
+    differing_pins = _differing_pins(profile, folder)
+    return EnvironmentLocation(folder, "other" if differing_pins else "yes", differing_pins)
 
 
-def is_ours(folder: Path) -> bool:
+def is_managed(folder: Path) -> bool:
     """Whether a folder was begun by ``env/make_environment.sh``, so that it may be changed and made anew."""
-    if (folder / OWNER).is_file():
+    if (folder / OWNER_MARK).is_file():
         return True
     # before there was that file
-    left = (folder / "pins.txt").is_file() or (folder / ".mpi").is_file() or any(folder.glob(MARKS))
-    return left and (folder / "pyvenv.cfg").is_file()
+    has_old_marks = (folder / "pins.txt").is_file() or (folder / ".mpi").is_file() or any(folder.glob(INSTALLED_MARKS))
+    return has_old_marks and (folder / "pyvenv.cfg").is_file()
 
 
 def read_pins(file: Path) -> Dict[str, str]:
@@ -206,23 +206,23 @@ def read_pins(file: Path) -> Dict[str, str]:
     return dict(line.split("==", 1) for line in map(str.strip, lines) if "==" in line and not line.startswith("#"))
 
 
-def _other_pins(profile: Profile, folder: Path) -> str:
+def _differing_pins(profile: Profile, folder: Path) -> str:
     """By which pins an environment was made where these are not the profile's; empty: they are, or nobody knows."""
     installed, pins = folder / "pins.txt", Path(profile.pins)
     if not profile.pins or not installed.is_file() or not pins.is_file():
         return ""
-    found, expected = read_pins(installed), read_pins(pins)
+    actual, expected = read_pins(installed), read_pins(pins)
     mpi = folder / ".mpi"
-    of_path = mpi.is_file() and mpi.read_text(encoding="utf-8").strip() == "system"
-    if of_path or (folder / ".installed-system").exists():
+    uses_system_mpi = mpi.is_file() and mpi.read_text(encoding="utf-8").strip() == "system"
+    if uses_system_mpi or (folder / ".installed-system").exists():
         expected.pop("mpich", None)
-    names = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
-    told = [f"{name} {found.get(name, '-')} where the profile has {expected.get(name, '-')}" for name in names[:2]]
+    names = [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
+    differences = [f"{name} {actual.get(name, '-')} where the profile has {expected.get(name, '-')}" for name in names[:2]]
     more = [f"{len(names) - 2} more"] if len(names) > 2 else []
-    return ", ".join(told + more)
+    return ", ".join(differences + more)
 
 
-def require_made(profile: Profile, command: str = "") -> None:
+def require_created(profile: Profile, command: str = "") -> None:
     """Refuse an environment that is not whole on this machine.
 
     Args:
@@ -231,18 +231,18 @@ def require_made(profile: Profile, command: str = "") -> None:
     Raises:
         UsageError: it is not made, half made, or in a tar file that was not unpacked here.
     """
-    place = place_of(profile)
-    if place.made == "by a job":
+    location = location_of(profile)
+    if location.state == "by a job":
         raise UsageError(
             f"{profile.name}: it is built by a job into a tar file (`fugaku-gpt env create {profile.name}`); on a node "
             "that has unpacked it, say where: --at FOLDER"
         )
-    if place.made == "other":
-        raise UsageError(f"{place.folder}: is another build than {profile.name}: {place.other}; {OTHER_MEND}")
-    if place.made != "yes":
-        words = "is not made" if place.made == "no" else "was not finished"
+    if location.state == "other":
+        raise UsageError(f"{location.folder}: is another build than {profile.name}: {location.differing_pins}; {DIFFERENT_BUILD_MEND}")
+    if location.state != "yes":
+        problem = "is not made" if location.state == "no" else "was not finished"
         raise UsageError(
-            f"{place.folder}: the environment {words}: {command or f'fugaku-gpt env create {profile.name}'}"
+            f"{location.folder}: the environment {problem}: {command or f'fugaku-gpt env create {profile.name}'}"
         )
 
 

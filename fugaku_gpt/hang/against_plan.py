@@ -14,18 +14,18 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 from fugaku_gpt.config.load import load_run_config
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.hang.history import DISAGREE, LEFT_OUT, ONE_MORE, ORDER, Deviation
+from fugaku_gpt.hang.history import DISAGREE, EXTRA_CALL, LEFT_OUT, ORDER, Deviation
 from fugaku_gpt.layout.grid import coordinates_of
 from fugaku_gpt.layout.nodes import node_groups
 from fugaku_gpt.layout.operations import ALL_GATHER, RECEIVE, SEND
 from fugaku_gpt.layout.sequence import Collective, SequencePlan, plan_of, program
-from fugaku_gpt.records.flight import FORWARD, OPTIMISER, Call, Flight
+from fugaku_gpt.records.flight import FORWARD, OPTIMISER, Flight, RecordedCall
 
 _MOST_RANKS = 256  # that are looked at
 _UNKNOWN_LINE = "a line that is not known"
 
 
-class _Due(NamedTuple):
+class _PlannedCall(NamedTuple):
     """One call of a plan; ``place``: among all calls of the step."""
 
     operation: str
@@ -33,11 +33,11 @@ class _Due(NamedTuple):
     place: int
 
 
-Plan = Dict[str, List[_Due]]  # by communicator
-Made = Dict[str, List[Call]]
+Plan = Dict[str, List[_PlannedCall]]  # by communicator
+CallsByCommunicator = Dict[str, List[RecordedCall]]
 
 
-class _Parting(NamedTuple):
+class _PlanDeviation(NamedTuple):
     """Where a rank left its plan."""
 
     rank: int
@@ -46,7 +46,7 @@ class _Parting(NamedTuple):
     deviation: Deviation
 
 
-def config_of(path: Path) -> Optional[RunConfig]:
+def config_or_none(path: Path) -> Optional[RunConfig]:
     """The configuration of a run, None where it cannot be read: a hang is explained without it too."""
     try:
         return load_run_config(path)
@@ -54,7 +54,9 @@ def config_of(path: Path) -> Optional[RunConfig]:
         return None
 
 
-def off_plan(flights: Mapping[int, Flight], config: RunConfig, first: Sequence[int] = ()) -> Optional[Deviation]:
+def first_deviation_from_plan(
+    flights: Mapping[int, Flight], config: RunConfig, first: Sequence[int] = ()
+) -> Optional[Deviation]:
     """The first call by which a rank left its plan; None where all keep to it, or no plan is known.
 
     Args:
@@ -71,24 +73,32 @@ def off_plan(flights: Mapping[int, Flight], config: RunConfig, first: Sequence[i
     except ValueError:
         return None
     ranks = list(dict.fromkeys([*first, *sorted(flights)]))
-    book = _Book(plan, {rank: flights[rank] for rank in ranks[:_MOST_RANKS] if rank in flights})
-    found = [parting for parting in map(book.parting, book.flights) if parting is not None]
-    if not found:
+    comparison = _PlanComparison(plan, {rank: flights[rank] for rank in ranks[:_MOST_RANKS] if rank in flights})
+    deviations = [deviation for deviation in map(comparison.deviation_of, comparison.flights) if deviation is not None]
+    if not deviations:
         return None
-    earliest = min(found, key=lambda one: (one.step, one.when))
-    stage = [rank for rank in book.flights if book.stage(rank) == book.stage(earliest.rank)]
-    alike = [one for one in found if one.rank in stage and _place(one) == _place(earliest)]
-    if len(alike) == len(stage) > 1:
+    earliest = min(deviations, key=lambda deviation: (deviation.step, deviation.when))
+    stage = [rank for rank in comparison.flights if comparison.stage(rank) == comparison.stage(earliest.rank)]
+    same_deviations = [
+        deviation for deviation in deviations if deviation.rank in stage and _location(deviation) == _location(earliest)
+    ]
+    if len(same_deviations) == len(stage) > 1:
         return None  # none of them did otherwise: the plan is not this run's
     return earliest.deviation
 
 
-def _place(parting: _Parting) -> Tuple[object, ...]:
-    call, actual = parting.deviation.call, parting.deviation.actual
-    return parting.step, parting.deviation.kind, call.communicator, call.site, actual.site if actual else ""
+def _location(plan_deviation: _PlanDeviation) -> Tuple[object, ...]:
+    call, actual = plan_deviation.deviation.call, plan_deviation.deviation.actual
+    return (
+        plan_deviation.step,
+        plan_deviation.deviation.kind,
+        call.communicator,
+        call.site,
+        actual.site if actual else "",
+    )
 
 
-class _Book:
+class _PlanComparison:
     """Calls of each rank by step, beside its plan."""
 
     def __init__(self, plan: SequencePlan, flights: Mapping[int, Flight]) -> None:
@@ -101,132 +111,148 @@ class _Book:
         """Of the pipeline."""
         return coordinates_of(rank, self._plan.layout, self._plan.order).pp
 
-    def parting(self, rank: int) -> Optional[_Parting]:
+    def deviation_of(self, rank: int) -> Optional[_PlanDeviation]:
         """Where a rank has left its plan; None also where it does so in more than one step, so that it is not its
         plan."""
-        found = []
+        deviations = []
         for step in self._made[rank]:
-            parted = self._in_step(rank, step)
-            if parted is not None:
-                found.append(parted)
-        return found[0] if len(found) == 1 else None
+            deviation = self._deviation_in_step(rank, step)
+            if deviation is not None:
+                deviations.append(deviation)
+        return deviations[0] if len(deviations) == 1 else None
 
-    def _in_step(self, rank: int, step: int) -> Optional[_Parting]:
-        made, passed = self._made[rank][step], _passed(self.flights[rank], step)
-        plans = self._plans(rank)
+    def _deviation_in_step(self, rank: int, step: int) -> Optional[_PlanDeviation]:
+        made, passed = self._made[rank][step], _has_passed(self.flights[rank], step)
+        plans = self._possible_plans(rank)
         for plan in plans[1:]:
             if not _misfits(plan, made, passed):
                 return None
         plan = plans[0]
-        model = self._model(rank, plan)
-        misfits = _misfits(plan, made, passed, model)
+        reference = self._reference_step(rank, plan)
+        misfits = _misfits(plan, made, passed, reference)
         if not misfits:
             return None
-        wrong = [(made[name][at].ordinal, name, at) for name, at in misfits if at < len(made.get(name, ()))]
+        wrong = [(made[name][index].ordinal, name, index) for name, index in misfits if index < len(made.get(name, ()))]
         if wrong:
-            _, name, at = min(wrong)
+            _, name, index = min(wrong)
         else:  # all are left out: the first of them
-            _, name, at = min((_order(plan, model, name, at), name, at) for name, at in misfits)
-        return self._parting(rank, step, name, at, plan, model)
+            _, name, index = min((_due_order(plan, reference, name, index), name, index) for name, index in misfits)
+        return self._deviation_at(rank, step, name, index, plan, reference)
 
-    def _parting(self, rank: int, step: int, name: str, at: int, plan: Plan, model: Optional[Made]) -> _Parting:
+    def _deviation_at(
+        self, rank: int, step: int, name: str, index: int, plan: Plan, reference: Optional[CallsByCommunicator]
+    ) -> _PlanDeviation:
         made = self._made[rank][step].get(name, [])
-        planned = plan.get(name, [])
-        came = made[at] if at < len(made) else None
-        due = self._due(rank, step, name, at, plan, model) if at < len(planned) else None
-        if came is None:
+        planned_calls = plan.get(name, [])
+        actual = made[index] if index < len(made) else None
+        due = self._due_call(rank, step, name, index, plan, reference) if index < len(planned_calls) else None
+        if actual is None:
             assert due is not None
-            return _Parting(rank, step, _end(self.flights[rank], step), Deviation((rank,), LEFT_OUT, due, None, ()))
-        labels: Sequence[Optional[Call]] = model[name] if model is not None else [None] * len(planned)
+            return _PlanDeviation(
+                rank, step, _end_of_step(self.flights[rank], step), Deviation((rank,), LEFT_OUT, due, None, ())
+            )
+        labels: Sequence[Optional[RecordedCall]] = (
+            reference[name] if reference is not None else [None] * len(planned_calls)
+        )
 
         def agree(calls: int, plans: int) -> int:
             """How many calls from one place on are those that are planned from another place on."""
-            pairs = zip(made[calls:], planned[plans:], labels[plans:])
-            return sum(1 for _ in takewhile(lambda pair: _fits(pair[1], pair[0], pair[2]), pairs))
+            pairs = zip(made[calls:], planned_calls[plans:], labels[plans:])
+            return sum(1 for _ in takewhile(lambda pair: _matches(pair[1], pair[0], pair[2]), pairs))
 
-        instead = self._next(rank, step, came, plan, model)
-        repeated = at > 0 and _fits(planned[at - 1], came, labels[at - 1])
-        if due is None and instead is not None and instead.site == came.site:
-            found = Deviation((rank,), ORDER, instead, came, ())  # one line, another communicator
-        elif due is None or (repeated and agree(at + 1, at) >= agree(at, at + 1)):
-            found = Deviation((rank,), ONE_MORE, came, None, ())
-        elif agree(at, at + 1):
-            found = Deviation((rank,), LEFT_OUT, due, None, ())
-        elif (came.operation, came.site, came.micro_batch) == (due.operation, due.site, due.micro_batch):
-            found = Deviation((rank,), DISAGREE, due, came, ())
+        expected = self._next_due(rank, step, actual, plan, reference)
+        repeated = index > 0 and _matches(planned_calls[index - 1], actual, labels[index - 1])
+        if due is None and expected is not None and expected.site == actual.site:
+            deviation = Deviation((rank,), ORDER, expected, actual, ())  # one line, another communicator
+        elif due is None or (repeated and agree(index + 1, index) >= agree(index, index + 1)):
+            deviation = Deviation((rank,), EXTRA_CALL, actual, None, ())
+        elif agree(index, index + 1):
+            deviation = Deviation((rank,), LEFT_OUT, due, None, ())
+        elif (actual.operation, actual.site, actual.micro_batch) == (due.operation, due.site, due.micro_batch):
+            deviation = Deviation((rank,), DISAGREE, due, actual, ())
         else:
-            found = Deviation((rank,), ORDER, instead or due, came, ())
-        return _Parting(rank, step, came.entered, found)
+            deviation = Deviation((rank,), ORDER, expected or due, actual, ())
+        return _PlanDeviation(rank, step, actual.entered, deviation)
 
-    def _next(self, rank: int, step: int, before: Call, plan: Plan, model: Optional[Made]) -> Optional[Call]:
+    def _next_due(
+        self, rank: int, step: int, before: RecordedCall, plan: Plan, reference: Optional[CallsByCommunicator]
+    ) -> Optional[RecordedCall]:
         """What was due when a rank made some other call."""
         made = self._made[rank][step]
         counts = {name: sum(call.ordinal < before.ordinal for call in made.get(name, ())) for name in plan}
         left = [(name, count) for name, count in counts.items() if count < len(plan[name])]
         if not left:
             return None
-        _, name, at = min((_order(plan, model, name, at), name, at) for name, at in left)
-        return self._due(rank, step, name, at, plan, model)
+        _, name, index = min((_due_order(plan, reference, name, index), name, index) for name, index in left)
+        return self._due_call(rank, step, name, index, plan, reference)
 
-    def _due(self, rank: int, step: int, name: str, at: int, plan: Plan, model: Optional[Made]) -> Call:
+    def _due_call(
+        self, rank: int, step: int, name: str, index: int, plan: Plan, reference: Optional[CallsByCommunicator]
+    ) -> RecordedCall:
         """A planned call as it should have been made, with its line where one is known."""
-        if model is not None:
-            return replace(model[name][at], step=step, sequence=0)
-        planned = plan[name][at]
+        if reference is not None:
+            return replace(reference[name][index], step=step, sequence=0)
+        planned = plan[name][index]
         for other, steps in self._made.items():  # another rank that made it
             calls = steps.get(step, {}).get(name, []) if self.stage(other) == self.stage(rank) else []
-            if other != rank and at < len(calls) and _fits(planned, calls[at]):
-                return replace(calls[at], sequence=0)
+            if other != rank and index < len(calls) and _matches(planned, calls[index]):
+                return replace(calls[index], sequence=0)
         head, shape = self.flights[rank].head, (planned.elements,)
-        return Call(
+        return RecordedCall(
             0, 0, 0, name, planned.operation, "", shape, -1, _UNKNOWN_LINE, "", step, -1, head.phase, 0, 0.0, 0.0, 0.0
         )
 
-    def _model(self, rank: int, plan: Plan) -> Optional[Made]:
+    def _reference_step(self, rank: int, plan: Plan) -> Optional[CallsByCommunicator]:
         """A step that went as planned, of this rank or of another of its stage: it knows the lines."""
         stage = self.stage(rank)
-        for other in [rank, *(one for one in self.flights if one != rank and self.stage(one) == stage)]:
+        for other in [
+            rank,
+            *(candidate for candidate in self.flights if candidate != rank and self.stage(candidate) == stage),
+        ]:
             for step, made in reversed(list(self._made[other].items())):
-                if _passed(self.flights[other], step) and not _misfits(plan, made, True):
+                if _has_passed(self.flights[other], step) and not _misfits(plan, made, True):
                     return made
         return None
 
-    def _plans(self, rank: int) -> List[Plan]:
+    def _possible_plans(self, rank: int) -> List[Plan]:
         """What a step of this rank may be, the usual first: some time the sums of replicas, in some nothing is
         updated, so that nothing is gathered."""
-        place = coordinates_of(rank, self._plan.layout, self._plan.order)
-        on_node = 1
+        coordinates = coordinates_of(rank, self._plan.layout, self._plan.order)
+        ranks_on_node = 1
         if self._plan.nodes is not None:
-            on_node = len(node_groups(place, self._plan.layout, self._plan.order, self._plan.nodes)[0])
-        if (place.pp, on_node) not in self._programs:
-            usual, alone = (_by_communicator(self._plan, place.pp, on_node, alone) for alone in (False, True))
-            plans = [usual, alone]
+            ranks_on_node = len(node_groups(coordinates, self._plan.layout, self._plan.order, self._plan.nodes)[0])
+        if (coordinates.pp, ranks_on_node) not in self._programs:
+            usual, is_calibration = (
+                _by_communicator(self._plan, coordinates.pp, ranks_on_node, is_calibration)
+                for is_calibration in (False, True)
+            )
+            plans = [usual, is_calibration]
             if self._plan.zero and self._plan.layout.dp > 1:
-                plans += [_without_gathers(usual), _without_gathers(alone)]
-            self._programs[place.pp, on_node] = plans
-        return self._programs[place.pp, on_node]
+                plans += [_without_gathers(usual), _without_gathers(is_calibration)]
+            self._programs[coordinates.pp, ranks_on_node] = plans
+        return self._programs[coordinates.pp, ranks_on_node]
 
 
-def _by_communicator(plan: SequencePlan, stage: int, on_node: int, alone: bool) -> Plan:
-    found: Plan = {}
-    place = 0
-    for part in program(plan, stage, on_node, alone):
-        if isinstance(part, Collective):
-            calls = [(part.communicator, part.operation, part.elements)]
+def _by_communicator(plan: SequencePlan, stage: int, ranks_on_node: int, is_calibration: bool) -> Plan:
+    planned_calls: Plan = {}
+    position = 0
+    for action in program(plan, stage, ranks_on_node, is_calibration):
+        if isinstance(action, Collective):
+            calls = [(action.communicator, action.operation, action.elements)]
         else:
-            calls = [("pp", RECEIVE, part.elements) for _ in part.exchange.receives]
-            calls += [("pp", SEND, part.elements) for _ in part.exchange.sends]
+            calls = [("pp", RECEIVE, action.elements) for _ in action.exchange.receives]
+            calls += [("pp", SEND, action.elements) for _ in action.exchange.sends]
         for name, operation, elements in calls:
-            found.setdefault(name, []).append(_Due(operation, elements, place))
-            place += 1
-    return found
+            planned_calls.setdefault(name, []).append(_PlannedCall(operation, elements, position))
+            position += 1
+    return planned_calls
 
 
 def _without_gathers(plan: Plan) -> Plan:
     return {name: [due for due in calls if name == "tp" or due.operation != ALL_GATHER] for name, calls in plan.items()}
 
 
-def _by_step(flight: Flight) -> Dict[int, Made]:
+def _by_step(flight: Flight) -> Dict[int, CallsByCommunicator]:
     """A rank's calls by step and communicator, of steps of which the beginning is known."""
     cut, before = 0, 0
     for call in flight.calls:  # calls that were long outstanding stand alone before the rest
@@ -237,33 +263,41 @@ def _by_step(flight: Flight) -> Dict[int, Made]:
     first = min((call.step for call in calls), default=flight.head.step if cut < flight.head.step else 0)
     if cut:
         first = cut + 1
-    found: Dict[int, Made] = {step: {} for step in range(max(first, 1), flight.head.step + 1)}
+    calls_by_step: Dict[int, CallsByCommunicator] = {step: {} for step in range(max(first, 1), flight.head.step + 1)}
     for call in calls:
-        found.setdefault(call.step, {}).setdefault(call.communicator, []).append(call)
-    return found
+        calls_by_step.setdefault(call.step, {}).setdefault(call.communicator, []).append(call)
+    return calls_by_step
 
 
-def _passed(flight: Flight, step: int) -> bool:
+def _has_passed(flight: Flight, step: int) -> bool:
     """Whether the rank is past a step's work."""
     return flight.head.step > step or (flight.head.step == step and flight.head.phase > OPTIMISER)
 
 
-def _misfits(plan: Plan, made: Made, passed: bool, model: Optional[Made] = None) -> List[Tuple[str, int]]:
+def _misfits(
+    plan: Plan, made: CallsByCommunicator, passed: bool, reference: Optional[CallsByCommunicator] = None
+) -> List[Tuple[str, int]]:
     """By communicator, the first call that is not as planned."""
-    found = []
+    misfits = []
     for name in {**plan, **made}:
         planned, calls = plan.get(name, []), made.get(name, [])
-        labels: Iterable[Optional[Call]] = model[name] if model is not None and name in model else [None] * len(planned)
-        at = next(
-            (n for n, (due, call, label) in enumerate(zip(planned, calls, labels)) if not _fits(due, call, label)),
+        labels: Iterable[Optional[RecordedCall]] = (
+            reference[name] if reference is not None and name in reference else [None] * len(planned)
+        )
+        index = next(
+            (
+                position
+                for position, (due, call, label) in enumerate(zip(planned, calls, labels))
+                if not _matches(due, call, label)
+            ),
             min(len(planned), len(calls)),
         )
-        if at < len(calls) or (passed and at < len(planned)):
-            found.append((name, at))
-    return found
+        if index < len(calls) or (passed and index < len(planned)):
+            misfits.append((name, index))
+    return misfits
 
 
-def _fits(due: _Due, call: Call, label: Optional[Call] = None) -> bool:
+def _matches(due: _PlannedCall, call: RecordedCall, label: Optional[RecordedCall] = None) -> bool:
     elements = 1
     for size in call.shape:
         elements *= size
@@ -274,12 +308,12 @@ def _fits(due: _Due, call: Call, label: Optional[Call] = None) -> bool:
     return label is None or (call.site, call.phase, call.micro_batch) == (label.site, label.phase, label.micro_batch)
 
 
-def _order(plan: Plan, model: Optional[Made], name: str, at: int) -> int:
+def _due_order(plan: Plan, reference: Optional[CallsByCommunicator], name: str, index: int) -> int:
     """A planned call's place in a step: as it was made, where that is known, since sums overlap with computation."""
-    return model[name][at].ordinal if model is not None else plan[name][at].place
+    return reference[name][index].ordinal if reference is not None else plan[name][index].place
 
 
-def _end(flight: Flight, step: int) -> float:
+def _end_of_step(flight: Flight, step: int) -> float:
     """When a rank went on to what comes after a step."""
     later = [
         call.entered for call in flight.calls if call.step > step or (call.step == step and call.phase > OPTIMISER)

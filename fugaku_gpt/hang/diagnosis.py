@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from fugaku_gpt.config.schema import RunConfig
-from fugaku_gpt.hang.against_plan import off_plan
-from fugaku_gpt.hang.history import LEFT_OUT, ONE_MORE, ORDER, Deviation, deviation
+from fugaku_gpt.hang.against_plan import first_deviation_from_plan
+from fugaku_gpt.hang.history import EXTRA_CALL, LEFT_OUT, ORDER, Deviation, find_deviation
 from fugaku_gpt.layout.operations import RECEIVE, SEND
-from fugaku_gpt.records.flight import ENTERED, FINISHED, PHASES, WAITING, Call, Flight, Head, read_flight
+from fugaku_gpt.records.flight import ENTERED, FINISHED, PHASES, WAITING, Flight, Head, RecordedCall, read_flight
 from fugaku_gpt.records.text import spans
 
 MISSING, GONE, STOPPED, SILENT = "missing", "gone", "stopped", "silent"
 IN_WAIT, INSIDE, OUTSIDE, DONE = "waits", "inside", "outside", "finished"
 DISAGREE, CIRCLE, NO_HANG = "disagree", "circle", "no hang"
-# kinds of causes, besides the states of a rank: LEFT_OUT, ONE_MORE, ORDER, DISAGREE, CIRCLE
+# kinds of causes, besides the states of a rank: LEFT_OUT, EXTRA_CALL, ORDER, DISAGREE, CIRCLE
 
-Key = Tuple[str, Tuple[int, ...], int]  # a communicator: name, members, which one of these
+CommunicatorKey = Tuple[str, Tuple[int, ...], int]  # a communicator: name, members, which one of these
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Position:
 
     ranks: Tuple[int, ...]
     state: str
-    call: Optional[Call]
+    call: Optional[RecordedCall]
     phase: str
     step: int
     micro_batch: int
@@ -71,11 +71,11 @@ class Hang:
     verdict: str
     culprits: Tuple[int, ...]
     kind: str
-    call: Optional[Call]
+    call: Optional[RecordedCall]
     chain: List[str]
     positions: List[Position]
     missing: Tuple[int, ...]
-    others: Tuple[int, ...] = ()
+    other_suspects: Tuple[int, ...] = ()
 
 
 def read_flights(directory: Path) -> List[Flight]:
@@ -87,7 +87,7 @@ def read_flights(directory: Path) -> List[Flight]:
     return sorted((read_flight(path) for path in directory.glob("*/rank-*.flight")), key=lambda flight: flight.rank)
 
 
-def explain(
+def diagnose_hang(
     flights: Sequence[Flight], processes: Optional[Mapping[int, str]] = None, config: Optional[RunConfig] = None
 ) -> Hang:
     """Who waits for whom, and who is the cause.
@@ -97,29 +97,29 @@ def explain(
         processes: by rank what is known of its process (see :func:`process_states`).
         config: of the run: a rank whose calls are not as its layout has them is the cause.
     """
-    board = _Board(flights, processes if processes is not None else {})
-    found = _first_look(board)
-    if config is None or found.kind == NO_HANG:
-        return found
-    deviating = off_plan(board.flights, config, [*found.culprits, *found.others])
-    if deviating is None:
-        return found
-    return replace(_deviating(deviating, found.chain), positions=found.positions, missing=found.missing)
+    recorders = _Recorders(flights, processes if processes is not None else {})
+    hang = _diagnose_waits(recorders)
+    if config is None or hang.kind == NO_HANG:
+        return hang
+    deviation = first_deviation_from_plan(recorders.flights, config, [*hang.culprits, *hang.other_suspects])
+    if deviation is None:
+        return hang
+    return replace(_hang_by_deviation(deviation, hang.chain), positions=hang.positions, missing=hang.missing)
 
 
-def _first_look(board: _Board) -> Hang:
+def _diagnose_waits(recorders: _Recorders) -> Hang:
     """Who is the cause, from what ranks say of each other."""
-    positions = board.positions()
+    positions = recorders.positions()
     waiting = [position for position in positions if position.state == IN_WAIT]
     if not waiting:
-        return _nobody_waits(board, positions)
+        return _hang_without_waits(recorders, positions)
     best: Optional[Hang] = None
-    for position in sorted(waiting, key=lambda one: -len(one.ranks)):
-        found = _follow(board, position)
-        if best is None or _weight(found) > _weight(best):
-            best = found
+    for position in sorted(waiting, key=lambda candidate: -len(candidate.ranks)):
+        hang = _follow_waits(recorders, position)
+        if best is None or _strength(hang) > _strength(best):
+            best = hang
     assert best is not None
-    return replace(best, positions=positions, missing=tuple(board.missing))
+    return replace(best, positions=positions, missing=tuple(recorders.missing))
 
 
 def process_states(heads: Iterable[Head], host: str) -> Dict[int, str]:
@@ -142,53 +142,53 @@ def process_states(heads: Iterable[Head], host: str) -> Dict[int, str]:
     return states if alive else {}  # where all are gone, that tells nothing of who went first
 
 
-def call_words(call: Call) -> str:
+def describe_call(call: RecordedCall) -> str:
     """``all_reduce_sum of [4, 8] on tp at parallel/tensor.py:12 (call 17 there; iteration 3, forward of micro-batch
     1)``."""
-    what = call.operation
+    operation = call.operation
     if call.is_message:
-        what += f" {'to' if call.operation == SEND else 'from'} rank {call.peer}"
+        operation += f" {'to' if call.operation == SEND else 'from'} rank {call.peer}"
     site = call.wait_site if call.wait_site and call.state == WAITING else call.site
     posted = f", begun at {call.site}" if site != call.site else ""
-    where = progress_words(call.step, PHASES[min(call.phase, FINISHED)], call.micro_batch)
+    where = describe_progress(call.step, PHASES[min(call.phase, FINISHED)], call.micro_batch)
     return (
-        f"{what} of {list(call.shape)} on {call.communicator} at {site}{posted} "
+        f"{operation} of {list(call.shape)} on {call.communicator} at {site}{posted} "
         f"({f'number {call.sequence} there; ' if call.sequence else ''}{where})"
     )
 
 
-def progress_words(step: int, phase: str, micro_batch: int) -> str:
+def describe_progress(step: int, phase: str, micro_batch: int) -> str:
     """``iteration 3, forward of micro-batch 1``."""
     where = f"{phase} of micro-batch {micro_batch}" if micro_batch >= 0 and phase != "finished" else phase
     return f"iteration {step}, {where}" if step >= 0 else where
 
 
-def rank_words(ranks: Sequence[int]) -> str:
+def describe_ranks(ranks: Sequence[int]) -> str:
     """``rank 3`` or ``ranks 0-2, 5``."""
     return f"rank {spans(ranks)}" if len(ranks) == 1 else f"ranks {spans(ranks)}"
 
 
-class _Board:
+class _Recorders:
     """All ranks' recorders, by rank and by communicator."""
 
     def __init__(self, flights: Sequence[Flight], processes: Mapping[int, str]) -> None:
         self.flights = {flight.rank: flight for flight in flights}
         ranks = max((flight.head.ranks for flight in flights), default=0)
         self.missing = [rank for rank in range(ranks) if rank not in self.flights]
-        self.places: Dict[Key, Dict[int, int]] = {}
-        self._keys: Dict[int, List[Key]] = {}
+        self.group_indices: Dict[CommunicatorKey, Dict[int, int]] = {}
+        self._keys: Dict[int, List[CommunicatorKey]] = {}
         for flight in flights:
             keys = [(group.name, group.members, group.number) for group in flight.groups]
             self._keys[flight.rank] = keys
-            for place, key in enumerate(keys):
-                self.places.setdefault(key, {})[flight.rank] = place
+            for group_index, key in enumerate(keys):
+                self.group_indices.setdefault(key, {})[flight.rank] = group_index
         self._newest = max((flight.head.watched for flight in flights), default=0.0)
         self._processes = processes
         self.calls = {flight.rank: flight.waiting for flight in flights}
-        self._absent: Dict[Tuple[Key, int], Tuple[int, ...]] = {}
-        self._elsewhere: Dict[Key, Tuple[int, ...]] = {}
+        self._absent: Dict[Tuple[CommunicatorKey, int], Tuple[int, ...]] = {}
+        self._elsewhere: Dict[CommunicatorKey, Tuple[int, ...]] = {}
 
-    def key_of(self, rank: int, call: Call) -> Optional[Key]:
+    def key_of(self, rank: int, call: RecordedCall) -> Optional[CommunicatorKey]:
         """The communicator of a call; None where the file had no room for it."""
         keys = self._keys[rank]
         return keys[call.group] if call.group < len(keys) else None
@@ -210,7 +210,7 @@ class _Board:
             return INSIDE
         return DONE if head.phase == FINISHED else OUTSIDE
 
-    def absent(self, rank: int, call: Call) -> Tuple[int, ...]:
+    def absent(self, rank: int, call: RecordedCall) -> Tuple[int, ...]:
         """The ranks that have not begun the call in which this one waits."""
         key = self.key_of(rank, call)
         if key is None:
@@ -218,15 +218,15 @@ class _Board:
         if call.is_message:
             there = self._begun(key, call.peer, RECEIVE if call.operation == SEND else SEND, rank)
             return () if there >= call.sequence else (call.peer,)
-        known = self._absent.get((key, call.sequence))
-        if known is None:
-            known = tuple(
+        absent_ranks = self._absent.get((key, call.sequence))
+        if absent_ranks is None:
+            absent_ranks = tuple(
                 member for member in key[1] if member != rank and self._collectives(key, member) < call.sequence
             )
-            self._absent[key, call.sequence] = known
-        return known
+            self._absent[key, call.sequence] = absent_ranks
+        return absent_ranks
 
-    def waited_for(self, rank: int, call: Call) -> Tuple[int, ...]:
+    def waited_for(self, rank: int, call: RecordedCall) -> Tuple[int, ...]:
         """The ranks that have not begun a call; where all have, those that are not in MPI, without whom it does not go
         on either."""
         absent, key = self.absent(rank, call), self.key_of(rank, call)
@@ -234,29 +234,29 @@ class _Board:
             return absent
         if call.is_message:
             return () if self.state(call.peer) in (IN_WAIT, DONE) else (call.peer,)
-        known = self._elsewhere.get(key)
-        if known is None:
-            known = tuple(member for member in key[1] if self.state(member) not in (IN_WAIT, DONE))
-            self._elsewhere[key] = known
-        return known
+        outside_ranks = self._elsewhere.get(key)
+        if outside_ranks is None:
+            outside_ranks = tuple(member for member in key[1] if self.state(member) not in (IN_WAIT, DONE))
+            self._elsewhere[key] = outside_ranks
+        return outside_ranks
 
-    def partners(self, rank: int, call: Call) -> Dict[int, Call]:
+    def partners(self, rank: int, call: RecordedCall) -> Dict[int, RecordedCall]:
         """The same call as other ranks have begun it, where that is still known."""
         key = self.key_of(rank, call)
-        found = {}
+        partner_calls = {}
         for member in (call.peer,) if call.is_message else key[1] if key is not None else ():
-            place = self.places.get(key, {}).get(member) if key is not None else None
-            if member == rank or place is None:
+            group_index = self.group_indices.get(key, {}).get(member) if key is not None else None
+            if member == rank or group_index is None:
                 continue
             flight = self.flights[member]
             if call.is_message:
                 other = RECEIVE if call.operation == SEND else SEND
-                theirs = flight.message_at(place, rank, other, call.sequence)
+                partner_call = flight.message_at(group_index, rank, other, call.sequence)
             else:
-                theirs = flight.call_at(place, call.sequence)
-            if theirs is not None:
-                found[member] = theirs
-        return found
+                partner_call = flight.call_at(group_index, call.sequence)
+            if partner_call is not None:
+                partner_calls[member] = partner_call
+        return partner_calls
 
     def positions(self) -> List[Position]:
         """All ranks, grouped by where they are."""
@@ -270,7 +270,7 @@ class _Board:
                 where += (call.communicator, call.operation, call.shape, call.site, call.wait_site, call.sequence, peer)
             groups.setdefault(where, []).append(rank)
         positions = [self.position(tuple(ranks)) for ranks in groups.values()]
-        return sorted(positions, key=_how_far)
+        return sorted(positions, key=_progress_key)
 
     def position(self, ranks: Tuple[int, ...]) -> Position:
         """Of ranks that are at the same place."""
@@ -278,9 +278,9 @@ class _Board:
         call, head = self.calls[ranks[0]] or first.last, first.head
         absent: Set[int] = set()
         for rank in ranks:
-            waits = self.calls[rank]
-            if waits is not None:
-                absent.update(self.waited_for(rank, waits))
+            waiting_call = self.calls[rank]
+            if waiting_call is not None:
+                absent.update(self.waited_for(rank, waiting_call))
         since = min(self.flights[rank].head.progressed for rank in ranks)
         state = self.state(ranks[0])
         return Position(
@@ -292,41 +292,41 @@ class _Board:
         head = self.flights[rank].head
         return max(0.0, self._newest - head.progressed)
 
-    def _collectives(self, key: Key, member: int) -> int:
-        place = self.places.get(key, {}).get(member)
-        return self.flights[member].groups[place].collectives if place is not None else 0
+    def _collectives(self, key: CommunicatorKey, member: int) -> int:
+        group_index = self.group_indices.get(key, {}).get(member)
+        return self.flights[member].groups[group_index].collectives if group_index is not None else 0
 
-    def _begun(self, key: Key, rank: int, operation: str, peer: int) -> int:
-        place = self.places.get(key, {}).get(rank)
-        return self.flights[rank].messages(place, peer, operation) if place is not None else 0
+    def _begun(self, key: CommunicatorKey, rank: int, operation: str, peer: int) -> int:
+        group_index = self.group_indices.get(key, {}).get(rank)
+        return self.flights[rank].messages(group_index, peer, operation) if group_index is not None else 0
 
 
-def _how_far(position: Position) -> Tuple[int, int, int, int, Tuple[int, ...]]:
+def _progress_key(position: Position) -> Tuple[int, int, int, int, Tuple[int, ...]]:
     ordinal = position.call.ordinal if position.call is not None else 0
     return position.step, PHASES.index(position.phase), position.micro_batch, ordinal, position.ranks
 
 
-def _nobody_waits(board: _Board, positions: List[Position]) -> Hang:
+def _hang_without_waits(recorders: _Recorders, positions: List[Position]) -> Hang:
     """No rank waits in MPI: those that are not finished are busy, or were ended where they are."""
-    missing = tuple(board.missing)
+    missing = tuple(recorders.missing)
     left = [position for position in positions if position.state != DONE]
     if not left:
         return Hang("no rank waits: all have finished", (), NO_HANG, None, [], positions, missing)
     silent = [position for position in left if position.state in (GONE, STOPPED, SILENT)]
-    suspects = silent or [position for position in left if position.since == min(one.since for one in left)]
+    suspects = silent or [position for position in left if position.since == min(other.since for other in left)]
     ranks = tuple(sorted(rank for position in suspects for rank in position.ranks))
     first = suspects[0]
-    verdict = f"{_cause(ranks)}: no rank waits in MPI; {_sink_words(board, ranks[0], len(ranks))}"
+    verdict = f"{_are_the_cause(ranks)}: no rank waits in MPI; {_describe_sink(recorders, ranks[0], len(ranks))}"
     return Hang(verdict, ranks, first.state, first.call, [], positions, missing)
 
 
-def _weight(hang: Hang) -> Tuple[int, float]:
+def _strength(hang: Hang) -> Tuple[int, float]:
     """How much an explanation explains: what is seen of a process before what is concluded."""
-    order = [CIRCLE, DONE, OUTSIDE, INSIDE, ORDER, DISAGREE, ONE_MORE, LEFT_OUT, SILENT, MISSING, GONE, STOPPED]
+    order = [CIRCLE, DONE, OUTSIDE, INSIDE, ORDER, DISAGREE, EXTRA_CALL, LEFT_OUT, SILENT, MISSING, GONE, STOPPED]
     return order.index(hang.kind) if hang.kind in order else -1, -float(len(hang.chain))
 
 
-def _follow(board: _Board, start: Position) -> Hang:
+def _follow_waits(recorders: _Recorders, start: Position) -> Hang:
     """From a rank that waits to whoever waits for nobody, or round the circle."""
     chain: List[str] = []
     path: List[int] = []
@@ -334,149 +334,157 @@ def _follow(board: _Board, start: Position) -> Hang:
     ranks: Tuple[int, ...] = start.ranks
     while True:
         path.append(rank)
-        call = board.calls[rank]
+        call = recorders.calls[rank]
         assert call is not None
-        disagreeing = _disagreement(board, rank, call)
+        disagreeing = _disagreement(recorders, rank, call)
         if disagreeing is not None:
-            return _by_history(board, path, chain, disagreeing)
-        absent = board.waited_for(rank, call)
-        chain.append(_waits_words(ranks, call, absent))
+            return _hang_by_history(recorders, path, chain, disagreeing)
+        absent = recorders.waited_for(rank, call)
+        chain.append(_describe_wait(ranks, call, absent))
         if not absent:
-            return _by_history(board, path, chain, None)
-        states = {other: board.state(other) for other in absent}
+            return _hang_by_history(recorders, path, chain, None)
+        states = {other: recorders.state(other) for other in absent}
         sinks = [other for other in absent if states[other] != IN_WAIT]
         if sinks:
-            return _sink(board, sinks, path, call, chain)
+            return _hang_by_sink(recorders, sinks, path, call, chain)
         if absent[0] in path:
             circle = path[path.index(absent[0]) :]
-            return _by_history(board, circle, chain, None)
+            return _hang_by_history(recorders, circle, chain, None)
         rank = absent[0]
         ranks = (rank,)
 
 
-def _sink(board: _Board, sinks: List[int], path: List[int], call: Call, chain: List[str]) -> Hang:
+def _hang_by_sink(
+    recorders: _Recorders, sinks: List[int], path: List[int], call: RecordedCall, chain: List[str]
+) -> Hang:
     """Ranks that wait for nobody, and for whom others wait in ``call``."""
     order = [STOPPED, GONE, MISSING, SILENT, INSIDE, OUTSIDE, DONE]
-    worst = min((board.state(rank) for rank in sinks), key=order.index)
-    culprits = tuple(sorted(rank for rank in sinks if board.state(rank) == worst))
+    worst = min((recorders.state(rank) for rank in sinks), key=order.index)
+    culprits = tuple(sorted(rank for rank in sinks if recorders.state(rank) == worst))
     if worst == DONE:  # it has gone past the call: by which way?
-        deviating = deviation(board.flights, [*path[-1:], *culprits], _names(board, path))
-        if deviating is not None:
-            return _deviating(deviating, chain)
-    words = _sink_words(board, culprits[0], len(culprits))
-    verdict = f"{_cause(culprits)}: {words}; {rank_words(path[:1])} and others wait for it in {call_words(call)}"
-    if len(board.flights) == 2 or len(path) == 1:
-        waiters = sorted(rank for rank, own in board.calls.items() if own is not None)
-        verdict = f"{_cause(culprits)}: {words}; {rank_words(waiters)} wait{'s' * (len(waiters) == 1)} for it, in "
-        verdict += call_words(call)
+        deviation = find_deviation(recorders.flights, [*path[-1:], *culprits], _communicator_names(recorders, path))
+        if deviation is not None:
+            return _hang_by_deviation(deviation, chain)
+    description = _describe_sink(recorders, culprits[0], len(culprits))
+    verdict = f"{_are_the_cause(culprits)}: {description}; {describe_ranks(path[:1])} and others wait for it in {describe_call(call)}"
+    if len(recorders.flights) == 2 or len(path) == 1:
+        waiters = sorted(rank for rank, own in recorders.calls.items() if own is not None)
+        verdict = f"{_are_the_cause(culprits)}: {description}; {describe_ranks(waiters)} wait{'s' * (len(waiters) == 1)} for it, in "
+        verdict += describe_call(call)
     return Hang(verdict, culprits, worst, call, chain, [], ())
 
 
-def _sink_words(board: _Board, rank: int, count: int) -> str:
+def _describe_sink(recorders: _Recorders, rank: int, count: int) -> str:
     they, have, are = ("they", "have", "are") if count > 1 else ("it", "has", "is")
-    if rank not in board.flights:
+    if rank not in recorders.flights:
         return f"{they} left no record: not started, or on a node whose files are not here"
-    flight = board.flights[rank]
-    head, last, state = flight.head, flight.last, board.state(rank)
-    where = progress_words(head.step, PHASES[head.phase], head.micro_batch)
+    flight = recorders.flights[rank]
+    head, last, state = flight.head, flight.last, recorders.state(rank)
+    where = describe_progress(head.step, PHASES[head.phase], head.micro_batch)
     seen = f"{they} {'were' if count > 1 else 'was'} last seen in {where}"
-    idle = board.idle(rank)
+    idle = recorders.idle(rank)
     since = f" since {idle:.1f} s" if idle > 0 else ""
-    after = f" after {call_words(last)}" if last is not None else ""
+    after = f" after {describe_call(last)}" if last is not None else ""
     return {
         GONE: f"process {head.process} on {head.host} is gone; {seen}{after}",
         STOPPED: f"process {head.process} on {head.host} is stopped; {seen}{after}",
         SILENT: f"process {head.process} on {head.host} is stopped, dead or stuck outside Python; {seen}{after}",
-        INSIDE: f"{they} {have} not come out of {call_words(last)}{since}" if last is not None else seen,
+        INSIDE: f"{they} {have} not come out of {describe_call(last)}{since}" if last is not None else seen,
         OUTSIDE: f"{they} {are} busy outside MPI{since}, in {where}{after}",
         DONE: f"{they} {have} finished",
     }.get(state, seen)
 
 
-def _disagreement(board: _Board, rank: int, call: Call) -> Optional[Dict[int, Call]]:
+def _disagreement(recorders: _Recorders, rank: int, call: RecordedCall) -> Optional[Dict[int, RecordedCall]]:
     """A call that its ranks began with different operation, shape, data type or root: each rank's own."""
-    calls = {rank: call, **board.partners(rank, call)}
-    if len({_signature(one) for one in calls.values()}) < 2:
+    calls = {rank: call, **recorders.partners(rank, call)}
+    if len({_signature(own_call) for own_call in calls.values()}) < 2:
         return None
     return calls
 
 
-def _signature(call: Call) -> Tuple[object, ...]:
+def _signature(call: RecordedCall) -> Tuple[object, ...]:
     if call.is_message:
         return call.dtype, call.shape
     return call.operation, call.dtype, call.shape, call.peer
 
 
-def _by_history(board: _Board, path: List[int], chain: List[str], calls: Optional[Dict[int, Call]]) -> Hang:
+def _hang_by_history(
+    recorders: _Recorders, path: List[int], chain: List[str], calls: Optional[Dict[int, RecordedCall]]
+) -> Hang:
     """Ranks that wait for each other, or whose calls disagree: who has left the common path?"""
-    names = _names(board, path)
+    names = _communicator_names(recorders, path)
     involved = sorted(set(path) | set(calls or {}))
-    deviating = deviation(board.flights, involved, names)
-    if deviating is not None:
-        return _deviating(deviating, chain)
+    deviation = find_deviation(recorders.flights, involved, names)
+    if deviation is not None:
+        return _hang_by_deviation(deviation, chain)
     if calls is not None:
-        return _disagreeing(calls, chain)
-    call = board.calls[path[0]]
+        return _hang_by_disagreement(calls, chain)
+    call = recorders.calls[path[0]]
     each = "; ".join(
-        f"rank {rank} in {call_words(own)}" for rank, own in ((rank, board.calls[rank]) for rank in path) if own
+        f"rank {rank} in {describe_call(own)}" for rank, own in ((rank, recorders.calls[rank]) for rank in path) if own
     )
-    verdict = f"{rank_words(sorted(path))} wait for each other, each in a call that another has not come to: {each}"
+    verdict = f"{describe_ranks(sorted(path))} wait for each other, each in a call that another has not come to: {each}"
     return Hang(verdict, tuple(sorted(path)), CIRCLE, call, chain, [], ())
 
 
-def _disagreeing(calls: Dict[int, Call], chain: List[str]) -> Hang:
+def _hang_by_disagreement(calls: Dict[int, RecordedCall], chain: List[str]) -> Hang:
     """A call whose values differ: the fewer are the cause, where there are fewer."""
     by_value: Dict[Tuple[object, ...], List[int]] = {}
     for rank, call in sorted(calls.items()):
         by_value.setdefault(_signature(call), []).append(rank)
-    parts = sorted(by_value.values(), key=len)
-    tie = len(parts[0]) == len(parts[-1])
-    culprits = tuple(sorted(calls)) if tie else tuple(parts[0])
-    said = "; ".join(f"{rank_words(ranks)}: {call_words(calls[ranks[0]])}" for ranks in parts)
-    verdict = f"{_cause(culprits)}: the same call does not agree: {said}"
-    return Hang(verdict, culprits, DISAGREE, calls[parts[0][0]], chain, [], ())
+    sides = sorted(by_value.values(), key=len)
+    tie = len(sides[0]) == len(sides[-1])
+    culprits = tuple(sorted(calls)) if tie else tuple(sides[0])
+    versions = "; ".join(f"{describe_ranks(ranks)}: {describe_call(calls[ranks[0]])}" for ranks in sides)
+    verdict = f"{_are_the_cause(culprits)}: the same call does not agree: {versions}"
+    return Hang(verdict, culprits, DISAGREE, calls[sides[0][0]], chain, [], ())
 
 
-def _deviating(found: Deviation, chain: List[str]) -> Hang:
-    who = _cause(found.culprits)
-    they = "they" if len(found.culprits) > 1 else "it"
-    if found.kind == LEFT_OUT:
-        said = f"{they} left out {call_words(found.call)}, {_as_made(found)}"
-    elif found.kind == ONE_MORE:
-        said = f"{they} made {call_words(found.call)}, which is one call more than {_made_by(found)}"
-    elif found.kind == ORDER:
-        said = f"{they} came to {call_words(found.actual or found.call)} where {call_words(found.call)} was due"
-        said += ": it was left out, or the two come in another order there"
+def _hang_by_deviation(deviation: Deviation, chain: List[str]) -> Hang:
+    who = _are_the_cause(deviation.culprits)
+    they = "they" if len(deviation.culprits) > 1 else "it"
+    if deviation.kind == LEFT_OUT:
+        description = f"{they} left out {describe_call(deviation.call)}, {_as_made(deviation)}"
+    elif deviation.kind == EXTRA_CALL:
+        description = f"{they} made {describe_call(deviation.call)}, which is one call more than {_made_by(deviation)}"
+    elif deviation.kind == ORDER:
+        description = f"{they} came to {describe_call(deviation.actual or deviation.call)} where {describe_call(deviation.call)} was due"
+        description += ": it was left out, or the two come in another order there"
     else:
-        said = f"{they} made {call_words(found.actual or found.call)}, where {_made_by(found)} "
-        said += call_words(found.call)
+        description = f"{they} made {describe_call(deviation.actual or deviation.call)}, where {_made_by(deviation)} "
+        description += describe_call(deviation.call)
     doubt = ""
-    if found.others:
-        doubt = f" (or {rank_words(found.others)} did otherwise: nothing earlier is known to tell which)"
-    call = found.actual if found.kind == DISAGREE and found.actual is not None else found.call
-    return Hang(f"{who}: {said}{doubt}", found.culprits, found.kind, call, chain, [], (), found.others)
+    if deviation.alternatives:
+        doubt = f" (or {describe_ranks(deviation.alternatives)} did otherwise: nothing earlier is known to tell which)"
+    call = deviation.actual if deviation.kind == DISAGREE and deviation.actual is not None else deviation.call
+    return Hang(
+        f"{who}: {description}{doubt}", deviation.culprits, deviation.kind, call, chain, [], (), deviation.alternatives
+    )
 
 
-def _made_by(found: Deviation) -> str:
-    return f"{rank_words(found.witnesses)} made" if found.witnesses else "the plan of a step has"
+def _made_by(deviation: Deviation) -> str:
+    return f"{describe_ranks(deviation.witnesses)} made" if deviation.witnesses else "the plan of a step has"
 
 
-def _as_made(found: Deviation) -> str:
-    return f"as {rank_words(found.witnesses)} made it" if found.witnesses else "which the plan of a step has"
+def _as_made(deviation: Deviation) -> str:
+    return (
+        f"as {describe_ranks(deviation.witnesses)} made it" if deviation.witnesses else "which the plan of a step has"
+    )
 
 
-def _names(board: _Board, path: List[int]) -> List[str]:
-    calls = (board.calls[rank] for rank in path)
+def _communicator_names(recorders: _Recorders, path: List[int]) -> List[str]:
+    calls = (recorders.calls[rank] for rank in path)
     return sorted({call.communicator for call in calls if call is not None})
 
 
-def _waits_words(ranks: Tuple[int, ...], call: Call, absent: Tuple[int, ...]) -> str:
-    for_whom = f" for {rank_words(absent)}" if absent else ", which all have begun"
-    return f"{rank_words(ranks)} wait{'s' * (len(ranks) == 1)}{for_whom} in {call_words(call)}"
+def _describe_wait(ranks: Tuple[int, ...], call: RecordedCall, absent: Tuple[int, ...]) -> str:
+    for_whom = f" for {describe_ranks(absent)}" if absent else ", which all have begun"
+    return f"{describe_ranks(ranks)} wait{'s' * (len(ranks) == 1)}{for_whom} in {describe_call(call)}"
 
 
-def _cause(ranks: Sequence[int]) -> str:
-    return f"{rank_words(ranks)} {'is' if len(ranks) == 1 else 'are'} the cause"
+def _are_the_cause(ranks: Sequence[int]) -> str:
+    return f"{describe_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} the cause"
 
 
 def _process_letter(head: Head) -> str:

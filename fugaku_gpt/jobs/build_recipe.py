@@ -17,7 +17,7 @@ from fugaku_gpt.jobs.render import JobScript, render_job
 _FOLDERS = re.compile(r"\{(prefix|compiler)\}")
 
 
-def recipe(
+def build_job(
     profile: Profile, profile_file: Path, settings: Sequence[str] = (), package: Optional[str] = None
 ) -> JobScript:
     """The PJM job that compiles a build and leaves its tar file in the job's folder.
@@ -32,23 +32,23 @@ def recipe(
         UsageError: the build is not compiled, or there is no checkout to install from.
         ConfigError: a setting is not valid.
     """
-    build = _build_of(profile)
+    build = _compiled_build(profile)
     root = package if package is not None else checkout()
     if root is None:
         raise UsageError(
             "this fugaku_gpt was installed without its checkout, which is to be installed into the build: name the "
             "checkout, or a wheel of it, with --package"
         )
-    config = _job(profile, settings)
+    config = _build_config(profile, settings)
     # a package of another kind than a file, such as an address, is pip's to find
     files = [str(Path(root) / "setup.cfg")] if package is None else [package] if Path(package).is_absolute() else []
-    more = {
+    context = {
         "build": build,
         "profile": profile,
         "profile_file": str(profile_file.absolute()),
-        "settings_values": _pairs(build.set),
+        "settings_values": _shell_pairs(build.set),
         "edits": [tuple(text.split(": ", 1)) for text in build.edit],
-        "build_variables": _pairs(build.environment),
+        "build_variables": _shell_pairs(build.environment),
         "steps": [_command(step) for step in build.steps],
         "package": str(root),
         "readable": [*files, str(profile_file.absolute())],
@@ -56,21 +56,21 @@ def recipe(
         "incomplete": f"{profile.name}.incomplete.tar",
         "tarred": [f"{build.prefix}/{name}" for name in build.keep] or [build.prefix],
     }
-    nothing_there_yet = replace(profile, path=(), library_path=(), preload=(), environment=())
-    script = render_job(config, nothing_there_yet, name="build_torch.sh.j2", more=more)
+    bare_profile = replace(profile, path=(), library_path=(), preload=(), environment=())
+    script = render_job(config, bare_profile, name="build_torch.sh.j2", extra_values=context)
     if config.job.volumes:
         return script
-    seen = f"no job.volumes: {root} and the profile must be on a volume that every node has, or be named there"
-    return replace(script, notes=(*script.notes, seen))
+    note = f"no job.volumes: {root} and the profile must be on a volume that every node has, or be named there"
+    return replace(script, notes=(*script.notes, note))
 
 
 def activation(profile: Profile, tarball: Path) -> str:
     """Lines to be sourced on a node: modules, the tar file unpacked, folders to look in."""
-    _build_of(profile)
-    config = _job(profile, [f"job.tarball={tarball}"])
+    _compiled_build(profile)
+    config = _build_config(profile, [f"job.tarball={tarball}"])
     variables = dict(setting.split("=", 1) for setting in profile.environment)
-    more = {"profile": profile, "variables": variables, "mark": f".{tarball_name(profile)}.unpacked"}
-    return render_job(config, profile, name="activate.sh.j2", more=more).text
+    context = {"profile": profile, "variables": variables, "mark": f".{tarball_name(profile)}.unpacked"}
+    return render_job(config, profile, name="activate.sh.j2", extra_values=context).text
 
 
 def tarball_name(profile: Profile) -> str:
@@ -78,7 +78,7 @@ def tarball_name(profile: Profile) -> str:
     return f"{profile.name}.tar"
 
 
-def _build_of(profile: Profile) -> Build:
+def _compiled_build(profile: Profile) -> Build:
     build = profile.build
     if not profile.in_tarball:
         raise UsageError(f"{profile.name}: is installed by pip, not compiled: fugaku-gpt env create {profile.name}")
@@ -88,24 +88,24 @@ def _build_of(profile: Profile) -> Build:
     return build
 
 
-def _job(profile: Profile, settings: Sequence[str]) -> RunConfig:
+def _build_config(profile: Profile, settings: Sequence[str]) -> RunConfig:
     """One node, one process on all of its cores."""
     for text in settings:
         if not text.strip().startswith(("job.", "node.")):
             raise ConfigError(f"--set {text}: a build's job takes keys of job and node, such as job.group=hp000000")
-    own = [
+    defaults = [
         "job.scheduler=pjm",
         f"job.name=build-{profile.name}",
         f"job.elapse={profile.build.hours}:00:00",
         f"job.local_tmp={profile.build.local_tmp}",
     ]
-    config = load_run_config(overrides=[*own, *settings])
+    config = load_run_config(overrides=[*defaults, *settings])
     if config.job.scheduler != "pjm" or config.job.nodes != 1 or config.job.chain != 1 or config.job.bulk:
         raise ConfigError("a build's job is one job of one node under PJM: leave out job.scheduler, nodes, chain, bulk")
     return config
 
 
-def _pairs(texts: Sequence[str]) -> List[Tuple[str, str]]:
+def _shell_pairs(texts: Sequence[str]) -> List[Tuple[str, str]]:
     """NAME=value → name and value for the shell."""
     values: Dict[str, str] = dict(text.split("=", 1) for text in texts)
     return [(name, _shell_word(value)) for name, value in values.items()]
@@ -124,6 +124,6 @@ def _shell_word(text: str) -> str:
     >>> _shell_word("{compiler}/bin/fcc -Kfast")
     '"$compiler"\\'/bin/fcc -Kfast\\''
     """
-    parts = _FOLDERS.split(text)  # every second one is a name
-    words = [f'"${part}"' if place % 2 else shlex.quote(part) for place, part in enumerate(parts) if part]
-    return "".join(words) or "''"
+    pieces = _FOLDERS.split(text)  # every second one is a name
+    quoted = [f'"${piece}"' if index % 2 else shlex.quote(piece) for index, piece in enumerate(pieces) if piece]
+    return "".join(quoted) or "''"

@@ -52,7 +52,7 @@ def render_job(
     profile: Profile,
     template: Optional[str] = None,
     name: str = "",
-    more: Mapping[str, Any] = {},  # noqa: B006  # never written to
+    extra_values: Mapping[str, Any] = {},  # noqa: B006  # never written to
 ) -> JobScript:
     """The job script of a run, for the scheduler that ``config.job.scheduler`` names.
 
@@ -85,7 +85,7 @@ def render_job(
             parsed = environment.get_template(name or f"{scheduler}.sh.j2")
         else:
             parsed = environment.from_string(template)
-        text = parsed.render(**{**context, **more}, notes=notes)
+        text = parsed.render(**{**context, **extra_values}, notes=notes)
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"{config.job.template or error.name}:{error.lineno}: {error.message}") from None
     except jinja2.TemplateError as error:  # the sandbox's SecurityError is one
@@ -166,8 +166,8 @@ def _context(config: RunConfig, profile: Profile) -> Tuple[Dict[str, Any], List[
     if threads is None and (job.scheduler == "pjm" or profile.cores is not None):
         threads = max(1, (profile.cores or fugaku.CORES) // config.ranks_per_node)
     context: Dict[str, Any] = {
-        **{key: getattr(job, key) for key in _PLAIN},
-        "settings": {key: _on_one_line(value) for key, value in changed_settings(config).items()},
+        **{key: getattr(job, key) for key in _COPIED_KEYS},
+        "settings": {key: _yaml_scalar(value) for key, value in changed_settings(config).items()},
         "name": job_name(config),
         "ranks": config.layout.ranks,
         "ranks_per_node": config.ranks_per_node,
@@ -209,7 +209,7 @@ def _context(config: RunConfig, profile: Profile) -> Tuple[Dict[str, Any], List[
     return context, notes
 
 
-_PLAIN = (
+_COPIED_KEYS = (
     "scheduler", "nodes", "group", "resource_group", "resource_unit", "node_memory", "rank_map_file", "statistics",
     "volumes", "local_tmp", "shared_tmp", "llio", "transfer", "transfer_dirs", "tarball", "bulk", "chain",
 )  # fmt: skip
@@ -273,18 +273,18 @@ def _for_slurm(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[st
     if job.statistics == "nodes":
         notes.append("job.statistics=nodes: Slurm keeps its own accounting; see sacct")
     _note_large_pages(config, notes)
-    words = [f"--mpi={profile.srun_mpi}"] if profile.srun_mpi else []
+    srun_options = [f"--mpi={profile.srun_mpi}"] if profile.srun_mpi else []
     if node.freq_mhz is not None:
-        words.append(f"--cpu-freq={node.freq_mhz * 1000}")
+        srun_options.append(f"--cpu-freq={node.freq_mhz * 1000}")
         notes.append("node.freq_mhz: --cpu-freq works only where the site allows it; the run says what it saw")
     placement = {"bychip": "block", "bynode": "cyclic"}.get(job.rank_map.partition(":")[0])
     if placement:
-        words.append(f"--distribution={placement}")
+        srun_options.append(f"--distribution={placement}")
     if ":" in job.rank_map:
         notes.append(f"job.rank_map={job.rank_map}: Slurm has no order of axes; {placement} is used")
     limits = [limit for limit in (job.elapse, job.elapse_min) if limit is not None]
     return {
-        "srun_words": words,
+        "srun_words": srun_options,
         "warning": _WARNING_SECONDS if min(limits, default=math.inf) >= 4 * _WARNING_SECONDS else None,
         "node_memory": _slurm_size(job.node_memory),
         "local_tmp": _slurm_size(job.local_tmp),
@@ -298,12 +298,12 @@ def _for_this_machine(config: RunConfig, profile: Profile, notes: List[str]) -> 
     if job.nodes != 1:
         raise ConfigError(f"job.nodes: {job.nodes}: the local scheduler has this one machine; valid: 1")
     knobs = [knob.name for knob in NODE_KNOBS if "local" in knob.unsupported_by]
-    for section, keys, values in (("node", knobs, node), ("job", _NOT_LOCAL, job)):
+    for section, keys, values in (("node", knobs, node), ("job", _KEYS_NOT_LOCAL, job)):
         for key in keys:
             value = getattr(values, key)
             if value not in (None, "", ()):
-                said = "" if isinstance(value, tuple) else f"={value}"
-                notes.append(f"{section}.{key}{said}: not applied on this machine")
+                setting = "" if isinstance(value, tuple) else f"={value}"
+                notes.append(f"{section}.{key}{setting}: not applied on this machine")
     if profile.preload:
         libraries = ", ".join(profile.preload)
         notes.append(f"{profile.name}: preload: {libraries}: not applied on this machine; use node.preload")
@@ -311,7 +311,7 @@ def _for_this_machine(config: RunConfig, profile: Profile, notes: List[str]) -> 
     return {"unpacked": '"$local_tmp"', "sub_number": '"${FUGAKU_GPT_SUB_NUMBER:-0}"'}
 
 
-_NOT_LOCAL = (
+_KEYS_NOT_LOCAL = (
     "allocation", "strict", "elapse_min", "group", "resource_group", "resource_unit", "node_memory", "rank_map",
     "rank_map_file", "volumes", "local_tmp", "shared_tmp", "llio", "transfer", "transfer_dirs",
 )  # fmt: skip
@@ -324,10 +324,10 @@ def _note_large_pages(config: RunConfig, notes: List[str]) -> None:
             notes.append(f"{knob.key}={value}: only Fujitsu's large-page library reads it")
 
 
-def _on_one_line(value: object) -> str:
+def _yaml_scalar(value: object) -> str:
     """A value as JSON that is YAML too, in printable ASCII (JSON's pairs of surrogates are not YAML)."""
     text = json.dumps(value, ensure_ascii=False)
-    return "".join(one if " " <= one <= "~" else f"\\U{ord(one):08x}" for one in text)
+    return "".join(character if " " <= character <= "~" else f"\\U{ord(character):08x}" for character in text)
 
 
 def _clock(seconds: Optional[float]) -> str:

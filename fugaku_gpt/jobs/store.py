@@ -19,13 +19,13 @@ from fugaku_gpt.config.tree import flatten, plain, read_yaml_file
 from fugaku_gpt.config.values import BadValue
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.formulas.parameters import size_name
-from fugaku_gpt.jobs.judge import diagnose
+from fugaku_gpt.jobs.outcome import diagnose
 from fugaku_gpt.records.files import leftovers
 from fugaku_gpt.records.index import (
     FILE,
     Entries,
     Fingerprint,
-    clock_of,
+    file_system_time_ns,
     fingerprint_of,
     is_settled,
     read_index,
@@ -36,7 +36,7 @@ from fugaku_gpt.records.run import REFUSED, RunDirectory, last_line
 from fugaku_gpt.records.sweep import ATTEMPTS, read_sweep_entry
 
 UNFINISHED = "unfinished"  # no result, and no job that could tell: still running, or killed
-DEPTH = 4  # folders below a store in which runs are looked for: a folder of stores, a sweep, attempts, a run
+MAX_DEPTH = 4  # folders below a store in which runs are looked for: a folder of stores, a sweep, attempts, a run
 _FILES = ("config.yaml", "sweep.json", "environment.json", "metrics.jsonl", "result.json", JOB_FILE, EXIT_DIR)
 FIGURES = (
     "seconds_per_iteration", "tokens_per_second", "tflops_notes", "tflops_exact", "node_used_bytes", "rss_max_bytes",
@@ -97,7 +97,7 @@ class Listing:
     read: int
 
 
-def list_runs(store: Path, *, believe: bool = True) -> Listing:
+def list_runs(store: Path, *, use_index: bool = True) -> Listing:
     """Every run under a folder, earlier attempts included. Leaves a fresh index, where it can.
 
     Args:
@@ -108,22 +108,22 @@ def list_runs(store: Path, *, believe: bool = True) -> Listing:
     """
     if not store.is_dir():
         raise UsageError(f"{store}: no such folder; give a folder of run directories")
-    began = clock_of(store)
-    known = read_index(store) if believe else {}
+    started = file_system_time_ns(store)
+    indexed = read_index(store) if use_index else {}
     entries: Entries = {}
     runs: List[RunRecord] = []
     read = 0
-    for path, fingerprint in sorted(_walk(store, "", DEPTH)):
-        record = _known(known, path, fingerprint)
+    for path, fingerprint in sorted(_walk(store, "", MAX_DEPTH)):
+        record = _indexed_record(indexed, path, fingerprint)
         if record is None:
             record = read_record(store, path)
             read += 1
         if record is None:  # moved away while we looked
             continue
         runs.append(record)
-        if began is not None and _is_over(record) and is_settled(fingerprint, began):
+        if started is not None and _is_over(record) and is_settled(fingerprint, started):
             entries[path] = (fingerprint, asdict(record))
-    if began is not None and entries != known:
+    if started is not None and entries != indexed:
         with contextlib.suppress(OSError):  # a store that we may only read is listed all the same
             write_index(store, entries)
     return Listing(runs, read)
@@ -140,7 +140,7 @@ def reindex(store: Path) -> Tuple[Listing, int]:
     with contextlib.suppress(FileNotFoundError):
         _unlink(store / FILE)
     removed = 0
-    listing = list_runs(store, believe=False)
+    listing = list_runs(store, use_index=False)
     for folder in {store, *(store / record.run for record in listing.runs)}:
         for path in leftovers(folder):
             _unlink(path)
@@ -162,18 +162,18 @@ def read_record(store: Path, path: str) -> Optional[RunRecord]:
             return None
         problems.append(str(error).splitlines()[0])
         settings = _readable_settings(directory.config_file)
-    result = _tried(directory.result, problems)
+    result = _read_or_report(directory.result, problems)
     if result is not None and result.status == REFUSED:
         problems = []  # its settings are known to make no run: that is its result, not a problem
-    environment = _tried(directory.environment, problems) or {}
-    entry = _tried(lambda: read_sweep_entry(directory.path), problems)
-    history = _tried(lambda: read_history(directory.path), problems)
+    environment = _read_or_report(directory.environment, problems) or {}
+    entry = _read_or_report(lambda: read_sweep_entry(directory.path), problems)
+    history = _read_or_report(lambda: read_history(directory.path), problems)
     last = last_line(directory.metrics_file, "iteration") or {}
     status, reason = UNFINISHED, ""
     if result is not None:
         status, reason = result.status, result.reason
     elif history is not None and (history.jobs or history.open):
-        verdict = _tried(lambda: diagnose(directory.path), problems)
+        verdict = _read_or_report(lambda: diagnose(directory.path), problems)
         if verdict is not None:
             status, reason = verdict.status or verdict.state or UNFINISHED, verdict.cause
     summary = result.summary if result is not None else {"seconds_per_iteration": last.get("seconds")}
@@ -209,16 +209,16 @@ def _readable_settings(file: Path) -> Dict[str, Any]:
         written = dict(flatten(read_yaml_file(file)))
     except ConfigError:
         return {}
-    known, usual = set(valid_keys()), RunConfig()
+    valid, defaults = set(valid_keys()), RunConfig()
     settings: Dict[str, Any] = {}
     for key, value in written.items():
         section, _, leaf = key.partition(".")
         try:
-            meant = coerce_setting(key, value) if key in known else None
+            parsed = coerce_setting(key, value) if key in valid else None
         except BadValue:
-            meant = plain(value)
-        if key in known and meant != getattr(getattr(usual, section), leaf):
-            settings[key] = list(meant) if isinstance(meant, tuple) else meant
+            parsed = plain(value)
+        if key in valid and parsed != getattr(getattr(defaults, section), leaf):
+            settings[key] = list(parsed) if isinstance(parsed, tuple) else parsed
     return settings
 
 
@@ -227,8 +227,8 @@ def _walk(folder: Path, path: str, depth: int) -> Iterator[Tuple[str, Fingerprin
     stats: Dict[str, os.stat_result] = {}
     below: List[str] = []
     try:
-        with os.scandir(folder / path if path else folder) as found:
-            for entry in found:
+        with os.scandir(folder / path if path else folder) as children:
+            for entry in children:
                 if entry.name in _FILES:
                     with contextlib.suppress(FileNotFoundError):  # moved while we look
                         stats[entry.name] = entry.stat(follow_symlinks=False)
@@ -247,14 +247,14 @@ def _walk(folder: Path, path: str, depth: int) -> Iterator[Tuple[str, Fingerprin
             yield from _walk(folder, f"{path}/{name}" if path else name, depth - 1)
 
 
-def _known(known: Entries, path: str, fingerprint: Fingerprint) -> Optional[RunRecord]:
-    before, record = known.get(path, ({}, {}))
-    if before != fingerprint or set(record) != _NAMES:
+def _indexed_record(indexed: Entries, path: str, fingerprint: Fingerprint) -> Optional[RunRecord]:
+    before, record = indexed.get(path, ({}, {}))
+    if before != fingerprint or set(record) != _FIELD_NAMES:
         return None
     return RunRecord(**record)
 
 
-_NAMES = {one.name for one in fields(RunRecord)}
+_FIELD_NAMES = {record_field.name for record_field in fields(RunRecord)}
 
 
 def _is_over(record: RunRecord) -> bool:
@@ -263,12 +263,12 @@ def _is_over(record: RunRecord) -> bool:
 
 
 def _attempt(path: str) -> int:
-    parts = path.split("/")
-    numbers = [part for part in parts[parts.index(ATTEMPTS) + 1 :] if part.isdigit()] if ATTEMPTS in parts else []
+    folders = path.split("/")
+    numbers = [folder for folder in folders[folders.index(ATTEMPTS) + 1 :] if folder.isdigit()] if ATTEMPTS in folders else []
     return int(numbers[0]) if numbers else 0
 
 
-def _tried(read: Any, problems: List[str]) -> Any:
+def _read_or_report(read: Any, problems: List[str]) -> Any:
     try:
         return read()
     except UsageError as error:

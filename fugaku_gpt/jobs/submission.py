@@ -39,7 +39,7 @@ TAG_PREFIX = "fugaku-gpt-"
 # an open intent younger than this may be a submission that is going on now
 INTENT_SECONDS = 2 * TIMEOUT_SECONDS
 
-_STAYS = ("config.yaml", SCRIPT, "sweep.json", JOB_FILE)  # of these, an earlier attempt gets copies
+_COPIED_FILES = ("config.yaml", SCRIPT, "sweep.json", JOB_FILE)  # of these, an earlier attempt gets copies
 
 _REPEAT = re.compile(r"repeat-[0-9]+")
 
@@ -66,7 +66,7 @@ class PreparedJob:
     notes: Tuple[str, ...]
 
 
-def plan(config: RunConfig, directory: Path, render: Render = render_from_files) -> PreparedJob:
+def plan_job(config: RunConfig, directory: Path, render: Render = render_from_files) -> PreparedJob:
     """What :func:`prepare` would write; writes nothing.
 
     Raises:
@@ -76,13 +76,13 @@ def plan(config: RunConfig, directory: Path, render: Render = render_from_files)
     if config.job.chain > 1 and config.job.bulk:
         raise ConfigError("job.chain and job.bulk: a chain of bulk jobs cannot be handed in; leave one of them out")
     job_name(config)
-    refuse_a_run(directory)
-    anchored = with_absolute_paths(config)
-    script = render(anchored)
-    return PreparedJob(directory, anchored, SCRIPT, script.text, node_hours(config), script.notes)
+    require_no_run(directory)
+    absolute = with_absolute_paths(config)
+    script = render(absolute)
+    return PreparedJob(directory, absolute, SCRIPT, script.text, node_hours(config), script.notes)
 
 
-def prepare(config: RunConfig, directory: Path, render: Render = render_from_files) -> PreparedJob:
+def prepare_job(config: RunConfig, directory: Path, render: Render = render_from_files) -> PreparedJob:
     """Write ``config.yaml`` and ``job.sh``.
 
     Paths of the run are made absolute: the job starts in its own directory.
@@ -90,7 +90,7 @@ def prepare(config: RunConfig, directory: Path, render: Render = render_from_fil
     Raises:
         ConfigError, UsageError: as :func:`plan`, or the directory cannot be written.
     """
-    prepared = plan(config, directory, render)
+    prepared = plan_job(config, directory, render)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_text_atomically(directory / "config.yaml", dump_run_config(prepared.config))
@@ -114,7 +114,7 @@ def load_prepared(directory: Path) -> PreparedJob:
             f"config.yaml and {SCRIPT}"
         ) from None
     config = load_run_config(directory / "config.yaml")
-    changed = _changed_since(text, config)
+    changed = _settings_changed_since(text, config)
     if changed:
         file, script = shlex.quote(str(directory / "config.yaml")), shlex.quote(str(directory / SCRIPT))
         raise UsageError(
@@ -142,7 +142,7 @@ def submissions(prepared: PreparedJob) -> List[Submission]:
     ]
 
 
-def submit(prepared: Union[PreparedJob, Path], scheduler: Scheduler, now: Callable[[], float] = time.time) -> List[str]:
+def submit(prepared: Union[PreparedJob, Path], scheduler: Scheduler, clock: Callable[[], float] = time.time) -> List[str]:
     """Hand in a prepared directory; returns the job ids, one for each link of a chain; fewer where one has ended before
     the next could follow it.
 
@@ -153,17 +153,17 @@ def submit(prepared: Union[PreparedJob, Path], scheduler: Scheduler, now: Callab
         Uncertain: whether it has taken it is not known; ``job status`` finds out.
         UsageError: a job of this directory is still there, or may be.
     """
-    ready = load_prepared(prepared) if isinstance(prepared, Path) else prepared
-    directory = ready.directory
-    refuse_a_job(directory, scheduler, now())
+    job = load_prepared(prepared) if isinstance(prepared, Path) else prepared
+    directory = job.directory
+    require_no_active_job(directory, scheduler, clock())
     ids: List[str] = []
-    for submission in submissions(ready):
+    for submission in submissions(job):
         tag = TAG_PREFIX + uuid.uuid4().hex
         submission = replace(submission, tag=tag, after=ids[-1] if ids else None)
         facts = {"tag": tag, "link": submission.link, "chain": submission.chain, "bulk": submission.bulk}
-        append_event(directory, "intent", now(), scheduler=scheduler.name, **facts)
+        append_event(directory, "intent", clock(), scheduler=scheduler.name, **facts)
         if submission.link == 1:
-            _give_way(directory, tag, now())
+            _yield_to_earlier_submission(directory, tag, clock())
         try:
             job_id = scheduler.submit(submission)
         except Uncertain as error:
@@ -171,16 +171,16 @@ def submit(prepared: Union[PreparedJob, Path], scheduler: Scheduler, now: Callab
                 f"{error}\n{directory}: the job may have been taken; `fugaku-gpt job status` tells"
             ) from None
         except Overtaken as error:  # a short job has ended meanwhile: how it has ended decides, as in any chain
-            append_event(directory, "refused", now(), tag=tag, reason=str(error))
+            append_event(directory, "refused", clock(), tag=tag, reason=str(error))
             break
         except UsageError as error:  # refused, or there is no such command
-            append_event(directory, "refused", now(), tag=tag, reason=str(error))
-            had = f"\n{directory}: handed in before that, and kept: {', '.join(ids)}" if ids else ""
-            raise Refused(f"{error}{had}") from None
+            append_event(directory, "refused", clock(), tag=tag, reason=str(error))
+            note = f"\n{directory}: handed in before that, and kept: {', '.join(ids)}" if ids else ""
+            raise Refused(f"{error}{note}") from None
         append_event(
             directory,
             "submitted",
-            now(),
+            clock(),
             scheduler=scheduler.name,
             job_id=job_id,
             script=submission.script,
@@ -191,7 +191,7 @@ def submit(prepared: Union[PreparedJob, Path], scheduler: Scheduler, now: Callab
     return ids
 
 
-def new_attempt(directory: Path, now: float) -> Path:
+def new_attempt(directory: Path, timestamp: float) -> Path:
     """Make room for handing a run in again: what its jobs have left is moved to ``attempts/<run>/<number>`` beside the
     run directory, with copies of configuration and script. Returns that folder.
 
@@ -203,30 +203,30 @@ def new_attempt(directory: Path, now: float) -> Path:
     """
     attempts = directory.resolve().parent / ATTEMPTS / directory.resolve().name
     number = 1 + max((int(path.name) for path in attempts.glob("*") if path.name.isdigit()), default=0)
-    kept = attempts / str(number)
+    attempt = attempts / str(number)
     try:
-        _set_aside(RunDirectory(directory), kept)
+        _move_to_attempt(RunDirectory(directory), attempt)
     except OSError as error:
-        raise UsageError(f"{kept}: cannot be written: {error.strerror}") from None
-    append_event(directory, "attempt", now, number=number)
-    return kept
+        raise UsageError(f"{attempt}: cannot be written: {error.strerror}") from None
+    append_event(directory, "attempt", timestamp, number=number)
+    return attempt
 
 
-def _set_aside(run: RunDirectory, kept: Path) -> None:
-    goes_on = bool(run.last_checkpoint())
-    kept.mkdir(parents=True)
+def _move_to_attempt(run: RunDirectory, attempt: Path) -> None:
+    resumes = bool(run.last_checkpoint())
+    attempt.mkdir(parents=True)
     for path in sorted(run.path.iterdir()):
-        if goes_on and path == run.checkpoints_dir:
+        if resumes and path == run.checkpoints_dir:
             continue
-        if path.name in _STAYS or (goes_on and path == run.metrics_file):
-            shutil.copy2(path, kept / path.name)
+        if path.name in _COPIED_FILES or (resumes and path == run.metrics_file):
+            shutil.copy2(path, attempt / path.name)
         elif path.is_dir() and _REPEAT.fullmatch(path.name):  # a sub-job's own run directory
-            _set_aside(RunDirectory(path), kept / path.name)
+            _move_to_attempt(RunDirectory(path), attempt / path.name)
         else:
-            path.rename(kept / path.name)
+            path.rename(attempt / path.name)
 
 
-def resolve_intents(directory: Path, scheduler: Scheduler, now: float) -> JobHistory:
+def resolve_intents(directory: Path, scheduler: Scheduler, timestamp: float) -> JobHistory:
     """Return the history of a directory after the scheduler was asked for the jobs of its open intents; see
     :func:`close_intents`.
 
@@ -237,10 +237,10 @@ def resolve_intents(directory: Path, scheduler: Scheduler, now: float) -> JobHis
     intents = [intent for intent in history.open if intent.scheduler == scheduler.name]
     if not intents:
         return history
-    return close_intents(directory, intents, scheduler.find([intent.tag for intent in intents]), now)
+    return close_intents(directory, intents, scheduler.find([intent.tag for intent in intents]), timestamp)
 
 
-def close_intents(directory: Path, intents: Sequence[Intent], job_ids: Mapping[str, str], now: float) -> JobHistory:
+def close_intents(directory: Path, intents: Sequence[Intent], job_ids: Mapping[str, str], timestamp: float) -> JobHistory:
     """Record what a scheduler answered about open intents of a directory, and return the history after that.
 
     Args:
@@ -249,42 +249,42 @@ def close_intents(directory: Path, intents: Sequence[Intent], job_ids: Mapping[s
     """
     for intent in intents:
         if intent.tag in job_ids:
-            _recover(directory, intent, job_ids[intent.tag], now)
-        elif now - intent.time > INTENT_SECONDS:
+            _record_recovered_job(directory, intent, job_ids[intent.tag], timestamp)
+        elif timestamp - intent.time > INTENT_SECONDS:
             reason = f"no answer was recorded, and {intent.scheduler} knows no job with its tag"
-            append_event(directory, "abandoned", now, tag=intent.tag, reason=reason)
+            append_event(directory, "abandoned", timestamp, tag=intent.tag, reason=reason)
     return read_history(directory)
 
 
-def refuse_a_job(directory: Path, scheduler: Scheduler, now: float) -> None:
+def require_no_active_job(directory: Path, scheduler: Scheduler, timestamp: float) -> None:
     """Refuse a directory of which a job is waiting, running, or perhaps handed in just now.
 
     Raises:
         UsageError: there is such a job, or the scheduler does not tell.
     """
-    history = resolve_intents(directory, scheduler, now)
+    history = resolve_intents(directory, scheduler, timestamp)
     if history.open:
-        seconds = max(1, round(INTENT_SECONDS - (now - history.open[-1].time)))
+        seconds = max(1, round(INTENT_SECONDS - (timestamp - history.open[-1].time)))
         raise UsageError(
             f"{directory}: a submission to {history.open[-1].scheduler} was begun there and has not ended; if no other "
             f"process is at it, try again in {seconds} s"
         )
     jobs = [job.job_id for job in history.jobs if job.scheduler == scheduler.name]
-    others = [job for job in history.jobs if job.scheduler != scheduler.name]
-    open_elsewhere = [job for job in others if _last_state(history, job.job_id) not in OVER]
+    foreign_jobs = [job for job in history.jobs if job.scheduler != scheduler.name]
+    open_elsewhere = [job for job in foreign_jobs if _last_state(history, job.job_id) not in OVER]
     if open_elsewhere:
         raise UsageError(f"{directory}: holds job {open_elsewhere[0].job_id} of {open_elsewhere[0].scheduler}")
     waiting = [job_id for job_id in jobs if _last_state(history, job_id) not in OVER]
     for job_id, status in scheduler.poll(waiting).items() if waiting else ():
         if job_id in waiting:
-            append_status(directory, now, status)
+            append_status(directory, timestamp, status)
             if status.state not in OVER:
                 raise UsageError(f"{directory}: job {job_id} is {status.state}; cancel it, or wait for its end")
-    if jobs or others:
+    if jobs or foreign_jobs:
         raise UsageError(f"{directory}: holds job {history.jobs[-1].job_id}; `fugaku-gpt job resume` hands it in again")
 
 
-def refuse_a_run(directory: Path) -> None:
+def require_no_run(directory: Path) -> None:
     """Refuse a directory that holds a run or a job.
 
     Raises:
@@ -332,25 +332,25 @@ def with_absolute_paths(config: RunConfig, base: Optional[Path] = None) -> RunCo
     )
 
 
-def _changed_since(script: str, config: RunConfig) -> List[str]:
+def _settings_changed_since(script: str, config: RunConfig) -> List[str]:
     """Settings that are others now than when the script was made; none where it does not tell."""
     try:
-        then = settings_of(script)
+        scripted = settings_of(script)
     except ConfigError:  # edited: whoever did so knows what the script is to do
         return []
-    if then is None:
+    if scripted is None:
         return []
-    if then.node.threads_per_rank is None:  # worked out by the ranks, who write down what they run with
+    if scripted.node.threads_per_rank is None:  # worked out by the ranks, who write down what they run with
         config = replace(config, node=replace(config.node, threads_per_rank=None))
-    before, now = changed_settings(then), changed_settings(config)
-    return sorted(key for key in {**before, **now} if before.get(key) != now.get(key))
+    previous, current = changed_settings(scripted), changed_settings(config)
+    return sorted(key for key in {**previous, **current} if previous.get(key) != current.get(key))
 
 
-def _recover(directory: Path, intent: Intent, job_id: str, now: float) -> None:
+def _record_recovered_job(directory: Path, intent: Intent, job_id: str, timestamp: float) -> None:
     append_event(
         directory,
         "submitted",
-        now,
+        timestamp,
         scheduler=intent.scheduler,
         job_id=job_id,
         tag=intent.tag,
@@ -362,7 +362,7 @@ def _recover(directory: Path, intent: Intent, job_id: str, now: float) -> None:
     )
 
 
-def _give_way(directory: Path, tag: str, now: float) -> None:
+def _yield_to_earlier_submission(directory: Path, tag: str, timestamp: float) -> None:
     """Step back if another submission of this directory came first.
 
     Raises:
@@ -372,7 +372,7 @@ def _give_way(directory: Path, tag: str, now: float) -> None:
     first = history.open[0].tag if history.open else tag
     if first != tag or history.jobs:
         reason = "another submission of this directory came first"
-        append_event(directory, "refused", now, tag=tag, reason=reason)
+        append_event(directory, "refused", timestamp, tag=tag, reason=reason)
         raise UsageError(f"{directory}: {reason}; see `fugaku-gpt job status {directory}`")
 
 

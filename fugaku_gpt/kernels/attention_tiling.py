@@ -15,7 +15,7 @@ _SUMS_OF_16_BITS = 8  # gradients of keys are added up over so many blocks at mo
 
 
 @dataclass(frozen=True)
-class Blocks:
+class AttentionTiling:
     """One product's share of the work.
 
     Attributes:
@@ -35,7 +35,7 @@ class Blocks:
         return self.samples * self.heads
 
 
-def attention_blocks(length: int, samples: int, heads: int, narrow: bool, threads: int) -> Blocks:
+def attention_tiling(length: int, samples: int, heads: int, narrow: bool, threads: int) -> AttentionTiling:
     """Sizes by which the scores stay in the caches of all threads.
 
     Args:
@@ -48,16 +48,16 @@ def attention_blocks(length: int, samples: int, heads: int, narrow: bool, thread
         queries = max(queries, -(-length // _SUMS_OF_16_BITS))
     # a cache's worth of scores for each thread, in however many products: more heads would only take memory
     at_once = max(1, _SCORES[narrow] * threads // (queries * length))
-    return Blocks(queries, min(samples, max(1, at_once // heads)), -(-heads // -(-heads // at_once)), narrow)
+    return AttentionTiling(queries, min(samples, max(1, at_once // heads)), -(-heads // -(-heads // at_once)), narrow)
 
 
-def sums_apart(blocks: Blocks, length: int) -> bool:
+def needs_separate_accumulator(blocks: AttentionTiling, length: int) -> bool:
     """Whether products that are added to gradients are made in memory of their own: of several blocks, and not of 16
     bits, where they would be rounded twice."""
     return not blocks.narrow and blocks.queries < length
 
 
-def attention_elements(blocks: Blocks, length: int, width: int, drops: bool) -> int:
+def attention_elements(blocks: AttentionTiling, length: int, width: int, drops: bool) -> int:
     """Elements that a backward pass has at one time: of a group the queries, keys, values, the gradient of the output,
     those of the former three and, where sums are made apart, a part of one of these; one block's scores, their
     gradients and, with dropout, flags as numbers; and its rows of the output.
@@ -65,23 +65,23 @@ def attention_elements(blocks: Blocks, length: int, width: int, drops: bool) -> 
     Args:
         width: of a head.
     """
-    groups = (8 if sums_apart(blocks, length) else 7) * blocks.products * length * width
+    groups = (8 if needs_separate_accumulator(blocks, length) else 7) * blocks.products * length * width
     scores = (3 if drops else 2) * blocks.products * blocks.queries * length
     return groups + scores + blocks.products * blocks.queries * width
 
 
-def takes_heads_apart(samples: int, heads: int, threads: int) -> bool:
+def enough_heads_for_threads(samples: int, heads: int, threads: int) -> bool:
     """Whether the compiled kernels, whose threads take one head of a sample at a time, keep the threads busy. With far
     fewer of them than threads, products that all threads share are faster."""
-    return samples * heads >= _BUSY * heads_in_time(samples, heads, threads)
+    return samples * heads >= _BUSY * head_slots(samples, heads, threads)
 
 
-def heads_in_time(samples: int, heads: int, threads: int) -> int:
+def head_slots(samples: int, heads: int, threads: int) -> int:
     """How many heads the threads could take in the time that they need for these."""
     return threads * -(-samples * heads // threads)
 
 
-def compiled_floats(length: int, width: int) -> int:
+def native_workspace_floats(length: int, width: int) -> int:
     """float32 numbers that each thread of the compiled kernels needs at most: copies of a head's keys and values, or in
     the backward pass of its queries, their gradients and the output's; and those of blocks of queries and of keys.
     Where products are of 16 bits, two numbers take the place of one, but more is copied in two layouts.

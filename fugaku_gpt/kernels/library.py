@@ -34,7 +34,7 @@ class Library:
         self.attention_backward = loaded.attention_backward
         self.attention_backward.argtypes, self.attention_backward.restype = [*[_ADDRESS] * 6, *sizes], None
 
-        self._call_between = loaded.call_between
+        self._call_between = loaded.set_progress_callback
         self._call_between.argtypes, self._call_between.restype = [_CALLED, _INT64], None
         self._called = _CALLED()
         self.adamw = loaded.adamw
@@ -70,11 +70,11 @@ class Library:
         self.loss_sums.argtypes, self.loss_sums.restype = [*rows, _ADDRESS, _ADDRESS, _INT], None
         self.loss_gradient = loaded.loss_gradient
         self.loss_gradient.argtypes, self.loss_gradient.restype = [*rows, _ADDRESS, _FLOAT, _INT], None
-        self.loss_of_whole_rows = loaded.loss_of_whole_rows
-        self.loss_of_whole_rows.argtypes = [*rows, _ADDRESS, _FLOAT, _INT, _INT]
-        self.loss_of_whole_rows.restype = None
+        self.loss_full_rows = loaded.loss_full_rows
+        self.loss_full_rows.argtypes = [*rows, _ADDRESS, _FLOAT, _INT, _INT]
+        self.loss_full_rows.restype = None
 
-    def call_between(self, function: Optional[Callable[[], None]], seconds: float) -> None:
+    def set_progress_callback(self, function: Optional[Callable[[], None]], seconds: float) -> None:
         """Long kernels call the function from the thread that calls them, each time when so many seconds are over, or
         nothing. What it raises is lost."""
         called = _CALLED(function) if function is not None else _CALLED()

@@ -19,7 +19,7 @@ def cast_elements(rows: int, columns: int) -> int:
 
 
 # from which on theirs is no slower than a library's: of each of a product's three dimensions, and of them multiplied
-LEAST, LEAST_PRODUCT = 64, 2**24
+MIN_DIMENSION, MIN_MULTIPLY_ADDS = 64, 2**24
 # of products.c, with the vectors that it is used with: panels [DEPTH, ROWS], [DEPTH, COLUMNS] and what is between them
 _LEFT_PANEL, _RIGHT_PANEL = 8 * 768 + 16, 48 * 768 + 16
 _GROUP, _BLOCK_ROWS, _BLOCK_PANELS, _OWN_PANELS = 16, 1024, 64, 16

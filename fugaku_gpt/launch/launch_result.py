@@ -37,61 +37,61 @@ _LAUNCHER_NOISE = re.compile(
 )
 
 
-def result_of(directory: RunDirectory, config: RunConfig, outcome: Outcome, log: Path, started: float) -> Result:
+def result_of_launch(directory: RunDirectory, config: RunConfig, outcome: Outcome, log: Path, started: float) -> Result:
     """The result of a run that has just ended.
 
     What the ranks recorded stands, unless who started them knows better: that it ended them itself, that memory ran
     out, or that they failed after they had recorded their success. Of a run that profiles its operators that success
     stands even then, and where it was stopped: what has failed, or was broken off, came after the run.
     """
-    own = directory.result()
+    recorded = directory.result()
     tail = log_tail(log)
-    lines, validations = directory.metrics("iteration"), directory.metrics("validation")
+    iteration_lines, validations = directory.metrics("iteration"), directory.metrics("validation")
     measured = Result(
         status=FAILED,
         reason="",
         started=started,
         ended=started + outcome.seconds,
-        iterations=lines[-1]["iteration"] if lines else 0,
-        summary=summarise(config, lines, validations) if lines else {},
+        iterations=iteration_lines[-1]["iteration"] if iteration_lines else 0,
+        summary=summarise(config, iteration_lines, validations) if iteration_lines else {},
         last_checkpoint=directory.last_checkpoint(),
     )
-    if own is not None and own.resumable and own.ended >= started:  # whatever code their launcher tells
+    if recorded is not None and recorded.is_resumable and recorded.ended >= started:  # whatever code their launcher tells
         if outcome.stopped_by is None:
-            return own
+            return recorded
         signal_name = signal.Signals(outcome.stopped_by).name  # the ranks were told by another one
-        return replace(own, reason=f"{STOPPED}{signal_name}, after iteration {own.iterations}")
-    if own is not None and own.status == OK and own.ended >= started and _profiles_after(config, own):
-        return own
+        return replace(recorded, reason=f"{STOPPED}{signal_name}, after iteration {recorded.iterations}")
+    if recorded is not None and recorded.status == OK and recorded.ended >= started and _profiles_after_training(config, recorded):
+        return recorded
     if outcome.stopped_by is not None:
         return replace(measured, status=INTERRUPTED, reason=f"stopped by {signal.Signals(outcome.stopped_by).name}")
     if outcome.timed_out:
         return replace(measured, status=TIMEOUT, reason=f"ended after {format_duration(outcome.seconds)}")
-    if own is not None and own.status == OK and outcome.exit_code == 0:
-        return own
-    if own is not None and own.status not in (OK, FAILED):
-        return replace(own, iterations=measured.iterations, summary=own.summary or measured.summary)
+    if recorded is not None and recorded.status == OK and outcome.exit_code == 0:
+        return recorded
+    if recorded is not None and recorded.status not in (OK, FAILED):
+        return replace(recorded, iterations=measured.iterations, summary=recorded.summary or measured.summary)
     killed_for_memory = outcome.oom_kills > 0
-    if killed_for_memory or says_out_of_memory(tail):
-        reason = f"{outcome.oom_kills} processes killed by the kernel" if killed_for_memory else reason_of(tail)
+    if killed_for_memory or has_out_of_memory_message(tail):
+        reason = f"{outcome.oom_kills} processes killed by the kernel" if killed_for_memory else failure_reason(tail)
         return replace(measured, status=OUT_OF_MEMORY, reason=reason)
-    if own is not None and own.status == FAILED:
-        return replace(own, iterations=measured.iterations, summary=own.summary or measured.summary)
-    if outcome.exit_code == EXIT_USAGE and not _written_since(directory.metrics_file, started):
-        return replace(measured, status=REFUSED, reason=reason_of(tail))
-    words = f"signal {outcome.signal}" if outcome.signal is not None else f"exit code {outcome.exit_code}"
+    if recorded is not None and recorded.status == FAILED:
+        return replace(recorded, iterations=measured.iterations, summary=recorded.summary or measured.summary)
+    if outcome.exit_code == EXIT_USAGE and not _is_written_since(directory.metrics_file, started):
+        return replace(measured, status=REFUSED, reason=failure_reason(tail))
+    how_it_ended = f"signal {outcome.signal}" if outcome.signal is not None else f"exit code {outcome.exit_code}"
     if outcome.exit_code == 0:
-        words += ", but no result was recorded"
-    said = reason_of(tail)
-    return replace(measured, reason=f"{words}: {said}" if said else words)
+        how_it_ended += ", but no result was recorded"
+    last_error = failure_reason(tail)
+    return replace(measured, reason=f"{how_it_ended}: {last_error}" if last_error else how_it_ended)
 
 
-def _profiles_after(config: RunConfig, own: Result) -> bool:
+def _profiles_after_training(config: RunConfig, recorded: Result) -> bool:
     training = config.training
-    return training.profile_operators is not None and own.iterations >= training.iterations
+    return training.profile_operators is not None and recorded.iterations >= training.iterations
 
 
-def _written_since(path: Path, moment: float) -> bool:
+def _is_written_since(path: Path, moment: float) -> bool:
     try:
         return path.stat().st_mtime >= moment
     except FileNotFoundError:
@@ -110,15 +110,15 @@ def log_tail(log: Path) -> List[str]:
     return [line.rstrip() for line in text.splitlines() if line.strip() and not _LAUNCHER_NOISE.match(line)]
 
 
-def says_out_of_memory(tail: List[str]) -> bool:
+def has_out_of_memory_message(tail: List[str]) -> bool:
     """Whether last words tell of memory that ran out: Python's, the C library's, the kernel's or a scheduler's."""
     return any(_MEMORY.search(line) for line in tail)
 
 
-def reason_of(tail: List[str]) -> str:
+def failure_reason(tail: List[str]) -> str:
     """One line for a person: the last error that was printed, or else the last three lines."""
     for line in reversed(tail):
-        found = _ERROR.match(line.strip())
-        if found:
-            return found[1].replace("fugaku-gpt: ", "", 1)[:_REASON_LENGTH]
+        error = _ERROR.match(line.strip())
+        if error:
+            return error[1].replace("fugaku-gpt: ", "", 1)[:_REASON_LENGTH]
     return " / ".join(line.strip() for line in tail[-3:])[:_REASON_LENGTH]

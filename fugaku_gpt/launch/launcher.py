@@ -23,9 +23,9 @@ from fugaku_gpt.records.run import OK, Result, RunDirectory
 
 MPICH = "MPICH"
 OPEN_MPI = "Open MPI"
-NAMES = ("mpirun", "mpiexec")
+PROGRAM_NAMES = ("mpirun", "mpiexec")
 # a job's script that starts ranks of several builds keeps what PATH was before its own build's folders under such names
-KEPT = "FUGAKU_GPT_KEPT_"
+SAVED_VARIABLE_PREFIX = "FUGAKU_GPT_KEPT_"
 _VERSION_SECONDS = 30
 
 
@@ -45,7 +45,7 @@ class Launcher:
     version: str
     environment: Dict[str, str] = field(default_factory=dict)
 
-    def start(self, ranks: int) -> List[str]:
+    def command_prefix(self, ranks: int) -> List[str]:
         """The words before the ranks' command: more ranks than cores are allowed, and no rank is bound to a core."""
         if self.family == MPICH:  # shares cores and leaves binding alone unless asked
             return [str(self.path), "-n", str(ranks)]
@@ -55,14 +55,14 @@ class Launcher:
 
 
 @dataclass(frozen=True)
-class Command:
+class LaunchCommand:
     """What is to be started: the words, and the variables that are set for the launcher over the present ones."""
 
     argv: List[str]
     environment: Dict[str, str]
 
 
-def find_launcher(root: Optional[bool] = None, profile: Optional[Profile] = None) -> Launcher:
+def find_launcher(is_root: Optional[bool] = None, profile: Optional[Profile] = None) -> Launcher:
     """The first usable ``mpirun`` or ``mpiexec``: beside the ranks' Python (a wheel in the environment), in the
     profile's folders, then on PATH.
 
@@ -75,30 +75,30 @@ def find_launcher(root: Optional[bool] = None, profile: Optional[Profile] = None
     """
     python = Path(profile.python if profile is not None else sys.executable)
     folders = [python.parent, *map(Path, profile.path if profile is not None else ())]
-    beside = [folder / name for folder in folders for name in NAMES]
-    on_path = [Path(found) for found in map(shutil.which, NAMES) if found]
+    beside = [folder / name for folder in folders for name in PROGRAM_NAMES]
+    on_path = [Path(program) for program in map(shutil.which, PROGRAM_NAMES) if program]
     rejected = []
     for path in [candidate for candidate in beside if os.access(candidate, os.X_OK)] + on_path:
-        said = _version_text(path)
-        recognised = recognise(said)
-        if recognised is not None:
-            family, version = recognised
+        version_text = _version_text(path)
+        family_and_version = parse_version(version_text)
+        if family_and_version is not None:
+            family, version = family_and_version
             allow = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-            is_root = os.geteuid() == 0 if root is None else root
+            is_root = os.geteuid() == 0 if is_root is None else is_root
             return Launcher(path, family, version, allow if family == OPEN_MPI and is_root else {})
-        rejected.append(f"{path} is neither MPICH nor Open MPI (it says: {said.strip()[:80] or 'nothing'})")
+        rejected.append(f"{path} is neither MPICH nor Open MPI (it says: {version_text.strip()[:80] or 'nothing'})")
     raise UsageError(
         "\n".join(rejected or [f"no mpirun beside {python} and none on PATH"])
         + "\nto start ranks, install an MPI: `make install`, or `pip install mpich`, or the system's MPICH or Open MPI"
     )
 
 
-def recognise(said: str) -> Optional[Tuple[str, str]]:
+def parse_version(text: str) -> Optional[Tuple[str, str]]:
     """(family, version) from the output of ``mpirun --version``; None if it is of no known family."""
-    open_mpi = re.search(r"\(Open MPI\)\s+(\S+)", said)
+    open_mpi = re.search(r"\(Open MPI\)\s+(\S+)", text)
     if open_mpi:
         return OPEN_MPI, open_mpi[1]
-    hydra = re.search(r"HYDRA build details:.*?Version:\s*(\S+)", said, re.DOTALL)
+    hydra = re.search(r"HYDRA build details:.*?Version:\s*(\S+)", text, re.DOTALL)
     return (MPICH, hydra[1]) if hydra else None
 
 
@@ -109,9 +109,9 @@ def train_command(
     out_dir: Path,
     cores: int,
     tcmalloc: Optional[Path],
-    more: Sequence[str] = (),
+    extra_arguments: Sequence[str] = (),
     profile: Optional[Profile] = None,
-) -> Command:
+) -> LaunchCommand:
     """The command that trains ``config`` on this machine; a pure function.
 
     The ranks' variables are set by ``env`` in front of the ranks' Python, so that they reach the ranks under any
@@ -129,17 +129,17 @@ def train_command(
     """
     if config.job.nodes != 1:
         raise UsageError(f"job.nodes: {config.job.nodes}: ranks are started on this machine only; valid: 1")
-    words = rank_words(config, config_file, out_dir, threads_per_rank(config, cores), tcmalloc, more, profile)
-    return Command([*launcher.start(config.layout.ranks), *words], dict(launcher.environment))
+    rank_argv = rank_command(config, config_file, out_dir, threads_per_rank(config, cores), tcmalloc, extra_arguments, profile)
+    return LaunchCommand([*launcher.command_prefix(config.layout.ranks), *rank_argv], dict(launcher.environment))
 
 
-def rank_words(
+def rank_command(
     config: RunConfig,
     config_file: Path,
     out_dir: Path,
     threads: int,
     tcmalloc: Optional[Path],
-    more: Sequence[str] = (),
+    extra_arguments: Sequence[str] = (),
     profile: Optional[Profile] = None,
 ) -> List[str]:
     """What each rank is: its variables, its Python and its words; a pure function. Arguments as of
@@ -152,21 +152,21 @@ def rank_words(
     libraries = [str(tcmalloc)] if config.node.tcmalloc and tcmalloc is not None else []
     libraries += [*(profile.preload if profile is not None else ()), *config.node.preload]
     if libraries:
-        variables["LD_PRELOAD"] = before(libraries, "LD_PRELOAD", variables)
+        variables["LD_PRELOAD"] = prepended(libraries, "LD_PRELOAD", variables)
     python = profile.python if profile is not None else sys.executable
     # pages that a run does not ask for are not what the caller, such as a job for several runs, happens to have
-    left_over = [name for name, _ in _pages(config.node) if name in os.environ and name not in variables]
-    words = [word for name in left_over for word in ("-u", name)]
-    words += [f"{name}={value}" for name, value in variables.items()]
-    return ["env", *words, python, "-m", "fugaku_gpt", "train", str(config_file), "--out", str(out_dir), *more]
+    inherited_pages = [name for name, _ in _page_settings(config.node) if name in os.environ and name not in variables]
+    env_arguments = [argument for name in inherited_pages for argument in ("-u", name)]
+    env_arguments += [f"{name}={value}" for name, value in variables.items()]
+    return ["env", *env_arguments, python, "-m", "fugaku_gpt", "train", str(config_file), "--out", str(out_dir), *extra_arguments]
 
 
 def page_variables(node: NodeConfig) -> Dict[str, str]:
     """The variables that Fujitsu's large-page library reads, where they are asked for."""
-    return {name: str(value) for name, value in _pages(node) if value is not None}
+    return {name: str(value) for name, value in _page_settings(node) if value is not None}
 
 
-def _pages(node: NodeConfig) -> Tuple[Tuple[str, Optional[object]], ...]:
+def _page_settings(node: NodeConfig) -> Tuple[Tuple[str, Optional[object]], ...]:
     return tuple((knob.variable, getattr(node, knob.name)) for knob in NODE_KNOBS if knob.variable)
 
 
@@ -174,29 +174,29 @@ def profile_variables(profile: Profile) -> Dict[str, str]:
     """What a build's ranks are started with, over the present variables; preloaded libraries come besides."""
     variables = dict(text.split("=", 1) for text in profile.environment)
     for name, folders in (("PATH", profile.path), ("LD_LIBRARY_PATH", profile.library_path)):
-        if folders or (KEPT + name in os.environ and name not in variables):
-            variables[name] = before(folders, name, variables)
+        if folders or (SAVED_VARIABLE_PREFIX + name in os.environ and name not in variables):
+            variables[name] = prepended(folders, name, variables)
     checkout = Path(fugaku_gpt.__file__).resolve().parent.parent
     # the code of this checkout, under another Python. Of an installed copy, the neighbours are another Python's
     # packages: there the environment's own copy is used, and the run says which
     if (checkout / "setup.cfg").exists():
-        variables["PYTHONPATH"] = before([str(checkout)], "PYTHONPATH", variables)
+        variables["PYTHONPATH"] = prepended([str(checkout)], "PYTHONPATH", variables)
     return variables
 
 
-def before(values: Sequence[str], name: str, variables: Optional[Mapping[str, str]] = None) -> str:
+def prepended(values: Sequence[str], name: str, variables: Optional[Mapping[str, str]] = None) -> str:
     """Values before what a variable has: in ``variables``, or else before a job's script put one build's folders into
     it, or else now."""
-    present = os.environ.get(KEPT + name, os.environ.get(name))
+    previous = os.environ.get(SAVED_VARIABLE_PREFIX + name, os.environ.get(name))
     if variables is not None and name in variables:
-        present = variables[name]
-    return ":".join([*values, *filter(None, [present])])
+        previous = variables[name]
+    return ":".join([*values, *filter(None, [previous])])
 
 
-def tcmalloc_of(profile: Optional[Profile]) -> Optional[Path]:
+def tcmalloc_library(profile: Optional[Profile]) -> Optional[Path]:
     """The library that ``node.tcmalloc`` preloads: the profile's where that is a path, or else this machine's."""
-    named = profile.tcmalloc if profile is not None else ""
-    return Path(named) if "/" in named else find_tcmalloc()
+    library = profile.tcmalloc if profile is not None else ""
+    return Path(library) if "/" in library else find_tcmalloc()
 
 
 def threads_per_rank(config: RunConfig, cores: int) -> int:
@@ -207,7 +207,7 @@ def threads_per_rank(config: RunConfig, cores: int) -> int:
 def launch(
     config: RunConfig,
     directory: RunDirectory,
-    more: Sequence[str] = (),
+    extra_arguments: Sequence[str] = (),
     *,
     timeout: Optional[float] = None,
     on_line: Optional[Callable[[str], None]] = None,
@@ -230,20 +230,20 @@ def launch(
     Raises:
         UsageError: there is no usable ``mpirun``, or the run wants more than this machine.
     """
-    tcmalloc = tcmalloc_of(profile)
+    tcmalloc = tcmalloc_library(profile)
     config_file, out_dir = directory.config_file, directory.path
     if start:
         if tcmalloc is None and profile is not None:
             tcmalloc = Path(profile.tcmalloc)  # a module's, which the loader finds by its name
         per_node = max(1, len(usable_cores()) // config.ranks_per_node)
         threads = config.node.threads_per_rank or per_node
-        words = [word.replace("{ranks}", str(config.layout.ranks)).replace("{threads}", str(threads)) for word in start]
-        ranks = rank_words(config, config_file, out_dir, threads, tcmalloc, more, profile)
-        command = Command([*words, *ranks], {})
+        start_argv = [word.replace("{ranks}", str(config.layout.ranks)).replace("{threads}", str(threads)) for word in start]
+        rank_argv = rank_command(config, config_file, out_dir, threads, tcmalloc, extra_arguments, profile)
+        command = LaunchCommand([*start_argv, *rank_argv], {})
     else:
         launcher = find_launcher(profile=profile)
         cores = len(usable_cores())
-        command = train_command(launcher, config, config_file, out_dir, cores, tcmalloc, more, profile)
+        command = train_command(launcher, config, config_file, out_dir, cores, tcmalloc, extra_arguments, profile)
     return run_command(
         command.argv,
         command.environment,
@@ -251,7 +251,7 @@ def launch(
         timeout=timeout,
         on_line=on_line,
         mark=mark,
-        ask_with=signal.SIGUSR1,
+        stop_signal=signal.SIGUSR1,
     )
 
 
@@ -261,7 +261,7 @@ def exit_code_of(outcome: Outcome, result: Optional[Result] = None) -> int:
     Of ranks that all end with ``EXIT_RESUME`` the launcher may have killed some while they left, and tell that: the
     run's own result says whether it can be resumed, and whether it was over when something failed.
     """
-    if result is not None and result.resumable:
+    if result is not None and result.is_resumable:
         return EXIT_RESUME
     if result is not None and result.status == OK:  # whatever came after
         return EXIT_OK

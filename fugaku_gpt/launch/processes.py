@@ -28,10 +28,10 @@ from fugaku_gpt.records.claim import HOLDER_VARIABLE
 MARK = HOLDER_VARIABLE
 GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
-_CAUGHT = (signals.SIGINT, signals.SIGTERM, signals.SIGHUP, signals.SIGUSR1)
-_AT_ONCE = (signals.SIGINT, signals.SIGTERM)  # these, once the command has been asked
+_CAUGHT_SIGNALS = (signals.SIGINT, signals.SIGTERM, signals.SIGHUP, signals.SIGUSR1)
+_KILL_SIGNALS = (signals.SIGINT, signals.SIGTERM)  # these, once the command has been asked
 # one order may come twice: to a whole process group, and by the job's script
-_SAME_SECONDS = 3.0
+_DUPLICATE_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def run_command(
     on_line: Optional[Callable[[str], None]] = None,
     grace: float = GRACE_SECONDS,
     mark: Optional[str] = None,
-    ask_with: Optional[int] = None,
+    stop_signal: Optional[int] = None,
 ) -> Outcome:
     """Run a command to its end in a session of its own.
 
@@ -97,7 +97,7 @@ def run_command(
     except OSError as error:
         raise UsageError(f"{log}: cannot be written: {error.strerror}") from None
     try:
-        with _Signals() as caught:
+        with _CaughtSignals() as caught:
             try:
                 process = subprocess.Popen(
                     list(argv),
@@ -111,24 +111,24 @@ def run_command(
                 raise UsageError(f"{argv[0]}: cannot be started: {error.strerror}") from None
             reader = threading.Thread(target=_stream, args=(process.stdout, sink, on_line), daemon=True)
             reader.start()
-            timed_out = asked = False
+            timed_out = has_asked_to_stop = False
             try:
-                while process.poll() is None and not caught.impatient:
+                while process.poll() is None and not caught.is_impatient:
                     if timeout is not None and time.monotonic() - started > timeout:
                         timed_out = True
                         break
-                    if caught.numbers and ask_with is None:
+                    if caught.numbers and stop_signal is None:
                         break
-                    if caught.numbers and ask_with is not None and not asked:
-                        asked = True
-                        process.send_signal(ask_with)
+                    if caught.numbers and stop_signal is not None and not has_asked_to_stop:
+                        has_asked_to_stop = True
+                        process.send_signal(stop_signal)
                     time.sleep(_POLL_SECONDS)
             finally:  # whatever happens here, nothing of the command may stay behind
                 if process.poll() is None:
                     process.terminate()
-                    _wait(lambda: process.poll() is not None and not marked(mark), grace, caught)
+                    _wait(lambda: process.poll() is not None and not marked_processes(mark), grace, caught)
                     grace = 0.0  # everyone has been asked: who is left now is killed
-                end_marked(mark, grace, process)
+                end_marked_processes(mark, grace, process)
                 process.wait()
             seconds = time.monotonic() - started
             reader.join(timeout=5.0)
@@ -145,43 +145,43 @@ def run_command(
     )
 
 
-def marked(mark: str) -> List[psutil.Process]:
+def marked_processes(mark: str) -> List[psutil.Process]:
     """The living processes that carry a mark, of this user and on this machine."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
-                found.append(process)
+                processes.append(process)
         except (psutil.Error, OSError):  # gone meanwhile, or another user's
             continue
-    return [process for process in found if process.pid != os.getpid()]
+    return [process for process in processes if process.pid != os.getpid()]
 
 
-def end_marked(mark: str, grace: float, child: Optional[subprocess.Popen[bytes]] = None) -> int:
+def end_marked_processes(mark: str, grace: float, child: Optional[subprocess.Popen[bytes]] = None) -> int:
     """End every process that carries a mark: SIGTERM, SIGKILL after ``grace`` seconds. Returns how many there were.
 
     The last ones of each tree are killed first, so that parents reap them and a launcher can clear up after itself.
     ``child`` is reaped here if it is this process's own.
     """
-    there = marked(mark)
-    for process in there if grace > 0 else []:
+    processes = marked_processes(mark)
+    for process in processes if grace > 0 else []:
         _signal(process, signals.SIGTERM)
-    if there and grace > 0:
-        _wait(lambda: not _alive(mark, child), grace)
-    while _alive(mark, child):
-        left = marked(mark)
-        parents = {_parent(process) for process in left}
-        for process in left:
+    if processes and grace > 0:
+        _wait(lambda: not _living_after_reaping(mark, child), grace)
+    while _living_after_reaping(mark, child):
+        remaining = marked_processes(mark)
+        parents = {_parent(process) for process in remaining}
+        for process in remaining:
             if process.pid not in parents:
                 _signal(process, signals.SIGKILL)
-        _wait(lambda: not _alive(mark, child), 1.0)
-    return len(there)
+        _wait(lambda: not _living_after_reaping(mark, child), 1.0)
+    return len(processes)
 
 
-def _alive(mark: str, child: Optional[subprocess.Popen[bytes]]) -> List[psutil.Process]:
+def _living_after_reaping(mark: str, child: Optional[subprocess.Popen[bytes]]) -> List[psutil.Process]:
     if child is not None:
         child.poll()
-    return marked(mark)
+    return marked_processes(mark)
 
 
 def _parent(process: psutil.Process) -> Optional[int]:
@@ -196,9 +196,9 @@ def _signal(process: psutil.Process, number: int) -> None:
         process.send_signal(number)
 
 
-def _wait(done: Callable[[], bool], seconds: float, caught: Optional[_Signals] = None) -> None:
+def _wait(done: Callable[[], bool], seconds: float, caught: Optional[_CaughtSignals] = None) -> None:
     deadline = time.monotonic() + seconds
-    while not done() and time.monotonic() < deadline and not (caught is not None and caught.impatient):
+    while not done() and time.monotonic() < deadline and not (caught is not None and caught.is_impatient):
         time.sleep(_POLL_SECONDS)
 
 
@@ -213,30 +213,30 @@ def _stream(source: Any, sink: Any, on_line: Optional[Callable[[str], None]]) ->
     source.close()
 
 
-class _Signals:
+class _CaughtSignals:
     """Collects signals while a command runs; puts the former handlers back afterwards."""
 
     def __init__(self) -> None:
         self.numbers: List[int] = []
-        self.impatient = False  # a second signal has come: no more waiting
-        self._first = 0.0
-        self._former: Dict[int, Any] = {}
+        self.is_impatient = False  # a second signal has come: no more waiting
+        self._first_seconds = 0.0
+        self._former_handlers: Dict[int, Any] = {}
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> _CaughtSignals:
         if threading.current_thread() is threading.main_thread():
-            for number in _CAUGHT:
+            for number in _CAUGHT_SIGNALS:
                 if signals.getsignal(number) is not signals.SIG_IGN:  # nohup: stays ignored
-                    self._former[number] = signals.signal(number, self._catch)
+                    self._former_handlers[number] = signals.signal(number, self._catch)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._former.items():
+        for number, handler in self._former_handlers.items():
             signals.signal(number, handler)
 
     def _catch(self, number: int, _frame: Optional[FrameType]) -> None:
-        now = time.monotonic()
+        seconds = time.monotonic()
         if not self.numbers:
-            self._first = now
-        elif number in _AT_ONCE and now - self._first > _SAME_SECONDS:
-            self.impatient = True
+            self._first_seconds = seconds
+        elif number in _KILL_SIGNALS and seconds - self._first_seconds > _DUPLICATE_SECONDS:
+            self.is_impatient = True
         self.numbers.append(number)

@@ -36,13 +36,13 @@ from fugaku_gpt.records.run import (
 )
 
 _POLL_SECONDS = 0.2
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # of linux/prctl.h
 
-Announce = Callable[[Path], None]
+AnnounceDirectory = Callable[[Path], None]
 
 
-def keep_rank(rank: int) -> Announce:
+def supervise_rank(rank: int) -> AnnounceDirectory:
     """Go on as a child of this process, which waits for it from here on and ends as it does.
 
     Call it before there are threads and before MPI begins. Returns, in the child, what tells the keeper the run
@@ -50,45 +50,45 @@ def keep_rank(rank: int) -> Announce:
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    started, keeper = time.time(), os.getpid()
-    read, write = os.pipe()
-    usual = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # until the keeper can pass them on
+    started, supervisor = time.time(), os.getpid()
+    pipe_read, pipe_write = os.pipe()
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED_SIGNALS)  # until the keeper can pass them on
     child = os.fork()
     if child:
-        os.close(write)
+        os.close(pipe_write)
         code = 1
         try:
-            code = _Keeper(rank, child, read, started).wait(usual)
+            code = _RankSupervisor(rank, child, pipe_read, started).wait(previous_mask)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
             sys.stderr.flush()
             os._exit(code)
-    signal.pthread_sigmask(signal.SIG_SETMASK, usual)
-    os.close(read)
+    signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
+    os.close(pipe_read)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != keeper:  # killed just now
+    if os.getppid() != supervisor:  # killed just now
         os._exit(128 + signal.SIGKILL)
 
     def announce(directory: Path) -> None:
         with contextlib.suppress(BrokenPipeError):
-            os.write(write, json.dumps({"directory": str(directory.absolute())}).encode() + b"\n")
+            os.write(pipe_write, json.dumps({"directory": str(directory.absolute())}).encode() + b"\n")
 
     return announce
 
 
-class _Keeper:
+class _RankSupervisor:
     def __init__(self, rank: int, child: int, pipe: int, started: float) -> None:
         self._rank = rank
         self._child = child
         self._pipe = pipe
         self._started = started
         self._directory: Optional[RunDirectory] = None
-        self._told: List[int] = []
-        self._said = False
-        self._woken, self._wakes = os.pipe()
+        self._forwarded: List[int] = []
+        self._has_printed_failure = False
+        self._wakeup_read, self._wakeup_write = os.pipe()
 
-    def wait(self, signals: Set[Union[int, signal.Signals]]) -> int:
+    def wait(self, mask: Set[Union[int, signal.Signals]]) -> int:
         """Until the rank has ended; returns the exit code to leave with.
 
         Args:
@@ -96,33 +96,33 @@ class _Keeper:
         """
         _prctl(_PR_SET_NAME, ctypes.c_char_p(b"rank-keeper"))
         # a signal that comes just before the select would not be looked at until that returns: it writes to a pipe
-        os.set_blocking(self._wakes, False)
-        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
-        for passed in _PASSED_ON:
-            if signal.getsignal(passed) is not signal.SIG_IGN:
-                signal.signal(passed, self._pass_on)
-        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
-        kills = out_of_memory_kills()
-        while not self._pipe_has_ended():
-            self._say_what_is_recorded()
+        os.set_blocking(self._wakeup_write, False)
+        signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
+        for number in _FORWARDED_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._forward)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        kills_before = out_of_memory_kills()
+        while not self._pipe_has_closed():
+            self._print_recorded_failure()
         _, status = os.waitpid(self._child, 0)
         ended = time.time()
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
-            self._record(self._result(number, ended, out_of_memory_kills() > kills))
+            self._record(self._result(number, ended, out_of_memory_kills() > kills_before))
             return 128 + number
         code = os.WEXITSTATUS(status)
         if code not in (EXIT_OK, EXIT_RESUME):
-            self._say_what_is_recorded()
-            self._leave_time_to_rank_0()
+            self._print_recorded_failure()
+            self._wait_for_summary_of_rank_0()
         return code
 
-    def _pipe_has_ended(self) -> bool:
+    def _pipe_has_closed(self) -> bool:
         """Wait for the rank's end, its word on the run directory, or the next look at what is recorded."""
-        looks = self._rank == 0 and self._directory is not None and not self._said
-        ready, _, _ = select.select([self._pipe, self._woken], [], [], _POLL_SECONDS if looks else None)
-        if self._woken in ready:
-            os.read(self._woken, 4096)
+        polls_result = self._rank == 0 and self._directory is not None and not self._has_printed_failure
+        ready, _, _ = select.select([self._pipe, self._wakeup_read], [], [], _POLL_SECONDS if polls_result else None)
+        if self._wakeup_read in ready:
+            os.read(self._wakeup_read, 4096)
         if self._pipe not in ready:
             return False
         text = os.read(self._pipe, 65536)
@@ -130,25 +130,25 @@ class _Keeper:
             self._directory = RunDirectory(Path(json.loads(line)["directory"]))
         return not text
 
-    def _pass_on(self, number: int, _frame: Optional[FrameType]) -> None:
-        self._told.append(number)
+    def _forward(self, number: int, _frame: Optional[FrameType]) -> None:
+        self._forwarded.append(number)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._child, number)
 
-    def _result(self, number: int, ended: float, memory: bool) -> Result:
-        name = _name_of(number)
-        status, words = FAILED, f"killed by signal {number} ({name})"
-        if number in self._told:
-            status, words = INTERRUPTED, f"ended by {name} before it could stop by itself"
-        elif number == signal.SIGKILL and memory:
-            status, words = OUT_OF_MEMORY, f"{words}: the kernel has killed processes of this node for memory"
-        last = self._directory.last_iteration() if self._directory is not None else 0
+    def _result(self, number: int, ended: float, is_out_of_memory: bool) -> Result:
+        name = _signal_name(number)
+        status, reason = FAILED, f"killed by signal {number} ({name})"
+        if number in self._forwarded:
+            status, reason = INTERRUPTED, f"ended by {name} before it could stop by itself"
+        elif number == signal.SIGKILL and is_out_of_memory:
+            status, reason = OUT_OF_MEMORY, f"{reason}: the kernel has killed processes of this node for memory"
+        last_iteration = self._directory.last_iteration() if self._directory is not None else 0
         return Result(
             status=status,
-            reason=f"rank {self._rank}: {words}",
+            reason=f"rank {self._rank}: {reason}",
             started=self._started,
             ended=ended,
-            iterations=last,
+            iterations=last_iteration,
             rank=self._rank,
             node=socket.gethostname(),
             exception=f"signal {number} ({name})",
@@ -161,14 +161,14 @@ class _Keeper:
         if self._directory is None:
             return
         with contextlib.suppress(OSError, UsageError):  # a full disk: what was printed is all that can be done
-            present = self._recorded()
-            follows = present is not None and present.ended > result.ended and present.status == FAILED
-            if self._directory.write_result(result, replace=follows) and self._rank == 0:
-                self._said = True
+            recorded = self._recorded()
+            is_consequence = recorded is not None and recorded.ended > result.ended and recorded.status == FAILED
+            if self._directory.write_result(result, replace=is_consequence) and self._rank == 0:
+                self._has_printed_failure = True
                 print("\n".join(failure_lines(result)[1:]), file=sys.stderr, flush=True)
-        self._leave_time_to_rank_0()
+        self._wait_for_summary_of_rank_0()
 
-    def _leave_time_to_rank_0(self) -> None:
+    def _wait_for_summary_of_rank_0(self) -> None:
         """Its keeper says what this rank has recorded, as long as the launcher has not heard of its end."""
         result = self._recorded()
         if self._rank != 0 and result is not None and result.rank == self._rank:
@@ -181,19 +181,19 @@ class _Keeper:
         except UsageError:
             return None
 
-    def _say_what_is_recorded(self) -> None:
+    def _print_recorded_failure(self) -> None:
         """On rank 0: how another rank has failed."""
-        if self._rank != 0 or self._said or self._directory is None:
+        if self._rank != 0 or self._has_printed_failure or self._directory is None:
             return
         result = self._recorded()
         if result is None or result.status in (OK, INTERRUPTED, HUNG) or result.ended < self._started:
             return
-        self._said = True
+        self._has_printed_failure = True
         if result.rank != 0:  # rank 0 has spoken for itself
             print("\n".join(failure_lines(result)), file=sys.stderr, flush=True)
 
 
-def _name_of(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal

@@ -52,11 +52,11 @@ def sequence_length(config: RunConfig, iteration: int) -> int:
     )
 
 
-def sizes_of(config: RunConfig) -> List[Tuple[int, int]]:
+def batch_sizes(config: RunConfig) -> List[Tuple[int, int]]:
     """(global batch, sequence length) of the run's iterations, each once, in the order in which they come; the last is
     the full size, in which a run validates even where no iteration gets there."""
     full = (config.training.global_batch, config.model.seq_len)
-    left_out = LeftOut(config.training.skip_samples)
+    left_out = SkippedSamples(config.training.skip_samples)
     sizes: Dict[Tuple[int, int], None] = {}  # keeps their order
     consumed = 0
     for iteration in range(config.training.iterations):
@@ -64,7 +64,7 @@ def sizes_of(config: RunConfig) -> List[Tuple[int, int]]:
         if size == full:
             break
         sizes[size] = None
-        consumed = left_out.number(left_out.used(consumed) + size[0] - 1) + 1
+        consumed = left_out.number(left_out.count_used(consumed) + size[0] - 1) + 1
     return [*sizes, full]
 
 
@@ -75,7 +75,7 @@ def _ramp(full: int, start: Optional[int], increment: Optional[int], length: Opt
     return start + increment * (done * steps // length)
 
 
-class LeftOut:
+class SkippedSamples:
     """The samples that a run leaves out (``training.skip_samples``), as disjoint ranges in order."""
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -94,7 +94,7 @@ class LeftOut:
             self._before.append(self._before[-1] + end - first)
         self._first_used = [first - before for first, before in zip(self._firsts, self._before)]
 
-    def used(self, consumed: int) -> int:
+    def count_used(self, consumed: int) -> int:
         """How many of the first ``consumed`` samples are not left out."""
         k = bisect_right(self._ends, consumed)
         within = max(0, consumed - self._firsts[k]) if k < len(self._firsts) else 0

@@ -25,7 +25,7 @@ ALIGNMENT_BYTES = 64  # a cache line, and a full 512-bit vector
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedTensor:
     """One tensor: elements [start, start + size) of the flat tensors."""
 
     spec: TensorSpec
@@ -55,10 +55,10 @@ class FlatLayout:
         embedding: range of the token embedding; empty where this stage has none.
     """
 
-    placed: Tuple[Placed, ...]
+    placed: Tuple[PlacedTensor, ...]
     elements: int
     buckets: Tuple[slice, ...]
-    whole: slice
+    replicated: slice
     embedding: slice
 
     def owned(self, shard: int, shards: int) -> List[Owned]:
@@ -66,12 +66,12 @@ class FlatLayout:
         if shards == 1:
             everything = slice(0, self.elements)
             return [Owned(everything, everything, everything)]
-        found: List[Owned] = []
+        owned_ranges: List[Owned] = []
         before = 0
         for bucket in self.buckets:
             size = (bucket.stop - bucket.start) // shards
             first = bucket.start + shard * size
-            found.append(
+            owned_ranges.append(
                 Owned(
                     slice(first, first + size),
                     slice(bucket.start, bucket.start + size),
@@ -79,7 +79,7 @@ class FlatLayout:
                 )
             )
             before += size
-        return found
+        return owned_ranges
 
     def tied(self, shards: int) -> List[slice]:
         """Where a rank finds the sum over replicas of its share of the token embedding's gradient, or, with one shard,
@@ -125,14 +125,14 @@ def flat_layout(
     """
     step = ALIGNMENT_BYTES // item_bytes
     unit = step * shards
-    placed: List[Placed] = []
+    placed: List[PlacedTensor] = []
     end, embedding_start = 0, None
     last_used_first = list(reversed(specs))
-    for spec in sorted(last_used_first, key=_rank_of_kind):  # stable: within a kind the order stays
+    for spec in sorted(last_used_first, key=_section_of):  # stable: within a kind the order stays
         if spec.name == TOKEN_EMBEDDING:
             end = embedding_start = -(-end // unit) * unit
         size = math.prod(spec.local_shape(tp))
-        placed.append(Placed(spec, end, size))
+        placed.append(PlacedTensor(spec, end, size))
         end += -(-size // step) * step
     end = -(-end // unit) * unit
     width = max(1, min(bucket_bytes // sum_bytes, MAX_ELEMENTS) // unit) * unit
@@ -142,34 +142,34 @@ def flat_layout(
         for first, stop in ((0, cut), (cut, end))
         for start in range(first, stop, width)
     ]
-    held = [one for one in placed if one.spec.tp_dim is None]
-    whole = slice(held[0].start, held[-1].start + held[-1].size) if held else slice(0, 0)
+    replicated_tensors = [tensor for tensor in placed if tensor.spec.tp_dim is None]
+    replicated = slice(replicated_tensors[0].start, replicated_tensors[-1].start + replicated_tensors[-1].size) if replicated_tensors else slice(0, 0)
     last = placed[-1]
     embedding = slice(last.start, last.start + last.size) if embedding_start is not None else slice(0, 0)
-    return FlatLayout(tuple(placed), end, tuple(buckets), whole, embedding)
+    return FlatLayout(tuple(placed), end, tuple(buckets), replicated, embedding)
 
 
 def flat_elements(config: RunConfig, chunks: Sequence[Chunk]) -> int:
     """As many elements as :func:`flat_layout_of` has for a stage of these chunks; no tensor is placed."""
     item, shards = ITEM_BYTES[config.training.dtype], shards_of(config)
     step = ALIGNMENT_BYTES // item
-    layer, table, others, head = _aligned(config.model, config.layout.tp, step)
+    layer, table, other_embeddings, head = _aligned_elements(config.model, config.layout.tp, step)
     has_embedding = any(chunk.has_embedding for chunk in chunks)
     has_head = any(chunk.has_head for chunk in chunks)
     before = layer * sum(len(chunk.layers) for chunk in chunks)
-    before += (others if has_embedding else 0) + (head if has_head else 0)
+    before += (other_embeddings if has_embedding else 0) + (head if has_head else 0)
     unit = step * shards
-    whole = -(-before // unit) * unit
-    return whole + (-(-table // unit) * unit if has_embedding or has_head else 0)
+    aligned_end = -(-before // unit) * unit
+    return aligned_end + (-(-table // unit) * unit if has_embedding or has_head else 0)
 
 
 @lru_cache(maxsize=256)
-def _aligned(model: ModelConfig, tp: int, step: int) -> Tuple[int, int, int, int]:
+def _aligned_elements(model: ModelConfig, tp: int, step: int) -> Tuple[int, int, int, int]:
     """Elements, gaps of alignment included, of a layer, the token embedding, what else the first chunk begins with, and
     the last LayerNorm."""
-    one = Chunk(0, 0, range(1), True, True)
-    layer = table = others = head = 0
-    for spec in chunk_tensors(replace(model, layers=1), tp, one):
+    single_layer = Chunk(0, 0, range(1), True, True)
+    layer = table = other_embeddings = head = 0
+    for spec in chunk_tensors(replace(model, layers=1), tp, single_layer):
         size = -(-math.prod(spec.local_shape(tp)) // step) * step
         if spec.name == TOKEN_EMBEDDING:
             table += size
@@ -178,11 +178,11 @@ def _aligned(model: ModelConfig, tp: int, step: int) -> Tuple[int, int, int, int
         elif spec.name.startswith("final_norm."):
             head += size
         else:
-            others += size
-    return layer, table, others, head
+            other_embeddings += size
+    return layer, table, other_embeddings, head
 
 
-def _rank_of_kind(spec: TensorSpec) -> int:
+def _section_of(spec: TensorSpec) -> int:
     if spec.name == TOKEN_EMBEDDING:
         return 2
     return 0 if spec.tp_dim is not None else 1

@@ -42,36 +42,36 @@ def coordinates_of(rank: int, layout: LayoutConfig, order: str = TP_PP_DP) -> Co
     return Coordinates(**{axis: rank // strides[axis] % sizes[axis] for axis in sizes})
 
 
-def rank_of(place: Coordinates, layout: LayoutConfig, order: str = TP_PP_DP) -> int:
+def rank_of(coordinates: Coordinates, layout: LayoutConfig, order: str = TP_PP_DP) -> int:
     """The rank that sits at a place of the grid; the inverse of :func:`coordinates_of`."""
     strides = strides_of(layout, order)
-    return place.dp * strides["dp"] + place.pp * strides["pp"] + place.tp * strides["tp"]
+    return coordinates.dp * strides["dp"] + coordinates.pp * strides["pp"] + coordinates.tp * strides["tp"]
 
 
-def tp_group(place: Coordinates, layout: LayoutConfig, order: str = TP_PP_DP) -> List[int]:
+def tp_group(coordinates: Coordinates, layout: LayoutConfig, order: str = TP_PP_DP) -> List[int]:
     """The ranks that share each layer with this one, in order."""
-    return _along("tp", place.tp, place, layout, order)
+    return _along("tp", coordinates.tp, coordinates, layout, order)
 
 
-def pp_group(place: Coordinates, layout: LayoutConfig, order: str = TP_PP_DP) -> List[int]:
+def pp_group(coordinates: Coordinates, layout: LayoutConfig, order: str = TP_PP_DP) -> List[int]:
     """The ranks that hold the other stages of this one's model, by stage."""
-    return _along("pp", place.pp, place, layout, order)
+    return _along("pp", coordinates.pp, coordinates, layout, order)
 
 
-def dp_group(place: Coordinates, layout: LayoutConfig, order: str = TP_PP_DP) -> List[int]:
+def dp_group(coordinates: Coordinates, layout: LayoutConfig, order: str = TP_PP_DP) -> List[int]:
     """The ranks that hold the same weights as this one, in order."""
-    return _along("dp", place.dp, place, layout, order)
+    return _along("dp", coordinates.dp, coordinates, layout, order)
 
 
-def embedding_group(place: Coordinates, layout: LayoutConfig, order: str = TP_PP_DP) -> List[int]:
+def embedding_group(coordinates: Coordinates, layout: LayoutConfig, order: str = TP_PP_DP) -> List[int]:
     """The ranks that hold the same slice of the tied embedding in one replica: of the first and of the last stage.
 
     A rank of a stage between, or of the only stage, is alone in its group.
     """
-    stages = pp_group(place, layout, order)
-    if layout.pp > 1 and place.pp in (0, layout.pp - 1):
+    stages = pp_group(coordinates, layout, order)
+    if layout.pp > 1 and coordinates.pp in (0, layout.pp - 1):
         return [stages[0], stages[-1]]
-    return [stages[place.pp]]
+    return [stages[coordinates.pp]]
 
 
 def strides_of(layout: LayoutConfig, order: str) -> Dict[str, int]:
@@ -93,7 +93,7 @@ def _sizes(layout: LayoutConfig) -> Dict[str, int]:
     return {"dp": layout.dp, "pp": layout.pp, "tp": layout.tp}
 
 
-def _along(axis: str, position: int, place: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
+def _along(axis: str, position: int, coordinates: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
     stride = strides_of(layout, order)[axis]
-    first = rank_of(place, layout, order) - position * stride
+    first = rank_of(coordinates, layout, order) - position * stride
     return list(range(first, first + stride * _sizes(layout)[axis], stride))

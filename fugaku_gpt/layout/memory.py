@@ -30,17 +30,17 @@ from typing import (
 
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.layout.native_kernels import may_be_compiled
+from fugaku_gpt.layout.native_kernels import may_use_native_kernels
 from fugaku_gpt.layout.schedules import Forward, Weights, stage_order
-from fugaku_gpt.layout.stages import Chunk, by_stage
+from fugaku_gpt.layout.stages import Chunk, chunks_by_stage
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 TOKEN_ID_BYTES = 8
 _MIB = 2.0**20
 
 # of each chunk micro-batches in flight, and those whose gradients of weights are put off; the chunk that goes backward
-Moment = Tuple[Tuple[int, ...], Tuple[int, ...], Optional[int]]
-Kinds = Union[Sequence[str], Mapping[int, str]]  # layer → ``none``, ``selective`` or ``full``
+PipelineState = Tuple[Tuple[int, ...], Tuple[int, ...], Optional[int]]
+RecomputeKinds = Union[Sequence[str], Mapping[int, str]]  # layer → ``none``, ``selective`` or ``full``
 
 
 def layer_bytes(config: RunConfig, kind: str) -> int:
@@ -67,7 +67,7 @@ def layer_bytes(config: RunConfig, kind: str) -> int:
         return item * b * r * model.hidden
     between = b * r * model.hidden * (4 if model.dropout else 2)
     inside = b * s * (4 * model.hidden + model.ffn_size) // t
-    log_sums = 4 * b * s * model.heads // t if may_be_compiled(config) else 0
+    log_sums = 4 * b * s * model.heads // t if may_use_native_kernels(config) else 0
     return item * (between + inside) + log_sums + (core_bytes(config) if kind == "none" else 0)
 
 
@@ -80,7 +80,7 @@ def _norm_bytes(config: RunConfig) -> int:
     of_tokens = 2 * max(item, 4) * config.training.micro_batch * r
     if item > 2:
         return of_tokens
-    return max(2 * 4 * model.hidden, 4 * model.hidden + of_tokens if may_be_compiled(config) else 0)
+    return max(2 * 4 * model.hidden, 4 * model.hidden + of_tokens if may_use_native_kernels(config) else 0)
 
 
 def core_bytes(config: RunConfig) -> int:
@@ -105,7 +105,7 @@ def freed_before_core(config: RunConfig, compiled: bool) -> int:
     return ITEM_BYTES[config.training.dtype] * (between + inside)
 
 
-def late_bytes(config: RunConfig) -> int:
+def deferred_weight_grad_bytes(config: RunConfig) -> int:
     """What the gradients of one layer's weights need of one micro-batch, where a schedule puts them off: of the four
     cut layers input and output's gradient.
 
@@ -113,13 +113,13 @@ def late_bytes(config: RunConfig) -> int:
     """
     model, t = config.model, config.layout.tp
     tokens = config.training.micro_batch * model.seq_len
-    return _late_before_core(config) + ITEM_BYTES[config.training.dtype] * tokens * (
+    return _deferred_before_core(config) + ITEM_BYTES[config.training.dtype] * tokens * (
         model.hidden + 3 * model.hidden // t
     )
 
 
-def _late_before_core(config: RunConfig) -> int:
-    """Of :func:`late_bytes`, what is put off when the backward pass comes to the attention core: of all cut layers but
+def _deferred_before_core(config: RunConfig) -> int:
+    """Of :func:`deferred_weight_grad_bytes`, what is put off when the backward pass comes to the attention core: of all cut layers but
     the first."""
     model, t = config.model, config.layout.tp
     tokens = config.training.micro_batch * model.seq_len
@@ -127,7 +127,7 @@ def _late_before_core(config: RunConfig) -> int:
     return ITEM_BYTES[config.training.dtype] * tokens * (3 * model.hidden + inside)
 
 
-def ends_bytes(config: RunConfig, chunk: Chunk) -> int:
+def embedding_and_head_bytes(config: RunConfig, chunk: Chunk) -> int:
     """What a chunk keeps of one micro-batch besides its layers.
 
     * Output, b r h, until its backward pass; of the last chunk the input of the last LayerNorm.
@@ -140,14 +140,14 @@ def ends_bytes(config: RunConfig, chunk: Chunk) -> int:
     b, s = config.training.micro_batch, model.seq_len
     r = s // t if config.layout.sequence_parallel else s
     item = ITEM_BYTES[config.training.dtype]
-    found = item * b * r * model.hidden
+    total = item * b * r * model.hidden
     if chunk.has_embedding:
-        found += b * s * (TOKEN_ID_BYTES + (1 if t > 1 else 0))
-        found += item * b * r * model.hidden * (1 if model.dropout else 0)
-        found += item * b * r * model.hidden + _norm_bytes(config) if model.embedding_layernorm else 0
+        total += b * s * (TOKEN_ID_BYTES + (1 if t > 1 else 0))
+        total += item * b * r * model.hidden * (1 if model.dropout else 0)
+        total += item * b * r * model.hidden + _norm_bytes(config) if model.embedding_layernorm else 0
     if chunk.has_head:
-        found += item * b * r * model.hidden + _norm_bytes(config)
-    return found
+        total += item * b * r * model.hidden + _norm_bytes(config)
+    return total
 
 
 def recompute_of_layers(config: RunConfig, chunks: Sequence[Chunk]) -> Tuple[str, ...]:
@@ -170,11 +170,11 @@ def recompute_of_layers(config: RunConfig, chunks: Sequence[Chunk]) -> Tuple[str
         return tuple(kinds)
     budget = training.recompute_budget_mib * _MIB
     smallest: Dict[int, float] = {}
-    peaks = Peaks(config)
-    for stage, mine in enumerate(by_stage(chunks, config.layout.pp)):
-        moments = moments_of(config, stage)
-        for plan in _plans(config, mine):
-            peak = peaks(mine, plan, moments)
+    peaks = PeakActivationBytes(config)
+    for stage, stage_chunks in enumerate(chunks_by_stage(chunks, config.layout.pp)):
+        states = pipeline_states(config, stage)
+        for plan in _recompute_plans(config, stage_chunks):
+            peak = peaks(stage_chunks, plan, states)
             smallest[stage] = min(peak, smallest.get(stage, math.inf))
             if peak <= budget:
                 for layer, kind in plan.items():
@@ -192,40 +192,40 @@ def recompute_of_layers(config: RunConfig, chunks: Sequence[Chunk]) -> Tuple[str
     return tuple(kinds)
 
 
-def peak_bytes(config: RunConfig, chunks: Sequence[Chunk], kinds: Kinds, moments: AbstractSet[Moment]) -> int:
+def peak_activation_bytes(config: RunConfig, chunks: Sequence[Chunk], kinds: RecomputeKinds, states: AbstractSet[PipelineState]) -> int:
     """The most that a stage keeps at any moment of a step, what a layer needs while it is recomputed included.
 
     Args:
         chunks: the stage's, in order.
         kinds: of each of its layers.
-        moments: see :func:`moments_of`.
+        states: see :func:`pipeline_states`.
     """
-    return Peaks(config)(chunks, kinds, moments)
+    return PeakActivationBytes(config)(chunks, kinds, states)
 
 
-class Peaks:
-    """:func:`peak_bytes` for a run of many stages: chunks that are alike are counted once."""
+class PeakActivationBytes:
+    """:func:`peak_activation_bytes` for a run of many stages: chunks that are alike are counted once."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._known: Dict[object, Tuple[Tuple[int, ...], Tuple[int, ...], Tuple[int, ...]]] = {}
+        self._sizes: Dict[object, Tuple[Tuple[int, ...], Tuple[int, ...], Tuple[int, ...]]] = {}
 
-    def __call__(self, chunks: Sequence[Chunk], kinds: Kinds, moments: AbstractSet[Moment]) -> int:
-        """As :func:`peak_bytes`."""
-        apart = any(any(waiting) for _, waiting, _ in moments)
-        key = (apart, shape_of(chunks, kinds))
-        if key not in self._known:
-            kept, put_off, above = zip(*_chunk_sizes(self._config, chunks, kinds, apart))
-            self._known[key] = kept, put_off, above
-        kept, put_off, above = self._known[key]
+    def __call__(self, chunks: Sequence[Chunk], kinds: RecomputeKinds, states: AbstractSet[PipelineState]) -> int:
+        """As :func:`peak_activation_bytes`."""
+        defers_weight_grads = any(any(deferred) for _, deferred, _ in states)
+        key = (defers_weight_grads, memory_shape(chunks, kinds))
+        if key not in self._sizes:
+            in_flight_bytes, deferred_bytes, backward_bytes = zip(*_chunk_sizes(self._config, chunks, kinds, defers_weight_grads))
+            self._sizes[key] = in_flight_bytes, deferred_bytes, backward_bytes
+        in_flight_bytes, deferred_bytes, backward_bytes = self._sizes[key]
         return max(
-            sum(count * size for count, size in zip((*counts, *waiting), (*kept, *put_off)))
-            + (above[backward] if backward is not None else 0)
-            for counts, waiting, backward in moments
+            sum(count * size for count, size in zip((*counts, *deferred), (*in_flight_bytes, *deferred_bytes)))
+            + (backward_bytes[backward] if backward is not None else 0)
+            for counts, deferred, backward in states
         )
 
 
-def shape_of(chunks: Sequence[Chunk], kinds: Kinds) -> Hashable:
+def memory_shape(chunks: Sequence[Chunk], kinds: RecomputeKinds) -> Hashable:
     """Equal for stages whose chunks keep the same.
 
     Args:
@@ -235,67 +235,67 @@ def shape_of(chunks: Sequence[Chunk], kinds: Kinds) -> Hashable:
 
 
 def _chunk_sizes(
-    config: RunConfig, chunks: Sequence[Chunk], kinds: Kinds, putting_off: bool
+    config: RunConfig, chunks: Sequence[Chunk], kinds: RecomputeKinds, defers_weight_grads: bool
 ) -> List[Tuple[int, int, int]]:
     """Of each chunk the bytes that it keeps of a micro-batch which has gone forward, those for gradients of its weights
     that are put off, and what its backward pass needs above that.
 
     Args:
         kinds: of each of its layers.
-        putting_off: whether the stage puts gradients of weights off.
+        defers_weight_grads: whether the stage puts gradients of weights off.
     """
     all_kinds = {kinds[layer] for chunk in chunks for layer in chunk.layers} | {"none"}
-    of_kind = {kind: layer_bytes(config, kind) for kind in all_kinds}
-    late, before_core = 0, -freed_before_core(config, may_be_compiled(config))
-    if putting_off:
-        late, before_core = late_bytes(config), before_core + _late_before_core(config)
+    bytes_of_kind = {kind: layer_bytes(config, kind) for kind in all_kinds}
+    deferred, before_core = 0, -freed_before_core(config, may_use_native_kernels(config))
+    if defers_weight_grads:
+        deferred, before_core = deferred_weight_grad_bytes(config), before_core + _deferred_before_core(config)
     # more than is kept: at the start of the layer's backward pass, or at its attention core, whose flags are there then
-    again = {kind: of_kind["none"] - size + before_core for kind, size in of_kind.items()}
-    if "full" in again:
-        again["full"] = max(again["full"], of_kind["none"] - of_kind["full"])
-    found = []
+    recompute_bytes = {kind: bytes_of_kind["none"] - size + before_core for kind, size in bytes_of_kind.items()}
+    if "full" in recompute_bytes:
+        recompute_bytes["full"] = max(recompute_bytes["full"], bytes_of_kind["none"] - bytes_of_kind["full"])
+    sizes = []
     for chunk in chunks:
-        kept = ends_bytes(config, chunk) + sum(of_kind[kinds[layer]] for layer in chunk.layers)
+        in_flight = embedding_and_head_bytes(config, chunk) + sum(bytes_of_kind[kinds[layer]] for layer in chunk.layers)
         freed, highest = 0, 0  # the backward pass frees later layers before it recomputes an earlier one
         for layer in reversed(chunk.layers):
-            highest = max(highest, again[kinds[layer]] - freed)
-            freed += of_kind[kinds[layer]] - late
-        found.append((kept, late * len(chunk.layers), highest))
-    return found
+            highest = max(highest, recompute_bytes[kinds[layer]] - freed)
+            freed += bytes_of_kind[kinds[layer]] - deferred
+        sizes.append((in_flight, deferred * len(chunk.layers), highest))
+    return sizes
 
 
-def moments_of(config: RunConfig, stage: int) -> FrozenSet[Moment]:
+def pipeline_states(config: RunConfig, stage: int) -> FrozenSet[PipelineState]:
     """The states that a stage goes through in a step: of each of its chunks how many micro-batches have gone forward
     and not yet all the way back, of how many gradients of weights are put off, and which chunk is going back (by its
     place on the stage). Where there is one chunk and nothing is put off, only the fullest."""
     layout = config.layout
-    return _moments(layout.schedule, stage, layout.pp, config.micro_batches, layout.chunks)
+    return _pipeline_states(layout.schedule, stage, layout.pp, config.micro_batches, layout.chunks)
 
 
 @lru_cache(maxsize=1024)
-def _moments(kind: str, stage: int, stages: int, micro_batches: int, chunks: int) -> FrozenSet[Moment]:
+def _pipeline_states(kind: str, stage: int, stages: int, micro_batches: int, chunks: int) -> FrozenSet[PipelineState]:
     if chunks == 1 and (kind != "zero_bubble" or stage == 0):  # the first stage puts nothing off
         most = micro_batches if kind == "gpipe" else min(micro_batches, stages - stage)
         return frozenset({((most,), (0,), None), ((most,), (0,), 0)})
-    counts, waiting = [0] * chunks, [0] * chunks
-    found: Set[Moment] = set()
+    counts, deferred = [0] * chunks, [0] * chunks
+    states: Set[PipelineState] = set()
     order = stage_order(kind, stage, stages, micro_batches, chunks)
-    apart = any(isinstance(step, Weights) for step in order)
+    defers_weight_grads = any(isinstance(step, Weights) for step in order)
     for step in order:
-        place = step.chunk // stages
+        local_chunk = step.chunk // stages
         if isinstance(step, Forward):
-            counts[place] += 1
+            counts[local_chunk] += 1
         elif isinstance(step, Weights):
-            waiting[place] -= 1
+            deferred[local_chunk] -= 1
         else:
-            found.add((tuple(counts), tuple(waiting), place))
-            counts[place] -= 1
-            waiting[place] += apart
-        found.add((tuple(counts), tuple(waiting), None))
-    return frozenset(found)
+            states.add((tuple(counts), tuple(deferred), local_chunk))
+            counts[local_chunk] -= 1
+            deferred[local_chunk] += defers_weight_grads
+        states.add((tuple(counts), tuple(deferred), None))
+    return frozenset(states)
 
 
-def _plans(config: RunConfig, chunks: Sequence[Chunk]) -> Iterator[Dict[int, str]]:
+def _recompute_plans(config: RunConfig, chunks: Sequence[Chunk]) -> Iterator[Dict[int, str]]:
     """What to recompute of a stage's layers, from nothing to the most that is allowed."""
     longest = max(len(chunk.layers) for chunk in chunks)
     steps: List[Tuple[int, int]] = [(0, 0)]  # of each chunk: how many layers whole, how many of the next the flags
@@ -303,9 +303,9 @@ def _plans(config: RunConfig, chunks: Sequence[Chunk]) -> Iterator[Dict[int, str
         steps += [(0, count) for count in range(1, longest + 1)]
     if config.training.recompute == "full":
         steps += [(count, longest - count if config.model.attention_dropout else 0) for count in range(1, longest + 1)]
-    for whole, core in steps:
+    for full, selective in steps:
         yield {
-            layer: "full" if place < whole else "selective" if place < whole + core else "none"
+            layer: "full" if index < full else "selective" if index < full + selective else "none"
             for chunk in chunks
-            for place, layer in enumerate(chunk.layers)
+            for index, layer in enumerate(chunk.layers)
         }

@@ -1,4 +1,4 @@
-"""Which ranks share a node, and the groups over which replicas sum by nodes first: those that ``comm/node_first.py``
+"""Which ranks share a node, and the groups over which replicas sum by nodes first: those that ``comm/hierarchical.py``
 makes of a replica group, as every rank can tell from its number."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from fugaku_gpt.config.schema import LayoutConfig, RunConfig
 from fugaku_gpt.layout.grid import Coordinates, dp_group, rank_of
 
 # a gathering runs beside the sums of the next buckets: it has communicators of its own, of the same ranks
-NODE, ACROSS, NODE_GATHER, ACROSS_GATHER = "dp-node", "dp-across", "dp-node-gather", "dp-across-gather"
+NODE, ACROSS_NODES, NODE_GATHER, ACROSS_NODES_GATHER = "dp-node", "dp-across", "dp-node-gather", "dp-across-gather"
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Nodes:
 
     count: int
     ranks_per_node: int
-    dealt: bool = False
+    round_robin: bool = False
 
-    def of(self, rank: int) -> int:
+    def node_of(self, rank: int) -> int:
         """The number of a rank's node."""
-        return rank % self.count if self.dealt else rank // self.ranks_per_node
+        return rank % self.count if self.round_robin else rank // self.ranks_per_node
 
 
 def nodes_of(config: RunConfig) -> Nodes:
@@ -47,53 +47,53 @@ def nodes_of(config: RunConfig) -> Nodes:
         )
     key, number = ("job.nodes", job.nodes) if per_node is None else ("node.ranks_per_node", per_node)
     if ranks % number:
-        below, above = (next(n for n in order if ranks % n == 0) for order in _around(number, ranks))
+        below, above = (next(n for n in order if ranks % n == 0) for order in _candidates(number, ranks))
         valid = f"{below} or {above}" if below != above else str(below)
         raise ValueError(f"layout.hierarchical_sum: {key} {number} must divide the {ranks} ranks; valid: {valid}")
-    other = ranks // number
-    count, each = (number, other) if per_node is None else (other, number)
-    return Nodes(count, each, dealt=job.rank_map.partition(":")[0] == "bynode")
+    quotient = ranks // number
+    count, each = (number, quotient) if per_node is None else (quotient, number)
+    return Nodes(count, each, round_robin=job.rank_map.partition(":")[0] == "bynode")
 
 
-def _around(number: int, ranks: int) -> Tuple[range, range]:
+def _candidates(number: int, ranks: int) -> Tuple[range, range]:
     """Numbers from the nearest possible one on, downwards and upwards."""
     nearest = min(number, ranks)
     return range(nearest, 0, -1), range(nearest, ranks + 1)
 
 
-def node_groups(place: Coordinates, layout: LayoutConfig, order: str, nodes: Nodes) -> Tuple[List[int], List[int]]:
+def node_groups(coordinates: Coordinates, layout: LayoutConfig, order: str, nodes: Nodes) -> Tuple[List[int], List[int]]:
     """The replicas on this rank's node, and those at this one's place on every node.
 
     Where the replicas are on one node only, one on each, or not equally many on all, or those of other weights are
     spread in another way, they are summed at once, and a rank is alone in both groups.
     """
-    if not _spread_alike(layout, order, nodes):
-        return [rank_of(place, layout, order)], [rank_of(place, layout, order)]
-    replicas = tuple(dp_group(place, layout, order))
-    on_node, across = _steps_of(replicas, nodes)[rank_of(place, layout, order)]
+    if not _is_uniform(layout, order, nodes):
+        return [rank_of(coordinates, layout, order)], [rank_of(coordinates, layout, order)]
+    replicas = tuple(dp_group(coordinates, layout, order))
+    on_node, across = _two_step_groups(replicas, nodes)[rank_of(coordinates, layout, order)]
     return list(on_node), list(across)
 
 
 @lru_cache(maxsize=64)
-def _spread_alike(layout: LayoutConfig, order: str, nodes: Nodes) -> bool:
+def _is_uniform(layout: LayoutConfig, order: str, nodes: Nodes) -> bool:
     """Whether the same replica has the same place in both groups, whatever part of the weights it holds."""
-    places = set()
+    position_sets = set()
     for pp in range(layout.pp):
         for tp in range(layout.tp):
             replicas = tuple(dp_group(Coordinates(dp=0, pp=pp, tp=tp), layout, order))
-            steps = _steps_of(replicas, nodes)
-            places.add(tuple(tuple(group.index(rank) for group in steps[rank]) for rank in replicas))
-    return len(places) == 1
+            steps = _two_step_groups(replicas, nodes)
+            position_sets.add(tuple(tuple(group.index(rank) for group in steps[rank]) for rank in replicas))
+    return len(position_sets) == 1
 
 
 @lru_cache(maxsize=1024)
-def _steps_of(replicas: Tuple[int, ...], nodes: Nodes) -> Dict[int, Tuple[Tuple[int, ...], Tuple[int, ...]]]:
+def _two_step_groups(replicas: Tuple[int, ...], nodes: Nodes) -> Dict[int, Tuple[Tuple[int, ...], Tuple[int, ...]]]:
     """Of each of the ranks that hold the same weights, its two groups."""
-    shared: Dict[int, List[int]] = {}
+    ranks_by_node: Dict[int, List[int]] = {}
     for rank in replicas:
-        shared.setdefault(nodes.of(rank), []).append(rank)
-    sizes = {len(ranks) for ranks in shared.values()}
+        ranks_by_node.setdefault(nodes.node_of(rank), []).append(rank)
+    sizes = {len(ranks) for ranks in ranks_by_node.values()}
     if len(sizes) > 1 or sizes & {1, len(replicas)}:
         return {rank: ((rank,), (rank,)) for rank in replicas}
-    across = [tuple(sorted(ranks)) for ranks in zip(*shared.values())]
-    return {rank: (tuple(ranks), across[here]) for ranks in shared.values() for here, rank in enumerate(ranks)}
+    across = [tuple(sorted(ranks)) for ranks in zip(*ranks_by_node.values())]
+    return {rank: (tuple(ranks), across[position]) for ranks in ranks_by_node.values() for position, rank in enumerate(ranks)}

@@ -32,22 +32,22 @@ class Region:
 
     def within(self, outer: "Region") -> Tuple[Any, ...]:
         """The index that cuts this region, as a view, out of an array that holds ``outer``."""
-        places = ((first - base, size) for first, size, base in zip(self.start, self.shape, outer.start))
-        return (..., *(slice(first, first + size) for first, size in places))  # without the dots a scalar is copied
+        offsets = ((first - base, size) for first, size, base in zip(self.start, self.shape, outer.start))
+        return (..., *(slice(first, first + size) for first, size in offsets))  # without the dots a scalar is copied
 
     def __str__(self) -> str:
         return "[" + ", ".join(f"{first}:{stop}" for first, stop in zip(self.start, self.stop)) + "]"
 
 
-def whole(shape: Sequence[int]) -> Region:
+def full_region(shape: Sequence[int]) -> Region:
     """All of a tensor."""
     return Region((0,) * len(shape), tuple(shape))
 
 
-def intersection(one: Region, other: Region) -> Optional[Region]:
+def intersection(region: Region, other: Region) -> Optional[Region]:
     """What two regions of a tensor share, or None."""
-    start = tuple(map(max, one.start, other.start))
-    stop = tuple(map(min, one.stop, other.stop))
+    start = tuple(map(max, region.start, other.start))
+    stop = tuple(map(min, region.stop, other.stop))
     if any(first >= last for first, last in zip(start, stop)):
         return None
     return Region(start, tuple(last - first for first, last in zip(start, stop)))
@@ -60,10 +60,10 @@ def tiles(regions: Iterable[Region], shape: Sequence[int]) -> bool:
     the tensor exactly once if and only if their corners, with these signs, cancel but for those of the whole tensor.
     """
     corners: Dict[Tuple[int, ...], int] = {}
-    for region, times in chain(((region, 1) for region in regions), ((whole(shape), -1),)):
+    for region, multiplicity in chain(((region, 1) for region in regions), ((full_region(shape), -1),)):
         for corner in product(*(((first, 1), (stop, -1)) for first, stop in zip(region.start, region.stop))):
-            at = tuple(place for place, _ in corner)
-            corners[at] = corners.get(at, 0) + times * math.prod(sign for _, sign in corner)
+            corner_point = tuple(coordinate for coordinate, _ in corner)
+            corners[corner_point] = corners.get(corner_point, 0) + multiplicity * math.prod(sign for _, sign in corner)
     return not any(corners.values())
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Deque, Dict, Hashable, List, Optional, Sequence, Tuple
 
-Part = Tuple[int, Hashable]  # the participant at the other end, what is sent: both ends must say the same
+PeerMessage = Tuple[int, Hashable]  # the participant at the other end, what is sent: both ends must say the same
 
 
 class Mismatch(ValueError):
@@ -23,12 +23,12 @@ class Mismatch(ValueError):
     """
 
     def __init__(
-        self, participant: int, mine: Hashable, other: int, theirs: Hashable, sends: Optional[bool] = None
+        self, participant: int, actual: Hashable, other: int, expected: Hashable, is_send: Optional[bool] = None
     ) -> None:
         verb = {None: "has", True: "sends", False: "receives"}
-        against = None if sends is None else not sends
-        super().__init__(f"{participant} {verb[sends]} {mine}, where {other} {verb[against]} {theirs}")
-        self.participant, self.mine, self.other, self.theirs, self.sends = participant, mine, other, theirs, sends
+        against = None if is_send is None else not is_send
+        super().__init__(f"{participant} {verb[is_send]} {actual}, where {other} {verb[against]} {expected}")
+        self.participant, self.actual, self.other, self.expected, self.sends = participant, actual, other, expected, is_send
 
 
 class Rendezvous:
@@ -49,57 +49,57 @@ class Rendezvous:
         self._open: Dict[Tuple[int, int], Deque[Tuple[bool, Hashable, float]]] = {}
         self._collectives: Dict[Hashable, List[Tuple[int, Hashable, float]]] = {}
 
-    def exchange(self, me: int, now: float, sends: Sequence[Part], receives: Sequence[Part]) -> bool:
-        """Post all parts at once; whether all are met already. If not, ``me`` will be in ``runnable`` when they are.
+    def exchange(self, participant: int, time: float, sends: Sequence[PeerMessage], receives: Sequence[PeerMessage]) -> bool:
+        """Post all parts at once; whether all are met already. If not, ``participant`` will be in ``runnable`` when they are.
 
         Raises:
             Mismatch: the next message of a pair is another one at the other end.
         """
-        self.clock[me] = now
-        self.waiting[me] = len(sends) + len(receives)
-        for peer, what in sends:
-            self._meet(me, peer, (me, peer), True, what, now)
-        for peer, what in receives:
-            self._meet(me, peer, (peer, me), False, what, now)
-        return not self.waiting[me]
+        self.clock[participant] = time
+        self.waiting[participant] = len(sends) + len(receives)
+        for peer, message in sends:
+            self._match(participant, peer, (participant, peer), True, message, time)
+        for peer, message in receives:
+            self._match(participant, peer, (peer, participant), False, message, time)
+        return not self.waiting[participant]
 
-    def collective(self, me: int, now: float, group: Hashable, members: int, what: Hashable) -> bool:
+    def collective(self, participant: int, time: float, group: Hashable, members: int, operation: Hashable) -> bool:
         """Join a collective of a group of so many members; as :meth:`exchange`.
 
         Raises:
             Mismatch: another member is in another operation.
         """
-        there = self._collectives.setdefault(group, [])
-        if there and there[0][1] != what:
-            raise Mismatch(me, what, there[0][0], there[0][1])
-        self.clock[me] = now
-        there.append((me, what, now))
-        if len(there) < members:
-            self.waiting[me] = 1
+        arrived = self._collectives.setdefault(group, [])
+        if arrived and arrived[0][1] != operation:
+            raise Mismatch(participant, operation, arrived[0][0], arrived[0][1])
+        self.clock[participant] = time
+        arrived.append((participant, operation, time))
+        if len(arrived) < members:
+            self.waiting[participant] = 1
             return False
-        complete = max(when for _, _, when in there) + self._latency
+        completion = max(posted_at for _, _, posted_at in arrived) + self._latency
         del self._collectives[group]
-        for member, _, _ in there:
-            self.clock[member] = complete
+        for member, _, _ in arrived:
+            self.clock[member] = completion
             self.waiting[member] = 0
-            if member != me:
+            if member != participant:
                 self.runnable.append(member)
         return True
 
-    def _meet(self, me: int, peer: int, pair: Tuple[int, int], is_send: bool, what: Hashable, now: float) -> None:
+    def _match(self, participant: int, peer: int, pair: Tuple[int, int], is_send: bool, message: Hashable, time: float) -> None:
         posted = self._open.get(pair)
         if posted is None:
             posted = self._open[pair] = deque()
         if not posted or posted[0][0] == is_send:
-            posted.append((is_send, what, now))
+            posted.append((is_send, message, time))
             return
-        _, other, when = posted.popleft()
-        if other != what:
-            raise Mismatch(me, what, peer, other, sends=is_send)
-        complete = max(now, when) + self._latency
-        for participant in (me, peer):
-            if complete > self.clock[participant]:
-                self.clock[participant] = complete
+        _, other_message, posted_at = posted.popleft()
+        if other_message != message:
+            raise Mismatch(participant, message, peer, other_message, is_send=is_send)
+        completion = max(time, posted_at) + self._latency
+        for participant in (participant, peer):
+            if completion > self.clock[participant]:
+                self.clock[participant] = completion
             self.waiting[participant] -= 1
-        if not self.waiting[peer] and peer != me:
+        if not self.waiting[peer] and peer != participant:
             self.runnable.append(peer)

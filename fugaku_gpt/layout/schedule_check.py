@@ -19,7 +19,7 @@ from fugaku_gpt.layout.schedules import (
     Forward,
     Pass,
     Weights,
-    in_words,
+    describe,
     source_of,
 )
 
@@ -32,8 +32,8 @@ class ScheduleError(ValueError):
             something is missing at the end.
     """
 
-    def __init__(self, stage: int, position: int, words: str) -> None:
-        super().__init__(f"stage {stage}, action {position}: {words}")
+    def __init__(self, stage: int, position: int, problem: str) -> None:
+        super().__init__(f"stage {stage}, action {position}: {problem}")
         self.stage = stage
         self.position = position
 
@@ -48,14 +48,14 @@ class ScheduleReport:
         peak_in_flight: per stage, most pairs of (micro-batch, chunk) whose forward pass is done and whose backward pass
             is not: what activations are kept for. Each is of one chunk, a part of the stage's layers.
         peak_arrived: per stage, most messages that are received, or being received, and not yet used.
-        peak_held: per stage, most pairs that are in flight or whose gradients of weights are not made yet.
+        peak_retained: per stage, most pairs that are in flight or whose gradients of weights are not made yet.
     """
 
     actions: int
     messages: int
     peak_in_flight: Tuple[int, ...]
     peak_arrived: Tuple[int, ...]
-    peak_held: Tuple[int, ...]
+    peak_retained: Tuple[int, ...]
 
 
 def check_schedules(schedules: Sequence[Sequence[Action]], micro_batches: int, chunks: int = 1) -> ScheduleReport:
@@ -74,39 +74,39 @@ def check_schedules(schedules: Sequence[Sequence[Action]], micro_batches: int, c
         ScheduleError: the first thing that is wrong.
     """
     ledgers = []
-    apart = any(isinstance(action, Weights) for actions in schedules for action in actions)
+    defers_weight_grads = any(isinstance(action, Weights) for actions in schedules for action in actions)
     for stage, actions in enumerate(schedules):
-        ledger = _Ledger(stage, len(schedules), micro_batches, chunks, apart)
+        ledger = _Ledger(stage, len(schedules), micro_batches, chunks, defers_weight_grads)
         for position, action in enumerate(actions):
             ledger.enter(position, action)
         ledger.close(len(actions))
         ledgers.append(ledger)
-    _check_meetings(schedules)
+    _check_rendezvous(schedules)
     return ScheduleReport(
         actions=sum(len(actions) for actions in schedules),
         messages=sum(ledger.sent for ledger in ledgers),
         peak_in_flight=tuple(ledger.peak_in_flight for ledger in ledgers),
         peak_arrived=tuple(ledger.peak_arrived for ledger in ledgers),
-        peak_held=tuple(ledger.peak_held for ledger in ledgers),
+        peak_retained=tuple(ledger.peak_retained for ledger in ledgers),
     )
 
 
 class _Ledger:
     """What one stage has, has done and still owes; all that its own list of actions shows."""
 
-    def __init__(self, stage: int, stages: int, micro_batches: int, chunks: int, apart: bool) -> None:
-        """``apart``: gradients of weights are computations of their own."""
-        self.sent = self.peak_in_flight = self.peak_arrived = self.peak_held = 0
+    def __init__(self, stage: int, stages: int, micro_batches: int, chunks: int, defers_weight_grads: bool) -> None:
+        """``defers_weight_grads``: gradients of weights are computations of their own."""
+        self.sent = self.peak_in_flight = self.peak_arrived = self.peak_retained = 0
         self._stage, self._stages = stage, stages
         self._micro_batches, self._last = micro_batches, stages * chunks - 1
         self._expected = micro_batches * chunks
         self._forwards: Set[Tuple[int, int]] = set()
         self._backwards: Set[Tuple[int, int]] = set()
         self._weights: Set[Tuple[int, int]] = set()
-        self._apart = apart
+        self._defers_weight_grads = defers_weight_grads
         self._arrived: Set[Tuple[str, int, int]] = set()
         self._used: Set[Tuple[str, int, int]] = set()
-        self._owed: Dict[Tuple[str, int, int], int] = {}  # to which stage
+        self._unsent: Dict[Tuple[str, int, int], int] = {}  # to which stage
 
     def enter(self, position: int, action: Action) -> None:
         """Enter the next action.
@@ -115,12 +115,12 @@ class _Ledger:
             ScheduleError: it cannot be done now, or here.
         """
         if isinstance(action, Exchange):
-            wrong = self._exchange(action)
+            problem = self._exchange(action)
         else:
-            wrong = self._compute(action)
-        if wrong:
+            problem = self._compute(action)
+        if problem:
             raise ScheduleError(
-                self._stage, position, wrong if isinstance(action, Exchange) else f"{in_words(action)}: {wrong}"
+                self._stage, position, problem if isinstance(action, Exchange) else f"{describe(action)}: {problem}"
             )
 
     def close(self, position: int) -> None:
@@ -129,30 +129,30 @@ class _Ledger:
         Raises:
             ScheduleError: something is left to do.
         """
-        wrong = ""
+        problem = ""
         for name, done in (("forward passes", self._forwards), ("backward passes", self._backwards)):
             if len(done) != self._expected:
-                wrong = wrong or f"{len(done)} {name} are done; {self._expected} are needed"
-        if self._apart and len(self._weights) != self._expected:
-            wrong = wrong or f"{len(self._weights)} gradients of weights are made; {self._expected} are needed"
-        for keys, what in ((self._owed, "never sent"), (self._arrived, "never used")):
+                problem = problem or f"{len(done)} {name} are done; {self._expected} are needed"
+        if self._defers_weight_grads and len(self._weights) != self._expected:
+            problem = problem or f"{len(self._weights)} gradients of weights are made; {self._expected} are needed"
+        for keys, fate in ((self._unsent, "never sent"), (self._arrived, "never used")):
             for kind, micro_batch, chunk in keys:
-                wrong = wrong or f"{kind} of micro-batch {micro_batch} for chunk {chunk} is {what}"
-        if wrong:
-            raise ScheduleError(self._stage, position, wrong)
+                problem = problem or f"{kind} of micro-batch {micro_batch} for chunk {chunk} is {fate}"
+        if problem:
+            raise ScheduleError(self._stage, position, problem)
 
     def _exchange(self, exchange: Exchange) -> str:
         for message in exchange.sends + exchange.receives:
             if not 0 <= message.peer < self._stages or message.peer == self._stage:
-                return f"{in_words(message)}: there is no such other stage"
+                return f"{describe(message)}: there is no such other stage"
         for message in exchange.sends:
-            if self._owed.get(message.key) != message.peer:
-                return f"sends {in_words(message)}, which is not there to send, or not for that stage"
-            del self._owed[message.key]
+            if self._unsent.get(message.key) != message.peer:
+                return f"sends {describe(message)}, which is not there to send, or not for that stage"
+            del self._unsent[message.key]
             self.sent += 1
         for message in exchange.receives:
             if message.key in self._arrived or message.key in self._used:
-                return f"receives {in_words(message)} a second time"
+                return f"receives {describe(message)} a second time"
             self._arrived.add(message.key)
         self.peak_arrived = max(self.peak_arrived, len(self._arrived))
         return ""
@@ -173,17 +173,17 @@ class _Ledger:
         if first is not None and step not in first:
             return f"its {name} is not done"
         if not isinstance(action, Weights):
-            wrong = self._hand_on(action, done)
-            if wrong:
-                return wrong
+            problem = self._pass_on(action, done)
+            if problem:
+                return problem
         done.add(step)
         in_flight = len(self._forwards) - len(self._backwards)
         self.peak_in_flight = max(self.peak_in_flight, in_flight)
-        held = len(self._forwards) - len(self._weights) if self._apart else in_flight
-        self.peak_held = max(self.peak_held, held)
+        retained = len(self._forwards) - len(self._weights) if self._defers_weight_grads else in_flight
+        self.peak_retained = max(self.peak_retained, retained)
         return ""
 
-    def _hand_on(self, action: Pass, done: Set[Tuple[int, int]]) -> str:
+    def _pass_on(self, action: Pass, done: Set[Tuple[int, int]]) -> str:
         """Use what another chunk has sent, and owe the next one the result."""
         micro_batch, chunk = action.micro_batch, action.chunk
         kind, ahead = (ACTIVATION, 1) if isinstance(action, Forward) else (GRADIENT, -1)
@@ -195,28 +195,28 @@ class _Ledger:
             self._arrived.discard(key)
             self._used.add(key)
         if 0 <= after <= self._last and self._stages > 1:
-            self._owed[kind, micro_batch, after] = after % self._stages
+            self._unsent[kind, micro_batch, after] = after % self._stages
         return ""
 
 
-def _check_meetings(schedules: Sequence[Sequence[Action]]) -> None:
+def _check_rendezvous(schedules: Sequence[Sequence[Action]]) -> None:
     """Each message meets itself, in order, and all stages come to their end under synchronous sends."""
     exchanges = [[(p, a) for p, a in enumerate(actions) if isinstance(a, Exchange)] for actions in schedules]
     posted = [0] * len(schedules)
-    meeting = Rendezvous(len(schedules))
-    while meeting.runnable:
-        stage = meeting.runnable.popleft()
+    rendezvous = Rendezvous(len(schedules))
+    while rendezvous.runnable:
+        stage = rendezvous.runnable.popleft()
         while posted[stage] < len(exchanges[stage]):
             position, exchange = exchanges[stage][posted[stage]]
             posted[stage] += 1
-            sends, receives = exchange.parts()
+            sends, receives = exchange.peer_messages()
             try:
-                if not meeting.exchange(stage, 0.0, sends, receives):
+                if not rendezvous.exchange(stage, 0.0, sends, receives):
                     break
             except Mismatch as error:
                 raise ScheduleError(stage, position, f"stage {error}: not in the order of their messages") from None
-    stuck = [(stage, *exchanges[stage][posted[stage] - 1]) for stage in range(len(schedules)) if meeting.waiting[stage]]
+    stuck = [(stage, *exchanges[stage][posted[stage] - 1]) for stage in range(len(schedules)) if rendezvous.waiting[stage]]
     if stuck:
-        who = "; ".join(f"stage {stage} at action {position}: {in_words(a)}" for stage, position, a in stuck[:8])
+        who = "; ".join(f"stage {stage} at action {position}: {describe(a)}" for stage, position, a in stuck[:8])
         more = f"; and {len(stuck) - 8} more" if len(stuck) > 8 else ""
         raise ScheduleError(stuck[0][0], stuck[0][1], f"deadlock: these wait for each other: {who}{more}")

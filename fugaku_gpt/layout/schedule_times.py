@@ -19,7 +19,7 @@ from fugaku_gpt.layout.schedules import (
     source_of,
 )
 
-Takes = Dict[type, List[float]]  # kind of pass → what it takes, by chunk
+PassTimes = Dict[type, List[float]]  # kind of pass → what it takes, by chunk
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Times:
         return tuple(1.0 - busy / self.makespan for busy in self.busy)
 
 
-def simulate(schedules: Sequence[Sequence[Action]], timing: Timing = Timing(), late_waits: bool = True) -> Times:
+def simulate(schedules: Sequence[Sequence[Action]], timing: Timing = Timing(), waits_on_use: bool = True) -> Times:
     """How long the stages take for schedules that ``schedule_check.check_schedules`` has passed.
 
     With equal stages and free messages, late waits give :func:`ideal_bubble` for every kind and any ratio of backward
@@ -75,7 +75,7 @@ def simulate(schedules: Sequence[Sequence[Action]], timing: Timing = Timing(), l
     takes as long as forward: else stages meet that are in the middle of something.
 
     Args:
-        late_waits: an exchange stays open: a receive is waited for by the computation that uses it, a send by nobody;
+        waits_on_use: an exchange stays open: a receive is waited for by the computation that uses it, a send by nobody;
             otherwise every exchange is waited for at once.
 
     Raises:
@@ -83,19 +83,19 @@ def simulate(schedules: Sequence[Sequence[Action]], timing: Timing = Timing(), l
     """
     chunks = 1 + max(action.chunk for s in schedules for action in s if not isinstance(action, Exchange))
     forward, backward, weights = (
-        [float(time)] * chunks if isinstance(time, (int, float)) else [float(one) for one in time]
+        [float(time)] * chunks if isinstance(time, (int, float)) else [float(value) for value in time]
         for time in (timing.forward, timing.backward, timing.weights)
     )
-    put_off = {action.chunk for actions in schedules for action in actions if isinstance(action, Weights)}
-    backward = [time - weights[chunk] * (chunk in put_off) for chunk, time in enumerate(backward)]
-    takes: Takes = {Forward: forward, Backward: backward, Weights: weights}
+    deferring_chunks = {action.chunk for actions in schedules for action in actions if isinstance(action, Weights)}
+    backward = [time - weights[chunk] * (chunk in deferring_chunks) for chunk, time in enumerate(backward)]
+    pass_times: PassTimes = {Forward: forward, Backward: backward, Weights: weights}
     busy = [0.0] * len(schedules)
     for stage, actions in enumerate(schedules):
         for action in actions:
             if not isinstance(action, Exchange):
-                busy[stage] += takes[type(action)][action.chunk]
-    run = _late if late_waits else _strict
-    return Times(makespan=max(run(schedules, takes, timing.latency)), busy=tuple(busy))
+                busy[stage] += pass_times[type(action)][action.chunk]
+    run = _end_times_waiting_on_use if waits_on_use else _end_times_waiting_at_once
+    return Times(makespan=max(run(schedules, pass_times, timing.latency)), busy=tuple(busy))
 
 
 def ideal_bubble(kind: str, stages: int, micro_batches: int, chunks: int = 1) -> float:
@@ -105,56 +105,56 @@ def ideal_bubble(kind: str, stages: int, micro_batches: int, chunks: int = 1) ->
     passes more, on each of v - 1 rounds. ``zero_bubble``: of passes whose three parts take alike; with fewer
     micro-batches than stages p - m parts more.
     """
-    few = max(0, stages - micro_batches)
+    missing = max(0, stages - micro_batches)
     if kind == ZERO_BUBBLE:
-        return (stages - 1 + few) / (3 * micro_batches)
+        return (stages - 1 + missing) / (3 * micro_batches)
     if kind != "interleaved" or chunks == 1:
         return (stages - 1) / micro_batches
-    return (stages - 1 + few * (chunks - 1)) / (micro_batches * chunks)
+    return (stages - 1 + missing * (chunks - 1)) / (micro_batches * chunks)
 
 
-def _strict(schedules: Sequence[Sequence[Action]], takes: Takes, latency: float) -> List[float]:
+def _end_times_waiting_at_once(schedules: Sequence[Sequence[Action]], pass_times: PassTimes, latency: float) -> List[float]:
     """When each stage is done if every exchange is waited for at once."""
-    meeting = Rendezvous(len(schedules), latency)
+    rendezvous = Rendezvous(len(schedules), latency)
     done = [0] * len(schedules)
-    while meeting.runnable:
-        stage = meeting.runnable.popleft()
-        actions, position, now = schedules[stage], done[stage], meeting.clock[stage]
-        going = True
-        while going and position < len(actions):
+    while rendezvous.runnable:
+        stage = rendezvous.runnable.popleft()
+        actions, position, time = schedules[stage], done[stage], rendezvous.clock[stage]
+        is_runnable = True
+        while is_runnable and position < len(actions):
             action = actions[position]
             position += 1
             if isinstance(action, Exchange):
-                sends, receives = action.parts()
-                going = meeting.exchange(stage, now, sends, receives)
-                now = meeting.clock[stage]
+                sends, receives = action.peer_messages()
+                is_runnable = rendezvous.exchange(stage, time, sends, receives)
+                time = rendezvous.clock[stage]
             else:
-                now += takes[type(action)][action.chunk]
+                time += pass_times[type(action)][action.chunk]
         done[stage] = position
-        if going:
-            meeting.clock[stage] = now
-    _all_done(schedules, done, meeting.waiting)
-    return meeting.clock
+        if is_runnable:
+            rendezvous.clock[stage] = time
+    _all_done(schedules, done, rendezvous.waiting)
+    return rendezvous.clock
 
 
-def _late(schedules: Sequence[Sequence[Action]], takes: Takes, latency: float) -> List[float]:
+def _end_times_waiting_on_use(schedules: Sequence[Sequence[Action]], pass_times: PassTimes, latency: float) -> List[float]:
     """When each stage is done if a receive is waited for where it is used."""
-    stages, last = len(schedules), len(takes[Forward]) - 1
+    stages, last = len(schedules), len(pass_times[Forward]) - 1
     posted: Dict[Tuple[str, int, int], float] = {}  # by the end that came first
     arrival: Dict[Tuple[str, int, int], float] = {}
     done, clock = [0] * stages, [0.0] * stages
     ready: Deque[int] = deque(range(stages))
     while ready:
         stage = ready.popleft()
-        actions, position, now = schedules[stage], done[stage], clock[stage]
+        actions, position, time = schedules[stage], done[stage], clock[stage]
         while position < len(actions):
             action = actions[position]
             if isinstance(action, Exchange):
                 for message in action.sends + action.receives:
                     if message.key not in posted:
-                        posted[message.key] = now
+                        posted[message.key] = time
                         continue
-                    arrival[message.key] = max(posted.pop(message.key), now) + latency
+                    arrival[message.key] = max(posted.pop(message.key), time) + latency
                     ready.append(message.peer)
             else:
                 if stages > 1 and source_of(action, last) is not None:
@@ -162,10 +162,10 @@ def _late(schedules: Sequence[Sequence[Action]], takes: Takes, latency: float) -
                     key = (kind, action.micro_batch, action.chunk)
                     if key not in arrival:
                         break
-                    now = max(now, arrival.pop(key))
-                now += takes[type(action)][action.chunk]
+                    time = max(time, arrival.pop(key))
+                time += pass_times[type(action)][action.chunk]
             position += 1
-        done[stage], clock[stage] = position, now
+        done[stage], clock[stage] = position, time
     _all_done(schedules, done, [0] * stages)
     return clock
 

@@ -42,7 +42,7 @@ from functools import lru_cache
 from typing import Deque, Dict, List, Optional, Sequence, Tuple, Union
 
 from fugaku_gpt.config.schema import PIPELINE_SCHEDULES
-from fugaku_gpt.layout.rendezvous import Part
+from fugaku_gpt.layout.rendezvous import PeerMessage
 
 KINDS = PIPELINE_SCHEDULES
 ACTIVATION, GRADIENT = "activation", "gradient"
@@ -108,7 +108,7 @@ class Exchange:
     sends: Tuple[Message, ...]
     receives: Tuple[Message, ...]
 
-    def parts(self) -> Tuple[List[Part], List[Part]]:
+    def peer_messages(self) -> Tuple[List[PeerMessage], List[PeerMessage]]:
         """Sends and receives as ``rendezvous.Rendezvous`` takes them."""
         return [(m.peer, m.key) for m in self.sends], [(m.peer, m.key) for m in self.receives]
 
@@ -142,9 +142,9 @@ def schedule(kind: str, stage: int, stages: int, micro_batches: int, chunks: int
         if isinstance(step, Weights):  # nobody else's business
             continue
         micro_batch, chunk = step.micro_batch, step.chunk
-        kind_of, ahead = (ACTIVATION, 1) if isinstance(step, Forward) else (GRADIENT, -1)
-        if 0 <= chunk + ahead <= last:
-            receiver = chunk + ahead
+        kind_of, direction = (ACTIVATION, 1) if isinstance(step, Forward) else (GRADIENT, -1)
+        if 0 <= chunk + direction <= last:
+            receiver = chunk + direction
             sends[position + 1].append(Message(kind_of, micro_batch, receiver, receiver % stages))
         source = source_of(step, last)
         if source is not None:
@@ -174,37 +174,37 @@ def stage_order(kind: str, stage: int, stages: int, micro_batches: int, chunks: 
         first = 2 * (stages - stage - 1) + (chunks - 1) * max(len(group) for group in groups)
     first = min(first, len(forward))
     order: List[Pass] = [*forward[:first]]
-    for step, one_backward in zip(forward[first:], backward):
-        order += (step, one_backward)
+    for step, backward_step in zip(forward[first:], backward):
+        order += (step, backward_step)
     order += backward[len(forward) - first :]
-    return _with_weights(order, stage) if kind == ZERO_BUBBLE else order
+    return _with_deferred_weights(order, stage) if kind == ZERO_BUBBLE else order
 
 
-def _with_weights(order: Sequence[Pass], late: int) -> List[Pass]:
+def _with_deferred_weights(order: Sequence[Pass], delay: int) -> List[Pass]:
     """With the gradients of weights apart, so many micro-batches after their backward passes."""
-    found: List[Pass] = []
+    passes: List[Pass] = []
     waiting: Deque[Weights] = deque()
     for step in order:
-        found.append(step)
+        passes.append(step)
         if isinstance(step, Backward):
             waiting.append(Weights(step.micro_batch, step.chunk))
-            if len(waiting) > late:
-                found.append(waiting.popleft())
-    return [*found, *waiting]
+            if len(waiting) > delay:
+                passes.append(waiting.popleft())
+    return [*passes, *waiting]
 
 
-def in_words(item: Union[Action, Message]) -> str:
+def describe(action: Union[Action, Message]) -> str:
     """An action or a message for a reader."""
-    if isinstance(item, Message):
-        return f"{item.kind} of micro-batch {item.micro_batch} for chunk {item.chunk} (peer: stage {item.peer})"
-    if isinstance(item, Exchange):
+    if isinstance(action, Message):
+        return f"{action.kind} of micro-batch {action.micro_batch} for chunk {action.chunk} (peer: stage {action.peer})"
+    if isinstance(action, Exchange):
         lists = (
-            (verb, ", ".join(map(in_words, each)))
-            for verb, each in (("sends", item.sends), ("receives", item.receives))
+            (verb, ", ".join(map(describe, messages)))
+            for verb, messages in (("sends", action.sends), ("receives", action.receives))
         )
-        return " and ".join(f"{verb} {words}" for verb, words in lists if words) or "exchanges nothing"
-    name = {Forward: "forward", Backward: "backward", Weights: "gradients of weights"}[type(item)]
-    return f"{name} of micro-batch {item.micro_batch} through chunk {item.chunk}"
+        return " and ".join(f"{verb} {listed}" for verb, listed in lists if listed) or "exchanges nothing"
+    name = {Forward: "forward", Backward: "backward", Weights: "gradients of weights"}[type(action)]
+    return f"{name} of micro-batch {action.micro_batch} through chunk {action.chunk}"
 
 
 def _groups(micro_batches: int, stages: int, chunks: int) -> List[range]:
@@ -242,7 +242,7 @@ def _earliest(orders: Sequence[Sequence[Pass]], last: int) -> Dict[Pass, int]:
     ready: Deque[int] = deque(range(stages))
     while ready:
         stage = ready.popleft()
-        order, position, now = orders[stage], done[stage], clock[stage]
+        order, position, tick = orders[stage], done[stage], clock[stage]
         while position < len(order):
             step = order[position]
             source = source_of(step, last)
@@ -250,12 +250,12 @@ def _earliest(orders: Sequence[Sequence[Pass]], last: int) -> Dict[Pass, int]:
                 arrived = ticks.get(source)
                 if arrived is None:
                     break
-                now = max(now, arrived)
-            now += 1
-            ticks[step] = now
+                tick = max(tick, arrived)
+            tick += 1
+            ticks[step] = tick
             position += 1
         if position > done[stage]:
-            done[stage], clock[stage] = position, now
+            done[stage], clock[stage] = position, tick
             ready.extend(((stage + 1) % stages, (stage - 1) % stages))
     if any(done[stage] < len(orders[stage]) for stage in range(stages)):
         raise AssertionError("a schedule's order of computations waits for itself")

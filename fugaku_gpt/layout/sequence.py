@@ -20,13 +20,13 @@ from fugaku_gpt.config.schema import LayoutConfig, ModelConfig, RunConfig
 from fugaku_gpt.layout.flat import FlatLayout, flat_layout
 from fugaku_gpt.layout.grid import ORDERS, TP_PP_DP
 from fugaku_gpt.layout.memory import ITEM_BYTES, recompute_of_layers
-from fugaku_gpt.layout.nodes import ACROSS, ACROSS_GATHER, NODE, NODE_GATHER, Nodes, nodes_of
+from fugaku_gpt.layout.nodes import ACROSS_NODES, ACROSS_NODES_GATHER, NODE, NODE_GATHER, Nodes, nodes_of
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, BARRIER, REDUCE_SCATTER
 from fugaku_gpt.layout.schedule_times import Timing, simulate
 from fugaku_gpt.layout.schedules import Action, Exchange, Forward, Weights, schedule
 from fugaku_gpt.layout.stages import RECOMPUTE, Chunk, chunks_of, split_layers, stage_tensors, work_of
 
-TIMED_EVERY = 100  # steps
+CALIBRATION_INTERVAL = 100  # steps
 # tokens whose logits exist at one time; measured in float32 with two threads: the whole loss takes 8 % longer with 256,
 # and 5 % less with 1024, for half and twice the memory
 CHUNK_TOKENS = 512
@@ -114,7 +114,7 @@ class SequencePlan:
                 raise ValueError(f"tp {layout.tp} must divide the {name}, {size}")
         if self.sequence_parallel and self.tokens % layout.tp:
             raise ValueError(f"sequence parallelism: tp {layout.tp} must divide the sequence length, {self.tokens}")
-        if self.by_nodes and self.nodes is None:
+        if self.is_hierarchical and self.nodes is None:
             raise ValueError("sums by nodes first: which ranks share a node must be given")
         if self.zero not in (0, 1):
             raise ValueError(f"zero {self.zero}: valid: 0, 1")
@@ -124,9 +124,9 @@ class SequencePlan:
             raise ValueError(
                 f"recompute of {len(self.recompute)} layers: valid: one for each of {model.layers}, or none"
             )
-        for word in self.recompute:
-            if word not in RECOMPUTE:
-                raise ValueError(f"recompute {word!r}: valid: {', '.join(RECOMPUTE)}")
+        for kind in self.recompute:
+            if kind not in RECOMPUTE:
+                raise ValueError(f"recompute {kind!r}: valid: {', '.join(RECOMPUTE)}")
         schedule(self.schedule, 0, layout.pp, self.micro_batches, self.chunks)  # judges its own arguments
         usual = self.recompute[0] if len(set(self.recompute)) == 1 else "none"
         work = work_of(model, self.vocab, usual)
@@ -138,7 +138,7 @@ class SequencePlan:
         return self.model.padded_vocab(self.layout.tp)
 
     @property
-    def by_nodes(self) -> bool:
+    def is_hierarchical(self) -> bool:
         """Whether replicas sum by nodes first, those of them that lie so."""
         return self.layout.hierarchical_sum and self.layout.dp > 1
 
@@ -183,11 +183,11 @@ def plan_of(config: RunConfig) -> SequencePlan:
     )
 
 
-def runs_alone(step: int) -> bool:
+def is_calibration_step(step: int) -> bool:
     """Whether replicas communicate when all of them have finished computing, instead of meanwhile, in a step (counted
     from 0 at each start of a run): that is timed in the second and again in the third, since MPI takes memory when so
     much communicates at one time first (seen: up to five times as long), and rarely after that."""
-    return step in (1, 2) or (step > 0 and step % TIMED_EVERY == 0)
+    return step in (1, 2) or (step > 0 and step % CALIBRATION_INTERVAL == 0)
 
 
 def schedule_of(plan: SequencePlan, stage: int) -> Tuple[Action, ...]:
@@ -196,24 +196,24 @@ def schedule_of(plan: SequencePlan, stage: int) -> Tuple[Action, ...]:
 
 
 @lru_cache(maxsize=256)
-def program(plan: SequencePlan, stage: int, on_node: int = 1, alone: bool = False) -> Tuple[Communication, ...]:
+def program(plan: SequencePlan, stage: int, on_node: int = 1, is_calibration: bool = False) -> Tuple[Communication, ...]:
     """All communications of a step, of any rank of one stage.
 
     Args:
         on_node: replicas on each node, where they sum by nodes first; 1: they sum at once.
-        alone: it is one of the steps in which the communication of replicas is timed (:func:`runs_alone`).
+        is_calibration: it is one of the steps in which the communication of replicas is timed (:func:`is_calibration_step`).
     """
-    parts = {part.index: part for part in plan.parts if part.stage == stage}
-    forward = {index: tuple(_forward(plan, part)) for index, part in parts.items()}
-    backward = {index: tuple(_backward(plan, part)) for index, part in parts.items()}
-    message = plan.activation // (plan.layout.tp if plan.sequence_parallel else 1)
+    stage_chunks = {chunk.index: chunk for chunk in plan.model_chunks if chunk.stage == stage}
+    forward = {index: tuple(_forward(plan, chunk)) for index, chunk in stage_chunks.items()}
+    backward = {index: tuple(_backward(plan, chunk)) for index, chunk in stage_chunks.items()}
+    message_elements = plan.activation // (plan.layout.tp if plan.sequence_parallel else 1)
     steps: List[Communication] = []
     for action in schedule_of(plan, stage):
         if isinstance(action, Exchange):
-            steps.append(Transfer(action, message))
+            steps.append(Transfer(action, message_elements))
         elif not isinstance(action, Weights):  # gradients of weights are nobody else's business
             steps += (forward if isinstance(action, Forward) else backward)[action.chunk]
-    return (*steps, *_after_backward(plan, stage, on_node, alone))
+    return (*steps, *_after_backward(plan, stage, on_node, is_calibration))
 
 
 def chunk_times(plan: SequencePlan) -> Timing:
@@ -225,9 +225,9 @@ def chunk_times(plan: SequencePlan) -> Timing:
     h = plan.model.hidden
     weights = 4.0 * h * h + 2.0 * h * plan.model.ffn_size
     layer = weights + 2.0 * plan.tokens * h
-    forward = [len(part.layers) + 3.0 * plan.vocab * h / layer * part.has_head for part in plan.parts]
-    backward = [sum(2.0 + (plan.recompute_of(number) == "full") for number in part.layers) for part in plan.parts]
-    return Timing(forward, backward, weights=[len(part.layers) * weights / layer for part in plan.parts])
+    forward = [len(chunk.layers) + 3.0 * plan.vocab * h / layer * chunk.has_head for chunk in plan.model_chunks]
+    backward = [sum(2.0 + (plan.recompute_of(number) == "full") for number in chunk.layers) for chunk in plan.model_chunks]
+    return Timing(forward, backward, weights=[len(chunk.layers) * weights / layer for chunk in plan.model_chunks])
 
 
 def predicted_bubble(plan: SequencePlan) -> float:
@@ -237,81 +237,81 @@ def predicted_bubble(plan: SequencePlan) -> float:
     return times.mean_bubble
 
 
-def _forward(plan: SequencePlan, part: Chunk) -> Iterable[Collective]:
+def _forward(plan: SequencePlan, chunk: Chunk) -> Iterable[Collective]:
     """Tensor parallelism around one forward pass of a chunk."""
     if plan.layout.tp == 1:
         return
-    if part.has_embedding:
-        yield _sum(plan)
-    for _ in part.layers:
+    if chunk.has_embedding:
+        yield _reduce_hidden(plan)
+    for _ in chunk.layers:
         yield from _layer_forward(plan)
-    if part.has_head:
+    if chunk.has_head:
         if plan.sequence_parallel:
-            yield _gather(plan)
+            yield _gather_sequence(plan)
         tokens = plan.micro_batch * plan.tokens
         for start in range(0, tokens, plan.loss_tokens):  # largest logit, sum of exponentials, logit of the target
             yield Collective("tp", ALL_GATHER, 3 * min(plan.loss_tokens, tokens - start))
-        yield _sum(plan)  # of the gradient of the hidden states, which the loss makes at once
+        yield _reduce_hidden(plan)  # of the gradient of the hidden states, which the loss makes at once
 
 
-def _backward(plan: SequencePlan, part: Chunk) -> Iterable[Collective]:
+def _backward(plan: SequencePlan, chunk: Chunk) -> Iterable[Collective]:
     """Tensor parallelism around one backward pass of a chunk."""
     if plan.layout.tp == 1:
         return
-    for layer in reversed(part.layers):
+    for layer in reversed(chunk.layers):
         if plan.recompute_of(layer) == "full":
             yield from _layer_forward(plan)
         for _ in ("mlp", "attention"):
             if plan.sequence_parallel:
-                yield _gather(plan)  # the gradient of the row-parallel outputs
-                yield _gather(plan)  # the column-parallel inputs once more, of which each rank has kept its share
-            yield _sum(plan)  # of the gradient of the column-parallel inputs
-    if part.has_embedding and plan.sequence_parallel:
-        yield _gather(plan)
+                yield _gather_sequence(plan)  # the gradient of the row-parallel outputs
+                yield _gather_sequence(plan)  # the column-parallel inputs once more, of which each rank has kept its share
+            yield _reduce_hidden(plan)  # of the gradient of the column-parallel inputs
+    if chunk.has_embedding and plan.sequence_parallel:
+        yield _gather_sequence(plan)
 
 
 def _layer_forward(plan: SequencePlan) -> Iterable[Collective]:
     for _ in ("attention", "mlp"):
         if plan.sequence_parallel:
-            yield _gather(plan)  # column-parallel inputs
-        yield _sum(plan)  # row-parallel outputs
+            yield _gather_sequence(plan)  # column-parallel inputs
+        yield _reduce_hidden(plan)  # row-parallel outputs
 
 
-def _sum(plan: SequencePlan) -> Collective:
+def _reduce_hidden(plan: SequencePlan) -> Collective:
     """Of whole hidden states over tp: to every rank, or to each its share of the sequence."""
     return Collective("tp", REDUCE_SCATTER if plan.sequence_parallel else ALL_REDUCE, plan.activation)
 
 
-def _gather(plan: SequencePlan) -> Collective:
+def _gather_sequence(plan: SequencePlan) -> Collective:
     """Each rank's share of the sequence, to all."""
     return Collective("tp", ALL_GATHER, plan.activation // plan.layout.tp)
 
 
-def _after_backward(plan: SequencePlan, stage: int, on_node: int, alone: bool) -> Iterable[Collective]:
+def _after_backward(plan: SequencePlan, stage: int, on_node: int, is_calibration: bool) -> Iterable[Collective]:
     """From the last backward pass to the end of the step."""
     layout, tp = plan.layout, plan.layout.tp
     flat = _flat(plan, stage)
     if plan.sequence_parallel and tp > 1:  # what every rank holds whole has met its share of the sequence only
-        yield Collective("tp", ALL_REDUCE, flat.whole.stop - flat.whole.start)
+        yield Collective("tp", ALL_REDUCE, flat.replicated.stop - flat.replicated.start)
     buckets = bucket_elements(plan, stage)
     if layout.dp > 1:
-        if alone:
+        if is_calibration:
             yield Collective("dp", BARRIER, 0)
         for elements in buckets:
             yield from _sum_over_replicas(plan, elements, on_node)
     if layout.pp > 1:
-        for part in flat.tied(layout.dp if plan.zero else 1):
-            yield Collective("embedding", ALL_REDUCE, part.stop - part.start)
+        for embedding_range in flat.tied(layout.dp if plan.zero else 1):
+            yield Collective("embedding", ALL_REDUCE, embedding_range.stop - embedding_range.start)
     if layout.ranks > 1:
         yield Collective("world", ALL_REDUCE, NORM_ELEMENTS)
     if layout.dp > 1 and plan.zero:
-        if alone:
+        if is_calibration:
             yield Collective("dp", BARRIER, 0)
         for elements in reversed(buckets):  # the forward pass uses the last one first
             if on_node == 1:
                 yield Collective("dp", ALL_GATHER, elements // layout.dp)
             else:
-                yield Collective(ACROSS_GATHER, ALL_GATHER, elements // layout.dp)
+                yield Collective(ACROSS_NODES_GATHER, ALL_GATHER, elements // layout.dp)
                 yield Collective(NODE_GATHER, ALL_GATHER, elements // on_node)
 
 
@@ -321,7 +321,7 @@ def _sum_over_replicas(plan: SequencePlan, elements: int, on_node: int) -> Itera
         yield Collective("dp", REDUCE_SCATTER if plan.zero else ALL_REDUCE, elements)
         return
     yield Collective(NODE, REDUCE_SCATTER, elements)
-    yield Collective(ACROSS, REDUCE_SCATTER if plan.zero else ALL_REDUCE, elements // on_node)
+    yield Collective(ACROSS_NODES, REDUCE_SCATTER if plan.zero else ALL_REDUCE, elements // on_node)
     if not plan.zero:
         yield Collective(NODE_GATHER, ALL_GATHER, elements // on_node)
 
@@ -333,7 +333,7 @@ def bucket_elements(plan: SequencePlan, stage: int) -> List[int]:
 
 
 def _flat(plan: SequencePlan, stage: int) -> FlatLayout:
-    specs = stage_tensors(plan.model, plan.layout.tp, plan.parts, stage)
+    specs = stage_tensors(plan.model, plan.layout.tp, plan.model_chunks, stage)
     shards = plan.layout.dp if plan.zero or plan.layout.hierarchical_sum else 1
     item = plan.element_bytes
     return flat_layout(specs, plan.layout.tp, shards, item, max(item, 4), plan.bucket_bytes)

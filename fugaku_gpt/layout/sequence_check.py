@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Callable, Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from fugaku_gpt.layout.grid import Coordinates, coordinates_of, rank_of
-from fugaku_gpt.layout.group_check import OF_REPLICAS, GridError, GroupOf, agreed_groups, groups_of, in_short
+from fugaku_gpt.layout.group_check import REPLICA_COMMUNICATORS, GridError, GroupOf, checked_groups, groups_of, abbreviated
 from fugaku_gpt.layout.nodes import NODE
-from fugaku_gpt.layout.rendezvous import Part, Rendezvous
+from fugaku_gpt.layout.rendezvous import PeerMessage, Rendezvous
 from fugaku_gpt.layout.sequence import Collective, Communication, SequencePlan, Transfer, program
 
 Programs = Callable[[int], Sequence[Communication]]
@@ -71,8 +71,8 @@ class GridCheck:
             GridError: a group does not fit.
         """
         self._layout, self._order = plan.layout, plan.order
-        self._places = [coordinates_of(rank, plan.layout, plan.order) for rank in range(plan.layout.ranks)]
-        self._members = agreed_groups(self._places, plan, groups if groups is not None else groups_of(plan))
+        self._coordinates = [coordinates_of(rank, plan.layout, plan.order) for rank in range(plan.layout.ranks)]
+        self._members = checked_groups(self._coordinates, plan, groups if groups is not None else groups_of(plan))
 
     def check(self, plan: SequencePlan, programs: Optional[Programs] = None, run_all: bool = False) -> GridReport:
         """Judge a step of a plan, of the same layout whatever the size of the batch.
@@ -84,39 +84,39 @@ class GridCheck:
         Raises:
             GridError: the first thing that does not fit.
         """
-        layout, places = self._layout, self._places
-        grid = _Grid(places, self._members)
+        layout, coordinates = self._layout, self._coordinates
+        grid = _Grid(coordinates, self._members)
         for steps in map(programs, range(layout.ranks)) if programs is not None else self._programs(plan):
             grid.add(steps)
         for kind in grid.collectives:
             grid.check_collectives(kind)
         grid.check_pipelines()
-        one_of_each = [rank_of(Coordinates(0, stage, 0), layout, self._order) for stage in range(layout.pp)]
-        of_few = [grid.classes[grid.class_of[rank]] for rank in one_of_each]
-        if run_all or not grid.stages_are_alike(layout.pp):
+        stage_ranks = [rank_of(Coordinates(0, stage, 0), layout, self._order) for stage in range(layout.pp)]
+        stage_programs = [grid.classes[grid.class_of[rank]] for rank in stage_ranks]
+        if run_all or not grid.has_uniform_stages(layout.pp):
             ran = layout.ranks
             _run([grid.classes[number] for number in grid.class_of], grid.group_of, grid.peer_of, list(range(ran)))
         else:
             ran = layout.pp
-            _run(of_few, _group_among_stages(ran), lambda stage, peer: peer, one_of_each)
+            _run(stage_programs, _group_among_stages(ran), lambda stage, peer: peer, stage_ranks)
         return GridReport(
             ranks=layout.ranks,
             groups={kind: sum(len(group) > 1 for group in groups) for kind, groups in grid.groups.items()},
             programs=len(grid.classes),
             communications=sum(len(grid.classes[number]) for number in grid.class_of),
-            of_stage=tuple(map(len, of_few)),
+            of_stage=tuple(map(len, stage_programs)),
             ran=ran,
         )
 
     def _programs(self, plan: SequencePlan) -> Iterator[Sequence[Communication]]:
         """Every rank's program, by its stage and by how many of its replicas share its node."""
-        on_node = [len(group) for group in self._members[NODE]] if NODE in self._members else [1] * len(self._places)
-        found: Dict[Tuple[int, int], Sequence[Communication]] = {}
-        for place, replicas in zip(self._places, on_node):
-            key = (place.pp, replicas)
-            if key not in found:
-                found[key] = program(plan, *key)
-            yield found[key]
+        on_node = [len(group) for group in self._members[NODE]] if NODE in self._members else [1] * len(self._coordinates)
+        program_of_key: Dict[Tuple[int, int], Sequence[Communication]] = {}
+        for coordinates, replicas in zip(self._coordinates, on_node):
+            key = (coordinates.pp, replicas)
+            if key not in program_of_key:
+                program_of_key[key] = program(plan, *key)
+            yield program_of_key[key]
 
 
 def _group_among_stages(stages: int) -> Callable[[int, str], Tuple[Hashable, int]]:
@@ -135,15 +135,15 @@ def _group_among_stages(stages: int) -> Callable[[int, str], Tuple[Hashable, int
 class _Grid:
     """The ranks, each with its groups and its program; equal programs are kept once."""
 
-    def __init__(self, places: Sequence[Coordinates], members: Mapping[str, List[Tuple[int, ...]]]) -> None:
+    def __init__(self, coordinates: Sequence[Coordinates], members: Mapping[str, List[Tuple[int, ...]]]) -> None:
         self.classes: List[Sequence[Communication]] = []
         self.class_of: List[int] = []
-        world = tuple(range(len(places)))
-        self.members = {**members, "world": [world] * len(places)}
+        world = tuple(range(len(coordinates)))
+        self.members = {**members, "world": [world] * len(coordinates)}
         self.groups = {kind: list(dict.fromkeys(views)) for kind, views in members.items()}
         self.groups["world"] = [world]
         self.collectives = [kind for kind in self.groups if kind != "pp"]
-        self._places = places
+        self._coordinates = coordinates
         self._by_identity: Dict[int, int] = {}
         self._by_value: Dict[Tuple[Communication, ...], int] = {}
         self._projections: Dict[Tuple[int, str], List[Tuple[str, int]]] = {}
@@ -156,8 +156,8 @@ class _Grid:
             if number == len(self.classes):
                 for position, step in enumerate(steps):
                     if isinstance(step, Collective) and step.communicator not in self.collectives:
-                        words = f"there is no such communicator; valid: {', '.join(self.collectives)}"
-                        raise GridError(len(self.class_of), step.communicator, position, words)
+                        problem = f"there is no such communicator; valid: {', '.join(self.collectives)}"
+                        raise GridError(len(self.class_of), step.communicator, position, problem)
                 self.classes.append(steps)  # kept, so that its id stays its own
                 self._by_identity[id(steps)] = number
         self.class_of.append(number)
@@ -171,17 +171,17 @@ class _Grid:
         """The rank of another stage that this one exchanges with."""
         return self.members["pp"][rank][stage]
 
-    def stages_are_alike(self, stages: int) -> bool:
+    def has_uniform_stages(self, stages: int) -> bool:
         """Whether the ranks of each stage have one program but for what replicas do among each other, which all
         replicas of a rank do alike."""
-        without = [
-            tuple(step for step in steps if not isinstance(step, Collective) or step.communicator not in OF_REPLICAS)
+        without_replicas = [
+            tuple(step for step in steps if not isinstance(step, Collective) or step.communicator not in REPLICA_COMMUNICATORS)
             for steps in self.classes
         ]
         of_stage: List[Set[int]] = [set() for _ in range(stages)]
-        for place, number in zip(self._places, self.class_of):
-            of_stage[place.pp].add(number)
-        if any(len({without[number] for number in numbers}) > 1 for numbers in of_stage):
+        for coordinates, number in zip(self._coordinates, self.class_of):
+            of_stage[coordinates.pp].add(number)
+        if any(len({without_replicas[number] for number in numbers}) > 1 for numbers in of_stage):
             return False
         return all(len({self.class_of[rank] for rank in group}) == 1 for group in self.groups["dp"])
 
@@ -193,16 +193,16 @@ class _Grid:
         """
         for group in self.groups[kind]:
             first = group[0]
-            expected = self._on(self.class_of[first], kind)
+            expected = self._projection(self.class_of[first], kind)
             for rank in group[1:]:
                 if self.class_of[rank] == self.class_of[first]:
                     continue
-                steps = self._on(self.class_of[rank], kind)
+                steps = self._projection(self.class_of[rank], kind)
                 if steps != expected:
                     position = _first_difference(steps, expected)
-                    here, there = (_operation(each, position) for each in (steps, expected))
-                    words = f"{here}, where rank {first} of the same group ({in_short(group)}) has {there}"
-                    raise GridError(rank, kind, position, words)
+                    actual, required = (_operation_at(each, position) for each in (steps, expected))
+                    problem = f"{actual}, where rank {first} of the same group ({abbreviated(group)}) has {required}"
+                    raise GridError(rank, kind, position, problem)
 
     def check_pipelines(self) -> None:
         """Every message is sent and received alike, in one order for each ordered pair of ranks.
@@ -210,10 +210,10 @@ class _Grid:
         Raises:
             GridError: one is not.
         """
-        good = set()
+        checked = set()
         for stages in self.groups["pp"]:
             classes = tuple(self.class_of[rank] for rank in stages)
-            if classes in good:
+            if classes in checked:
                 continue
             sent, received = (
                 [self._messages(number, True) for number in classes],
@@ -226,18 +226,18 @@ class _Grid:
                     ours, theirs = sent[stage].get(peer, []), received[peer].get(stage, [])
                     if ours != theirs:
                         position = _first_difference(ours, theirs)
-                        here, there = (_part(each, position) for each in (ours, theirs))
+                        sent_message, received_message = (_message_at(each, position) for each in (ours, theirs))
                         raise GridError(
-                            rank, "pp", position, f"sends {here}, where rank {stages[peer]} receives {there}"
+                            rank, "pp", position, f"sends {sent_message}, where rank {stages[peer]} receives {received_message}"
                         )
                 for peer in received[stage]:
                     if not 0 <= peer < len(stages) or peer == stage:
                         raise GridError(
                             rank, "pp", 0, f"receives from stage {peer}; valid: another one below {len(stages)}"
                         )
-            good.add(classes)
+            checked.add(classes)
 
-    def _on(self, number: int, kind: str) -> List[Tuple[str, int]]:
+    def _projection(self, number: int, kind: str) -> List[Tuple[str, int]]:
         key = (number, kind)
         if key not in self._projections:
             self._projections[key] = [
@@ -249,12 +249,12 @@ class _Grid:
 
     def _messages(self, number: int, sends: bool) -> Dict[int, List[Hashable]]:
         """By the other stage, what is sent to or received from it, in order."""
-        found: Dict[int, List[Hashable]] = {}
+        messages: Dict[int, List[Hashable]] = {}
         for step in self.classes[number]:
             if isinstance(step, Transfer):
                 for message in step.exchange.sends if sends else step.exchange.receives:
-                    found.setdefault(message.peer, []).append((*message.key, step.elements))
-        return found
+                    messages.setdefault(message.peer, []).append((*message.key, step.elements))
+        return messages
 
 
 def _run(
@@ -265,35 +265,35 @@ def _run(
 ) -> None:
     """Run participants, whose numbers as ranks are ``ranks``, to their end."""
     done = [0] * len(programs)
-    meeting = Rendezvous(len(programs))
-    while meeting.runnable:
-        me = meeting.runnable.popleft()
-        steps, position, going = programs[me], done[me], True
-        while going and position < len(steps):  # that both ends of everything say the same is known already
+    rendezvous = Rendezvous(len(programs))
+    while rendezvous.runnable:
+        participant = rendezvous.runnable.popleft()
+        steps, position, is_runnable = programs[participant], done[participant], True
+        while is_runnable and position < len(steps):  # that both ends of everything say the same is known already
             step = steps[position]
             position += 1
             if isinstance(step, Collective):
-                group, size = group_of(me, step.communicator)
+                group, size = group_of(participant, step.communicator)
                 if size > 1:
-                    going = meeting.collective(me, 0.0, group, size, step)
+                    is_runnable = rendezvous.collective(participant, 0.0, group, size, step)
             else:
-                going = meeting.exchange(me, 0.0, *_parts(me, step, peer_of))
-        done[me] = position
-    stuck = [me for me, position in enumerate(done) if meeting.waiting[me]]
+                is_runnable = rendezvous.exchange(participant, 0.0, *_peer_messages(participant, step, peer_of))
+        done[participant] = position
+    stuck = [participant for participant, position in enumerate(done) if rendezvous.waiting[participant]]
     if stuck:
         steps, position = programs[stuck[0]], done[stuck[0]] - 1
-        others = [f"rank {ranks[me]} at {done[me] - 1}: {_in_words(programs[me][done[me] - 1])}" for me in stuck[1:5]]
-        words = (
-            f"deadlock: it waits for ever in {_in_words(steps[position])}; so does {'; '.join(others) or 'no other'}"
+        other_ranks = [f"rank {ranks[participant]} at {done[participant] - 1}: {_describe(programs[participant][done[participant] - 1])}" for participant in stuck[1:5]]
+        problem = (
+            f"deadlock: it waits for ever in {_describe(steps[position])}; so does {'; '.join(other_ranks) or 'no other'}"
         )
-        raise GridError(ranks[stuck[0]], _communicator(steps[position]), position, words)
+        raise GridError(ranks[stuck[0]], _communicator(steps[position]), position, problem)
 
 
-def _parts(me: int, step: Transfer, peer_of: Callable[[int, int], int]) -> Tuple[List[Part], List[Part]]:
-    sends, receives = step.exchange.parts()
+def _peer_messages(participant: int, step: Transfer, peer_of: Callable[[int, int], int]) -> Tuple[List[PeerMessage], List[PeerMessage]]:
+    sends, receives = step.exchange.peer_messages()
     return (
-        [(peer_of(me, peer), (what, step.elements)) for peer, what in sends],
-        [(peer_of(me, peer), (what, step.elements)) for peer, what in receives],
+        [(peer_of(participant, peer), (key, step.elements)) for peer, key in sends],
+        [(peer_of(participant, peer), (key, step.elements)) for peer, key in receives],
     )
 
 
@@ -302,17 +302,17 @@ def _first_difference(ours: Sequence[object], theirs: Sequence[object]) -> int:
     return next(same, min(len(ours), len(theirs)))
 
 
-def _operation(steps: Sequence[Tuple[str, int]], position: int) -> str:
-    if position >= len(steps):
-        return f"no more than {len(steps)} operations"
-    return f"{steps[position][0]} of {steps[position][1]} elements"
+def _operation_at(operations: Sequence[Tuple[str, int]], position: int) -> str:
+    if position >= len(operations):
+        return f"no more than {len(operations)} operations"
+    return f"{operations[position][0]} of {operations[position][1]} elements"
 
 
-def _part(parts: Sequence[Hashable], position: int) -> str:
-    return str(parts[position]) if position < len(parts) else f"no more than {len(parts)} messages"
+def _message_at(messages: Sequence[Hashable], position: int) -> str:
+    return str(messages[position]) if position < len(messages) else f"no more than {len(messages)} messages"
 
 
-def _in_words(step: Communication) -> str:
+def _describe(step: Communication) -> str:
     if isinstance(step, Collective):
         return f"{step.operation} of {step.elements} elements on {step.communicator}"
     sends = [f"{m.key} to stage {m.peer}" for m in step.exchange.sends]

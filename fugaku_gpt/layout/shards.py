@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Dict, Iterator, List, Tuple
 
 from fugaku_gpt.config.schema import ModelConfig, RunConfig
-from fugaku_gpt.layout.flat import FlatLayout, Placed, flat_layout_of, is_sharded
+from fugaku_gpt.layout.flat import FlatLayout, PlacedTensor, flat_layout_of, is_sharded
 from fugaku_gpt.layout.grid import Coordinates
 from fugaku_gpt.layout.regions import Region, rectangles
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec, model_tensors
 
 
 @dataclass(frozen=True)
-class Part:
+class ShardRegion:
     """A rectangle of a logical tensor that is one run of a rank's flat tensors, from element ``first`` on."""
 
     name: str
@@ -38,21 +38,21 @@ def logical_shapes(model: ModelConfig) -> Dict[str, Tuple[int, ...]]:
     }
 
 
-def parts(laid: FlatLayout, tp: int, tp_rank: int, first: int, stop: int) -> Iterator[Part]:
+def local_regions(layout: FlatLayout, tp: int, tp_rank: int, first: int, stop: int) -> Iterator[ShardRegion]:
     """What elements [first, stop) of a rank's flat tensors are, in order; gaps and padding are nothing."""
-    for placed in laid.placed:
+    for placed in layout.placed:
         begin = max(first, placed.start)
-        end = min(stop, placed.start + _used(placed, tp, tp_rank))
+        end = min(stop, placed.start + _unpadded_elements(placed, tp, tp_rank))
         if begin >= end:
             continue
         spec, at = placed.spec, begin
         corner = [part.start for part in spec.slice_of(tp_rank, tp)]
         for region in rectangles(corner, spec.local_shape(tp), begin - placed.start, end - placed.start):
-            yield Part(spec.name, region, at)
+            yield ShardRegion(spec.name, region, at)
             at += region.size
 
 
-def written(config: RunConfig, place: Coordinates, shard: int) -> List[Part]:
+def regions_to_write(config: RunConfig, coordinates: Coordinates, shard: int) -> List[ShardRegion]:
     """What a rank writes; over all ranks of a layout that is each element of the model once.
 
     With ZeRO each replica writes what it owns; without, replicas hold the same, and each writes its share of it. What
@@ -62,22 +62,22 @@ def written(config: RunConfig, place: Coordinates, shard: int) -> List[Part]:
         shard: the rank's place among the replicas in the order of shares (``replicas.rank``).
     """
     tp, dp = config.layout.tp, config.layout.dp
-    laid = flat_layout_of(config, place.pp)
+    layout = flat_layout_of(config, coordinates.pp)
     if is_sharded(config):
-        ranges = [owned.parameters for owned in laid.owned(shard, dp)]
+        ranges = [owned.parameters for owned in layout.owned(shard, dp)]
     else:
-        ranges = [slice(laid.elements * shard // dp, laid.elements * (shard + 1) // dp)]
-    writes = {placed.spec.name for placed in laid.placed if _writes(placed.spec, place)}
-    return [part for mine in ranges for part in parts(laid, tp, place.tp, mine.start, mine.stop) if part.name in writes]
+        ranges = [slice(layout.elements * shard // dp, layout.elements * (shard + 1) // dp)]
+    writes = {placed.spec.name for placed in layout.placed if _is_writer(placed.spec, coordinates)}
+    return [piece for owned_range in ranges for piece in local_regions(layout, tp, coordinates.tp, owned_range.start, owned_range.stop) if piece.name in writes]
 
 
-def _writes(spec: TensorSpec, place: Coordinates) -> bool:
-    if spec.name == TOKEN_EMBEDDING and place.pp != 0:
+def _is_writer(spec: TensorSpec, coordinates: Coordinates) -> bool:
+    if spec.name == TOKEN_EMBEDDING and coordinates.pp != 0:
         return False
-    return spec.tp_dim is not None or place.tp == 0
+    return spec.tp_dim is not None or coordinates.tp == 0
 
 
-def _used(placed: Placed, tp: int, tp_rank: int) -> int:
+def _unpadded_elements(placed: PlacedTensor, tp: int, tp_rank: int) -> int:
     """Elements of a rank's part of a tensor, counted from its beginning, that are no padding."""
     spec = placed.spec
     if spec.rows is None:

@@ -97,7 +97,7 @@ def split_layers(
             f"{layers} layers do not fill {stages} stages * {chunks} chunks = {total}, one layer each; "
             f"valid: stages * chunks up to {layers}"
         )
-    counts = _balanced(layers, stages, chunks, work) if split is None else _checked(split, layers, stages, chunks)
+    counts = _balanced(layers, stages, chunks, work) if split is None else _checked_split(split, layers, stages, chunks)
     starts = [0, *accumulate(counts)]
     return tuple(
         Chunk(
@@ -123,12 +123,12 @@ def chunks_of(config: RunConfig) -> Tuple[Chunk, ...]:
     return split_layers(config.model.layers, layout.pp, layout.chunks, work, layout.split or None)
 
 
-def by_stage(chunks: Sequence[Chunk], stages: int) -> List[List[Chunk]]:
+def chunks_by_stage(chunks: Sequence[Chunk], stages: int) -> List[List[Chunk]]:
     """Of each stage its chunks, in their order."""
-    found: List[List[Chunk]] = [[] for _ in range(stages)]
+    chunks_of_stage: List[List[Chunk]] = [[] for _ in range(stages)]
     for chunk in chunks:
-        found[chunk.stage].append(chunk)
-    return found
+        chunks_of_stage[chunk.stage].append(chunk)
+    return chunks_of_stage
 
 
 def chunk_tensors(model: ModelConfig, tp: int, chunk: Chunk) -> List[TensorSpec]:
@@ -137,25 +137,25 @@ def chunk_tensors(model: ModelConfig, tp: int, chunk: Chunk) -> List[TensorSpec]
     The token embedding is in the first chunk and, tied, in the last: where two stages hold it, each has a whole copy of
     its slice and their gradients are summed (``grid.embedding_group``).
     """
-    kept = tuple(f"blocks.{layer}." for layer in chunk.layers)
+    prefixes = tuple(f"blocks.{layer}." for layer in chunk.layers)
     if chunk.has_embedding:
-        kept += ("token_embedding.", "position_embedding.", "embedding_norm.")
+        prefixes += ("token_embedding.", "position_embedding.", "embedding_norm.")
     if chunk.has_head:
-        kept += ("token_embedding.", "final_norm.")
-    return [spec for spec in model_tensors(model, tp) if spec.name.startswith(kept)]
+        prefixes += ("token_embedding.", "final_norm.")
+    return [spec for spec in model_tensors(model, tp) if spec.name.startswith(prefixes)]
 
 
 def stage_tensors(model: ModelConfig, tp: int, chunks: Sequence[Chunk], stage: int) -> List[TensorSpec]:
     """The tensors of one stage, each once, in order of first use."""
-    found = {spec.name: spec for chunk in chunks if chunk.stage == stage for spec in chunk_tensors(model, tp, chunk)}
-    return list(found.values())
+    specs = {spec.name: spec for chunk in chunks if chunk.stage == stage for spec in chunk_tensors(model, tp, chunk)}
+    return list(specs.values())
 
 
 def _balanced(layers: int, stages: int, chunks: int, work: Work) -> List[int]:
     ends = [0.0] * stages
     ends[0] += work.embedding
     ends[-1] += work.head
-    of_stage = _hand_out(layers, ends, at_least=chunks)
+    of_stage = _distribute(layers, ends, at_least=chunks)
     counts = [0] * (stages * chunks)
     for stage in range(stages):
         ends = [0.0] * chunks
@@ -163,23 +163,23 @@ def _balanced(layers: int, stages: int, chunks: int, work: Work) -> List[int]:
             ends[0] += work.embedding
         if stage == stages - 1:
             ends[-1] += work.head
-        counts[stage::stages] = _hand_out(of_stage[stage], ends, at_least=1)
+        counts[stage::stages] = _distribute(of_stage[stage], ends, at_least=1)
     return counts
 
 
-def _hand_out(layers: int, before: Sequence[float], at_least: int) -> List[int]:
+def _distribute(layers: int, before: Sequence[float], at_least: int) -> List[int]:
     """``layers`` over places that have the work ``before`` already, the busiest place as idle as can be."""
     counts = [at_least] * len(before)
-    waiting = [(at_least + more, -place) for place, more in enumerate(before)]
+    waiting = [(at_least + more, -index) for index, more in enumerate(before)]
     heapq.heapify(waiting)
     for _ in range(layers - at_least * len(before)):
-        place = -waiting[0][1]
-        counts[place] += 1
-        heapq.heapreplace(waiting, (counts[place] + before[place], -place))
+        index = -waiting[0][1]
+        counts[index] += 1
+        heapq.heapreplace(waiting, (counts[index] + before[index], -index))
     return counts
 
 
-def _checked(split: Sequence[int], layers: int, stages: int, chunks: int) -> List[int]:
+def _checked_split(split: Sequence[int], layers: int, stages: int, chunks: int) -> List[int]:
     counts = list(split)
     if len(counts) != stages * chunks:
         raise ValueError(

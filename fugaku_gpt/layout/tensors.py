@@ -42,12 +42,12 @@ class TensorSpec:
 
     def slice_of(self, tp_rank: int, tp: int) -> Tuple[slice, ...]:
         """The part of the whole tensor that one tensor-parallel rank holds."""
-        whole = tuple(slice(0, size) for size in self.shape)
+        full_slices = tuple(slice(0, size) for size in self.shape)
         if self.tp_dim is None:
-            return whole
+            return full_slices
         width = self.shape[self.tp_dim] // tp
-        part = slice(tp_rank * width, (tp_rank + 1) * width)
-        return (*whole[: self.tp_dim], part, *whole[self.tp_dim + 1 :])
+        local = slice(tp_rank * width, (tp_rank + 1) * width)
+        return (*full_slices[: self.tp_dim], local, *full_slices[self.tp_dim + 1 :])
 
     def local_shape(self, tp: int) -> Tuple[int, ...]:
         """Shape of one rank's part."""
@@ -78,18 +78,18 @@ def model_tensors(model: ModelConfig, tp: int) -> List[TensorSpec]:
     if model.embedding_layernorm:
         tensors += _layer_norm("embedding_norm", h)
     for layer in range(model.layers):
-        at = f"blocks.{layer}"
+        prefix = f"blocks.{layer}"
         tensors += [
-            *_layer_norm(f"{at}.attention_norm", h),
-            TensorSpec(f"{at}.attention.qkv.weight", (3, h, h), tp_dim=1, init="normal", std=std),
-            TensorSpec(f"{at}.attention.qkv.bias", (3, h), tp_dim=1),
-            TensorSpec(f"{at}.attention.out.weight", (h, h), tp_dim=1, init="normal", std=residual_std),
-            TensorSpec(f"{at}.attention.out.bias", (h,)),
-            *_layer_norm(f"{at}.mlp_norm", h),
-            TensorSpec(f"{at}.mlp.up.weight", (f, h), tp_dim=0, init="normal", std=std),
-            TensorSpec(f"{at}.mlp.up.bias", (f,), tp_dim=0),
-            TensorSpec(f"{at}.mlp.down.weight", (h, f), tp_dim=1, init="normal", std=residual_std),
-            TensorSpec(f"{at}.mlp.down.bias", (h,)),
+            *_layer_norm(f"{prefix}.attention_norm", h),
+            TensorSpec(f"{prefix}.attention.qkv.weight", (3, h, h), tp_dim=1, init="normal", std=std),
+            TensorSpec(f"{prefix}.attention.qkv.bias", (3, h), tp_dim=1),
+            TensorSpec(f"{prefix}.attention.out.weight", (h, h), tp_dim=1, init="normal", std=residual_std),
+            TensorSpec(f"{prefix}.attention.out.bias", (h,)),
+            *_layer_norm(f"{prefix}.mlp_norm", h),
+            TensorSpec(f"{prefix}.mlp.up.weight", (f, h), tp_dim=0, init="normal", std=std),
+            TensorSpec(f"{prefix}.mlp.up.bias", (f,), tp_dim=0),
+            TensorSpec(f"{prefix}.mlp.down.weight", (h, f), tp_dim=1, init="normal", std=residual_std),
+            TensorSpec(f"{prefix}.mlp.down.bias", (h,)),
         ]
     return tensors + _layer_norm("final_norm", h)
 

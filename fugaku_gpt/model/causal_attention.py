@@ -17,7 +17,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from fugaku_gpt import ops
-from fugaku_gpt.kernels.attention_tiling import attention_blocks, sums_apart
+from fugaku_gpt.kernels.attention_tiling import attention_tiling, needs_separate_accumulator
 
 Kept = Callable[[], torch.Tensor]
 
@@ -37,7 +37,7 @@ def causal_attention(
     Returns:
         [parts, b, s / parts, heads, d]
     """
-    function = _CompiledAttention if ops.attends(qkv) else _CausalAttention
+    function = _CompiledAttention if ops.has_native_attention(qkv) else _CausalAttention
     y: torch.Tensor = function.apply(qkv, kept, 1.0 / (1.0 - probability) if kept is not None else 1.0, keep)
     return y
 
@@ -128,13 +128,13 @@ class _Workspace:
         self.scale = 1.0 / math.sqrt(self._width)
         self._like = qkv.new_empty(0, dtype=ops.attention_dtype(qkv.dtype))
         narrow = self._like.element_size() == 2
-        blocks = attention_blocks(self.length, self.samples, self.heads, narrow, torch.get_num_threads())
+        blocks = attention_tiling(self.length, self.samples, self.heads, narrow, torch.get_num_threads())
         self._block, self._samples_at_once, self._heads_at_once = blocks.queries, blocks.samples, blocks.heads
         self._future = _future(self._block, self._like.dtype)
         products = blocks.products
         self._rows = self._like.new_empty(products * self._block * self._width)
         self._sums = self._like.new_empty(
-            products * self.length * self._width if sums_apart(blocks, self.length) else 0
+            products * self.length * self._width if needs_separate_accumulator(blocks, self.length) else 0
         )
         self._scores = self._like.new_empty(3 if drops else 2, products * self._block * self.length)
 

@@ -12,28 +12,28 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from fugaku_gpt.compat import probes
-from fugaku_gpt.compat.kernel_choices import AGREED
-from fugaku_gpt.compat.probes import WIDE, has_kernel, waves
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
+from fugaku_gpt.compat.probes import WIDE_DTYPES, has_kernel, probe_input
 from fugaku_gpt.ops import native
 from fugaku_gpt.ops.in_float32 import InFloat32
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
     """The exact GELU."""
-    if native.activates(x):
-        return _by_compiled(x, False)
+    if native.has_native_gelu(x):
+        return _native_gelu(x, False)
     y: torch.Tensor = _gelu(x) if has_kernel("gelu", x.dtype) else InFloat32.apply(_gelu, x)
     return y
 
 
 def _gelu(x: torch.Tensor) -> torch.Tensor:
-    if x.dtype not in WIDE or not gelu_by_erf():  # in 16 bits 1 + erf(x) would have lost all of x below -3
+    if x.dtype not in WIDE_DTYPES or not uses_gelu_by_erf():  # in 16 bits 1 + erf(x) would have lost all of x below -3
         return F.gelu(x)
     y: torch.Tensor = GeluByErf.apply(x)
     return y
 
 
-class _CompiledGelu(torch.autograd.Function):
+class _NativeGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, by_tanh: bool) -> torch.Tensor:
         ctx.save_for_backward(x)
@@ -47,8 +47,8 @@ class _CompiledGelu(torch.autograd.Function):
         return native.gelu_gradient(y_grad, x, ctx.by_tanh), None
 
 
-def _by_compiled(x: torch.Tensor, by_tanh: bool) -> torch.Tensor:
-    y: torch.Tensor = _CompiledGelu.apply(x.contiguous(), by_tanh)
+def _native_gelu(x: torch.Tensor, by_tanh: bool) -> torch.Tensor:
+    y: torch.Tensor = _NativeGelu.apply(x.contiguous(), by_tanh)
     return y
 
 
@@ -72,35 +72,35 @@ def _normal_share(x: torch.Tensor) -> torch.Tensor:
     return torch.mul(x, math.sqrt(0.5)).erf_().add_(1.0).mul_(0.5)
 
 
-def gelu_by_erf() -> bool:
+def uses_gelu_by_erf() -> bool:
     """Whether the exact GELU is computed from the error function: what was agreed on; before that, whether PyTorch's
     own is slow."""
-    return _gelu_is_slow() if AGREED.gelu_by_erf is None else AGREED.gelu_by_erf
+    return _gelu_is_slow() if RANK_CONSENSUS.gelu_by_erf is None else RANK_CONSENSUS.gelu_by_erf
 
 
-def compute_gelu_by_erf(by_erf: bool) -> None:
-    """From now on it is, or is not; see :class:`Agreed`."""
-    AGREED.gelu_by_erf = by_erf
+def choose_gelu_by_erf(by_erf: bool) -> None:
+    """From now on it is, or is not; see :class:`KernelChoices`."""
+    RANK_CONSENSUS.gelu_by_erf = by_erf
 
 
 @functools.lru_cache(maxsize=None)
 def _gelu_is_slow() -> bool:
     """Whether PyTorch's GELU takes much longer than its error function (seen: half of its time, or seven times it)."""
     functions: Sequence[Callable[[torch.Tensor], torch.Tensor]] = (F.gelu, torch.erf)
-    x, best = waves(2**16), [math.inf, math.inf]
+    x, best = probe_input(2**16), [math.inf, math.inf]
     with torch.no_grad():
         for _ in range(7):
-            for place, function in enumerate(functions):
+            for index, function in enumerate(functions):
                 before = time.perf_counter()
                 function(x)
-                best[place] = min(best[place], time.perf_counter() - before)
+                best[index] = min(best[index], time.perf_counter() - before)
     return best[0] > 2.5 * best[1]
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """GELU by its tanh approximation, as in GPT-2's published weights (Hendrycks and Gimpel 2016, section 2)."""
-    if native.activates(x):
-        return _by_compiled(x, True)
-    of_build = probes.gelu_tanh_of_build  # looked up here, where whoever measures it may have put another in its place
-    y: torch.Tensor = of_build(x) if has_kernel("gelu_tanh", x.dtype) else InFloat32.apply(of_build, x)
+    if native.has_native_gelu(x):
+        return _native_gelu(x, True)
+    builtin = probes.builtin_gelu_tanh  # looked up here, where whoever measures it may have put another in its place
+    y: torch.Tensor = builtin(x) if has_kernel("gelu_tanh", x.dtype) else InFloat32.apply(builtin, x)
     return y

@@ -9,16 +9,16 @@ from typing import Callable, Iterator, Optional, Tuple
 import torch
 import torch.nn.functional as F
 
-from fugaku_gpt.compat.kernel_choices import AGREED
-from fugaku_gpt.compat.probes import has_kernel, waves
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
+from fugaku_gpt.compat.probes import has_kernel, probe_input
 from fugaku_gpt.kernels.matmul_tiling import cast_rows
 from fugaku_gpt.machine.local import processor_name, vector_flags
 from fugaku_gpt.ops import native
 from fugaku_gpt.ops.in_float32 import or_in_float32
-from fugaku_gpt.ops.tensor_pool import empty_block
+from fugaku_gpt.ops.tensor_pool import pooled_empty
 
-_ROWS_FOR_ONEDNN = 128
-_AT_ONCE = 2048  # rows or columns of a part that oneDNN gets: 4 MiB of 512 rows
+_MIN_ONEDNN_ROWS = 128
+_ONEDNN_SPLIT = 2048  # rows or columns of a part that oneDNN gets: 4 MiB of 512 rows
 
 # x weightᵀ + bias: [..., inputs], [outputs, inputs], [outputs] → [..., outputs]
 _Operator = Callable[[torch.Tensor, torch.Tensor, Optional[torch.Tensor]], torch.Tensor]
@@ -40,14 +40,14 @@ def linear_into(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tor
     oneDNN writes into memory of its own choosing, and what it takes for a large result again and again leaves holes
     (seen: 100 MiB of 124M's logits): it gets a part of the outputs at a time.
     """
-    if native.multiplies(x, weight.t(), out):
-        return native.multiply_(out, x, weight.t())
+    if native.has_native_matmul(x, weight.t(), out):
+        return native.matmul_(out, x, weight.t())
     if not has_kernel("matmul", x.dtype):
-        return out.copy_(_matmul_of_its_type(x.float(), weight.t().float()))
+        return out.copy_(_matmul_in_dtype(x.float(), weight.t().float()))
     if not _suits_onednn(x):
         return torch.mm(x, weight.t(), out=out)
-    for part, rows in _in_step(out.t(), weight, _AT_ONCE):
-        part.t().copy_(_by_onednn(x, rows))
+    for block, rows in _row_blocks(out.t(), weight, _ONEDNN_SPLIT):
+        block.t().copy_(_onednn_matmul(x, rows))
     return out
 
 
@@ -56,32 +56,32 @@ def matmul_into(out: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Te
 
     oneDNN gets a part of the inner dimension at a time: of all that it takes there is a copy.
     """
-    if native.multiplies(x, y, out):
-        return native.multiply_(out, x, y)
+    if native.has_native_matmul(x, y, out):
+        return native.matmul_(out, x, y)
     if not has_kernel("matmul", x.dtype):
-        return out.copy_(_matmul_of_its_type(x.float(), y.float()))
+        return out.copy_(_matmul_in_dtype(x.float(), y.float()))
     if not _sums_suit_onednn(x, y):
         return torch.mm(x, y, out=out)
     out.zero_()
-    for part, rows in _in_step(x.t(), y, _AT_ONCE):
-        out.add_(_by_onednn(part.t(), rows.t()))
+    for block, rows in _row_blocks(x.t(), y, _ONEDNN_SPLIT):
+        out.add_(_onednn_matmul(block.t(), rows.t()))
     return out
 
 
 def add_product(sums: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
     """Add x y to ``sums``: [rows, inner], [inner, columns], [rows, columns]; in the same pass where it is computed in
     the type of the sums and PyTorch's product is as fast as any."""
-    if native.multiplies(x, y, sums, adds=True):
-        native.multiply_(sums, x, y, adds=True)
+    if native.has_native_matmul(x, y, sums, accumulate=True):
+        native.matmul_(sums, x, y, accumulate=True)
         return
     if sums.dtype != x.dtype:
         if has_kernel("matmul", x.dtype):  # a part at a time: what is added is in memory of its own
-            for part, rows in _in_step(sums, x, cast_rows(sums.shape[1])):
-                added = torch.matmul(rows, y)
-                if native.adds_up(added, part):
-                    native.add_to_sums_(part, added)
+            for block, rows in _row_blocks(sums, x, cast_rows(sums.shape[1])):
+                product = torch.matmul(rows, y)
+                if native.has_native_accumulate(product, block):
+                    native.accumulate_(block, product)
                 else:
-                    part.add_(added)
+                    block.add_(product)
             return
         # the product is one of float32 anyway, and is not rounded on its way
         add_product(sums, x.to(sums.dtype), y.to(sums.dtype))
@@ -89,61 +89,61 @@ def add_product(sums: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
     if not _sums_suit_onednn(x, y):
         sums.addmm_(x, y)
         return
-    for part, rows in _in_step(sums, x, 2 * _AT_ONCE):
-        part.add_(_by_onednn(rows, y.t()))
+    for block, rows in _row_blocks(sums, x, 2 * _ONEDNN_SPLIT):
+        block.add_(_onednn_matmul(rows, y.t()))
 
 
-def _in_step(one: torch.Tensor, other: torch.Tensor, rows: int) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+def _row_blocks(first: torch.Tensor, second: torch.Tensor, rows: int) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
     """Parts of two matrices of equally many rows."""
-    if one.shape[0] != other.shape[0]:
-        raise RuntimeError(f"matrices of {one.shape[0]} and {other.shape[0]} rows do not belong together")
-    return zip(one.split(rows), other.split(rows))
+    if first.shape[0] != second.shape[0]:
+        raise RuntimeError(f"matrices of {first.shape[0]} and {second.shape[0]} rows do not belong together")
+    return zip(first.split(rows), second.split(rows))
 
 
-def _linear_of_its_type(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
-    if _may_be_multiplied(x, weight) and (bias is None or bias.shape == weight.shape[:1]):
+def _linear_in_dtype(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
+    if _may_use_native_matmul(x, weight) and (bias is None or bias.shape == weight.shape[:1]):
         rows = x.reshape(-1, x.shape[-1])
-        if native.multiplies(rows, weight.t()):
-            return _multiplied(x, rows, weight.t(), bias)
+        if native.has_native_matmul(rows, weight.t()):
+            return _native_matmul(x, rows, weight.t(), bias)
     if _suits_onednn(x):
-        return _by_onednn(x, weight, bias)
-    return _put(x, weight.t(), bias) if _may_be_put(x, weight) else F.linear(x, weight, bias)
+        return _onednn_matmul(x, weight, bias)
+    return _matmul_into_pool(x, weight.t(), bias) if _may_write_into_pool(x, weight) else F.linear(x, weight, bias)
 
 
-def _matmul_of_its_type(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    if _may_be_multiplied(x, y):
+def _matmul_in_dtype(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if _may_use_native_matmul(x, y):
         rows = x.reshape(-1, x.shape[-1])
-        if native.multiplies(rows, y):
-            return _multiplied(x, rows, y)
+        if native.has_native_matmul(rows, y):
+            return _native_matmul(x, rows, y)
     if _suits_onednn(x):
-        return _by_onednn(x, y.t())
-    return _put(x, y) if _may_be_put(x, y) else torch.matmul(x, y)
+        return _onednn_matmul(x, y.t())
+    return _matmul_into_pool(x, y) if _may_write_into_pool(x, y) else torch.matmul(x, y)
 
 
-def _may_be_multiplied(x: torch.Tensor, y: torch.Tensor) -> bool:
+def _may_use_native_matmul(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether it is worth a look if [..., inner] and a matrix are multiplied by our kernel."""
-    return y.dim() == 2 and x.numel() > 0 and not torch.is_grad_enabled() and native.compiled_products()
+    return y.dim() == 2 and x.numel() > 0 and not torch.is_grad_enabled() and native.uses_native_matmul()
 
 
-def _multiplied(
+def _native_matmul(
     x: torch.Tensor, rows: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None
 ) -> torch.Tensor:
     """By our kernel; ``rows`` are those of x."""
-    out = empty_block((*x.shape[:-1], y.shape[1]), x.dtype)
-    native.multiply_(out.view(-1, y.shape[1]), rows, y, bias)
+    out = pooled_empty((*x.shape[:-1], y.shape[1]), x.dtype)
+    native.matmul_(out.view(-1, y.shape[1]), rows, y, bias)
     return out
 
 
-def _may_be_put(x: torch.Tensor, y: torch.Tensor) -> bool:
+def _may_write_into_pool(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether PyTorch is told where to put the product of [..., inner] and a matrix. It is in blocks or not, which is
     the process's allocator's: a sum is to be rounded alike beside each. (Layers of older builds round a product of
     three dimensions before they add the bias; this does not.)"""
     return y.dim() == 2 and x.numel() > 0 and not torch.is_grad_enabled()
 
 
-def _put(x: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
+def _matmul_into_pool(x: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
     """By the functions that PyTorch's layers call themselves, into a block where these are used."""
-    out = empty_block((*x.shape[:-1], y.shape[1]), x.dtype)
+    out = pooled_empty((*x.shape[:-1], y.shape[1]), x.dtype)
     rows, result = x.reshape(-1, x.shape[-1]), out.view(-1, y.shape[1])
     if bias is None:
         torch.mm(rows, y, out=result)
@@ -153,8 +153,8 @@ def _put(x: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None) 
 
 
 # where autograd differentiates them, it keeps the float32 copies
-_linear = or_in_float32("linear", _linear_of_its_type)
-_matmul = or_in_float32("matmul", _matmul_of_its_type)
+_linear = or_in_float32("linear", _linear_in_dtype)
+_matmul = or_in_float32("matmul", _matmul_in_dtype)
 
 
 def _suits_onednn(x: torch.Tensor) -> bool:
@@ -163,9 +163,9 @@ def _suits_onednn(x: torch.Tensor) -> bool:
     return (
         x.dtype == torch.float32
         and not torch.is_grad_enabled()
-        and x.numel() >= _ROWS_FOR_ONEDNN * x.shape[-1] > 0
+        and x.numel() >= _MIN_ONEDNN_ROWS * x.shape[-1] > 0
         and x.is_contiguous()
-        and products_by_onednn()
+        and uses_onednn_matmul()
     )
 
 
@@ -176,28 +176,28 @@ def _sums_suit_onednn(x: torch.Tensor, y: torch.Tensor) -> bool:
     return (
         x.dtype == torch.float32
         and not torch.is_grad_enabled()
-        and min(*x.shape, y.shape[1]) >= _ROWS_FOR_ONEDNN
-        and products_by_onednn()
-        and _onednn() is _of_its_own_tensors
+        and min(*x.shape, y.shape[1]) >= _MIN_ONEDNN_ROWS
+        and uses_onednn_matmul()
+        and _onednn() is _onednn_with_opaque_tensors
     )
 
 
-def _by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
+def _onednn_matmul(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
     operator = _onednn()
     assert operator is not None  # or products would not be oneDNN's
     return operator(x, weight, bias)
 
 
-def products_by_onednn() -> bool:
+def uses_onednn_matmul() -> bool:
     """Whether float32 products of layers are oneDNN's: what was agreed on; before that, whether this build can hand
     them to it and would else use MKL's kernels on a processor that is not Intel's (seen: 5 to 25 % slower there with
     AVX-512, on the whole faster without; in older builds less than half as fast, with it or without)."""
-    return _onednn_is_better() if AGREED.products_by_onednn is None else AGREED.products_by_onednn
+    return _onednn_is_better() if RANK_CONSENSUS.products_by_onednn is None else RANK_CONSENSUS.products_by_onednn
 
 
-def compute_products_by_onednn(by_onednn: bool) -> None:
-    """From now on they are, or are not; see :class:`Agreed`."""
-    AGREED.products_by_onednn = by_onednn
+def choose_onednn_matmul(by_onednn: bool) -> None:
+    """From now on they are, or are not; see :class:`KernelChoices`."""
+    RANK_CONSENSUS.products_by_onednn = by_onednn
 
 
 @functools.lru_cache(maxsize=None)
@@ -205,7 +205,7 @@ def _onednn_is_better() -> bool:
     if not torch.backends.mkl.is_available() or "intel" in processor_name().lower() or not has_onednn():
         return False
     # MKL of the builds whose oneDNN takes tensors of its own has good kernels for Intel's processors alone
-    return ("avx2" if _onednn() is _of_its_own_tensors else "avx512f") in vector_flags()
+    return ("avx2" if _onednn() is _onednn_with_opaque_tensors else "avx512f") in vector_flags()
 
 
 def has_onednn() -> bool:
@@ -216,49 +216,49 @@ def has_onednn() -> bool:
 @functools.lru_cache(maxsize=None)
 def _onednn() -> Optional[_Operator]:
     """How this build has oneDNN compute a layer in float32."""
-    return next((operator for operator in (_of_plain_tensors, _of_its_own_tensors) if _is_right(operator)), None)
+    return next((operator for operator in (_onednn_with_plain_tensors, _onednn_with_opaque_tensors) if _is_correct(operator)), None)
 
 
-def _of_plain_tensors(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
+def _onednn_with_plain_tensors(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
     y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return y
 
 
-def _of_its_own_tensors(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
+def _onednn_with_opaque_tensors(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
     """By the operator of older builds. What it takes and gives are copies: of many outputs a part at a time."""
     rows, outputs = x.reshape(-1, x.shape[-1]), weight.shape[0]
-    arranged = _arranged(rows)
-    if outputs <= 2 * _AT_ONCE:
-        y = _linear_of_arranged(arranged, weight, bias)
+    arranged = _to_onednn_layout(rows)
+    if outputs <= 2 * _ONEDNN_SPLIT:
+        y = _linear_of_opaque(arranged, weight, bias)
     else:
         y = x.new_empty(len(rows), outputs)
-        for first in range(0, outputs, _AT_ONCE):
-            some = slice(first, first + _AT_ONCE)
-            y[:, some] = _linear_of_arranged(arranged, weight[some], None if bias is None else bias[some])
+        for first in range(0, outputs, _ONEDNN_SPLIT):
+            columns = slice(first, first + _ONEDNN_SPLIT)
+            y[:, columns] = _linear_of_opaque(arranged, weight[columns], None if bias is None else bias[columns])
     return y.view(*x.shape[:-1], outputs)
 
 
-def _linear_of_arranged(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
+def _linear_of_opaque(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
     function = torch._C._nn.mkldnn_linear
-    y: torch.Tensor = function(x, _arranged(weight), None if bias is None else bias.to_mkldnn())
+    y: torch.Tensor = function(x, _to_onednn_layout(weight), None if bias is None else bias.to_mkldnn())
     return y.to_dense()
 
 
-def _arranged(x: torch.Tensor) -> torch.Tensor:
+def _to_onednn_layout(x: torch.Tensor) -> torch.Tensor:
     """A matrix in a tensor of oneDNN's, which transposes faster than PyTorch does."""
     if x.is_contiguous() or x.stride(0) != 1:
         return x.contiguous().to_mkldnn()
     return torch._mkldnn_transpose(x.t().contiguous().to_mkldnn(), 0, 1)
 
 
-def _is_right(operator: _Operator) -> bool:
-    x, weight, bias = waves(8, 24), waves(16, 24), waves(16)
+def _is_correct(operator: _Operator) -> bool:
+    x, weight, bias = probe_input(8, 24), probe_input(16, 24), probe_input(16)
     with torch.no_grad():
         try:
             y = operator(x, weight, bias)
             z = operator(x, weight.t().contiguous().t(), None)
         except (AttributeError, RuntimeError, TypeError):  # no such operator, none for processors, other arguments
             return False
-        judge = F.linear(x.double(), weight.double(), bias.double())
-        off = max(float((y - judge).abs().max()), float((z + bias - judge).abs().max()))
-    return off <= 64.0 * torch.finfo(torch.float32).eps
+        expected = F.linear(x.double(), weight.double(), bias.double())
+        error = max(float((y - expected).abs().max()), float((z + bias - expected).abs().max()))
+    return error <= 64.0 * torch.finfo(torch.float32).eps

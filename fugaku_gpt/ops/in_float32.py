@@ -7,20 +7,20 @@ from typing import Any, Callable, Optional, Tuple
 import torch
 
 from fugaku_gpt.compat.backward import backward
-from fugaku_gpt.compat.probes import WIDE, has_kernel
+from fugaku_gpt.compat.probes import WIDE_DTYPES, has_kernel
 
 
 def or_in_float32(operation: str, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """A function of tensors in their own type where ``operation`` has a kernel for it, otherwise with casts around."""
 
-    def computed(x: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
+    def wrapper(x: torch.Tensor, *more: Any, **options: Any) -> torch.Tensor:
         dtype = x.dtype
-        if dtype in WIDE or has_kernel(operation, dtype):
-            return function(x, *others, **options)
-        wide = [other.float() if isinstance(other, torch.Tensor) else other for other in others]
+        if dtype in WIDE_DTYPES or has_kernel(operation, dtype):
+            return function(x, *more, **options)
+        wide = [argument.float() if isinstance(argument, torch.Tensor) else argument for argument in more]
         return function(x.float(), *wide, **options).to(dtype)
 
-    return computed
+    return wrapper
 
 
 class InFloat32(torch.autograd.Function):
@@ -39,5 +39,5 @@ class InFloat32(torch.autograd.Function):
         with torch.enable_grad():
             y = ctx.function(*inputs)
         backward(y, grad.float())
-        found = zip((x.grad for x in inputs), ctx.saved_tensors)
-        return (None, *(None if grad_x is None else grad_x.to(kept.dtype) for grad_x, kept in found))
+        input_grads = zip((x.grad for x in inputs), ctx.saved_tensors)
+        return (None, *(None if grad_x is None else grad_x.to(saved.dtype) for grad_x, saved in input_grads))

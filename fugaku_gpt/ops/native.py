@@ -9,55 +9,55 @@ from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
 
 import torch
 
-from fugaku_gpt.compat.kernel_choices import AGREED
-from fugaku_gpt.compat.probes import waves
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
+from fugaku_gpt.compat.probes import probe_input
 from fugaku_gpt.kernels import Library, load_library
-from fugaku_gpt.kernels.attention_tiling import takes_heads_apart
+from fugaku_gpt.kernels.attention_tiling import enough_heads_for_threads
 from fugaku_gpt.kernels.library import BFLOAT16, FLOAT32
-from fugaku_gpt.kernels.matmul_tiling import LEAST, LEAST_PRODUCT
+from fugaku_gpt.kernels.matmul_tiling import MIN_DIMENSION, MIN_MULTIPLY_ADDS
 from fugaku_gpt.machine.local import processor_name, vector_flags
-from fugaku_gpt.ops.tensor_pool import empty_block, private_memory
+from fugaku_gpt.ops.tensor_pool import pooled_empty, private_memory
 
-_TYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
+_NATIVE_TYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 
 
-def has_compiled() -> bool:
+def has_native_kernels() -> bool:
     """Whether there are kernels for this processor that do what they should."""
-    return _tried() is not None
+    return _verified_library() is not None
 
 
-def uses_compiled() -> bool:
+def uses_native_kernels() -> bool:
     """Whether the kernels are used: what was agreed on; before that, whether there are any."""
-    return AGREED.compiled is not False and has_compiled()
+    return RANK_CONSENSUS.compiled is not False and has_native_kernels()
 
 
-def compute_by_compiled(use: bool) -> None:
-    """From now on they are, where there are any, or are not; see :class:`Agreed`."""
-    AGREED.compiled = use
+def choose_native_kernels(use: bool) -> None:
+    """From now on they are, where there are any, or are not; see :class:`KernelChoices`."""
+    RANK_CONSENSUS.compiled = use
 
 
-def call_between(function: Optional[Callable[[], None]], seconds: float) -> None:
+def set_progress_callback(function: Optional[Callable[[], None]], seconds: float) -> None:
     """Long kernels (attention, a layer's product) call the function meanwhile, at most this often; None: no more."""
-    if uses_compiled():
-        _library().call_between(function, seconds)
+    if uses_native_kernels():
+        _library().set_progress_callback(function, seconds)
 
 
-def attends(qkv: torch.Tensor) -> bool:
+def has_native_attention(qkv: torch.Tensor) -> bool:
     """Whether attention of [parts, b, s / parts, 3, heads, d] is a kernel's."""
-    if qkv.dtype not in _TYPES or not uses_compiled():
+    if qkv.dtype not in _NATIVE_TYPES or not uses_native_kernels():
         return False
-    return takes_heads_apart(qkv.shape[1], qkv.shape[4], torch.get_num_threads())
+    return enough_heads_for_threads(qkv.shape[1], qkv.shape[4], torch.get_num_threads())
 
 
 def attention(qkv: torch.Tensor, flags: Optional[torch.Tensor], factor: float) -> Tuple[torch.Tensor, torch.Tensor]:
     """Causal attention of [parts, b, s / parts, 3, heads, d] with kept flags of dropout [b, heads, s, s], whose others
     are scaled by ``factor``: [parts, b, s / parts, heads, d], and logarithms of sums that its gradient needs."""
-    parts, b, here, _, heads, d = qkv.shape
-    y = empty_block((parts, b, here, heads, d), qkv.dtype)
-    log_sums = qkv.new_empty(b, heads, parts * here, dtype=torch.float32)
+    shards, b, local_length, _, heads, d = qkv.shape
+    y = pooled_empty((shards, b, local_length, heads, d), qkv.dtype)
+    log_sums = qkv.new_empty(b, heads, shards * local_length, dtype=torch.float32)
     library, qkv, threads = _library(), qkv.contiguous(), torch.get_num_threads()
-    work = _floats(threads * library.attention_floats(parts * here, d))
-    shape = (parts, b, here, heads, d, _TYPES[qkv.dtype], factor, work.data_ptr(), threads)
+    work = _floats(threads * library.attention_floats(shards * local_length, d))
+    shape = (shards, b, local_length, heads, d, _NATIVE_TYPES[qkv.dtype], factor, work.data_ptr(), threads)
     library.attention_forward(qkv.data_ptr(), y.data_ptr(), log_sums.data_ptr(), _address(flags), *shape)
     return y, log_sums
 
@@ -71,19 +71,19 @@ def attention_gradient(
     factor: float,
 ) -> torch.Tensor:
     """The gradient of :func:`attention`'s ``qkv``."""
-    parts, b, here, _, heads, d = qkv.shape
+    shards, b, local_length, _, heads, d = qkv.shape
     library, qkv, threads = _library(), qkv.contiguous(), torch.get_num_threads()
-    work = _floats(threads * library.attention_floats(parts * here, d))
-    y_grad, grad = y_grad.contiguous(), empty_block(qkv.shape, qkv.dtype)
-    shape = (parts, b, here, heads, d, _TYPES[qkv.dtype], factor, work.data_ptr(), threads)
+    work = _floats(threads * library.attention_floats(shards * local_length, d))
+    y_grad, grad = y_grad.contiguous(), pooled_empty(qkv.shape, qkv.dtype)
+    shape = (shards, b, local_length, heads, d, _NATIVE_TYPES[qkv.dtype], factor, work.data_ptr(), threads)
     tensors = (qkv, y, y_grad, log_sums)
     library.attention_backward(*(x.data_ptr() for x in tensors), _address(flags), grad.data_ptr(), *shape)
     return grad
 
 
-def counts_losses(logits: torch.Tensor) -> bool:
+def has_native_loss(logits: torch.Tensor) -> bool:
     """Whether the rows of these logits [n, columns] are a kernel's."""
-    return logits.dtype in _TYPES and logits.stride(1) == 1 and uses_compiled()
+    return logits.dtype in _NATIVE_TYPES and logits.stride(1) == 1 and uses_native_kernels()
 
 
 def loss_sums(logits: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -98,22 +98,22 @@ def loss_gradient_(logits: torch.Tensor, log_sums: torch.Tensor, scale: float) -
     _library().loss_gradient(*_rows(logits), log_sums.data_ptr(), scale, torch.get_num_threads())
 
 
-def loss_of_whole_rows_(logits: torch.Tensor, scale: float, wants_gradient: bool) -> torch.Tensor:
+def loss_full_rows_(logits: torch.Tensor, scale: float, wants_gradient: bool) -> torch.Tensor:
     """The logarithms of sums of exponentials of rows that no other rank has a part of, float32; with ``wants_gradient``
     the logits become ``scale`` times the probabilities."""
     log_sums = logits.new_empty(logits.shape[0], dtype=torch.float32)
     threads = torch.get_num_threads()
-    _library().loss_of_whole_rows(*_rows(logits), log_sums.data_ptr(), scale, int(wants_gradient), threads)
+    _library().loss_full_rows(*_rows(logits), log_sums.data_ptr(), scale, int(wants_gradient), threads)
     return log_sums
 
 
 def _rows(logits: torch.Tensor) -> Tuple[int, int, int, int, int]:
-    return logits.data_ptr(), logits.shape[0], logits.shape[1], logits.stride(0), _TYPES[logits.dtype]
+    return logits.data_ptr(), logits.shape[0], logits.shape[1], logits.stride(0), _NATIVE_TYPES[logits.dtype]
 
 
-def normalises(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> bool:
+def has_native_layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> bool:
     """Whether LayerNorm of x [..., width] with a weight (and bias) [width] is a kernel's."""
-    return x.dtype in _TYPES and weight.dtype == bias.dtype == torch.float32 and uses_compiled()
+    return x.dtype in _NATIVE_TYPES and weight.dtype == bias.dtype == torch.float32 and uses_native_kernels()
 
 
 def layer_norm(
@@ -122,60 +122,60 @@ def layer_norm(
     """LayerNorm of contiguous x [..., width], and [2, rows] that its gradient needs."""
     width, threads = x.shape[-1], torch.get_num_threads()
     rows = x.numel() // width
-    y, kept = empty_block(x.shape, x.dtype), x.new_empty(2, rows, dtype=torch.float32)
-    tensors = (x, weight.contiguous(), bias.contiguous(), y, kept[0], kept[1])
-    numbers = (rows, width, _TYPES[x.dtype], eps, _memory(threads * width), threads)
+    y, statistics = pooled_empty(x.shape, x.dtype), x.new_empty(2, rows, dtype=torch.float32)
+    tensors = (x, weight.contiguous(), bias.contiguous(), y, statistics[0], statistics[1])
+    numbers = (rows, width, _NATIVE_TYPES[x.dtype], eps, _workspace_address(threads * width), threads)
     _library().layer_norm(*(tensor.data_ptr() for tensor in tensors), *numbers)
-    return y, kept
+    return y, statistics
 
 
 def layer_norm_gradient(
-    y_grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor
+    y_grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, statistics: torch.Tensor
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of :func:`layer_norm`'s x, and in float32 of its weight and bias."""
     width, threads = x.shape[-1], torch.get_num_threads()
-    x_grad, weight_grad, bias_grad = empty_block(x.shape, x.dtype), _floats(width), _floats(width)
-    tensors = (x, weight.contiguous(), kept[0], kept[1], y_grad.contiguous(), x_grad, weight_grad, bias_grad)
-    numbers = (x.numel() // width, width, _TYPES[x.dtype], _memory(threads * 6 * width), threads)
+    x_grad, weight_grad, bias_grad = pooled_empty(x.shape, x.dtype), _floats(width), _floats(width)
+    tensors = (x, weight.contiguous(), statistics[0], statistics[1], y_grad.contiguous(), x_grad, weight_grad, bias_grad)
+    numbers = (x.numel() // width, width, _NATIVE_TYPES[x.dtype], _workspace_address(threads * 6 * width), threads)
     _library().layer_norm_gradient(*(tensor.data_ptr() for tensor in tensors), *numbers)
     return x_grad, weight_grad, bias_grad
 
 
-def activates(x: torch.Tensor) -> bool:
+def has_native_gelu(x: torch.Tensor) -> bool:
     """Whether GELU of x is a kernel's."""
-    return has_gelu(x.dtype) and uses_compiled()
+    return supports_gelu(x.dtype) and uses_native_kernels()
 
 
-def has_gelu(dtype: torch.dtype) -> bool:
+def supports_gelu(dtype: torch.dtype) -> bool:
     """Whether there is a kernel for GELU in this type, on whatever machine has kernels."""
-    return dtype in _TYPES
+    return dtype in _NATIVE_TYPES
 
 
 def gelu(x: torch.Tensor, by_tanh: bool) -> torch.Tensor:
     """GELU of contiguous x, exact or by its tanh approximation."""
-    y, threads = empty_block(x.shape, x.dtype), torch.get_num_threads()
-    _library().gelu(x.data_ptr(), y.data_ptr(), x.numel(), _TYPES[x.dtype], int(by_tanh), threads)
+    y, threads = pooled_empty(x.shape, x.dtype), torch.get_num_threads()
+    _library().gelu(x.data_ptr(), y.data_ptr(), x.numel(), _NATIVE_TYPES[x.dtype], int(by_tanh), threads)
     return y
 
 
 def gelu_gradient(y_grad: torch.Tensor, x: torch.Tensor, by_tanh: bool) -> torch.Tensor:
     """The gradient of :func:`gelu`'s x."""
-    y_grad, x_grad, threads = y_grad.contiguous(), empty_block(x.shape, x.dtype), torch.get_num_threads()
+    y_grad, x_grad, threads = y_grad.contiguous(), pooled_empty(x.shape, x.dtype), torch.get_num_threads()
     tensors = (x.data_ptr(), y_grad.data_ptr(), x_grad.data_ptr())
-    _library().gelu_gradient(*tensors, x.numel(), _TYPES[x.dtype], int(by_tanh), threads)
+    _library().gelu_gradient(*tensors, x.numel(), _NATIVE_TYPES[x.dtype], int(by_tanh), threads)
     return x_grad
 
 
-def adds_up(x: torch.Tensor, sums: Optional[torch.Tensor] = None) -> bool:
+def has_native_accumulate(x: torch.Tensor, sums: Optional[torch.Tensor] = None) -> bool:
     """Whether sums of x are a kernel's: new ones, or those of its shape that it is added to."""
     if sums is not None and not (sums.dtype == torch.float32 and sums.is_contiguous() and sums.shape == x.shape):
         return False
-    return x.dtype == torch.bfloat16 and x.is_contiguous() and uses_compiled()
+    return x.dtype == torch.bfloat16 and x.is_contiguous() and uses_native_kernels()
 
 
-def add_to_sums_(sums: torch.Tensor, x: torch.Tensor) -> None:
+def accumulate_(sums: torch.Tensor, x: torch.Tensor) -> None:
     """Add bfloat16 x to contiguous float32 sums of its shape."""
-    _library().add_to_sums(sums.data_ptr(), x.data_ptr(), x.numel(), torch.get_num_threads())
+    _library().accumulate(sums.data_ptr(), x.data_ptr(), x.numel(), torch.get_num_threads())
 
 
 def sum_of_rows(x: torch.Tensor) -> torch.Tensor:
@@ -185,92 +185,92 @@ def sum_of_rows(x: torch.Tensor) -> torch.Tensor:
     return sums
 
 
-def compiled_products() -> bool:
+def uses_native_matmul() -> bool:
     """Whether layers' products are a kernel's, in float32 and bfloat16, of matrices that are large enough: what
     was agreed on; before that, whether it is the better one on this processor (seen, with AVX-512 on one that is
     not Intel's: 5 to 20 % faster than MKL, in bfloat16 as fast as oneDNN or up to 5 % faster, 15 % where it is added to
     sums in float32; without AVX-512 slower)."""
-    if not uses_compiled():
+    if not uses_native_kernels():
         return False
-    return _multiplies_better() if AGREED.compiled_products is None else AGREED.compiled_products
+    return _native_matmul_is_better() if RANK_CONSENSUS.compiled_products is None else RANK_CONSENSUS.compiled_products
 
 
-def compute_products_by_compiled(use: bool) -> None:
-    """From now on they are, or are not; see :class:`Agreed`."""
-    AGREED.compiled_products = use
+def choose_native_matmul(use: bool) -> None:
+    """From now on they are, or are not; see :class:`KernelChoices`."""
+    RANK_CONSENSUS.compiled_products = use
 
 
 @functools.lru_cache(maxsize=None)
-def _multiplies_better() -> bool:
+def _native_matmul_is_better() -> bool:
     if "intel" in processor_name().lower() or "avx512f" not in vector_flags():
         return False
     library = _library()  # a compiler may have left out what the processor has
-    return library.lanes() == 16 and all(map(library.multiplies, _TYPES.values()))
+    return library.lanes() == 16 and all(map(library.multiplies, _NATIVE_TYPES.values()))
 
 
-def multiplies(x: torch.Tensor, y: torch.Tensor, into: Optional[torch.Tensor] = None, *, adds: bool = False) -> bool:
+def has_native_matmul(x: torch.Tensor, y: torch.Tensor, out: Optional[torch.Tensor] = None, *, accumulate: bool = False) -> bool:
     """Whether a product x y, [rows, inner], [inner, columns], is a kernel's, which autograd is not to see: a new one,
-    or what ``into`` [rows, columns] becomes, or what is added to it."""
-    if x.dtype not in _TYPES or y.dtype != x.dtype or torch.is_grad_enabled() or x.dim() != 2 or y.dim() != 2:
+    or what ``out`` [rows, columns] becomes, or what is added to it."""
+    if x.dtype not in _NATIVE_TYPES or y.dtype != x.dtype or torch.is_grad_enabled() or x.dim() != 2 or y.dim() != 2:
         return False
     (rows, inner), columns = x.shape, y.shape[1]
-    if min(rows, inner, columns) < LEAST or rows * inner * columns < LEAST_PRODUCT or y.shape[0] != inner:
+    if min(rows, inner, columns) < MIN_DIMENSION or rows * inner * columns < MIN_MULTIPLY_ADDS or y.shape[0] != inner:
         return False
     if 1 not in x.stride() or 1 not in y.stride():
         return False
-    if into is not None:
-        types = (torch.float32,) if adds else (torch.float32, x.dtype)
-        if into.dtype not in types or into.shape != (rows, columns) or into.stride(1) != 1:
+    if out is not None:
+        types = (torch.float32,) if accumulate else (torch.float32, x.dtype)
+        if out.dtype not in types or out.shape != (rows, columns) or out.stride(1) != 1:
             return False
-    return compiled_products()
+    return uses_native_matmul()
 
 
-def multiply_(
-    into: torch.Tensor, x: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None, *, adds: bool = False
+def matmul_(
+    out: torch.Tensor, x: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None, *, accumulate: bool = False
 ) -> torch.Tensor:
-    """``into``, which becomes x y + bias, or to which in float32 that is added: [rows, columns], [rows, inner], [inner,
-    columns], [columns]; of sums in float32, which are rounded at most once. ``into`` is in memory of its own.
+    """``out``, which becomes x y + bias, or to which in float32 that is added: [rows, columns], [rows, inner], [inner,
+    columns], [columns]; of sums in float32, which are rounded at most once. ``out`` is in memory of its own.
     """
     (rows, inner), columns, threads = x.shape, y.shape[1], torch.get_num_threads()
-    kind, its_kind = _TYPES[x.dtype], _TYPES[into.dtype]
+    kind, result_kind = _NATIVE_TYPES[x.dtype], _NATIVE_TYPES[out.dtype]
     bias = None if bias is None else bias.float().contiguous()
-    work = _memory(_product_floats(rows, columns, inner, kind, its_kind, threads))
+    work = _workspace_address(_gemm_workspace_floats(rows, columns, inner, kind, result_kind, threads))
     sides = (x.data_ptr(), *_strides(x), y.data_ptr(), *_strides(y), kind)
-    result = (_address(bias), into.data_ptr(), into.stride(0), its_kind, int(adds))
+    result = (_address(bias), out.data_ptr(), out.stride(0), result_kind, int(accumulate))
     _library().multiply(*sides, *result, rows, columns, inner, work, threads)
-    return into
+    return out
 
 
 @functools.lru_cache(maxsize=1024)
-def _product_floats(rows: int, columns: int, inner: int, kind: int, its_kind: int, threads: int) -> int:
-    return _library().product_floats(rows, columns, inner, kind, its_kind, threads)
+def _gemm_workspace_floats(rows: int, columns: int, inner: int, kind: int, result_kind: int, threads: int) -> int:
+    return _library().product_floats(rows, columns, inner, kind, result_kind, threads)
 
 
-def _memory(floats: int) -> int:
+def _workspace_address(floats: int) -> int:
     """The address of memory that products and LayerNorm work in, the same for all: what is in it is in the caches while
     it is in use, and was before. (Attention's is a tensor that is freed: with many threads it is large.) It is the
     process's: kernels run in one Python thread at a time. It lies outside of the heap, and a forked process has its
     own."""
-    global _work
-    if len(_work) < 4 * floats:
-        _work = b""  # not beside the new one
-        _work = (ctypes.c_char * (4 * floats)).from_buffer(private_memory(4 * floats))
-    return ctypes.addressof(_work)
+    global _workspace
+    if len(_workspace) < 4 * floats:
+        _workspace = b""  # not beside the new one
+        _workspace = (ctypes.c_char * (4 * floats)).from_buffer(private_memory(4 * floats))
+    return ctypes.addressof(_workspace)
 
 
-_work: Any = b""
+_workspace: Any = b""
 
 
 def _strides(x: torch.Tensor) -> Tuple[int, int]:
     return x.stride(0), x.stride(1)
 
 
-def sums_squares(x: torch.Tensor) -> bool:
+def has_native_sum_of_squares(x: torch.Tensor) -> bool:
     """Whether the sum of squares of [n] numbers is a kernel's."""
-    return x.dtype == torch.float32 and x.is_contiguous() and uses_compiled()
+    return x.dtype == torch.float32 and x.is_contiguous() and uses_native_kernels()
 
 
-def squares(x: torch.Tensor) -> float:
+def native_sum_of_squares(x: torch.Tensor) -> float:
     """The sum of squares of [n] float32 numbers."""
     return _library().squares(x.data_ptr(), x.numel(), torch.get_num_threads())
 
@@ -326,77 +326,77 @@ def _library() -> Library:
 
 
 @functools.lru_cache(maxsize=None)
-def _tried() -> Optional[Library]:
+def _verified_library() -> Optional[Library]:
     """The library, once each of its kernels has done what it should: a compiler may be wrong, or threads may be."""
     library = load_library()
-    return library if library is not None and all(_near(*its) for its in _trials()) else None
+    return library if library is not None and all(_is_close(*trial) for trial in _kernel_trials()) else None
 
 
-def _near(found: torch.Tensor, expected: torch.Tensor) -> bool:
+def _is_close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether a result is the expected one but for some roundings of its type."""
-    near = 16.0 * torch.finfo(found.dtype).eps * max(1.0, float(expected.abs().max()))
-    return bool(torch.isfinite(found.float()).all()) and float((found.double() - expected).abs().max()) <= near
+    tolerance = 16.0 * torch.finfo(actual.dtype).eps * max(1.0, float(expected.abs().max()))
+    return bool(torch.isfinite(actual.float()).all()) and float((actual.double() - expected).abs().max()) <= tolerance
 
 
-def _trials() -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+def _kernel_trials() -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
     """Of each kernel what it finds, and what it should."""
-    for dtype in _TYPES:
-        qkv, y_grad = waves(1, 2, 70, 3, 2, 8).to(dtype), waves(1, 2, 70, 2, 8).cos().to(dtype)
+    for dtype in _NATIVE_TYPES:
+        qkv, y_grad = probe_input(1, 2, 70, 3, 2, 8).to(dtype), probe_input(1, 2, 70, 2, 8).cos().to(dtype)
         y, log_sums = attention(qkv, None, 1.0)
-        yield y, _defined(qkv.double())
+        yield y, _reference_attention(qkv.double())
         # the gradient, along some direction, is what the result changes by
-        step = 1e-4 * waves(1, 2, 70, 3, 2, 8).double().cos()
-        change = (_defined(qkv.double() + step) - _defined(qkv.double() - step)) * y_grad.double()
+        step = 1e-4 * probe_input(1, 2, 70, 3, 2, 8).double().cos()
+        change = (_reference_attention(qkv.double() + step) - _reference_attention(qkv.double() - step)) * y_grad.double()
         grad = attention_gradient(y_grad, qkv, y, log_sums, None, 1.0)
         yield ((grad.double() * step).sum() / 1e-4).to(dtype), change.sum() / 2e-4
-        logits = waves(3, 70).to(dtype)
+        logits = probe_input(3, 70).to(dtype)
         wide = logits.double()
         largest, sums = loss_sums(logits)
         yield sums, (wide - largest.double().unsqueeze(1)).exp().sum(1)
-        yield loss_of_whole_rows_(logits, 2.0, True), wide.logsumexp(1)
+        yield loss_full_rows_(logits, 2.0, True), wide.logsumexp(1)
         yield logits, 2.0 * torch.softmax(wide, 1)
-        yield from _trials_of_layer_norm(waves(5, 70).to(dtype))
-        yield from _trials_of_gelu((8.0 * waves(3, 70)).to(dtype))
-    many, sums = waves(70, 150).bfloat16(), waves(70, 150).cos()
+        yield from _layer_norm_trials(probe_input(5, 70).to(dtype))
+        yield from _gelu_trials((8.0 * probe_input(3, 70)).to(dtype))
+    rows, sums = probe_input(70, 150).bfloat16(), probe_input(70, 150).cos()
     before = sums.double()
-    add_to_sums_(sums, many)
-    yield sums, before + many.double()
-    yield sum_of_rows(many), many.double().sum(0)
-    for dtype in _TYPES:
-        if _library().multiplies(_TYPES[dtype]):
+    accumulate_(sums, rows)
+    yield sums, before + rows.double()
+    yield sum_of_rows(rows), rows.double().sum(0)
+    for dtype in _NATIVE_TYPES:
+        if _library().multiplies(_NATIVE_TYPES[dtype]):
             # each side as it lies, and turned; more than one pass of any type, an odd number of elements, more than a
             # strip; of whole numbers, whose sums are not rounded
-            x, y = ((4.0 * waves(rows, 1601)).round().to(dtype) for rows in (20, 110))
-            bias = (4.0 * waves(110)).round()
-            plain = x.double() @ y.double().t()
+            x, y = ((4.0 * probe_input(rows, 1601)).round().to(dtype) for rows in (20, 110))
+            bias = (4.0 * probe_input(110)).round()
+            expected = x.double() @ y.double().t()
             for left in (x, x.t().contiguous().t()):
                 for right in (y.t(), y.t().contiguous()):
                     for kind in (dtype, torch.float32):
-                        yield multiply_(torch.empty(20, 110, dtype=kind), left, right, bias), plain + bias.double()
-                    yield multiply_(torch.ones(20, 110), left, right, adds=True), plain + 1.0
-    parameters, gradients, rounded = waves(70), waves(70).cos(), torch.zeros(70, dtype=torch.bfloat16)
+                        yield matmul_(torch.empty(20, 110, dtype=kind), left, right, bias), expected + bias.double()
+                    yield matmul_(torch.ones(20, 110), left, right, accumulate=True), expected + 1.0
+    parameters, gradients, rounded = probe_input(70), probe_input(70).cos(), torch.zeros(70, dtype=torch.bfloat16)
     moments, before = (torch.zeros(70), torch.ones(70)), parameters.double()
     step_adamw(parameters, gradients, moments, rounded, AdamWStep(2.0, 0.5, (0.5, 0.75), step_size=0.25, eps=0.125))
     first, second = 0.25 * gradients.double(), 0.75 + 0.0625 * gradients.double() ** 2
     yield parameters, 0.5 * before - 0.25 * first / (second.sqrt() + 0.125)
     yield rounded, parameters.double()
-    yield torch.tensor(squares(gradients)), (gradients.double() ** 2).sum()
+    yield torch.tensor(native_sum_of_squares(gradients)), (gradients.double() ** 2).sum()
 
 
-def _trials_of_layer_norm(x: torch.Tensor) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
-    weight, bias, wide = waves(70), waves(70).cos(), x.double()
+def _layer_norm_trials(x: torch.Tensor) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+    weight, bias, wide = probe_input(70), probe_input(70).cos(), x.double()
     root = (wide.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
     normal = (wide - wide.mean(1, keepdim=True)) / root
-    y, kept = layer_norm(x, weight, bias, 1e-5)
+    y, statistics = layer_norm(x, weight, bias, 1e-5)
     yield y, normal * weight.double() + bias.double()
-    x_grad, weight_grad, bias_grad = layer_norm_gradient(torch.ones_like(x), x, weight, kept)
-    its = weight.double()
-    yield x_grad, (its - its.mean() - normal * (normal * its).mean(1, keepdim=True)) / root
+    x_grad, weight_grad, bias_grad = layer_norm_gradient(torch.ones_like(x), x, weight, statistics)
+    wide_weight = weight.double()
+    yield x_grad, (wide_weight - wide_weight.mean() - normal * (normal * wide_weight).mean(1, keepdim=True)) / root
     yield weight_grad, normal.sum(0)
     yield bias_grad, torch.full((70,), 5.0, dtype=torch.float64)
 
 
-def _trials_of_gelu(x: torch.Tensor) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+def _gelu_trials(x: torch.Tensor) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
     wide, y_grad = x.double(), x.cos()
     falls = (-0.5 * wide**2).exp() / math.sqrt(2.0 * math.pi)
     slope = math.sqrt(8.0 / math.pi) * (1.0 + 3.0 * 0.044715 * wide**2)
@@ -408,7 +408,7 @@ def _trials_of_gelu(x: torch.Tensor) -> Iterator[Tuple[torch.Tensor, torch.Tenso
     yield gelu_gradient(y_grad, x, True), y_grad.double() * (by_tanh + wide * by_tanh * (1.0 - by_tanh) * slope)
 
 
-def _defined(qkv: torch.Tensor) -> torch.Tensor:
+def _reference_attention(qkv: torch.Tensor) -> torch.Tensor:
     """Attention by its definition."""
     q, k, v = qkv[0].permute(2, 0, 3, 1, 4).unbind(0)
     future = torch.full((q.shape[2], q.shape[2]), -math.inf, dtype=qkv.dtype).triu(1)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from fugaku_gpt.compat.probes import WIDE
+from fugaku_gpt.compat.probes import WIDE_DTYPES
 from fugaku_gpt.ops import native
 from fugaku_gpt.ops.in_float32 import InFloat32
 
@@ -18,26 +18,26 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     gradients, sums over tokens, are then not rounded. (PyTorch 2.13's kernel takes them beside 16 bits too, but adds up
     their gradients with errors of 20 to 50 roundings.)"""
 
-    def normalised(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    def normalize(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
     y: torch.Tensor
-    if native.normalises(x, weight, bias):
-        y = _CompiledLayerNorm.apply(x.contiguous(), weight, bias, eps)
+    if native.has_native_layer_norm(x, weight, bias):
+        y = _NativeLayerNorm.apply(x.contiguous(), weight, bias, eps)
         return y
-    if x.dtype in WIDE:
-        return normalised(x, weight, bias)
-    y = InFloat32.apply(normalised, x, weight, bias)
+    if x.dtype in WIDE_DTYPES:
+        return normalize(x, weight, bias)
+    y = InFloat32.apply(normalize, x, weight, bias)
     return y
 
 
-class _CompiledLayerNorm(torch.autograd.Function):
+class _NativeLayerNorm(torch.autograd.Function):
     """By our own kernel."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-        y, kept = native.layer_norm(x, weight, bias, eps)
-        ctx.save_for_backward(x, weight, kept)
+        y, statistics = native.layer_norm(x, weight, bias, eps)
+        ctx.save_for_backward(x, weight, statistics)
         return y
 
     @staticmethod
@@ -48,6 +48,6 @@ class _CompiledLayerNorm(torch.autograd.Function):
 
 def sum_of_rows(x: torch.Tensor) -> torch.Tensor:
     """[n, width] → [width], added up in float32 at least, and left so."""
-    if native.adds_up(x):
+    if native.has_native_accumulate(x):
         return native.sum_of_rows(x)
-    return x.sum(0) if x.dtype in WIDE else x.sum(0, dtype=torch.float32)
+    return x.sum(0) if x.dtype in WIDE_DTYPES else x.sum(0, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Sums of squares of many numbers, for the norm of a gradient."""
+"""Sums of native_sum_of_squares of many numbers, for the norm of a gradient."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import functools
 
 import torch
 
-from fugaku_gpt.ops.native import squares, sums_squares
+from fugaku_gpt.ops.native import native_sum_of_squares, has_native_sum_of_squares
 
-_ROW = 1024  # numbers of which a norm is taken, in their own type; float64 adds the rows up
-_BLOCK = 65536  # numbers of a dot product in their own type: a call takes as long as some thousands of them
+_NORM_ROW = 1024  # numbers of which a norm is taken, in their own type; float64 adds the rows up
+_DOT_BLOCK = 65536  # numbers of a dot product in their own type: a call takes as long as some thousands of them
 
 
 def sum_of_squares(x: torch.Tensor) -> float:
     """Of [n] float32 or float64 numbers. No clock chooses the way: of a build and a processor it is always the same."""
-    if sums_squares(x):
-        return squares(x)
+    if has_native_sum_of_squares(x):
+        return native_sum_of_squares(x)
     if not _norms_add_in_lanes():
-        return sum(float(torch.dot(block, block)) for block in x.split(_BLOCK))
-    whole = x.numel() - x.numel() % _ROW
-    norms = torch.linalg.vector_norm(x[:whole].view(-1, _ROW), dim=1).double()
-    rest = x[whole:]
-    return float(torch.dot(norms, norms)) + float(torch.dot(rest, rest))
+        return sum(float(torch.dot(block, block)) for block in x.split(_DOT_BLOCK))
+    full_rows = x.numel() - x.numel() % _NORM_ROW
+    norms = torch.linalg.vector_norm(x[:full_rows].view(-1, _NORM_ROW), dim=1).double()
+    tail = x[full_rows:]
+    return float(torch.dot(norms, norms)) + float(torch.dot(tail, tail))
 
 
 @functools.lru_cache(maxsize=None)

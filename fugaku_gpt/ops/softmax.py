@@ -7,7 +7,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from fugaku_gpt.compat.probes import LOOSE, has_kernel, waves
+from fugaku_gpt.compat.probes import TOLERANCE_ROUNDINGS, has_kernel, probe_input
 
 
 def attention_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -35,7 +35,7 @@ _MISSING = (AttributeError, RuntimeError, TypeError)  # no such function, not fo
 
 @functools.lru_cache(maxsize=None)
 def _softmax_works_in_place(dtype: torch.dtype) -> bool:
-    x = waves(2, 3, 200).to(dtype)
+    x = probe_input(2, 3, 200).to(dtype)
     try:
         expected = torch.softmax(x, dim=-1)
         return torch.equal(torch._softmax(x, -1, False, out=x), expected) and torch.equal(x, expected)
@@ -49,20 +49,20 @@ def _softmax_gradient(dtype: torch.dtype) -> Optional[Callable[[torch.Tensor, to
     backward: Any = getattr(torch, "_softmax_backward_data", None)
 
     def in_place(grad: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = backward(grad, result, -1, result.dtype, grad_input=grad)
-        return found
+        input_grad: torch.Tensor = backward(grad, result, -1, result.dtype, grad_input=grad)
+        return input_grad
 
-    def of_older_builds(grad: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = backward(grad, result, -1, result)  # the last is the input, of which the type is asked
-        return found
+    def with_input(grad: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        input_grad: torch.Tensor = backward(grad, result, -1, result)  # the last is the input, of which the type is asked
+        return input_grad
 
-    for function in (in_place, of_older_builds):
-        result, grad = torch.softmax(waves(2, 3, 200), dim=-1).to(dtype), waves(2, 3, 200).cos().to(dtype)
+    for function in (in_place, with_input):
+        result, grad = torch.softmax(probe_input(2, 3, 200), dim=-1).to(dtype), probe_input(2, 3, 200).cos().to(dtype)
         wide, wide_grad = result.double(), grad.double()
         expected = wide * (wide_grad - (wide_grad * wide).sum(-1, keepdim=True))
-        near = LOOSE * torch.finfo(dtype).eps * float(expected.abs().max())
+        tolerance = TOLERANCE_ROUNDINGS * torch.finfo(dtype).eps * float(expected.abs().max())
         try:
-            if float((function(grad, result).double() - expected).abs().max()) <= near:
+            if float((function(grad, result).double() - expected).abs().max()) <= tolerance:
                 return function
         except _MISSING:
             continue

@@ -4,7 +4,7 @@ glibc's heap hardly ever gives what a tensor has left to the next one of its siz
 more than it uses, and small objects have come to lie in those beside the old one. Here what is freed is the next block
 of its size. Seen: of 124M's passes 470 MiB were in use at most, for which the heap grew by 740; all blocks take 430.
 
-Blocks are used once a process has said so (``training/startup.py``), which it does where it runs on glibc's heap: other
+TensorPool are used once a process has said so (``training/startup.py``), which it does where it runs on glibc's heap: other
 allocators have ways of their own, and large pages.
 """
 
@@ -19,13 +19,13 @@ from typing import Callable, Dict, List, Optional, Sequence
 
 import torch
 
-_LEAST_BYTES = 2**20  # smaller ones fill what others leave, and are made faster by PyTorch
-_TAKES_BETWEEN_LOOKS = 2**10
-_UNUSED_FOR = 2**14  # takes: more than those of a micro-batch of a thousand layers
+_MIN_BYTES = 2**20  # smaller ones fill what others leave, and are made faster by PyTorch
+_REQUESTS_BETWEEN_SWEEPS = 2**10
+_UNUSED_REQUESTS = 2**14  # takes: more than those of a micro-batch of a thousand layers
 
 
-class Blocks:
-    """Blocks by size, each lent to one tensor until nothing uses that tensor's memory any more: of each size as many as
+class TensorPool:
+    """TensorPool by size, each lent to one tensor until nothing uses that tensor's memory any more: of each size as many as
     were in use at one time.
 
     Sizes that have not been asked for in a long time, of another sequence length say, are handed back.
@@ -34,39 +34,39 @@ class Blocks:
     def __init__(self) -> None:
         self._free: Dict[int, List[mmap.mmap]] = {}
         self._lent: Dict[int, "weakref.ref[memoryview]"] = {}
-        self._numbers = itertools.count()
-        self._takes = 0
+        self._loan_ids = itertools.count()
+        self._requests = 0
         self._last_use: Dict[int, int] = {}
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of this shape whose numbers are whatever they are, and which is no view of another."""
         size = math.prod(shape) * _itemsize(dtype)
-        if size < _LEAST_BYTES:
+        if size < _MIN_BYTES:
             return torch.empty(tuple(shape), dtype=dtype)
-        self._takes += 1
-        self._last_use[size] = self._takes
-        if self._takes % _TAKES_BETWEEN_LOOKS == 0:
-            self._hand_back_unused()
+        self._requests += 1
+        self._last_use[size] = self._requests
+        if self._requests % _REQUESTS_BETWEEN_SWEEPS == 0:
+            self._release_unused()
         free = self._free.get(size)
         memory = free.pop() if free else private_memory(size)
-        loan, number = memoryview(memory), next(self._numbers)
+        loan, loan_id = memoryview(memory), next(self._loan_ids)
 
         def give_back(_: object) -> None:
-            del self._lent[number]
-            self._last_use[size] = self._takes
+            del self._lent[loan_id]
+            self._last_use[size] = self._requests
             self._free.setdefault(size, []).append(memory)
 
-        self._lent[number] = weakref.ref(loan, give_back)  # the tensor's storage is who has the loan
+        self._lent[loan_id] = weakref.ref(loan, give_back)  # the tensor's storage is who has the loan
         assert _FROM_BUFFER is not None  # or nobody would have asked
         return _FROM_BUFFER(loan, dtype=dtype).resize_(tuple(shape))
 
-    def waiting_bytes(self) -> int:
+    def free_bytes(self) -> int:
         """Of blocks that no tensor has."""
         return sum(size * len(blocks) for size, blocks in self._free.items())
 
-    def _hand_back_unused(self) -> None:
+    def _release_unused(self) -> None:
         for size, last in self._last_use.items():
-            if last < self._takes - _UNUSED_FOR:
+            if last < self._requests - _UNUSED_REQUESTS:
                 self._free.pop(size, None)
 
 
@@ -81,21 +81,21 @@ def private_memory(size: int) -> mmap.mmap:
 
 
 _FROM_BUFFER: Optional[Callable[..., torch.Tensor]] = getattr(torch, "frombuffer", None)
-_BLOCKS = Blocks()
-_used = False
+_POOL = TensorPool()
+_is_enabled = False
 
 
-def use_blocks(use: bool) -> None:
+def use_tensor_pool(use: bool) -> None:
     """From now on large tensors get blocks, where PyTorch can use memory of others, or do not."""
-    global _used
-    _used = use
+    global _is_enabled
+    _is_enabled = use
 
 
-def uses_blocks() -> bool:
+def uses_tensor_pool() -> bool:
     """Whether they do."""
-    return _used and _FROM_BUFFER is not None
+    return _is_enabled and _FROM_BUFFER is not None
 
 
-def empty_block(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def pooled_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """``torch.empty``, in a block of the process's where blocks are used and it is large."""
-    return _BLOCKS.empty(shape, dtype) if uses_blocks() else torch.empty(tuple(shape), dtype=dtype)
+    return _POOL.empty(shape, dtype) if uses_tensor_pool() else torch.empty(tuple(shape), dtype=dtype)

@@ -78,12 +78,12 @@ class _CrossEntropy(torch.autograd.Function):
         used = max(0, min(weight.shape[0], vocab_size - first_row))
         loss = hidden.new_zeros((), dtype=torch.float64)  # thousands of terms: the sum itself should not round
         sums = gradient_sum(weight)
-        grad_hidden = ops.empty_block(hidden.shape, dtype) if wants_gradient else None
+        grad_hidden = ops.pooled_empty(hidden.shape, dtype) if wants_gradient else None
         grad_weight = sums
         if wants_gradient and sums is None:
             grad_weight = torch.zeros_like(weight, dtype=dtype if wide else torch.float32)
         # padding included: rows of logits that do not begin at a cache line made the first product 1.4 times as slow
-        buffer = ops.empty_block((min(chunk_tokens, tokens), weight.shape[0]), dtype)
+        buffer = ops.pooled_empty((min(chunk_tokens, tokens), weight.shape[0]), dtype)
         for start in range(0, tokens, chunk_tokens):
             rows = slice(start, min(start + chunk_tokens, tokens))
             chunk, local = hidden[rows], targets[rows] - first_row
@@ -132,9 +132,9 @@ def losses_of_logits(
     token, row = here.nonzero(as_tuple=True)[0], targets[here]
     target_logit, log_sum = torch.zeros(n, dtype=dtype), torch.empty(n, dtype=dtype)
     target_logit[token] = logits[token, row].to(dtype)
-    if ops.counts_losses(logits):
+    if ops.has_native_loss(logits):
         if tp.size == 1:
-            log_sum = ops.loss_of_whole_rows_(logits, gradient_scale, wants_gradient)
+            log_sum = ops.loss_full_rows_(logits, gradient_scale, wants_gradient)
         else:
             log_sum, target_logit = _over_ranks(*ops.loss_sums(logits), target_logit, tp)
             if wants_gradient:

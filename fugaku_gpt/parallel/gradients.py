@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
-from fugaku_gpt.comm.node_first import Chain, NodeFirst
+from fugaku_gpt.comm.hierarchical import ChainedRequest, HierarchicalComm
 from fugaku_gpt.comm.pending import Pending
-from fugaku_gpt.layout.sequence import runs_alone
+from fugaku_gpt.layout.sequence import is_calibration_step
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
 from fugaku_gpt.parallel.buffers import FlatBuffers, accumulation_of, nbytes
 from fugaku_gpt.parallel.overlap import Overlap
@@ -54,7 +54,7 @@ class GradientSum:
         self._buffers = buffers
         self._grid = grid
         self._sharded = sharded
-        self._whole = buffers.layout.whole if sequence_parallel and grid.tp.size > 1 else slice(0, 0)
+        self._whole = buffers.layout.replicated if sequence_parallel and grid.tp.size > 1 else slice(0, 0)
         self._tied = buffers.layout.tied(grid.dp.size if sharded else 1) if grid.embedding.size > 1 else []
         self._pieces = [{id(parameter) for parameter in piece.parameters()} for piece in pieces]
         # bucket → parameters (by id) that lie in it; a parameter of several pieces must be finished by each
@@ -79,7 +79,7 @@ class GradientSum:
         self._missing: Dict[int, int] = {}
         self._armed: List[int] = []
         self._at_once = at_once
-        self._started: List[Union[Pending, Chain]] = []
+        self._started: List[Union[Pending, ChainedRequest]] = []
         self._steps = 0
         self._alone = False
         self.overlap = Overlap(grid.dp, sharded)
@@ -98,7 +98,7 @@ class GradientSum:
                 self._missing[key] = self._missing.get(key, 0) + 1
         self._armed = []
         self._started = []
-        self._alone = runs_alone(self._steps)
+        self._alone = is_calibration_step(self._steps)
         self._steps += 1
 
     def last_backward(self, piece: int) -> None:
@@ -194,7 +194,7 @@ class ParameterGather:
         self,
         buffers: FlatBuffers,
         pieces: Sequence[nn.Module],
-        replicas: Union[Communicator, NodeFirst],
+        replicas: Union[Communicator, HierarchicalComm],
         overlap: Overlap,
     ) -> None:
         assert overlap.gathers is not None
@@ -202,7 +202,7 @@ class ParameterGather:
         self._replicas = replicas
         self._overlap = overlap
         self._timed = overlap.gathers
-        self._pending: Dict[int, Union[Pending, Chain]] = {}
+        self._pending: Dict[int, Union[Pending, ChainedRequest]] = {}
         buffers.settle = self.finish
         places = {placement.spec.name: placement.part for placement in buffers.placements}
         for piece in pieces:
@@ -277,11 +277,11 @@ def counted_here(grid: ProcessGrid, sharded: bool) -> Callable[[TensorSpec], boo
     A tensor that every tensor-parallel rank holds whole is counted by the first of them, the token embedding by the
     first stage, and what replicas hold alike (without ZeRO) by the first replica.
     """
-    first_replica = sharded or grid.place.dp == 0
+    first_replica = sharded or grid.coordinates.dp == 0
 
     def counts(spec: TensorSpec) -> bool:
-        if spec.name == TOKEN_EMBEDDING and grid.place.pp != 0:
+        if spec.name == TOKEN_EMBEDDING and grid.coordinates.pp != 0:
             return False
-        return first_replica and (spec.tp_dim is not None or grid.place.tp == 0)
+        return first_replica and (spec.tp_dim is not None or grid.coordinates.tp == 0)
 
     return counts

@@ -42,11 +42,11 @@ class Timed:
 
     def begin_background(self) -> None:
         """From here on it is this kind that kernels let MPI get on with, and what else is under way then."""
-        BACKGROUND.take_seconds()
+        BACKGROUND.pop_seconds()
 
     def count_background(self) -> None:
         """What that has taken until here is exposed."""
-        seconds = BACKGROUND.take_seconds()
+        seconds = BACKGROUND.pop_seconds()
         self.exposed_seconds += seconds
         self.polled_seconds += seconds
 

@@ -80,7 +80,7 @@ class Pipeline:
         for action in self._actions:
             if isinstance(action, Forward):
                 micro_batch, chunk = action.micro_batch, action.chunk
-                self._pp.progress(FORWARD if learns else VALIDATION, micro_batch=micro_batch)
+                self._pp.mark_phase(FORWARD if learns else VALIDATION, micro_batch=micro_batch)
                 x = self._take((ACTIVATION, micro_batch, chunk), learns, held)
                 y = forward(micro_batch, chunk, x)
                 if learns:
@@ -96,7 +96,7 @@ class Pipeline:
                 if not learns:
                     continue
                 micro_batch, chunk = action.micro_batch, action.chunk
-                self._pp.progress(BACKWARD, micro_batch=micro_batch)
+                self._pp.mark_phase(BACKWARD, micro_batch=micro_batch)
                 if before_last_backward is not None and self._last_backward[chunk] == micro_batch:
                     before_last_backward(chunk)
                 y = outputs.pop((micro_batch, chunk))
@@ -110,7 +110,7 @@ class Pipeline:
                     held[GRADIENT, micro_batch, chunk - 1] = gradient
             elif isinstance(action, Weights):
                 if learns and late is not None and (action.micro_batch, action.chunk) in self._puts_off:
-                    self._pp.progress(BACKWARD, micro_batch=action.micro_batch)
+                    self._pp.mark_phase(BACKWARD, micro_batch=action.micro_batch)
                     late.make((action.micro_batch, action.chunk))
             else:
                 # what has arrived need not be kept: as many messages live as stages lag, not as there are micro-batches

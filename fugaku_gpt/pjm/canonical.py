@@ -29,38 +29,38 @@ def as_json(script: PjmScript) -> Dict[str, Any]:
     """The script as JSON data. Values are typed where they can be read as what they are (sizes in bytes), and text
     where they cannot; ``node`` and ``elapse`` stay as written under ``resources`` and are taken apart as ``nodes`` and
     ``elapse``, a bulk or step job's ``sparam`` as ``bulk_numbers`` and ``step_parameters``. Never raises."""
-    found: Dict[str, Any] = {
+    data: Dict[str, Any] = {
         "directives": [
-            {"line": item.line, "option": item.option, "key": item.key, "value": item.value, "known": item.known}
-            for item in script.directives
+            {"line": directive.line, "option": directive.option, "key": directive.key, "value": directive.value, "known": directive.known}
+            for directive in script.directives
         ],
         "resources": {},
         "mpi": {},
         "llio": {},
     }
     for name, value in script.options.items():
-        found[name] = _typed(name, value)
+        data[name] = _typed(name, value)
     resources = script.resources
-    nodes = _read(_nodes, resources.get("node"))
+    nodes = _parsed(_nodes, resources.get("node"))
     if nodes is not None:
-        found["nodes"] = nodes
-    elapse = _read(_elapse, resources.get("elapse"))
+        data["nodes"] = nodes
+    elapse = _parsed(_elapse, resources.get("elapse"))
     if elapse is not None:
-        found["elapse"] = elapse
+        data["elapse"] = elapse
     sparam = script.options.get("sparam")
     if isinstance(sparam, str):
         for mode, key, reader in (("bulk", "bulk_numbers", _bulk), ("step", "step_parameters", _step)):
-            typed = _read(reader, sparam) if mode in script.options else None
+            typed = _parsed(reader, sparam) if mode in script.options else None
             if typed is not None:
-                found[key] = typed
-    found["body_line"] = script.body
+                data[key] = typed
+    data["body_line"] = script.body
     for name, numbers in (("late", script.late), ("disabled", script.disabled)):
-        found[name] = [{"line": number, "text": script.lines[number - 1]} for number in numbers]
-    found["problems"] = [{"line": item.line, "kind": item.kind, "text": item.text} for item in script.problems]
-    return found
+        data[name] = [{"line": number, "text": script.lines[number - 1]} for number in numbers]
+    data["problems"] = [{"line": directive.line, "kind": directive.kind, "text": directive.text} for directive in script.problems]
+    return data
 
 
-def _read(reader: Callable[[str], Any], text: Optional[str]) -> Any:
+def _parsed(reader: Callable[[str], Any], text: Optional[str]) -> Any:
     """What ``reader`` makes of ``text``; None where it cannot."""
     if text is None:
         return None
@@ -111,7 +111,7 @@ def _text(text: str) -> str:
 
 
 # kind of value, as in options.KEYS, to its reader; node and elapse stay text
-_READERS: Mapping[str, Callable[[str], Any]] = {
+_KEY_READERS: Mapping[str, Callable[[str], Any]] = {
     "size": parse_size,
     "count": parse_count,
     "int": _int,
@@ -122,7 +122,7 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     "size?": parse_limit,
     "count?": lambda text: parse_limit(text, parse_count),
 }
-_OF_OPTIONS: Mapping[str, Callable[[str], Any]] = {
+_OPTION_READERS: Mapping[str, Callable[[str], Any]] = {
     "gid": parse_count,
     "priority": parse_count,
     "mail": lambda text: list(parse_flags(text, MAIL_FLAGS)),
@@ -136,18 +136,18 @@ def _typed(name: str, value: Any) -> Any:
         return {key: _typed_key(name, key, text) for key, text in value.items()}
     if isinstance(value, tuple):
         return list(value)
-    if isinstance(value, str) and name in _OF_OPTIONS:
-        return _or_text(_OF_OPTIONS[name], value)
+    if isinstance(value, str) and name in _OPTION_READERS:
+        return _value_or_text(_OPTION_READERS[name], value)
     return value
 
 
 def _typed_key(name: str, key: str, text: Optional[str]) -> Any:
     if text is None:
         return True if name in ("mpi", "llio") else None
-    return _or_text(_READERS.get(KEYS.get(name, {}).get(key, ""), _text), text)
+    return _value_or_text(_KEY_READERS.get(KEYS.get(name, {}).get(key, ""), _text), text)
 
 
-def _or_text(reader: Callable[[str], Any], text: str) -> Any:
+def _value_or_text(reader: Callable[[str], Any], text: str) -> Any:
     """What ``reader`` makes of ``text``; the text itself where it cannot, or where it says ``unlimited``."""
-    value = _read(reader, text)
+    value = _parsed(reader, text)
     return text if value is None else value

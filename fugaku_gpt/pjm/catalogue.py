@@ -15,7 +15,7 @@ RETRY = "retry"  # the same again, later
 
 
 @dataclass(frozen=True)
-class Meaning:
+class ErrorMeaning:
     """An error number.
 
     Attributes:
@@ -29,95 +29,95 @@ class Meaning:
     advice: str
 
 
-_LATER = "hand it in again after about ten minutes; if it stays, tell the support desk"
-_LIMITS = "see the group's limits with: pjacl --rg GROUP"
+_SUBMIT_LATER = "hand it in again after about ten minutes; if it stays, tell the support desk"
+_SHOW_LIMITS = "see the group's limits with: pjacl --rg GROUP"
 
-MEANINGS: Dict[str, Meaning] = {
-    "0001": Meaning("unknown option, or an option without its argument", USER, "check the options with job lint"),
-    "0002": Meaning("options that exclude each other", USER, "check the options with job lint"),
-    "0003": Meaning("an argument that is not valid", USER, "check the options with job lint"),
-    "0004": Meaning("an argument that is not valid", USER, "check the options with job lint"),
-    "0008": Meaning("a quote that is never closed", USER, "close the quotes of the line"),
-    "0009": Meaning("an argument that is not valid", USER, "check the options with job lint"),
-    "0012": Meaning("the step job to join is over", USER, "hand the step in as a new step job"),
-    "0018": Meaning("no step job of that name", USER, "check jnam= of --sparam"),
-    "0020": Meaning("a file cannot be opened", USER, "check that the script is there and can be read"),
-    "0021": Meaning("a path is too long", USER, "at most 4096 characters"),
-    "0022": Meaning("the script is not a script", USER, "check the file"),
-    "0023": Meaning("several scripts where one is allowed", USER, "hand them in one by one"),
-    "0025": Meaning("a line is too long", USER, "at most 4096 characters; use several #PJM lines"),
-    "0026": Meaning("the working directory cannot be used", USER, "change to a directory that the job can reach"),
-    "0027": Meaning("the working directory cannot be used", USER, "change to a directory that the job can reach"),
-    "0028": Meaning("the working directory cannot be used", USER, "change to a directory that the job can reach"),
-    "0041": Meaning("no such group", USER, "check -g; your groups are told by: id"),
-    "0045": Meaning("a path is not on the global file system", USER, "put output files on a data area"),
-    "0046": Meaning("a value outside its range", USER, _LIMITS),
-    "0047": Meaning("a value is not a multiple of what it must be", USER, "round it"),
-    "0048": Meaning("the size of a temporary area is not valid", USER, "check localtmp-size and sharedtmp-size"),
-    "0049": Meaning("temporary areas exceed what a node has", USER, "localtmp and sharedtmp: about 87 GiB together"),
-    "0050": Meaning("no layered storage here", USER, "drop --llio"),
-    "0054": Meaning("below the lower limit of the resource group", USER, _LIMITS),
-    "0056": Meaning("a start time in the past", USER, "check --at"),
-    "0057": Meaning("above the upper limit of the resource group", USER, _LIMITS),
-    "0058": Meaning("no such resource group or unit", USER, "check rscgrp= and rscunit=; see them with: pjstat --rsc"),
-    "0059": Meaning("the resource group or unit is closed", RETRY, "wait until it is open, or take another"),
-    "0060": Meaning("a step number that is not valid or is taken", USER, "check sn= of --sparam"),
-    "0063": Meaning("an option given more than once", USER, "give it once"),
-    "0068": Meaning("the configuration has changed meanwhile", RETRY, "hand it in again"),
-    "0069": Meaning("resource group or unit not given", USER, "give -L rscgrp= and, if needed, rscunit="),
-    "0070": Meaning("no permission for this", SITE, "the site does not allow it to you; ask it, or do without"),
-    "0071": Meaning(
+ERROR_MEANINGS: Dict[str, ErrorMeaning] = {
+    "0001": ErrorMeaning("unknown option, or an option without its argument", USER, "check the options with job lint"),
+    "0002": ErrorMeaning("options that exclude each other", USER, "check the options with job lint"),
+    "0003": ErrorMeaning("an argument that is not valid", USER, "check the options with job lint"),
+    "0004": ErrorMeaning("an argument that is not valid", USER, "check the options with job lint"),
+    "0008": ErrorMeaning("a quote that is never closed", USER, "close the quotes of the line"),
+    "0009": ErrorMeaning("an argument that is not valid", USER, "check the options with job lint"),
+    "0012": ErrorMeaning("the step job to join is over", USER, "hand the step in as a new step job"),
+    "0018": ErrorMeaning("no step job of that name", USER, "check jnam= of --sparam"),
+    "0020": ErrorMeaning("a file cannot be opened", USER, "check that the script is there and can be read"),
+    "0021": ErrorMeaning("a path is too long", USER, "at most 4096 characters"),
+    "0022": ErrorMeaning("the script is not a script", USER, "check the file"),
+    "0023": ErrorMeaning("several scripts where one is allowed", USER, "hand them in one by one"),
+    "0025": ErrorMeaning("a line is too long", USER, "at most 4096 characters; use several #PJM lines"),
+    "0026": ErrorMeaning("the working directory cannot be used", USER, "change to a directory that the job can reach"),
+    "0027": ErrorMeaning("the working directory cannot be used", USER, "change to a directory that the job can reach"),
+    "0028": ErrorMeaning("the working directory cannot be used", USER, "change to a directory that the job can reach"),
+    "0041": ErrorMeaning("no such group", USER, "check -g; your groups are told by: id"),
+    "0045": ErrorMeaning("a path is not on the global file system", USER, "put output files on a data area"),
+    "0046": ErrorMeaning("a value outside its range", USER, _SHOW_LIMITS),
+    "0047": ErrorMeaning("a value is not a multiple of what it must be", USER, "round it"),
+    "0048": ErrorMeaning("the size of a temporary area is not valid", USER, "check localtmp-size and sharedtmp-size"),
+    "0049": ErrorMeaning("temporary areas exceed what a node has", USER, "localtmp and sharedtmp: about 87 GiB together"),
+    "0050": ErrorMeaning("no layered storage here", USER, "drop --llio"),
+    "0054": ErrorMeaning("below the lower limit of the resource group", USER, _SHOW_LIMITS),
+    "0056": ErrorMeaning("a start time in the past", USER, "check --at"),
+    "0057": ErrorMeaning("above the upper limit of the resource group", USER, _SHOW_LIMITS),
+    "0058": ErrorMeaning("no such resource group or unit", USER, "check rscgrp= and rscunit=; see them with: pjstat --rsc"),
+    "0059": ErrorMeaning("the resource group or unit is closed", RETRY, "wait until it is open, or take another"),
+    "0060": ErrorMeaning("a step number that is not valid or is taken", USER, "check sn= of --sparam"),
+    "0063": ErrorMeaning("an option given more than once", USER, "give it once"),
+    "0068": ErrorMeaning("the configuration has changed meanwhile", RETRY, "hand it in again"),
+    "0069": ErrorMeaning("resource group or unit not given", USER, "give -L rscgrp= and, if needed, rscunit="),
+    "0070": ErrorMeaning("no permission for this", SITE, "the site does not allow it to you; ask it, or do without"),
+    "0071": ErrorMeaning(
         "the group may not submit jobs", USER, "give your project's group with -g; group fugaku cannot submit"
     ),
-    "0072": Meaning("as many jobs as are accepted are there already", RETRY, "wait; see: pjstat --limit"),
-    "0073": Meaning("refused by the site's rules", SITE, "ask the site"),
-    "0074": Meaning("refused by the site's rules", SITE, "ask the site"),
-    "0076": Meaning("a custom resource with a value that is not allowed", USER, "take one of the values that it names"),
-    "0077": Meaning("too many custom resources", USER, "at most 64"),
-    "0079": Meaning("refused by the site's gate", SITE, "see the text; budgets and groups are the project's matter"),
-    "0084": Meaning("an interactive job could not be started", RETRY, "try again, or with --sparam wait-time="),
-    "0085": Meaning("an interactive job could not be started", RETRY, "try again, or with --sparam wait-time="),
-    "0089": Meaning("not supported here", USER, "do without"),
-    "0090": Meaning("the job operation software does not answer", RETRY, _LATER),
-    "0091": Meaning("internal error of the job operation software", RETRY, _LATER),
-    "0093": Meaning("this node cannot submit jobs", USER, "go to a login node"),
-    "0112": Meaning("no such job", USER, "it may have ended: pjstat -H"),
-    "0113": Meaning(
+    "0072": ErrorMeaning("as many jobs as are accepted are there already", RETRY, "wait; see: pjstat --limit"),
+    "0073": ErrorMeaning("refused by the site's rules", SITE, "ask the site"),
+    "0074": ErrorMeaning("refused by the site's rules", SITE, "ask the site"),
+    "0076": ErrorMeaning("a custom resource with a value that is not allowed", USER, "take one of the values that it names"),
+    "0077": ErrorMeaning("too many custom resources", USER, "at most 64"),
+    "0079": ErrorMeaning("refused by the site's gate", SITE, "see the text; budgets and groups are the project's matter"),
+    "0084": ErrorMeaning("an interactive job could not be started", RETRY, "try again, or with --sparam wait-time="),
+    "0085": ErrorMeaning("an interactive job could not be started", RETRY, "try again, or with --sparam wait-time="),
+    "0089": ErrorMeaning("not supported here", USER, "do without"),
+    "0090": ErrorMeaning("the job operation software does not answer", RETRY, _SUBMIT_LATER),
+    "0091": ErrorMeaning("internal error of the job operation software", RETRY, _SUBMIT_LATER),
+    "0093": ErrorMeaning("this node cannot submit jobs", USER, "go to a login node"),
+    "0112": ErrorMeaning("no such job", USER, "it may have ended: pjstat -H"),
+    "0113": ErrorMeaning(
         "not possible in the job's state", USER, "see the state with pjstat; in RNP and RNE only --enforce"
     ),
-    "0170": Meaning("no permission", USER, "the job is not yours"),
-    "0171": Meaning("no permission", USER, "the job is not yours"),
-    "0201": Meaning("unknown option, or an option without its argument", USER, "check the command"),
-    "0202": Meaning("options that exclude each other", USER, "check the command"),
-    "0203": Meaning("an argument that is not valid", USER, "check the command"),
-    "0204": Meaning("an argument that is not valid", USER, "check the command"),
-    "0211": Meaning("not a job id", USER, "ids are such as 238, 239[1] or 240_0"),
-    "0270": Meaning("no permission", SITE, "the site does not allow it to you"),
-    "0290": Meaning("the job operation software does not answer", RETRY, _LATER),
-    "0291": Meaning("internal error of the job operation software", RETRY, _LATER),
-    "0297": Meaning("the data cannot be had", RETRY, _LATER),
+    "0170": ErrorMeaning("no permission", USER, "the job is not yours"),
+    "0171": ErrorMeaning("no permission", USER, "the job is not yours"),
+    "0201": ErrorMeaning("unknown option, or an option without its argument", USER, "check the command"),
+    "0202": ErrorMeaning("options that exclude each other", USER, "check the command"),
+    "0203": ErrorMeaning("an argument that is not valid", USER, "check the command"),
+    "0204": ErrorMeaning("an argument that is not valid", USER, "check the command"),
+    "0211": ErrorMeaning("not a job id", USER, "ids are such as 238, 239[1] or 240_0"),
+    "0270": ErrorMeaning("no permission", SITE, "the site does not allow it to you"),
+    "0290": ErrorMeaning("the job operation software does not answer", RETRY, _SUBMIT_LATER),
+    "0291": ErrorMeaning("internal error of the job operation software", RETRY, _SUBMIT_LATER),
+    "0297": ErrorMeaning("the data cannot be had", RETRY, _SUBMIT_LATER),
 }
 
 # what the gate says (PJM 0079 and REASON) → what it means; searched as lower case, in this order
-GATE: Tuple[Tuple[str, Meaning], ...] = (
-    ("group is not active", Meaning("the group has expired", SITE, "renew the project, or give another group")),
-    ("user is not active", Meaning("the user has expired", SITE, "ask the project manager")),
-    ("node is too few", Meaning("fewer nodes than are allowed now", USER, "more nodes, or wait for the limit's end")),
-    ("node is too many", Meaning("more nodes than are allowed now", USER, "fewer nodes, or wait for the limit's end")),
-    ("elapse limit is too short", Meaning("shorter than is allowed now", USER, "ask for more time")),
-    ("elapse limit is too long", Meaning("longer than is allowed now", USER, "ask for less time")),
-    ("use resource is too few", Meaning("fewer node-hours than are allowed now", USER, "more nodes or time")),
-    ("use resource is too many", Meaning("more node-hours than are allowed now", USER, "fewer nodes or less time")),
-    ("remaining resource shortage", Meaning("the budget is reserved by other jobs", RETRY, "wait for them to end")),
-    ("need more resource", Meaning("the budget is short", SITE, "smaller job, or more budget")),
-    ("computing resources shortage", Meaning("the budget is short", SITE, "smaller job, or more budget")),
+GATE_MEANINGS: Tuple[Tuple[str, ErrorMeaning], ...] = (
+    ("group is not active", ErrorMeaning("the group has expired", SITE, "renew the project, or give another group")),
+    ("user is not active", ErrorMeaning("the user has expired", SITE, "ask the project manager")),
+    ("node is too few", ErrorMeaning("fewer nodes than are allowed now", USER, "more nodes, or wait for the limit's end")),
+    ("node is too many", ErrorMeaning("more nodes than are allowed now", USER, "fewer nodes, or wait for the limit's end")),
+    ("elapse limit is too short", ErrorMeaning("shorter than is allowed now", USER, "ask for more time")),
+    ("elapse limit is too long", ErrorMeaning("longer than is allowed now", USER, "ask for less time")),
+    ("use resource is too few", ErrorMeaning("fewer node-hours than are allowed now", USER, "more nodes or time")),
+    ("use resource is too many", ErrorMeaning("more node-hours than are allowed now", USER, "fewer nodes or less time")),
+    ("remaining resource shortage", ErrorMeaning("the budget is reserved by other jobs", RETRY, "wait for them to end")),
+    ("need more resource", ErrorMeaning("the budget is short", SITE, "smaller job, or more budget")),
+    ("computing resources shortage", ErrorMeaning("the budget is short", SITE, "smaller job, or more budget")),
 )
 
 # what Fugaku's pjsub says without a number → what it means; searched as lower case
-UNNUMBERED: Tuple[Tuple[str, Meaning], ...] = (
+UNNUMBERED_MEANINGS: Tuple[Tuple[str, ErrorMeaning], ...] = (
     (
         "current directory is not a data area",
-        Meaning(
+        ErrorMeaning(
             "the working directory is not on a data area",
             USER,
             "submit from a data area, or with --no-check-directory on the command line",
@@ -125,7 +125,7 @@ UNNUMBERED: Tuple[Tuple[str, Meaning], ...] = (
     ),
     (
         "if you use spack, set pjm_llio_gfscache",
-        Meaning(
+        ErrorMeaning(
             "Spack's volume is not mounted",
             USER,
             "add -x PJM_LLIO_GFSCACHE=/vol0004, or --no-check-gfscache on the command line",
@@ -133,7 +133,7 @@ UNNUMBERED: Tuple[Tuple[str, Meaning], ...] = (
     ),
     (
         "so set pjm_llio_gfscache",
-        Meaning(
+        ErrorMeaning(
             "the working directory's volume is not mounted",
             USER,
             "add that volume to -x PJM_LLIO_GFSCACHE",

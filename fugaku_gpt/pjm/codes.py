@@ -11,7 +11,7 @@ from typing import Dict, Optional
 from fugaku_gpt.records.job import (
     CANCELLED,
     ENDED,
-    HELD,
+    ON_HOLD,
     QUEUED,
     REJECTED,
     RUNNING,
@@ -36,8 +36,8 @@ STATES: Dict[str, str] = {
     "RSM": RUNNING,  # resuming
     "SPP": SUSPENDED,
     "SPD": SUSPENDED,
-    "HLD": HELD,
-    "ERR": HELD,  # stays until it is deleted
+    "HLD": ON_HOLD,
+    "ERR": ON_HOLD,  # stays until it is deleted
     "EXT": ENDED,  # by itself, by a limit or by a failure: the codes tell
     "CCL": CANCELLED,
     "RJT": REJECTED,
@@ -61,7 +61,7 @@ class Ending:
     retry: str
 
 
-_INTERNAL = "hand it in again; if it comes back, tell the support desk with the job id"
+_SUBMIT_OR_REPORT = "hand it in again; if it comes back, tell the support desk with the job id"
 
 ENDINGS: Dict[int, Ending] = {
     ending.code: ending
@@ -91,14 +91,14 @@ ENDINGS: Dict[int, Ending] = {
         Ending(23, "killed for memory by the system", "less per node or per CMG: more nodes, other placement", NEVER),
         Ending(25, "failure of the high-availability service", "hand it in again", RETRY),
         Ending(26, "prologue or epilogue failed", "hand it in again; if it comes back, tell the support desk", RETRY),
-        Ending(27, "exit of the resource management failed", _INTERNAL, RETRY),
+        Ending(27, "exit of the resource management failed", _SUBMIT_OR_REPORT, RETRY),
         Ending(28, "job environment was not in order", "hand it in again", RETRY),
         Ending(29, "no such job environment", "correct or drop -L jobenv=", NEVER),
         Ending(30, "could not be suspended or resumed", "hand it in again", RETRY),
-        Ending(100, "internal error of the job manager", _INTERNAL, RETRY),
-        Ending(120, "internal error of the scheduler", _INTERNAL, RETRY),
-        Ending(140, "internal error of the resource manager", _INTERNAL, RETRY),
-        Ending(160, "internal error of the Tofu library", _INTERNAL, RETRY),
+        Ending(100, "internal error of the job manager", _SUBMIT_OR_REPORT, RETRY),
+        Ending(120, "internal error of the scheduler", _SUBMIT_OR_REPORT, RETRY),
+        Ending(140, "internal error of the resource manager", _SUBMIT_OR_REPORT, RETRY),
+        Ending(160, "internal error of the Tofu library", _SUBMIT_OR_REPORT, RETRY),
         Ending(180, "internal error of the tiered storage", "hand it in again; a volume may have failed", RETRY),
     )
 }
@@ -113,7 +113,7 @@ REASONS: Dict[str, int] = {
     "DEADLINE SCHEDULE STARTED": 18,
     "GATE CHECK": 8,
 }
-_SHOWN_REASON = 16
+_REASON_WIDTH = 16
 
 
 def state_of(word: str) -> str:
@@ -130,14 +130,14 @@ def ending_of(code: Optional[int], reason: str = "") -> Optional[Ending]:
     if code in ENDINGS:
         return ENDINGS[code]
     if 100 <= code < 200:
-        return Ending(code, f"internal error {code} of the job operation software", _INTERNAL, RETRY)
+        return Ending(code, f"internal error {code} of the job operation software", _SUBMIT_OR_REPORT, RETRY)
     return Ending(code, f"PJM code {code}, which this program does not know", "see the site's list of PJM codes", NEVER)
 
 
 def code_of_reason(reason: str) -> Optional[int]:
     """The code that a REASON belongs to, also when it is cut short; None where it is not a known one."""
-    word = reason.strip().upper()
-    for known, code in REASONS.items():
-        if word == known or (len(word) >= _SHOWN_REASON and known.startswith(word)):
+    text = reason.strip().upper()
+    for full_reason, code in REASONS.items():
+        if text == full_reason or (len(text) >= _REASON_WIDTH and full_reason.startswith(text)):
             return code
     return None

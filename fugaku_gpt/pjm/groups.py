@@ -23,7 +23,7 @@ _GROUP_KEYS = ("nodes", "default_nodes", "elapse", "range_max", "allocations", "
 _KEYS = ("site", "date", "source", "default_group", "resource_units", "volumes", "groups", "retired")
 # where a saved output says which group it is about
 _COMMAND = re.compile(r"\bpjacl\b[^\n#]*?--(?:rg|rscgrp)[ =]+([A-Za-z][\w.-]*)")
-_NAMED = re.compile(r"^[ \t]*(?:rscgrp|resource group|rg)[ \t]*[:=][ \t]*([A-Za-z][\w.-]*)[ \t]*\r?$", re.M | re.I)
+_GROUP_LINE = re.compile(r"^[ \t]*(?:rscgrp|resource group|rg)[ \t]*[:=][ \t]*([A-Za-z][\w.-]*)[ \t]*\r?$", re.M | re.I)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def read_limits(text: str, where: str) -> SiteLimits:
     _check_keys(top, _KEYS, where)
     date = _date(top.get("date"), where, "date")
     groups = {
-        name: _group(name, _mapping(values, where, f"groups.{name}"), date, where)
+        name: _read_group(name, _mapping(values, where, f"groups.{name}"), date, where)
         for name, values in _mapping(top.get("groups", {}), where, "groups").items()
     }
     retired = _mapping(top.get("retired", {}), where, "retired")
@@ -160,38 +160,38 @@ def with_groups(limits: SiteLimits, groups: Iterable[GroupLimits], source: str) 
     merged = dict(limits.groups)
     dates = [limits.date]
     for group in groups:
-        known = {key: value for key, value in vars(group).items() if value not in (None, ())}
-        merged[group.name] = replace(merged.get(group.name, group), **known)
+        updates = {key: value for key, value in vars(group).items() if value not in (None, ())}
+        merged[group.name] = replace(merged.get(group.name, group), **updates)
         dates.append(group.date)
     return replace(limits, groups=merged, date=max(dates), source=f"{source}; {limits.source}".rstrip("; "))
 
 
-def _group(name: str, values: Mapping[str, Any], date: str, where: str) -> GroupLimits:
-    place = f"groups.{name}"
-    _check_keys(values, _GROUP_KEYS, where, place)
-    nodes = _span(values.get("nodes"), where, f"{place}.nodes")
+def _read_group(name: str, values: Mapping[str, Any], date: str, where: str) -> GroupLimits:
+    prefix = f"groups.{name}"
+    _check_keys(values, _GROUP_KEYS, where, prefix)
+    nodes = _span(values.get("nodes"), where, f"{prefix}.nodes")
     elapse_text = values.get("elapse")
     shortest: Optional[int] = None
     longest: Optional[int] = None
     if elapse_text is not None:
-        first, dash, last = _text(elapse_text, where, f"{place}.elapse").partition("-")
-        shortest = _seconds(first, where, f"{place}.elapse") if dash else None
-        longest = _seconds(last if dash else first, where, f"{place}.elapse")
+        first, dash, last = _text(elapse_text, where, f"{prefix}.elapse").partition("-")
+        shortest = _seconds(first, where, f"{prefix}.elapse") if dash else None
+        longest = _seconds(last if dash else first, where, f"{prefix}.elapse")
     default = values.get("default_nodes")
     range_max = values.get("range_max")
-    allocations = tuple(_text(values.get("allocations", ""), where, f"{place}.allocations").split())
-    unknown = [word for word in allocations if word not in ALLOCATIONS]
-    if unknown:
-        raise UsageError(f"{where}: {place}.allocations: {unknown[0]} is none of {', '.join(ALLOCATIONS)}")
+    allocations = tuple(_text(values.get("allocations", ""), where, f"{prefix}.allocations").split())
+    invalid = [word for word in allocations if word not in ALLOCATIONS]
+    if invalid:
+        raise UsageError(f"{where}: {prefix}.allocations: {invalid[0]} is none of {', '.join(ALLOCATIONS)}")
     return GroupLimits(
         name=name,
-        date=_date(values.get("date", date), where, f"{place}.date"),
+        date=_date(values.get("date", date), where, f"{prefix}.date"),
         min_nodes=nodes[0],
         max_nodes=nodes[1],
-        default_nodes=None if default is None else _count(default, where, f"{place}.default_nodes"),
+        default_nodes=None if default is None else _count(default, where, f"{prefix}.default_nodes"),
         min_elapse=shortest,
         max_elapse=longest,
-        range_max=None if range_max is None else _seconds(range_max, where, f"{place}.range_max"),
+        range_max=None if range_max is None else _seconds(range_max, where, f"{prefix}.range_max"),
         allocations=allocations,
     )
 
@@ -231,10 +231,10 @@ def _texts(value: Any, where: str, key: str) -> Tuple[str, ...]:
     return tuple(_text(item, where, key) for item in value)
 
 
-def _check_keys(values: Mapping[str, Any], known: Tuple[str, ...], where: str, place: str = "") -> None:
+def _check_keys(values: Mapping[str, Any], valid_keys: Tuple[str, ...], where: str, prefix: str = "") -> None:
     for key in values:
-        if key not in known:
-            raise UsageError(f"{where}: unknown key {place + '.' if place else ''}{key}; known are {', '.join(known)}")
+        if key not in valid_keys:
+            raise UsageError(f"{where}: unknown key {prefix + '.' if prefix else ''}{key}; known are {', '.join(valid_keys)}")
 
 
 def _date(value: Any, where: str, key: str) -> str:
@@ -273,7 +273,7 @@ def _seconds(value: Any, where: str, key: str) -> int:
     return elapse.minimum
 
 
-def groups_in(text: str, date: str, where: str, name: str = "") -> List[GroupLimits]:
+def read_acl_groups(text: str, date: str, where: str, name: str = "") -> List[GroupLimits]:
     """The groups that a saved output of ``pjacl --rg GROUP`` speaks of.
 
     Args:
@@ -283,26 +283,26 @@ def groups_in(text: str, date: str, where: str, name: str = "") -> List[GroupLim
     Raises:
         UsageError: no group is named, or no limit is found.
     """
-    parts: List[Tuple[str, str]] = []
+    outputs: List[Tuple[str, str]] = []
     commands = [] if name else list(_COMMAND.finditer(text))
     if name:
-        parts = [(name, text)]
+        outputs = [(name, text)]
     elif commands:
-        ends = [found.start() for found in commands[1:]] + [len(text)]
-        parts = [(found[1], text[found.end() : end]) for found, end in zip(commands, ends)]
+        ends = [command.start() for command in commands[1:]] + [len(text)]
+        outputs = [(command[1], text[command.end() : end]) for command, end in zip(commands, ends)]
     else:
-        named = _NAMED.search(text)
+        named = _GROUP_LINE.search(text)
         if named is None:
             raise UsageError(f"{where}: it is not said which group this is; write GROUP=FILE, such as small={where}")
-        parts = [(named[1], text)]
-    groups = [_from_acl(group, parse_acl(part), date) for group, part in parts]
+        outputs = [(named[1], text)]
+    groups = [_group_from_acl(group, parse_acl(output), date) for group, output in outputs]
     for group in groups:
         if group.max_elapse is None and group.max_nodes is None:
             raise UsageError(f"{where}: no limits of {group.name}: expected what `pjacl --rg {group.name}` prints")
     return groups
 
 
-def _from_acl(name: str, acl: AclLimits, date: str) -> GroupLimits:
+def _group_from_acl(name: str, acl: AclLimits, date: str) -> GroupLimits:
     option = BATCH if acl.row("elapse", BATCH) or acl.row("node", BATCH) else INTERACTIVE
     elapse = acl.seconds("elapse", option) or (None, None, None)
     longest = acl.seconds("adaptive elapsed time max", option) or (None, None, None)

@@ -11,8 +11,8 @@ ROW_ID_PATTERN = r"\d{1,15}(?:_\d+(?:-\d+)?|\[\d+(?:-\d+)?\])?"
 # in a message, for a range of jobs as well: 238-240
 MESSAGE_ID_PATTERN = r"\d{1,15}(?:_\d{1,7}(?:-\d{1,7})?|\[\d{1,7}(?:-\d{1,7})?\]|-\d{1,15})?"
 ID_PATTERN = r"[0-9]{1,15}(?:_[0-9]{1,7}|\[[0-9]{1,7}\])?"
-LONGEST_RANGE = 1_000_000  # bulk numbers are 0 to 999999
-_ONE = re.compile(r"(\d{1,15})(?:_(\d{1,7})|\[(\d{1,7})\])?", re.ASCII)
+MAX_RANGE_LENGTH = 1_000_000  # bulk numbers are 0 to 999999
+_SINGLE = re.compile(r"(\d{1,15})(?:_(\d{1,7})|\[(\d{1,7})\])?", re.ASCII)
 _RANGE = re.compile(r"(\d{1,15})(?:-(\d{1,15})|_(\d{1,7})-(\d{1,7})|\[(\d{1,7})-(\d{1,7})\])", re.ASCII)
 
 
@@ -47,10 +47,10 @@ def parse_job_id(text: str) -> PjmJobId:
     Raises:
         ValueError: it is not of PJM's forms.
     """
-    found = _ONE.fullmatch(text.strip())
-    if not found:
+    match = _SINGLE.fullmatch(text.strip())
+    if not match:
         raise ValueError(f"{text[:60]!r} is not a job id such as 238, 239[1] or 240_0")
-    number, step, bulk = found.groups()
+    number, step, bulk = match.groups()
     return PjmJobId(int(number), None if bulk is None else int(bulk), None if step is None else int(step))
 
 
@@ -60,20 +60,20 @@ def expand_job_ids(text: str) -> List[PjmJobId]:
     Raises:
         ValueError: it is neither, or a range of more than ``LONGEST_RANGE`` ids.
     """
-    found = _RANGE.fullmatch(text.strip())
-    if not found:
+    match = _RANGE.fullmatch(text.strip())
+    if not match:
         return [parse_job_id(text)]
-    number = int(found[1])
+    number = int(match[1])
     first, last = next(
         (int(low), int(high))
-        for low, high in ((found[1], found[2]), (found[3], found[4]), (found[5], found[6]))
+        for low, high in ((match[1], match[2]), (match[3], match[4]), (match[5], match[6]))
         if high is not None
     )
-    if last < first or last - first >= LONGEST_RANGE:
-        raise ValueError(f"{text[:60]!r}: a range goes from the lower to the higher, over {LONGEST_RANGE} ids at most")
+    if last < first or last - first >= MAX_RANGE_LENGTH:
+        raise ValueError(f"{text[:60]!r}: a range goes from the lower to the higher, over {MAX_RANGE_LENGTH} ids at most")
     numbers = range(first, last + 1)
-    if found[2] is not None:
+    if match[2] is not None:
         return [PjmJobId(each) for each in numbers]
-    if found[4] is not None:
+    if match[4] is not None:
         return [PjmJobId(number, step=each) for each in numbers]
     return [PjmJobId(number, bulk=each) for each in numbers]

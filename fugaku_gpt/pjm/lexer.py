@@ -27,12 +27,12 @@ from fugaku_gpt.pjm.options import (
     Option,
 )
 from fugaku_gpt.pjm.script import Directive, PjmScript, Problem
-from fugaku_gpt.pjm.words import split_list, split_words
+from fugaku_gpt.pjm.shell_words import split_list, split_line
 
-LINE_LENGTH = 4096  # characters; more is refused (PJM 0025)
-LINE_OPTIONS = 64  # of one line; more are ignored with a warning (PJM 0024)
-_READ_ANYWAY = 65536  # characters of a refused line whose words are still told; beyond, the line is told whole
-_EXPANDED = 65536  # characters that --vset may make of a value
+MAX_LINE_LENGTH = 4096  # characters; more is refused (PJM 0025)
+MAX_LINE_OPTIONS = 64  # of one line; more are ignored with a warning (PJM 0024)
+_MAX_SPLIT_LENGTH = 65536  # characters of a refused line whose words are still told; beyond, the line is told whole
+_MAX_EXPANDED_LENGTH = 65536  # characters that --vset may make of a value
 _DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u2212\uff0d"  # ASCII and what editors make of it
 _PREFIX = re.compile(r"#PJM(?=[ \t\r\v\f]|$)")
 _DISABLED = re.compile(rf"[ \t]*#[# \t-]*PJM[ \t]*[\"']?[{_DASHES}]", re.IGNORECASE)
@@ -40,8 +40,8 @@ _BLANK = " \t\r\v\f\0"
 _BYTE_ORDER_MARK = "\ufeff"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 # short options with an argument that may stand glued to them, as in -Lnode=1
-_GLUED = re.compile(r"-[LgNoexpPmw]")
-_KEYS_TAKEN_FOR_OPTIONS = frozenset(key for keys in KEYS.values() for key in keys) | {
+_SHORT_OPTION = re.compile(r"-[LgNoexpPmw]")
+_NAMES_WITHOUT_DASHES = frozenset(key for keys in KEYS.values() for key in keys) | {
     spelling[2:] for spelling in SPELLINGS if spelling.startswith("--")
 }
 
@@ -65,145 +65,145 @@ def read_script(text: str) -> PjmScript:
     if lines[-1] == "":
         lines.pop()
     lines = [line[:-1] if line.endswith("\r") else line for line in lines]
-    reader = _Reader()
-    body = 0
-    late: List[int] = []
-    disabled: List[int] = []
+    reader = _DirectiveReader()
+    body_line = 0
+    ignored_lines: List[int] = []
+    disabled_lines: List[int] = []
     for number, line in enumerate(lines, 1):
         if number == 1 and line.startswith(_BYTE_ORDER_MARK):
             reader.problem(1, "byte-order-mark", _BYTE_ORDER_MARK)
             line = line[1:]
-        if body == 0:
+        if body_line == 0:
             start = line.lstrip(_BLANK)[:1]
             if start not in ("", "#"):
-                body = number
+                body_line = number
         if "PJM" not in line and "pjm" not in line:
             continue
         prefix = _PREFIX.match(line)
         if prefix is None:
             if _DISABLED.match(line):
-                disabled.append(number)
-        elif body == 0:
+                disabled_lines.append(number)
+        elif body_line == 0:
             reader.read_line(number, line, prefix.end())
         elif line[prefix.end() :].strip(_BLANK):
-            late.append(number)
+            ignored_lines.append(number)
     return PjmScript(
         lines=tuple(lines),
         directives=tuple(reader.directives),
-        body=body,
-        late=tuple(late),
-        disabled=tuple(disabled),
+        body=body_line,
+        late=tuple(ignored_lines),
+        disabled=tuple(disabled_lines),
         problems=tuple(reader.problems),
         options=reader.options,
         marks=reader.marks,
     )
 
 
-class _Reader:
+class _DirectiveReader:
     """Collects directives and merges them."""
 
     def __init__(self) -> None:
         self.directives: List[Directive] = []
         self.problems: List[Problem] = []
         self.options: Dict[str, Any] = {}
-        self.marks: Dict[str, int] = {}
+        self.option_lines: Dict[str, int] = {}
 
-    def problem(self, line: int, kind: str, text: str) -> None:
+    def add_problem(self, line: int, kind: str, text: str) -> None:
         self.problems.append(Problem(line, kind, text))
 
     def read_line(self, number: int, line: str, start: int) -> None:
-        if len(line) > LINE_LENGTH:
-            self.problem(number, "line-too-long", line)
-            if len(line) > _READ_ANYWAY:
+        if len(line) > MAX_LINE_LENGTH:
+            self.add_problem(number, "line-too-long", line)
+            if len(line) > _MAX_SPLIT_LENGTH:
                 return
-        cut = split_words(line[start:])
-        if cut.unbalanced:
-            self.problem(number, "unbalanced-quotes", line)
-        for word in cut.substitutions:
-            self.problem(number, "command-substitution", word)
-        words, at, count = cut.words, 0, 0
-        while at < len(words):
-            if not _is_option(words[at]):
-                self.problem(number, "stray-word", words[at])
-                at += 1
+        split = split_line(line[start:])
+        if split.unbalanced:
+            self.add_problem(number, "unbalanced-quotes", line)
+        for token in split.substitutions:
+            self.add_problem(number, "command-substitution", token)
+        tokens, index, count = split.tokens, 0, 0
+        while index < len(tokens):
+            if not _is_option(tokens[index]):
+                self.add_problem(number, "stray-word", tokens[index])
+                index += 1
                 continue
             count += 1
-            if count > LINE_OPTIONS:
-                self.problem(number, "too-many-options", " ".join(words[at:]))
+            if count > MAX_LINE_OPTIONS:
+                self.add_problem(number, "too-many-options", " ".join(tokens[index:]))
                 return
-            at += self.read_option(number, words, at)
+            index += self.read_option(number, tokens, index)
 
-    def read_option(self, number: int, words: Tuple[str, ...], at: int) -> int:
+    def read_option(self, number: int, tokens: Tuple[str, ...], index: int) -> int:
         """Take the option at ``at``; returns how many words it and its argument are."""
-        spelling, argument = _split_option(words[at])
+        spelling, argument = _split_option(tokens[index])
         option = SPELLINGS.get(spelling)
-        following = words[at + 1] if at + 1 < len(words) else None
+        following = tokens[index + 1] if index + 1 < len(tokens) else None
         if option is None:
             flags = _bundled_flags(spelling)
             if flags and argument is None:
                 for flag in flags:
-                    self.keep(number, flag, SPELLINGS[flag], None)
+                    self.store(number, flag, SPELLINGS[flag], None)
                 return 1
-            taken = argument is None and following is not None and not _is_option(following)
-            self.keep_unknown(number, spelling, following if taken else argument)
-            return 2 if taken else 1
+            is_argument = argument is None and following is not None and not _is_option(following)
+            self.store_unknown(number, spelling, following if is_argument else argument)
+            return 2 if is_argument else 1
         if option.kind == FLAG:
             if argument is not None:
-                self.problem(number, "unexpected-argument", words[at])
-            self.keep(number, spelling, option, argument)
+                self.add_problem(number, "unexpected-argument", tokens[index])
+            self.store(number, spelling, option, argument)
             return 1
         if argument is not None:
-            self.keep(number, spelling, option, argument)
+            self.store(number, spelling, option, argument)
             return 1
         if option.kind == OPTIONAL:
-            taken = following in option.words
-            self.keep(number, spelling, option, following if taken else None)
-            return 2 if taken else 1
+            is_argument = following in option.words
+            self.store(number, spelling, option, following if is_argument else None)
+            return 2 if is_argument else 1
         # what looks like an option is an argument only where pjsub has no such option
         if following is None or _split_option(following)[0] in SPELLINGS:
-            self.problem(number, "missing-argument", words[at])
+            self.add_problem(number, "missing-argument", tokens[index])
             self.directives.append(Directive(number, spelling, None, None, option.era == "tcs"))
             return 1
-        self.keep(number, spelling, option, following)
+        self.store(number, spelling, option, following)
         return 2
 
-    def keep_unknown(self, number: int, spelling: str, argument: Optional[str]) -> None:
+    def store_unknown(self, number: int, spelling: str, argument: Optional[str]) -> None:
         self.directives.append(Directive(number, spelling, None, argument, known=False))
-        self.options[spelling] = True if argument is None else self.expanded(argument)
-        self.marks[spelling] = number
+        self.options[spelling] = True if argument is None else self.expand_variables(argument)
+        self.option_lines[spelling] = number
 
-    def keep(self, number: int, spelling: str, option: Option, argument: Optional[str]) -> None:
+    def store(self, number: int, spelling: str, option: Option, argument: Optional[str]) -> None:
         if option.kind in (KEYED, ASSIGN):
-            self.keep_list(number, spelling, option, argument or "")
+            self.store_list(number, spelling, option, argument or "")
             return
         self.directives.append(Directive(number, spelling, None, argument, option.era == "tcs"))
-        value: Any = True if argument is None or option.kind == FLAG else self.expanded(argument)
+        value: Any = True if argument is None or option.kind == FLAG else self.expand_variables(argument)
         self.options[option.name] = (*self.options.get(option.name, ()), value) if option.kind == MANY else value
-        self.marks[option.name] = number
+        self.option_lines[option.name] = number
 
-    def keep_list(self, number: int, spelling: str, option: Option, argument: str) -> None:
+    def store_list(self, number: int, spelling: str, option: Option, argument: str) -> None:
         merged: Dict[str, Optional[str]] = self.options.setdefault(option.name, {})
-        self.marks[option.name] = number
+        self.option_lines[option.name] = number
         for item in split_list(argument):
             if not item.strip():
-                self.problem(number, "empty-item", argument)
+                self.add_problem(number, "empty-item", argument)
                 continue
             key, value, separator = _split_item(item, option)
             if separator is not None and separator != RANK_MAP_SEPARATORS.get(key):
-                self.problem(number, "wrong-separator", item.strip())
-            self.directives.append(Directive(number, spelling, key, value, _is_known_key(option, key)))
+                self.add_problem(number, "wrong-separator", item.strip())
+            self.directives.append(Directive(number, spelling, key, value, _supports_key(option, key)))
             canonical = KEY_ALIASES.get(option.name, {}).get(key, key)
             merged.pop(canonical, None)  # the order is that of the values in force
-            merged[canonical] = None if value is None else self.expanded(value)
-            self.marks[f"{option.name}.{canonical}"] = number
+            merged[canonical] = None if value is None else self.expand_variables(value)
+            self.option_lines[f"{option.name}.{canonical}"] = number
 
-    def expanded(self, value: str) -> str:
+    def expand_variables(self, value: str) -> str:
         """A value with the variables of the ``--vset`` above it put in; all others stay as written."""
         variables = self.options.get("vset")
         if not variables or "${" not in value:
             return value
-        expanded = _VARIABLE.sub(lambda found: variables.get(found[1]) or found[0], value)
-        return expanded if len(expanded) <= _EXPANDED else value
+        expanded = _VARIABLE.sub(lambda match: variables.get(match[1]) or match[0], value)
+        return expanded if len(expanded) <= _MAX_EXPANDED_LENGTH else value
 
 
 def _is_option(word: str) -> bool:
@@ -217,7 +217,7 @@ def _split_option(word: str) -> Tuple[str, Optional[str]]:
     if word.startswith("--"):
         spelling, equals, argument = word.partition("=")
         return spelling, argument if equals else None
-    if _GLUED.match(word) and re.split("[=:]", word[1:], maxsplit=1)[0] not in _KEYS_TAKEN_FOR_OPTIONS:
+    if _SHORT_OPTION.match(word) and re.split("[=:]", word[1:], maxsplit=1)[0] not in _NAMES_WITHOUT_DASHES:
         return word[:2], word[2:]
     spelling, equals, argument = word.partition("=")
     return spelling, argument if equals else None
@@ -226,8 +226,8 @@ def _split_option(word: str) -> Tuple[str, Optional[str]]:
 def _bundled_flags(word: str) -> List[str]:
     """``-js`` as ``-j`` and ``-s``; empty where not all letters are flags."""
     flags = ["-" + letter for letter in word[1:]]
-    known = [SPELLINGS[flag].kind == FLAG for flag in flags if flag in SPELLINGS]
-    return flags if 2 <= len(known) == len(flags) and all(known) else []
+    are_flags = [SPELLINGS[flag].kind == FLAG for flag in flags if flag in SPELLINGS]
+    return flags if 2 <= len(are_flags) == len(flags) and all(are_flags) else []
 
 
 def _split_item(item: str, option: Option) -> Tuple[str, Optional[str], Optional[str]]:
@@ -241,7 +241,7 @@ def _split_item(item: str, option: Option) -> Tuple[str, Optional[str], Optional
     return key.strip(), value.strip() if equals else None, None
 
 
-def _is_known_key(option: Option, key: str) -> bool:
+def _supports_key(option: Option, key: str) -> bool:
     if option.era != "tcs" or (option.name == "mpi" and key in K_ERA_MPI_KEYS):
         return False
     return option.name not in ("mpi", "llio", "policy") or key in KEYS[option.name]

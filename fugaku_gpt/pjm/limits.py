@@ -23,7 +23,7 @@ _HEADING = re.compile(r"[ \t]*\(([^()]{1,100})\)[ \t]+lower[ \t]+upper[ \t]+defa
 _ROW = re.compile(r"[ \t]*\(([^()=]{1,100})=?[ \t]*\)[ \t]+(\S+)[ \t]+(\S+)(?:[ \t]+(\S+))?[ \t]*")
 _REMARK = re.compile(r"[ \t]#.*")
 _OWNER = re.compile(r"[ \t]*(RSCUNIT|RSCGRP|USER|GROUP|ALL)[ \t]*:[ \t]*(\S*)[ \t]*")
-_USE = re.compile(r"[ \t]*([a-z][a-z0-9_-]{1,60})[ \t]+(unlimited|\d{1,15})[ \t]+(\d{1,15})[ \t]*")
+_USAGE_ROW = re.compile(r"[ \t]*([a-z][a-z0-9_-]{1,60})[ \t]+(unlimited|\d{1,15})[ \t]+(\d{1,15})[ \t]*")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class AclLimits:
 
     def row(self, name: str, option: str = BATCH) -> Optional[Limit]:
         """The row of that name; None where the table has none."""
-        return next((row for row in self.rows if row.name == name and _same(row.option, option)), None)
+        return next((row for row in self.rows if row.name == name and _is_same_option(row.option, option)), None)
 
     def seconds(self, name: str = "elapse", option: str = BATCH) -> Optional[Tuple[Optional[int], ...]]:
         """Lower limit, upper limit and default in seconds; each None where unlimited or no time."""
@@ -79,7 +79,7 @@ class AclLimits:
 
 
 @dataclass(frozen=True)
-class Use:
+class LimitUsage:
     """A row of ``pjstat --limit``.
 
     Attributes:
@@ -115,10 +115,10 @@ def parse_acl(text: str) -> AclLimits:
     return AclLimits(tuple(rows))
 
 
-def parse_uses(text: str) -> List[Use]:
+def parse_limit_usage(text: str) -> List[LimitUsage]:
     """The rows of ``pjstat --limit``."""
     unit, scope, owner = "", "", ""
-    found = []
+    rows = []
     for line in text.split("\n"):
         line = _REMARK.sub("", line.rstrip("\r")[:_LINE_LENGTH])
         head = _OWNER.fullmatch(line)
@@ -127,14 +127,14 @@ def parse_uses(text: str) -> List[Use]:
         elif head:
             scope, owner = head[1], head[2]
         else:
-            row = _USE.fullmatch(line)
+            row = _USAGE_ROW.fullmatch(line)
             if row:
                 limit = None if row[2] == UNLIMITED else int(row[2])
-                found.append(Use(unit, scope, owner, row[1], limit, int(row[3])))
-    return found
+                rows.append(LimitUsage(unit, scope, owner, row[1], limit, int(row[3])))
+    return rows
 
 
-def _same(written: str, option: str) -> bool:
+def _is_same_option(written: str, option: str) -> bool:
     return "".join(written.split()) == "".join(option.split())
 
 

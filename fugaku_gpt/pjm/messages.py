@@ -9,14 +9,14 @@ import re
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple
 
-from fugaku_gpt.pjm.catalogue import GATE, MEANINGS, SITE, UNNUMBERED, Meaning
+from fugaku_gpt.pjm.catalogue import GATE_MEANINGS, ERROR_MEANINGS, SITE, UNNUMBERED_MEANINGS, ErrorMeaning
 from fugaku_gpt.pjm.jobids import ID_PATTERN, MESSAGE_ID_PATTERN, PjmJobId, expand_job_ids, parse_job_id
-from fugaku_gpt.pjm.limits import AclLimits, Limit, Use, parse_acl, parse_uses
+from fugaku_gpt.pjm.limits import AclLimits, Limit, LimitUsage, parse_acl, parse_limit_usage
 from fugaku_gpt.pjm.pjstat import (
     clean_value,
     parse_data,
     parse_table,
-    seconds_of,
+    parse_seconds,
     status_of,
     statuses_of,
 )
@@ -24,11 +24,11 @@ from fugaku_gpt.pjm.pjstat import (
 __all__ = [
     "AclLimits",
     "Limit",
-    "Message",
+    "PjmMessage",
     "PjmJobId",
     "Refusal",
-    "Use",
-    "Waited",
+    "LimitUsage",
+    "WaitResult",
     "clean_value",
     "expand_job_ids",
     "operation_results",
@@ -37,11 +37,11 @@ __all__ = [
     "parse_job_id",
     "parse_messages",
     "parse_table",
-    "parse_uses",
-    "parse_waited",
-    "refusal_of",
-    "refusals_of",
-    "seconds_of",
+    "parse_limit_usage",
+    "parse_wait_results",
+    "first_refusal",
+    "parse_refusals",
+    "parse_seconds",
     "status_of",
     "statuses_of",
     "submitted_ids",
@@ -55,15 +55,15 @@ _MESSAGE = re.compile(r"\[[ ]?(INFO|WARN|ERR)\.?[ ]?\][ \t]+PJM[ \t]+(\d{4})[ \t
 _SUBMITTED = re.compile(rf"\b[Jj]ob[ \t]+({ID_PATTERN})[ \t]+submitted")
 _BARE_IDS = re.compile(rf"{ID_PATTERN}(?:[ \t,]+{ID_PATTERN})*")
 _ID = re.compile(rf"{ID_PATTERN}(?![\d\[_])")
-_OF_JOB = re.compile(rf"\b[Jj]ob[ \t]+\"?({MESSAGE_ID_PATTERN})\"?(?![\w\[])")
-_WAITED = re.compile(
+_JOB_ID_IN_TEXT = re.compile(rf"\b[Jj]ob[ \t]+\"?({MESSAGE_ID_PATTERN})\"?(?![\w\[])")
+_WAIT_ROW = re.compile(
     rf"[ \t]*({ID_PATTERN})[ \t]+(-?\d{{1,9}}|[XEH-])[ \t]+(-?\d{{1,9}}|[XEH-])[ \t]+(-?\d{{1,9}}|[XEH-])[ \t]*"
 )
 _ACCEPTED = ("0100", "0119")
 
 
 @dataclass(frozen=True)
-class Message:
+class PjmMessage:
     """One numbered message.
 
     Attributes:
@@ -99,7 +99,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Waited:
+class WaitResult:
     """A line of ``pjwait``.
 
     Attributes:
@@ -118,64 +118,64 @@ def _lines(text: str) -> List[str]:
     return [line.rstrip("\r")[:_LINE_LENGTH] for line in text.split("\n")]
 
 
-def parse_messages(text: str) -> List[Message]:
+def parse_messages(text: str) -> List[PjmMessage]:
     """The numbered messages in ``text``, in order."""
-    found = []
+    messages = []
     for line in _lines(text):
         match = _MESSAGE.search(line) if "[" in line else None
         if match:
-            found.append(Message(match[1], match[2], match[3] or "", match[4].strip()))
-    return found
+            messages.append(PjmMessage(match[1], match[2], match[3] or "", match[4].strip()))
+    return messages
 
 
 def submitted_ids(text: str) -> List[str]:
     """The ids of the jobs that ``pjsub`` has accepted; also what ``pjsub -z jid`` prints: ids alone on their lines."""
-    found = [
+    ids = [
         match[1]
         for message in parse_messages(text)
         if message.level == INFO and message.code == "0000"
         for match in [_SUBMITTED.search(message.text)]
         if match
     ]
-    if found:
-        return found
+    if ids:
+        return ids
     for line in _lines(text):
         if _BARE_IDS.fullmatch(line.strip()):
-            found += _ID.findall(line)
-    return found
+            ids += _ID.findall(line)
+    return ids
 
 
-def refusals_of(text: str) -> List[Refusal]:
+def parse_refusals(text: str) -> List[Refusal]:
     """Why a command has refused, each reason once and in order; empty where ``text`` holds no error."""
-    found: List[Refusal] = []
+    refusals: List[Refusal] = []
     for line in _lines(text):
         message = _MESSAGE.search(line) if "[" in line else None
         if message and message[1] == ERROR:
-            found.append(_refusal(message[2], message[4].strip()))
+            refusals.append(_numbered_refusal(message[2], message[4].strip()))
         elif not message:
             lower = line.lower()
-            found += [_explained("", line.strip(), meaning) for words, meaning in UNNUMBERED if words in lower][:1]
-    return list(dict.fromkeys(found))
+            refusals += [_refusal_with("", line.strip(), meaning) for phrase, meaning in UNNUMBERED_MEANINGS if phrase in lower][:1]
+    return list(dict.fromkeys(refusals))
 
 
-def refusal_of(text: str) -> Optional[Refusal]:
+def first_refusal(text: str) -> Optional[Refusal]:
     """The first of :func:`refusals_of`, numbered ones first; None where there is none."""
-    found = refusals_of(text)
-    numbered = [refusal for refusal in found if refusal.code]
-    return next(iter(numbered or found), None)
+    refusals = parse_refusals(text)
+    numbered = [refusal for refusal in refusals if refusal.code]
+    return next(iter(numbered or refusals), None)
 
 
-def _refusal(code: str, text: str) -> Refusal:
+def _numbered_refusal(code: str, text: str) -> Refusal:
     if code == "0079":
         lower = text.lower()
-        for words, meaning in GATE:
-            if words in lower:
-                return _explained(code, text, meaning)
-    unknown = Meaning("an error that this program does not know", SITE, "see the site's manual for this number")
-    return _explained(code, text, MEANINGS.get(code, unknown))
+        for phrase, meaning in GATE_MEANINGS:
+            if phrase in lower:
+                return _refusal_with(code, text, meaning)
+    unknown = ErrorMeaning("an error that this program does not know", SITE, "see the site's manual for this number")
+    return _refusal_with(code, text, ERROR_MEANINGS.get(code, unknown))
 
 
-def _explained(code: str, text: str, meaning: Meaning) -> Refusal:
+def _refusal_with(code: str, text: str, meaning: ErrorMeaning) -> Refusal:
     return Refusal(code, text, meaning.meaning, meaning.matter, meaning.advice)
 
 
@@ -189,33 +189,33 @@ def operation_results(text: str) -> Dict[str, str]:
     for message in parse_messages(text):
         if message.level == WARNING:
             continue
-        match = _OF_JOB.search(message.text)
+        match = _JOB_ID_IN_TEXT.search(message.text)
         if not match:
             continue
         # 01xx are pjdel's numbers; pjhold and pjrls have their own, and say INFO as well where they accept
         accepted = message.level == INFO and (message.code in _ACCEPTED or "ccepted" in message.text)
         if not accepted and message.level == INFO:
             continue
-        for job_id in _expanded(match[1]):
+        for job_id in _single_ids(match[1]):
             if results.get(job_id) != "":
                 results[job_id] = "" if accepted else message.text
     return results
 
 
-def _expanded(text: str) -> Tuple[str, ...]:
+def _single_ids(text: str) -> Tuple[str, ...]:
     try:
         return tuple(str(job_id) for job_id in expand_job_ids(text))
     except ValueError:  # a range from high to low: as it stands
         return (text,)
 
 
-def parse_waited(text: str) -> List[Waited]:
+def parse_wait_results(text: str) -> List[WaitResult]:
     """The lines of ``pjwait``."""
-    found = []
+    results = []
     for line in _lines(text):
-        match = _WAITED.fullmatch(line)
+        match = _WAIT_ROW.fullmatch(line)
         if match:
-            mark = next((word for word in match.groups()[1:] if word in "XEH-"), "")
-            numbers = [None if word in "XEH-" else int(word) for word in match.groups()[1:]]
-            found.append(Waited(match[1], numbers[0], numbers[1], numbers[2], mark))
-    return found
+            mark = next((cell for cell in match.groups()[1:] if cell in "XEH-"), "")
+            numbers = [None if cell in "XEH-" else int(cell) for cell in match.groups()[1:]]
+            results.append(WaitResult(match[1], numbers[0], numbers[1], numbers[2], mark))
+    return results

@@ -49,7 +49,7 @@ __all__ = [
     "expand_path",
     "format_elapse",
     "has_placeholder",
-    "option_of",
+    "find_option",
     "parse_axes",
     "parse_bulk",
     "parse_condition",
@@ -223,6 +223,6 @@ K_ERA_MPI_KEYS = ("use-rankdir",)
 RANK_MAP_SEPARATORS = {"rank-map-bychip": ":", "rank-map-bynode": "="}
 
 
-def option_of(spelling: str) -> Optional[Option]:
+def find_option(spelling: str) -> Optional[Option]:
     """The option that is written so; long options are not shortened."""
     return SPELLINGS.get(spelling)

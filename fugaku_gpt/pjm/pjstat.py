@@ -47,7 +47,7 @@ VERBOSE_COLUMNS = (
 )
 MODELS = ("NM", "ST", "BU", "MW")
 # a column's name in tables and in the long form of -s
-_NAMES = {
+_COLUMNS_BY_FIELD = {
     "job_id": ("JOB_ID", "JOB ID"),
     "state": ("ST", "STATE", "STATUS"),
     "exit_code": ("EC", "EXIT CODE"),
@@ -56,8 +56,8 @@ _NAMES = {
     "reason": ("REASON", "ERMSG"),
     "group": ("RSC_GRP", "RSCGRP", "RSCG", "RESOURCE GROUP"),
 }
-_DATES = ("START_DATE", "ACCEPT")
-_FREE_TEXT = ("REASON", "COMMENT", "CMT")
+_DATE_COLUMNS = ("START_DATE", "ACCEPT")
+_FREE_TEXT_COLUMNS = ("REASON", "COMMENT", "CMT")
 _LINE_LENGTH = 65536  # characters of a line that are looked at
 _JOB = re.compile(ROW_ID_PATTERN, re.ASCII)
 _ID = re.compile(ID_PATTERN)
@@ -86,19 +86,19 @@ def parse_data(text: str, delimiter: str = ",") -> List[Dict[str, str]]:
 def _cells(line: str, delimiter: str) -> List[str]:
     if '"' in line and len(delimiter) == 1:
         try:
-            parts = next(csv.reader([line.replace("\0", "")], delimiter=delimiter), [""])
+            cells = next(csv.reader([line.replace("\0", "")], delimiter=delimiter), [""])
         except csv.Error:
-            parts = line.split(delimiter)
+            cells = line.split(delimiter)
     else:
-        parts = line.split(delimiter)
-    return [part.strip() for part in parts] or [""]
+        cells = line.split(delimiter)
+    return [part.strip() for part in cells] or [""]
 
 
 def _row(header: List[str], cells: List[str], delimiter: str) -> Dict[str, str]:
     """Cells by name; too many mean that free text holds the delimiter, too few that the end is missing."""
     extra = len(cells) - len(header)
     if extra > 0:
-        free = [index for index, name in enumerate(header) if name.upper() in _FREE_TEXT]
+        free = [index for index, name in enumerate(header) if name.upper() in _FREE_TEXT_COLUMNS]
         at = free[0] if free else len(header) - 1
         cells = [*cells[:at], delimiter.join(cells[at : at + extra + 1]), *cells[at + extra + 1 :]]
     return dict(zip(header, cells))
@@ -113,53 +113,53 @@ def parse_table(text: str) -> List[Dict[str, str]]:
     header: Optional[Sequence[str]] = None
     rows = []
     for line in text.split("\n"):
-        words = line[:_LINE_LENGTH].split()
-        if "JOB_ID" in words:
-            header = words
-        elif words and _JOB.fullmatch(words[0]):
+        tokens = line[:_LINE_LENGTH].split()
+        if "JOB_ID" in tokens:
+            header = tokens
+        elif tokens and _JOB.fullmatch(tokens[0]):
             if header is not None:
-                rows.append(_table_row(header, words))
-            elif len(words) > 3 and words[2] in MODELS:
-                usual = VERBOSE_COLUMNS if len(words) >= len(VERBOSE_COLUMNS) - 2 else DEFAULT_COLUMNS
-                rows.append(_table_row(usual, words))
+                rows.append(_table_row(header, tokens))
+            elif len(tokens) > 3 and tokens[2] in MODELS:
+                usual = VERBOSE_COLUMNS if len(tokens) >= len(VERBOSE_COLUMNS) - 2 else DEFAULT_COLUMNS
+                rows.append(_table_row(usual, tokens))
     return rows
 
 
-def _table_row(header: Sequence[str], words: List[str]) -> Dict[str, str]:
+def _table_row(header: Sequence[str], tokens: List[str]) -> Dict[str, str]:
     row: Dict[str, str] = {}
-    at = 0
+    start = 0
     for index, name in enumerate(header):
-        if at >= len(words):
+        if start >= len(tokens):
             row[name] = ""
             continue
-        size = 1
-        if name in _DATES:
-            size = _date_words(words, at)
-        elif name in _FREE_TEXT:
-            size = max(1, len(words) - at - (len(header) - index - 1))
+        width = 1
+        if name in _DATE_COLUMNS:
+            width = _date_width(tokens, start)
+        elif name in _FREE_TEXT_COLUMNS:
+            width = max(1, len(tokens) - start - (len(header) - index - 1))
         elif name == "JOB_NAME":
-            size = _name_words(header, words, index, at)
-        row[name] = " ".join(words[at : at + size])
-        at += size
+            width = _name_width(header, tokens, index, start)
+        row[name] = " ".join(tokens[start : start + width])
+        start += width
     return row
 
 
-def _date_words(words: List[str], at: int) -> int:
-    size = 1
-    if _DAY.fullmatch(words[at]) and at + 1 < len(words) and _CLOCK.fullmatch(words[at + 1]):
-        size = 2
-    if words[at] != "-" and at + size < len(words) and words[at + size] in ("<", "@", "#"):
-        size += 1
-    return size
+def _date_width(tokens: List[str], start: int) -> int:
+    width = 1
+    if _DAY.fullmatch(tokens[start]) and start + 1 < len(tokens) and _CLOCK.fullmatch(tokens[start + 1]):
+        width = 2
+    if tokens[start] != "-" and start + width < len(tokens) and tokens[start + width] in ("<", "@", "#"):
+        width += 1
+    return width
 
 
-def _name_words(header: Sequence[str], words: List[str], index: int, at: int) -> int:
+def _name_width(header: Sequence[str], tokens: List[str], index: int, start: int) -> int:
     """A name may hold blanks: where the job's model comes next, it ends before the model and a state."""
     if "MD" not in header[index + 1 : index + 2]:
         return 1
-    for end in range(at + 1, min(len(words) - 1, at + 12)):
-        if words[end] in MODELS and words[end + 1].isupper():
-            return end - at
+    for end in range(start + 1, min(len(tokens) - 1, start + 12)):
+        if tokens[end] in MODELS and tokens[end + 1].isupper():
+            return end - start
     return 1
 
 
@@ -171,7 +171,7 @@ def clean_value(text: str) -> Optional[str]:
     return None if value in ("", "-") else value
 
 
-def seconds_of(text: str) -> Optional[int]:
+def parse_seconds(text: str) -> Optional[int]:
     """Seconds of ``1 00:00:00 (86400)``, ``0001:00:00`` or ``00:01:30``; None where it is no time."""
     value = clean_value(text)
     if value is None:
@@ -179,17 +179,17 @@ def seconds_of(text: str) -> Optional[int]:
     exact = _SECONDS.search(value)
     if exact:
         return int(exact[1])
-    found = _TIME.match(value)
-    if not found:
+    match = _TIME.match(value)
+    if not match:
         return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def status_of(row: Mapping[str, str]) -> Optional[JobStatus]:
     """What a row says of its job; None where it names none."""
     values = {
-        key: next((clean_value(row[name]) for name in names if name in row), None) for key, names in _NAMES.items()
+        key: next((clean_value(row[name]) for name in names if name in row), None) for key, names in _COLUMNS_BY_FIELD.items()
     }
     job_id = values["job_id"]
     if job_id is None or not _ID.fullmatch(job_id):
@@ -209,8 +209,8 @@ def status_of(row: Mapping[str, str]) -> Optional[JobStatus]:
 
 def statuses_of(rows: Iterable[Mapping[str, str]]) -> Dict[str, JobStatus]:
     """Job id → what the rows say of it; of several rows the last counts."""
-    found = (status_of(row) for row in rows)
-    return {status.job_id: status for status in found if status is not None}
+    statuses = (status_of(row) for row in rows)
+    return {status.job_id: status for status in statuses if status is not None}
 
 
 def _number(text: Optional[str]) -> Optional[int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.pjm.pjstat import clean_value, seconds_of
+from fugaku_gpt.pjm.pjstat import clean_value, parse_seconds
 from fugaku_gpt.pjm.values import UNLIMITED, parse_shape
 from fugaku_gpt.records.accounting import SAMPLING_SECONDS
 
@@ -29,7 +29,7 @@ _BYTES_IN_BRACKETS = re.compile(r"\((\d{1,20})\)", re.ASCII)
 _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)[ \t]*([KMGTP])?(i)?B?", re.IGNORECASE | re.ASCII)
 _INTEGER = re.compile(r"-?\d{1,15}", re.ASCII)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
-_KNOB = re.compile(r"([a-z][a-z0-9_-]*) \((REQUIRE|ALLOC|USE)\)")  # PJM's own keys are in capitals
+_KNOB_KEY = re.compile(r"([a-z][a-z0-9_-]*) \((REQUIRE|ALLOC|USE)\)")  # PJM's own keys are in capitals
 _RULE = re.compile(r"[ \t]*-{5,}[ \t]*")
 
 
@@ -49,7 +49,7 @@ class NodeCount:
 
 
 @dataclass(frozen=True)
-class Knob:
+class KnobStatistics:
     """A custom resource, such as ``freq``: what was asked for, granted and used, as text; None where not told."""
 
     require: Optional[str] = None
@@ -94,7 +94,7 @@ class JobStatistics:
     energy_usable: bool = False
     capping_date: Optional[str] = None
     max_memory_bytes: Optional[int] = None
-    knobs: Mapping[str, Knob] = field(default_factory=dict)
+    knobs: Mapping[str, KnobStatistics] = field(default_factory=dict)
     values: Mapping[str, Optional[str]] = field(default_factory=dict)
     nodes: Tuple[Mapping[str, Optional[str]], ...] = ()
 
@@ -127,21 +127,21 @@ def parse_stats(text: str) -> List[JobStatistics]:
     out, and a text without any key gives no job."""
     jobs: List[Dict[str, Optional[str]]] = []
     nodes: List[List[Dict[str, Optional[str]]]] = []
-    of_node = False
-    fresh = True  # the next key opens a new job, or a new node
+    in_node_section = False
+    starts_record = True  # the next key opens a new job, or a new node
     for raw in text.split("\n"):
         line = raw.rstrip("\r")[:_LINE_LENGTH]
         title = line.strip(" \t[]").upper()
         if title in (_JOB_TITLE, _NODE_TITLE) or _RULE.fullmatch(line):
-            of_node = title == _NODE_TITLE or (of_node and title != _JOB_TITLE)
-            fresh = fresh or of_node or title == _JOB_TITLE
+            in_node_section = title == _NODE_TITLE or (in_node_section and title != _JOB_TITLE)
+            starts_record = starts_record or in_node_section or title == _JOB_TITLE
             continue
         key, colon, value = line.partition(" :")
         name = " ".join(key.split())
         if not colon or not name:
             continue
-        if not of_node:
-            if fresh or not jobs or (name == "JOB ID" and name in jobs[-1]):
+        if not in_node_section:
+            if starts_record or not jobs or (name == "JOB ID" and name in jobs[-1]):
                 jobs.append({})
                 nodes.append([])
             jobs[-1][name] = clean_value(value)
@@ -149,15 +149,15 @@ def parse_stats(text: str) -> List[JobStatistics]:
             if not jobs:  # the job's own section is lost
                 jobs.append({})
                 nodes.append([])
-            if fresh or not nodes[-1] or name in nodes[-1][-1]:
+            if starts_record or not nodes[-1] or name in nodes[-1][-1]:
                 nodes[-1].append({})
             nodes[-1][-1][name] = clean_value(value)
-        fresh = False
-    return [_statistics(values, tuple(of_nodes)) for values, of_nodes in zip(jobs, nodes)]
+        starts_record = False
+    return [_statistics(values, tuple(job_nodes)) for values, job_nodes in zip(jobs, nodes)]
 
 
 def _statistics(values: Dict[str, Optional[str]], nodes: Tuple[Mapping[str, Optional[str]], ...]) -> JobStatistics:
-    elapsed = seconds_of(values.get("ELAPSE TIME (USE)") or "")
+    elapsed = parse_seconds(values.get("ELAPSE TIME (USE)") or "")
     return JobStatistics(
         job_id=values.get("JOB ID") or "",
         job_name=values.get("JOB NAME") or "",
@@ -168,7 +168,7 @@ def _statistics(values: Dict[str, Optional[str]], nodes: Tuple[Mapping[str, Opti
         reason=values.get("REASON") or "",
         group=values.get("RESOURCE GROUP") or "",
         elapsed_seconds=elapsed,
-        elapse_limit_seconds=seconds_of(values.get("ELAPSE TIME (LIMIT)") or ""),
+        elapse_limit_seconds=parse_seconds(values.get("ELAPSE TIME (LIMIT)") or ""),
         nodes_required=_node_count(values.get("NODE NUM (REQUIRE)")),
         nodes_allocated=_node_count(values.get("NODE NUM (ALLOC)")),
         nodes_used=_node_count(values.get("NODE NUM (USE)")),
@@ -207,15 +207,15 @@ def _node_count(text: Optional[str]) -> Optional[NodeCount]:
 
 
 def _quantities(
-    values: Mapping[str, Optional[str]], name: str, units: Mapping[str, float], usual: str
+    values: Mapping[str, Optional[str]], name: str, units: Mapping[str, float], default_unit: str
 ) -> Dict[str, float]:
-    found = {}
+    quantities = {}
     for kind in (MEASURED, IDEAL):
         match = _QUANTITY.fullmatch(values.get(f"{name} ({kind})") or "")
-        factor = units.get((match[2] or usual).lower()) if match else None
+        factor = units.get((match[2] or default_unit).lower()) if match else None
         if match and factor is not None:
-            found[kind] = float(match[1]) * factor
-    return found
+            quantities[kind] = float(match[1]) * factor
+    return quantities
 
 
 def _bytes(text: Optional[str]) -> Optional[int]:
@@ -225,17 +225,17 @@ def _bytes(text: Optional[str]) -> Optional[int]:
     exact = _BYTES_IN_BRACKETS.search(text)
     if exact:
         return int(exact[1])
-    found = _SIZE.fullmatch(text)
-    if not found:
+    match = _SIZE.fullmatch(text)
+    if not match:
         return None
-    base = 1024 if found[3] else 1000
-    return int(float(found[1]) * base ** _POWERS[(found[2] or "").upper()])
+    base = 1024 if match[3] else 1000
+    return int(float(match[1]) * base ** _POWERS[(match[2] or "").upper()])
 
 
-def _knobs(values: Mapping[str, Optional[str]]) -> Dict[str, Knob]:
-    told: Dict[str, Dict[str, Optional[str]]] = {}
+def _knobs(values: Mapping[str, Optional[str]]) -> Dict[str, KnobStatistics]:
+    fields_by_knob: Dict[str, Dict[str, Optional[str]]] = {}
     for key, value in values.items():
-        found = _KNOB.fullmatch(key)
-        if found:
-            told.setdefault(found[1], {})[found[2].lower()] = value
-    return {name: Knob(**parts) for name, parts in told.items()}
+        match = _KNOB_KEY.fullmatch(key)
+        if match:
+            fields_by_knob.setdefault(match[1], {})[match[2].lower()] = value
+    return {name: KnobStatistics(**fields) for name, fields in fields_by_knob.items()}

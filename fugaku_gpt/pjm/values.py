@@ -18,8 +18,8 @@ AXES = {2: ("XY", "YX"), 3: ("XYZ", "XZY", "YXZ", "YZX", "ZXY", "ZYX")}
 NAME_BYTES = 63
 DELETIONS = ("one", "after", "all")
 BULK_LIMIT = 999_999
-_LONGEST = 1000  # characters of a value that is read as more than text
-_DIGITS = 15  # of a number; no node count, size or time needs more
+_MAX_VALUE_LENGTH = 1000  # characters of a value that is read as more than text
+_MAX_DIGITS = 15  # of a number; no node count, size or time needs more
 
 _CLOCK = re.compile(r"(?:(?:(\d+):)?(\d+):)?(\d+)")
 _LETTERS = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.IGNORECASE)
@@ -96,10 +96,10 @@ class StepParameters:
 
 def has_placeholder(text: str) -> bool:
     """Whether a value holds something that a shell or a template is to replace; ``pjsub`` itself replaces nothing."""
-    return bool(_PLACEHOLDER.search(text[:_LONGEST]))
+    return bool(_PLACEHOLDER.search(text[:_MAX_VALUE_LENGTH]))
 
 
-def _reject(text: str, expected: str) -> ValueError:
+def _invalid(text: str, expected: str) -> ValueError:
     shown = text if len(text) <= 60 else text[:57] + "..."
     if has_placeholder(text):
         return ValueError(f"{shown!r} holds a placeholder, which pjsub does not replace; expected {expected}")
@@ -107,14 +107,14 @@ def _reject(text: str, expected: str) -> ValueError:
 
 
 def _check_length(text: str, expected: str) -> str:
-    if len(text) > _LONGEST:
-        raise _reject(text, expected)
+    if len(text) > _MAX_VALUE_LENGTH:
+        raise _invalid(text, expected)
     return text.strip()
 
 
-def _number(digits: str, whole: str, expected: str) -> int:
-    if not (digits.isascii() and digits.isdigit()) or len(digits.lstrip("0")) > _DIGITS:
-        raise _reject(whole, expected)
+def _number(digits: str, value: str, expected: str) -> int:
+    if not (digits.isascii() and digits.isdigit()) or len(digits.lstrip("0")) > _MAX_DIGITS:
+        raise _invalid(value, expected)
     return int(digits)
 
 
@@ -129,7 +129,7 @@ def parse_flags(text: str, allowed: str) -> Tuple[str, ...]:
     expected = "a list of " + ", ".join(allowed)
     flags = tuple(item.strip() for item in _check_length(text, expected).split(","))
     if not all(len(flag) == 1 and flag in allowed for flag in flags):
-        raise _reject(text, expected)
+        raise _invalid(text, expected)
     return flags
 
 
@@ -145,13 +145,13 @@ def parse_elapse(text: str) -> Elapse:
     return Elapse(minimum, _seconds(last, text, expected) if last else None, ranged=True)
 
 
-def _seconds(text: str, whole: str, expected: str) -> Optional[int]:
+def _seconds(text: str, value: str, expected: str) -> Optional[int]:
     if text.lower() == UNLIMITED:
         return None
-    found = _CLOCK.fullmatch(text) or (_LETTERS.fullmatch(text) if text else None)
-    if not found or not text.isascii():
-        raise _reject(whole, expected)
-    hours, minutes, seconds = (_number(part or "0", whole, expected) for part in found.groups())
+    match = _CLOCK.fullmatch(text) or (_LETTERS.fullmatch(text) if text else None)
+    if not match or not text.isascii():
+        raise _invalid(value, expected)
+    hours, minutes, seconds = (_number(part or "0", value, expected) for part in match.groups())
     return (hours * 60 + minutes) * 60 + seconds
 
 
@@ -185,17 +185,17 @@ def parse_shape(text: str) -> Tuple[int, ...]:
     expected = "a shape of one to three axes such as 4x6x16"
     dims = tuple(_number(part.strip(), text, expected) for part in _check_length(text, expected).split("x"))
     if len(dims) > 3 or 0 in dims:
-        raise _reject(text, expected)
+        raise _invalid(text, expected)
     return dims
 
 
 def parse_size(text: str, bare: int = 2**20) -> int:
     """Bytes. ``Ki`` to ``Ei`` are powers of 1024, ``K`` to ``E`` of 1000; a number alone counts ``bare`` (MiB)."""
     expected = "a size such as 28Gi"
-    found = _SIZE.fullmatch(_check_length(text, expected))
-    if not found:
-        raise _reject(text, expected)
-    digits, unit, binary = found.groups()
+    match = _SIZE.fullmatch(_check_length(text, expected))
+    if not match:
+        raise _invalid(text, expected)
+    digits, unit, binary = match.groups()
     number = _number(digits, text, expected)
     if unit is None:
         return number * bare
@@ -210,21 +210,21 @@ def parse_limit(text: str, reader: Callable[[str], int] = parse_size) -> Optiona
 def parse_switch(text: str) -> bool:
     """``on`` or ``off``."""
     if text.strip() not in ("on", "off"):
-        raise _reject(text, "on or off")
+        raise _invalid(text, "on or off")
     return text.strip() == "on"
 
 
 def parse_vnode(text: str) -> Dict[str, str]:
     """``2``, ``2(core=4;mem=1Gi)`` or ``(core=4)``, which is one: ``count`` and what is asked of each."""
     expected = "a number of virtual nodes such as 2(core=4;mem=1Gi)"
-    found = _VNODE.fullmatch(_check_length(text, expected))
-    if not found or not (found[1] or found[2]):
-        raise _reject(text, expected)
-    values = {"count": str(_number(found[1] or "1", text, expected))}
-    for item in filter(None, re.split("[;,]", found[2] or "")):
+    match = _VNODE.fullmatch(_check_length(text, expected))
+    if not match or not (match[1] or match[2]):
+        raise _invalid(text, expected)
+    values = {"count": str(_number(match[1] or "1", text, expected))}
+    for item in filter(None, re.split("[;,]", match[2] or "")):
         key, equals, value = item.partition("=")
         if not equals:
-            raise _reject(text, expected)
+            raise _invalid(text, expected)
         values[key.strip()] = value.strip()
     return values
 
@@ -234,7 +234,7 @@ def parse_volumes(text: str) -> Tuple[str, ...]:
     volumes = tuple(_check_length(text, "a list of volumes").split(":"))
     for volume in volumes:
         if not re.fullmatch(r"/\S+", volume):
-            raise _reject(volume, "a volume such as /vol0004; several are joined by colons")
+            raise _invalid(volume, "a volume such as /vol0004; several are joined by colons")
     return volumes
 
 
@@ -243,40 +243,40 @@ def parse_bulk(text: str) -> Tuple[int, int]:
     expected = f"a range of bulk numbers such as 0-9 (0 to {BULK_LIMIT})"
     first, dash, last = _check_length(text, expected).partition("-")
     if not dash:
-        raise _reject(text, expected)
+        raise _invalid(text, expected)
     numbers = _number(first.strip(), text, expected), _number(last.strip(), text, expected)
     if not numbers[0] <= numbers[1] <= BULK_LIMIT:
-        raise _reject(text, expected)
+        raise _invalid(text, expected)
     return numbers
 
 
 def parse_step(text: str) -> StepParameters:
     """``jid=12,sn=2,sd=ec!=0:after:1``; ``jnam=`` names the step job, and every part may be missing."""
-    parts: List[str] = []
+    assignments: List[str] = []
     for piece in _check_length(text, "step parameters").split(","):
-        if parts and re.fullmatch(r"\s*-?\d+(:.*)?", piece):  # a list of values inside sd
-            parts[-1] += "," + piece.strip()
+        if assignments and re.fullmatch(r"\s*-?\d+(:.*)?", piece):  # a list of values inside sd
+            assignments[-1] += "," + piece.strip()
         else:
-            parts.append(piece.strip())
+            assignments.append(piece.strip())
     values: Dict[str, str] = {}
-    for part in parts:
-        key, equals, value = part.partition("=")
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
         if not equals or key not in ("jid", "jnam", "sn", "sd"):
-            raise ValueError(f"unknown part {part[:60]!r} of --sparam; a step job has jid= or jnam=, sn= and sd=")
+            raise ValueError(f"unknown part {assignment[:60]!r} of --sparam; a step job has jid= or jnam=, sn= and sd=")
         values[key] = value
     job_id = parse_count(values["jid"]) if "jid" in values else None
     number = parse_count(values["sn"]) if "sn" in values else None
-    condition, deletion, steps = _depends(values["sd"]) if "sd" in values else ("", "", ())
+    condition, deletion, steps = _parse_dependency(values["sd"]) if "sd" in values else ("", "", ())
     return StepParameters(job_id, values.get("jnam"), number, values.get("sd", ""), condition, deletion, steps)
 
 
-def _depends(text: str) -> Tuple[str, str, Tuple[int, ...]]:
+def _parse_dependency(text: str) -> Tuple[str, str, Tuple[int, ...]]:
     form, *rest = text.split(":")
     if form.upper() != "NONE" and not _CONDITION.fullmatch(form):
-        raise _reject(form, "a condition such as ec!=0 or pc==11, or NONE")
+        raise _invalid(form, "a condition such as ec!=0 or pc==11, or NONE")
     deletion = rest[0] if rest else ""
     if deletion and deletion not in DELETIONS:
-        raise _reject(deletion, "one of " + ", ".join(DELETIONS))
+        raise _invalid(deletion, "one of " + ", ".join(DELETIONS))
     return form, deletion, tuple(parse_count(step) for step in rest[1:])
 
 
@@ -284,17 +284,17 @@ def parse_condition(text: str) -> Optional[Tuple[str, str, Tuple[int, ...]]]:
     """``ec!=0`` → (``ec``, ``!=``, (0,)); ``NONE`` → None."""
     if text.upper() == "NONE":
         return None
-    found = _CONDITION.fullmatch(_check_length(text, "a condition"))
-    if not found or any(len(value) > _DIGITS for value in found[3].split(",")):
-        raise _reject(text, "a condition such as ec!=0 or pc==11, or NONE")
-    return found[1], found[2], tuple(int(value) for value in found[3].split(","))
+    match = _CONDITION.fullmatch(_check_length(text, "a condition"))
+    if not match or any(len(value) > _MAX_DIGITS for value in match[3].split(",")):
+        raise _invalid(text, "a condition such as ec!=0 or pc==11, or NONE")
+    return match[1], match[2], tuple(int(value) for value in match[3].split(","))
 
 
 def parse_axes(text: str, dims: Optional[int] = None) -> str:
     """An order of axes such as ``YXZ``; with ``dims``, of so many."""
-    known = AXES.get(dims, ()) if dims is not None else (*AXES[2], *AXES[3])
-    if text not in known:
-        raise _reject(text, "one of " + ", ".join(known) if known else "valid: one axis has no order")
+    orders = AXES.get(dims, ()) if dims is not None else (*AXES[2], *AXES[3])
+    if text not in orders:
+        raise _invalid(text, "one of " + ", ".join(orders) if orders else "valid: one axis has no order")
     return text
 
 
@@ -303,7 +303,7 @@ def parse_name(text: str) -> str:
     if len(text.encode("utf-8", "surrogateescape")) > NAME_BYTES:
         raise ValueError(f"a job name has {NAME_BYTES} bytes at most")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]*", text):
-        raise _reject(text, "a job name: a letter, then letters, digits, '.', '_' and '-'")
+        raise _invalid(text, "a job name: a letter, then letters, digits, '.', '_' and '-'")
     return text
 
 
@@ -325,4 +325,4 @@ def expand_path(
         "n": name,
         "%": "%",
     }
-    return _PATH_METACHARACTER.sub(lambda found: values[found[1]], path)
+    return _PATH_METACHARACTER.sub(lambda match: values[match[1]], path)

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from fugaku_gpt.planner.tables.rows import MEASURED_ORDER, Row
+from fugaku_gpt.planner.tables.rows import MEASURED_ORDER, ConfigRow
 
 # of each input: (least, most) of RANGES, all values of KINDS; [ranks per node, fewest nodes, most] of RANKS_ON_NODES
 Seen = Mapping[str, Tuple[Any, ...]]
@@ -31,7 +31,7 @@ class Outside:
     distance: float
 
 
-def seen_inputs(rows: Sequence[Row]) -> Dict[str, Tuple[Any, ...]]:
+def seen_inputs(rows: Sequence[ConfigRow]) -> Dict[str, Tuple[Any, ...]]:
     """Of each input the values of these rows; nothing where there are none."""
     if not rows:
         return {}
@@ -46,7 +46,7 @@ def seen_inputs(rows: Sequence[Row]) -> Dict[str, Tuple[Any, ...]]:
     return seen
 
 
-def outside(row: Row, seen: Seen) -> List[Outside]:
+def outside(row: ConfigRow, seen: Seen) -> List[Outside]:
     """The inputs of a row that no fitted row is like, each with what was measured."""
     found = []
     for name in RANGES:
@@ -68,7 +68,7 @@ def outside(row: Row, seen: Seen) -> List[Outside]:
     return found
 
 
-def in_no_table(row: Row, ordered: bool, seen: Seen) -> List[Outside]:
+def in_no_table(row: ConfigRow, ordered: bool, seen: Seen) -> List[Outside]:
     """What of a configuration the model counts by rules alone: what no measured row of any machine has, and several
     ranks on each of many nodes where rows have them on a few.
 

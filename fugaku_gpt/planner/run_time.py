@@ -12,7 +12,7 @@ from fugaku_gpt.machine.constants import Machine
 from fugaku_gpt.planner.extrapolation import SETTING, Outside
 from fugaku_gpt.planner.intervals import Guess
 from fugaku_gpt.planner.tables.predict import Prediction, predict_rows
-from fugaku_gpt.planner.tables.rows import Row, why_invalid
+from fugaku_gpt.planner.tables.rows import ConfigRow, invalid_reason
 from fugaku_gpt.planner.trainer.seconds import predict_run
 
 _SHORT_TYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -27,7 +27,7 @@ class Figure:
     unit: str
 
 
-def row_of_run(config: RunConfig, machine: Machine, hardware: Optional[str] = None, torch: str = "") -> Row:
+def row_of_run(config: RunConfig, machine: Machine, hardware: Optional[str] = None, torch: str = "") -> ConfigRow:
     """The run's configuration at its full batch and sequence length.
 
     Args:
@@ -41,7 +41,7 @@ def row_of_run(config: RunConfig, machine: Machine, hardware: Optional[str] = No
     hardware = hardware or next(iter(machine.hardware))
     if not machine.covers(hardware):
         raise UsageError(f"--hardware {hardware}: machine {machine.name} has {', '.join(machine.hardware)}")
-    row = Row(
+    row = ConfigRow(
         id="run",
         hardware=hardware,
         layers=config.model.layers,
@@ -69,7 +69,7 @@ def row_of_run(config: RunConfig, machine: Machine, hardware: Optional[str] = No
         sequence_parallel=layout.sequence_parallel and layout.tp > 1,
         order=layout.order,
     )
-    reason = why_invalid(row)
+    reason = invalid_reason(row)
     if reason:
         raise UsageError(f"this run cannot be planned: {reason}")
     return row
@@ -110,7 +110,7 @@ def figures_of_local_run(
 
 
 def figures_of_run(
-    config: RunConfig, machine: Machine, row: Row, watts: Optional[float] = None
+    config: RunConfig, machine: Machine, row: ConfigRow, watts: Optional[float] = None
 ) -> Tuple[Prediction, List[Figure]]:
     """Seconds per iteration and of each part, and what follows from them.
 
@@ -151,7 +151,7 @@ def _energy(config: RunConfig, machine: Machine, whole: Guess, watts: Optional[f
     return [Figure("energy", Guess(joules * whole.value, joules * whole.low, joules * whole.high), "J/token")]
 
 
-def peak_flops_of_node(machine: Machine, row: Row) -> float:
+def peak_flops_of_node(machine: Machine, row: ConfigRow) -> float:
     """FLOP/s of a node at the row's clock."""
     facts: Dict[str, float] = dict(machine.facts)
     clock = row.freq_ghz / facts["base_clock_ghz"] if row.freq_ghz else 1.0

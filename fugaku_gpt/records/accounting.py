@@ -81,7 +81,7 @@ class Energy:
     joules: Optional[float] = None
     watts: Optional[float] = None
     nodes: Optional[int] = None
-    words: str = ""
+    basis: str = ""
 
 
 def write_accounting(directory: Path, jobs: Tuple[JobAccount, ...]) -> None:
@@ -107,25 +107,27 @@ def read_accounting(directory: Path) -> Tuple[JobAccount, ...]:
 
 def energy_of(jobs: Tuple[JobAccount, ...]) -> Energy:
     """The energy of all jobs of a run. What was measured goes before what was estimated, and never are both added."""
-    told = [job for job in jobs if job.energy_joules is not None or job.energy_joules_ideal is not None]
-    long = [job for job in told if job.elapsed_seconds is not None and job.elapsed_seconds >= SAMPLING_SECONDS]
-    if not long:
+    jobs_with_energy = [job for job in jobs if job.energy_joules is not None or job.energy_joules_ideal is not None]
+    sampled_jobs = [
+        job for job in jobs_with_energy if job.elapsed_seconds is not None and job.elapsed_seconds >= SAMPLING_SECONDS
+    ]
+    if not sampled_jobs:
         sampled = [job.elapsed_seconds for job in jobs if job.scheduler != "local"]  # this machine counts no energy
         short = any(seconds is not None and seconds < SAMPLING_SECONDS for seconds in sampled)
-        return Energy(words=TOO_SHORT if short else "")
-    measured = all(job.energy_joules is not None for job in long)
-    joules = sum((job.energy_joules if measured else job.energy_joules_ideal) or 0.0 for job in long)
-    if not measured and any(job.energy_joules_ideal is None for job in long):
-        return Energy(words="some jobs measured, others estimated")
-    seconds = sum(job.elapsed_seconds or 0.0 for job in long)
-    nodes = {job.nodes for job in long}
+        return Energy(basis=TOO_SHORT if short else "")
+    measured = all(job.energy_joules is not None for job in sampled_jobs)
+    joules = sum((job.energy_joules if measured else job.energy_joules_ideal) or 0.0 for job in sampled_jobs)
+    if not measured and any(job.energy_joules_ideal is None for job in sampled_jobs):
+        return Energy(basis="some jobs measured, others estimated")
+    seconds = sum(job.elapsed_seconds or 0.0 for job in sampled_jobs)
+    nodes = {job.nodes for job in sampled_jobs}
     same = nodes.pop() if len(nodes) == 1 else None
-    simulated = any(job.values.get(_SUPPLEMENT, "").upper().startswith("SIMULATED") for job in long)
-    words = SIMULATED if simulated else "measured" if measured else "ideal"
-    return Energy(joules, joules / seconds, same, words)
+    simulated = any(job.values.get(_SUPPLEMENT, "").upper().startswith("SIMULATED") for job in sampled_jobs)
+    basis = SIMULATED if simulated else "measured" if measured else "ideal"
+    return Energy(joules, joules / seconds, same, basis)
 
 
 def _account(values: Dict[str, Any]) -> JobAccount:
-    known = {name: values[name] for name in JobAccount.__dataclass_fields__ if name in values}
-    known["knobs"] = {str(name): Knob(**knob) for name, knob in known.get("knobs", {}).items()}
-    return JobAccount(**known)
+    account_values = {name: values[name] for name in JobAccount.__dataclass_fields__ if name in values}
+    account_values["knobs"] = {str(name): Knob(**knob) for name, knob in account_values.get("knobs", {}).items()}
+    return JobAccount(**account_values)

@@ -51,7 +51,7 @@ class AlreadyClaimed(Exception):
         super().__init__(who)
 
 
-def this_process(name: str, environment: Optional[Mapping[str, str]] = None) -> Holder:
+def current_process(name: str, environment: Optional[Mapping[str, str]] = None) -> Holder:
     """The present process as a holder."""
     import psutil  # here: readers of run directories do without it
 
@@ -60,7 +60,9 @@ def this_process(name: str, environment: Optional[Mapping[str, str]] = None) -> 
     return Holder(name, socket.gethostname(), os.getpid(), psutil.Process().create_time(), job)
 
 
-def take(folder: Path, stem: str, holder: Holder, same_process: bool = True, ended: Optional[float] = None) -> Path:
+def claim_folder(
+    folder: Path, stem: str, holder: Holder, same_process: bool = True, ended: Optional[float] = None
+) -> Path:
     """Claim a folder; returns the claim's file.
 
     Args:
@@ -73,10 +75,10 @@ def take(folder: Path, stem: str, holder: Holder, same_process: bool = True, end
         OSError: the folder cannot be written.
     """
     while True:
-        number, current = newest(folder, stem)
+        number, current = newest_claim(folder, stem)
         if number and current == holder:
             return folder / f"{stem}.{number}"
-        over = current is not None and ended is not None and _taken(folder / f"{stem}.{number}") <= ended
+        over = current is not None and ended is not None and _claim_time(folder / f"{stem}.{number}") <= ended
         elsewhere = current is not None and current.host != holder.host
         if number and not (over and elsewhere) and not _may_follow(current, holder, same_process):
             raise AlreadyClaimed(folder / f"{stem}.{number}", current)
@@ -85,10 +87,10 @@ def take(folder: Path, stem: str, holder: Holder, same_process: bool = True, end
             return path
 
 
-def release(folder: Path, stem: str, name: str) -> bool:
+def release_claim(folder: Path, stem: str, name: str) -> bool:
     """Take back a holder's claim, and older ones, lowest number first, so that the highest counts to the last. Returns
     False, and does nothing, where it is not (or no longer) this holder's."""
-    number, current = newest(folder, stem)
+    number, current = newest_claim(folder, stem)
     if current is None or current.name != name:
         return False
     for each in range(1, number + 1):
@@ -97,7 +99,7 @@ def release(folder: Path, stem: str, name: str) -> bool:
     return True
 
 
-def newest(folder: Path, stem: str) -> Tuple[int, Optional[Holder]]:
+def newest_claim(folder: Path, stem: str) -> Tuple[int, Optional[Holder]]:
     """(highest number, its holder). (0, None) where there is no claim; None where it cannot be read, or not yet."""
     try:
         names = os.listdir(folder)
@@ -111,12 +113,12 @@ def newest(folder: Path, stem: str) -> Tuple[int, Optional[Holder]]:
         values = json.loads((folder / f"{stem}.{number}").read_text(encoding="utf-8"))
         return number, Holder(**{name: values[name] for name in Holder.__dataclass_fields__})
     except FileNotFoundError:  # released since the folder was listed
-        return newest(folder, stem)
+        return newest_claim(folder, stem)
     except (OSError, ValueError, KeyError, TypeError):
         return number, None
 
 
-def _taken(claim: Path) -> float:
+def _claim_time(claim: Path) -> float:
     """When a claim was made, seconds since the epoch; now, where that cannot be read."""
     try:
         return float(json.loads(claim.read_text(encoding="utf-8"))["time"])
@@ -131,12 +133,12 @@ def _may_follow(current: Optional[Holder], holder: Holder, same_process: bool) -
     if current.name == holder.name:
         return True
     if current.host == holder.host:
-        return (same_process and current.process == holder.process) or not _alive(current)
+        return (same_process and current.process == holder.process) or not _is_alive(current)
     # a batch system that starts a job again has ended it before, wherever that was
     return current.job != "" and current.job == holder.job
 
 
-def _alive(holder: Holder) -> bool:
+def _is_alive(holder: Holder) -> bool:
     import psutil
 
     try:

@@ -91,12 +91,12 @@ def is_temporary(path: Path) -> bool:
 
 def leftovers(directory: Path) -> List[Path]:
     """Temporary files in a directory whose writer was killed before its rename."""
-    found = []
+    stale_files = []
     for path in directory.glob(".*.tmp"):
         with contextlib.suppress(OSError):  # renamed meanwhile
             if time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS:
-                found.append(path)
-    return found
+                stale_files.append(path)
+    return stale_files
 
 
 def _create_in_place(path: Path, text: str) -> bool:

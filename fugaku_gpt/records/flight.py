@@ -83,7 +83,7 @@ assert _FIELDS.itemsize == RECORD.size
 
 
 @dataclass(frozen=True)
-class Group:
+class CommunicatorRecord:
     """One communicator, as one of its ranks knows it.
 
     Attributes:
@@ -102,7 +102,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Call:
+class RecordedCall:
     """One MPI call.
 
     Attributes:
@@ -177,7 +177,7 @@ class Flight:
         head: Head,
         records: "np.ndarray[Any, Any]",
         names: Sequence[str],
-        groups: List[Group],
+        groups: List[CommunicatorRecord],
         channels: Dict[Tuple[int, int, int], int],
     ) -> None:
         self.head = head
@@ -185,7 +185,7 @@ class Flight:
         self._records = records
         self._names = names
         self._channels = channels
-        self._calls: Optional[List[Call]] = None
+        self._calls: Optional[List[RecordedCall]] = None
 
     @property
     def rank(self) -> int:
@@ -193,37 +193,37 @@ class Flight:
         return self.head.rank
 
     @property
-    def calls(self) -> List[Call]:
+    def calls(self) -> List[RecordedCall]:
         """All that are known, in order; the last ``SLOTS`` and those that were outstanding before."""
         if self._calls is None:
             self._calls = [self._call(record) for record in self._records]
         return self._calls
 
     @property
-    def outstanding(self) -> List[Call]:
+    def outstanding(self) -> List[RecordedCall]:
         """Begun and not known to have ended."""
         return [self._call(record) for record in self._records[self._records["state"] != RETURNED]]
 
     @property
-    def waiting(self) -> Optional[Call]:
+    def waiting(self) -> Optional[RecordedCall]:
         """The call that the rank waits for, if it waits."""
         waiting = self._records[self._records["state"] == WAITING]
         return self._call(waiting[-1]) if len(waiting) else None
 
-    def call_at(self, group: int, sequence: int) -> Optional[Call]:
+    def call_at(self, group: int, sequence: int) -> Optional[RecordedCall]:
         """A collective by its communicator and number; None where it is not known any more, or not begun."""
-        found = self._records[(self._records["group"] == group) & (self._records["sequence"] == sequence)]
-        calls = [call for call in map(self._call, found) if not call.is_message]
+        matching = self._records[(self._records["group"] == group) & (self._records["sequence"] == sequence)]
+        calls = [call for call in map(self._call, matching) if not call.is_message]
         return calls[0] if calls else None
 
-    def message_at(self, group: int, peer: int, operation: str, sequence: int) -> Optional[Call]:
+    def message_at(self, group: int, peer: int, operation: str, sequence: int) -> Optional[RecordedCall]:
         """A message by its number."""
-        found = self._records[(self._records["group"] == group) & (self._records["sequence"] == sequence)]
-        calls = [call for call in map(self._call, found) if (call.operation, call.peer) == (operation, peer)]
+        matching = self._records[(self._records["group"] == group) & (self._records["sequence"] == sequence)]
+        calls = [call for call in map(self._call, matching) if (call.operation, call.peer) == (operation, peer)]
         return calls[0] if calls else None
 
     @property
-    def last(self) -> Optional[Call]:
+    def last(self) -> Optional[RecordedCall]:
         """The call that was begun last."""
         return self._call(self._records[-1]) if len(self._records) else None
 
@@ -234,9 +234,9 @@ class Flight:
     def _name(self, index: int) -> str:
         return self._names[index] or "?" if index < len(self._names) else "?"
 
-    def _call(self, record: "np.void") -> Call:
+    def _call(self, record: "np.void") -> RecordedCall:
         group = int(record["group"])
-        return Call(
+        return RecordedCall(
             ordinal=int(record["ordinal"]),
             sequence=int(record["sequence"]),
             group=group,
@@ -327,11 +327,11 @@ def read_flight(path: Path) -> Flight:
     if len(data) < file_size(pinned, slots):
         raise UsageError(f"{path}: a flight recorder file that was cut short")
     ring = np.frombuffer(data, _FIELDS, slots, RING_OFFSET)
-    kept = np.frombuffer(data, _FIELDS, pinned, pinned_at(slots))
-    records = np.concatenate([ring, kept])
+    pinned_records = np.frombuffer(data, _FIELDS, pinned, pinned_at(slots))
+    records = np.concatenate([ring, pinned_records])
     records = records[records["ordinal"] > 0]
     table = names_at(slots)
-    names = [_text(data[table + place * NAME_SIZE : table + (place + 1) * NAME_SIZE]) for place in range(NAMES)]
+    names = [_text(data[table + index * NAME_SIZE : table + (index + 1) * NAME_SIZE]) for index in range(NAMES)]
     return Flight(
         head,
         records[np.argsort(records["ordinal"], kind="stable")],
@@ -367,17 +367,17 @@ def _head(data: bytes, path: Path) -> Tuple[Head, int, int]:
     return head, slots, pinned
 
 
-def _groups(data: bytes, slots: int) -> List[Group]:
-    groups: List[Group] = []
+def _groups(data: bytes, slots: int) -> List[CommunicatorRecord]:
+    groups: List[CommunicatorRecord] = []
     seen: Dict[Tuple[str, Tuple[int, ...]], int] = {}
-    for place in range(GROUPS):
-        collectives, size, rank, name, members = GROUP.unpack_from(data, groups_at(slots) + place * GROUP.size)
+    for index in range(GROUPS):
+        collectives, size, rank, name, members = GROUP.unpack_from(data, groups_at(slots) + index * GROUP.size)
         if size == 0:
             break
         text = _text(data[names_at(slots) + name * NAME_SIZE :][:NAME_SIZE])
         world_ranks = _members(data[names_at(slots) + members * NAME_SIZE : pinned_at(slots)]) if members else ()
         number = seen[text, world_ranks] = seen.get((text, world_ranks), -1) + 1
-        groups.append(Group(text, world_ranks, rank, collectives, number))
+        groups.append(CommunicatorRecord(text, world_ranks, rank, collectives, number))
     return groups
 
 
@@ -393,8 +393,8 @@ def _members(data: bytes) -> Tuple[int, ...]:
 
 def _channels(data: bytes, slots: int) -> Dict[Tuple[int, int, int], int]:
     channels = {}
-    for place in range(CHANNELS):
-        count, peer, group, direction = CHANNEL.unpack_from(data, channels_at(slots) + place * CHANNEL.size)
+    for index in range(CHANNELS):
+        count, peer, group, direction = CHANNEL.unpack_from(data, channels_at(slots) + index * CHANNEL.size)
         if count:
             channels[group, peer, direction] = count
     return channels

@@ -36,7 +36,7 @@ def is_settled(fingerprint: Fingerprint, since_ns: int) -> bool:
     return all(changed < since_ns - TICK_NS for _, changed, _ in fingerprint.values())
 
 
-def clock_of(folder: Path) -> Optional[int]:
+def file_system_time_ns(folder: Path) -> Optional[int]:
     """What time it is by the file system that holds a folder, in ns; None where nothing can be written there."""
     probe = folder / f".{FILE}.{uuid.uuid4().hex}.tmp"
     try:

@@ -30,7 +30,7 @@ JOB_FILE = "job.jsonl"
 EXIT_DIR = "exit"
 
 QUEUED = "queued"  # accepted, waiting
-HELD = "held"
+ON_HOLD = "held"
 RUNNING = "running"  # starting and ending included
 SUSPENDED = "suspended"
 ENDED = "ended"  # the scheduler is done with it; whether it went well is another question
@@ -38,7 +38,7 @@ CANCELLED = "cancelled"
 REJECTED = "rejected"
 LOST = "lost"  # the scheduler does not know it, and it has left no exit record
 UNKNOWN = "unknown"  # a state that this program does not know, or a scheduler that does not answer
-STATES = (QUEUED, HELD, RUNNING, SUSPENDED, ENDED, CANCELLED, REJECTED, LOST, UNKNOWN)
+STATES = (QUEUED, ON_HOLD, RUNNING, SUSPENDED, ENDED, CANCELLED, REJECTED, LOST, UNKNOWN)
 OVER = (ENDED, CANCELLED, REJECTED, LOST)
 
 
@@ -210,18 +210,18 @@ def history_of(events: Iterable[JobEvent]) -> JobHistory:
                 jobs, intents, statuses, cancelled, refused = {}, {}, {}, [], ""
                 attempts = int(values["number"])
             elif event.kind == "intent":
-                found = _part(Intent, values, event.time)
-                intents[found.tag] = found
+                intent = _event_record(Intent, values, event.time)
+                intents[intent.tag] = intent
             elif event.kind == "submitted":
-                job = _part(SubmittedJob, {"tag": "", "link": 1, "chain": 1, "bulk": "", **values}, event.time)
+                job = _event_record(SubmittedJob, {"tag": "", "link": 1, "chain": 1, "bulk": "", **values}, event.time)
                 jobs[job.job_id], refused = job, ""
                 intents.pop(job.tag, None)
             elif event.kind in ("refused", "abandoned"):
                 intents.pop(str(values["tag"]), None)
                 refused = str(values["reason"])
             elif event.kind == "status":
-                known = {name: values[name] for name in JobStatus.__dataclass_fields__ if name in values}
-                statuses[str(values["job_id"])] = JobStatus(**known)
+                status_values = {name: values[name] for name in JobStatus.__dataclass_fields__ if name in values}
+                statuses[str(values["job_id"])] = JobStatus(**status_values)
             elif event.kind == "cancelled":
                 cancelled.append(str(values["job_id"]))
         except (KeyError, TypeError, ValueError):
@@ -230,35 +230,35 @@ def history_of(events: Iterable[JobEvent]) -> JobHistory:
     return JobHistory(ordered, tuple(intents.values()), statuses, tuple(cancelled), attempts, refused)
 
 
-def aggregate(job_id: str, statuses: Iterable[JobStatus]) -> JobStatus:
+def aggregate_status(job_id: str, statuses: Iterable[JobStatus]) -> JobStatus:
     """The state of a bulk job from those of its sub-jobs, which come in the order of their numbers: it is over when all
     are, and as bad as the worst of them.
 
     Exit code, signal and PJM code are the first that are not 0; ``raw`` counts the sub-jobs by their states.
     """
-    parts = list(statuses)
-    if not parts:
+    sub_jobs = list(statuses)
+    if not sub_jobs:
         return JobStatus(job_id, LOST, reason="the scheduler names none of its sub-jobs")
-    states = [part.state for part in parts]
-    waiting = (QUEUED, HELD, SUSPENDED)
+    states = [sub_job.state for sub_job in sub_jobs]
+    waiting = (QUEUED, ON_HOLD, SUSPENDED)
     if RUNNING in states or (any(s in OVER for s in states) and any(s in waiting for s in states)):
         state = RUNNING
     else:
         worst = (UNKNOWN, *waiting, LOST, REJECTED, CANCELLED, ENDED)
         state = next(candidate for candidate in worst if candidate in states)
     counts: Dict[str, int] = {}
-    for part in parts:
-        counts[part.raw or part.state] = counts.get(part.raw or part.state, 0) + 1
-    reasons = {part.reason: None for part in parts if part.reason}
+    for sub_job in sub_jobs:
+        counts[sub_job.raw or sub_job.state] = counts.get(sub_job.raw or sub_job.state, 0) + 1
+    reasons = {sub_job.reason: None for sub_job in sub_jobs if sub_job.reason}
     return JobStatus(
         job_id,
         state,
-        raw=next(iter(counts)) if len(parts) == 1 else " ".join(f"{raw}:{count}" for raw, count in counts.items()),
-        exit_code=_worst_number(part.exit_code for part in parts),
-        signal=_worst_number(part.signal for part in parts),
-        code=_worst_number(part.code for part in parts),
+        raw=next(iter(counts)) if len(sub_jobs) == 1 else " ".join(f"{raw}:{count}" for raw, count in counts.items()),
+        exit_code=_worst_number(sub_job.exit_code for sub_job in sub_jobs),
+        signal=_worst_number(sub_job.signal for sub_job in sub_jobs),
+        code=_worst_number(sub_job.code for sub_job in sub_jobs),
         reason="; ".join(reasons),
-        group=next((part.group for part in parts if part.group), ""),
+        group=next((sub_job.group for sub_job in sub_jobs if sub_job.group), ""),
     )
 
 
@@ -296,11 +296,11 @@ def exit_records(directory: Path) -> Dict[str, ExitRecord]:
     return records
 
 
-def _part(kind: Any, values: Dict[str, Any], time: float) -> Any:
-    known = {name: values[name] for name in kind.__dataclass_fields__ if name != "time"}
-    return kind(**known, time=time)
+def _event_record(kind: Any, values: Dict[str, Any], time: float) -> Any:
+    record_values = {name: values[name] for name in kind.__dataclass_fields__ if name != "time"}
+    return kind(**record_values, time=time)
 
 
 def _worst_number(numbers: Iterable[Optional[int]]) -> Optional[int]:
-    known = [number for number in numbers if number is not None]
-    return next((number for number in known if number != 0), 0) if known else None
+    reported = [number for number in numbers if number is not None]
+    return next((number for number in reported if number != 0), 0) if reported else None

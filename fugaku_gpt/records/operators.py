@@ -29,7 +29,7 @@ from fugaku_gpt.versioned_json import read_versioned_json
 VERSION = 1
 OPERATORS_FILE = "operators.json"
 
-PRODUCT, BATCHED_PRODUCT, SOFTMAX, LAYER_NORM, GELU = (
+MATMUL, BATCHED_MATMUL, SOFTMAX, LAYER_NORM, GELU = (
     "matrix product",
     "batched product",
     "softmax",
@@ -39,8 +39,8 @@ PRODUCT, BATCHED_PRODUCT, SOFTMAX, LAYER_NORM, GELU = (
 CROSS_ENTROPY, OPTIMISER, CAST, COMMUNICATION = "cross-entropy", "optimiser", "cast", "communication"
 OTHER, PYTHON = "other operators", "Python overhead"
 CLASSES = (
-    PRODUCT,
-    BATCHED_PRODUCT,
+    MATMUL,
+    BATCHED_MATMUL,
     SOFTMAX,
     LAYER_NORM,
     GELU,

@@ -41,7 +41,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set
 
 from fugaku_gpt.checkpoint import CHECKPOINTS
 from fugaku_gpt.errors import CheckpointError, UsageError
-from fugaku_gpt.records.claim import AlreadyClaimed, release, take, this_process
+from fugaku_gpt.records.claim import AlreadyClaimed, claim_folder, current_process, release_claim
 from fugaku_gpt.records.files import create_json_atomically, write_json_atomically, write_text_atomically
 from fugaku_gpt.versioned_json import read_versioned_json
 
@@ -96,7 +96,7 @@ class Result:
     version: int = VERSION
 
     @property
-    def resumable(self) -> bool:
+    def is_resumable(self) -> bool:
         """Whether the ranks have stopped before the end, with a whole checkpoint, and have come to say so."""
         return self.status == INTERRUPTED and self.reason.startswith(STOPPED)
 
@@ -118,14 +118,14 @@ def failure_lines(result: Result) -> List[str]:
 
 
 @dataclass(frozen=True)
-class _Made:
+class _Created:
     """What :meth:`RunDirectory.create` has made, and what was there before it."""
 
     holder: str
     folder: bool
-    there_before: Set[Path]
+    files_before: Set[Path]
     config: Optional[str] = None  # as it was, where a run goes on
-    kept_result: Optional[Path] = None
+    archived_result: Optional[Path] = None
 
 
 class RunDirectory:
@@ -133,7 +133,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        self._made: Optional[_Made] = None
+        self._made: Optional[_Created] = None
 
     @property
     def config_file(self) -> Path:
@@ -177,13 +177,13 @@ class RunDirectory:
         that it names was removed.
         """
         from fugaku_gpt.checkpoint.directory import (  # here: readers of results do without NumPy
-            latest,
             list_checkpoints,
+            tracked_checkpoint,
         )
 
-        found = latest(self.checkpoints_dir)
-        if found is not None:
-            return found.name
+        tracked = tracked_checkpoint(self.checkpoints_dir)
+        if tracked is not None:
+            return tracked.name
         try:
             return next((info.path.name for info in list_checkpoints(self.checkpoints_dir)), "")
         except CheckpointError:  # the folder cannot be read
@@ -206,13 +206,17 @@ class RunDirectory:
             self._refuse_a_run()
         holder = holder if holder is not None else uuid.uuid4().hex
         try:
-            made = not self.path.exists()
+            is_new_folder = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
-            there = {path for path in (self.config_file, self.log_file) if path.exists()}
+            files_before = {path for path in (self.config_file, self.log_file) if path.exists()}
             before = self.result() if resume else None
-            take(self.path, CLAIM, this_process(holder), ended=before.ended if before is not None else None)
-            config = self.config_file.read_text(encoding="utf-8") if resume and self.config_file in there else None
-            self._made = _Made(holder, made, there, config, self._keep_result() if resume else None)
+            claim_folder(self.path, CLAIM, current_process(holder), ended=before.ended if before is not None else None)
+            config = (
+                self.config_file.read_text(encoding="utf-8") if resume and self.config_file in files_before else None
+            )
+            self._made = _Created(
+                holder, is_new_folder, files_before, config, self._archive_result() if resume else None
+            )
             if not resume:
                 self._refuse_a_run()  # by one that had the claim until now
             write_text_atomically(self.config_file, config_yaml)
@@ -224,7 +228,7 @@ class RunDirectory:
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be written: {error.strerror}; choose another --out") from None
 
-    def forget_calls(self) -> None:
+    def remove_flight_records(self) -> None:
         """Remove what the ranks of an earlier start have left of their last calls, before those of this one begin:
         there may be fewer of them now, and what is left of others would be taken for theirs.
 
@@ -241,15 +245,15 @@ class RunDirectory:
         """Take back what this object's :meth:`create` has made, and the log, for a run that was refused before it had
         begun. What was there before stays, and so does everything once somebody else has the folder."""
         made, self._made = self._made, None
-        if made is None or not release(self.path, CLAIM, made.holder):
+        if made is None or not release_claim(self.path, CLAIM, made.holder):
             return
         for path in (self.config_file, self.log_file):
-            if path not in made.there_before and path.exists():
+            if path not in made.files_before and path.exists():
                 path.unlink()
         if made.config is not None:
             write_text_atomically(self.config_file, made.config)
-        if made.kept_result is not None:
-            made.kept_result.rename(self.path / "result.json")
+        if made.archived_result is not None:
+            made.archived_result.rename(self.path / "result.json")
         if made.folder and not any(self.path.iterdir()):
             self.path.rmdir()
 
@@ -259,16 +263,16 @@ class RunDirectory:
                 f"{self.path}: already holds a run; choose another --out, go on with it (--resume auto), or remove it"
             )
 
-    def _keep_result(self) -> Optional[Path]:
+    def _archive_result(self) -> Optional[Path]:
         """Put the last end's result aside, where there is one; returns where it is now."""
         result = self.path / "result.json"
         if not result.exists():
             return None
         numbers = [path.name.split(".")[1] for path in self.path.glob("result.*.json")]
         number = 1 + max((int(text) for text in numbers if text.isdigit()), default=0)
-        kept = self.path / f"result.{number}.json"
-        result.rename(kept)
-        return kept
+        archived = self.path / f"result.{number}.json"
+        result.rename(archived)
+        return archived
 
     def has_finished(self, iterations: int) -> bool:
         """Whether the run has ended well after so many iterations."""
@@ -343,7 +347,7 @@ class RunDirectory:
         damaged = ""
         with stream:
             for text in stream:
-                line = _object(text)
+                line = _parse_object(text)
                 if damaged and (line is None or line.get("kind") != CUT):
                     raise UsageError(f"{self.metrics_file}: not JSON lines: {damaged.strip()[:60]!r}")
                 damaged = ""
@@ -353,15 +357,15 @@ class RunDirectory:
                     damaged = text
 
 
-def goes_on_in(directory: RunDirectory, wanted: str) -> bool:
+def resumes_in_same_folder(directory: RunDirectory, resume_from: str) -> bool:
     """Whether a run that goes on from ``wanted`` (``auto``, ``none`` or a path) does so in the folder where it was.
 
     Raises:
         UsageError: it does, and newer checkpoints are there, which would later be taken for this run's.
     """
-    if wanted in (AUTO, NONE):
-        return wanted == AUTO
-    path, own = Path(wanted).resolve(), directory.checkpoints_dir.resolve()
+    if resume_from in (AUTO, NONE):
+        return resume_from == AUTO
+    path, own = Path(resume_from).resolve(), directory.checkpoints_dir.resolve()
     if path in (own, directory.path.resolve()):
         return True
     if path.parent != own:
@@ -382,7 +386,7 @@ class MetricsWriter:
     """Appends JSON lines, each flushed whole, so that a kill costs at most the line being written."""
 
     def __init__(self, path: Path) -> None:
-        mended = _mend(path)
+        mended = _line_prefix(path)
         self._stream = open(path, "a", encoding="utf-8", newline="\n")  # noqa: SIM115  # open for the whole run
         self._stream.write(mended)
         self._stream.flush()
@@ -410,33 +414,33 @@ def last_line(metrics: Path, kind: str) -> Optional[Dict[str, Any]]:
         return None
     limit: Optional[int] = None  # what was written before the run was resumed counts up to this iteration
     for text in reversed(texts):  # the first may be cut by our own start in its middle
-        line = _object(text)
+        line = _parse_object(text)
         if line is None:
             continue
         if line.get("kind") == kind and (limit is None or (line.get("iteration") or 0) <= limit):
             return line
         if line.get("kind") == RESUMED:
-            limit = _counts_until(line) if limit is None else min(limit, _counts_until(line))
+            limit = _last_valid_iteration(line) if limit is None else min(limit, _last_valid_iteration(line))
     return None
 
 
 def without_superseded(lines: Iterable[Dict[str, Any]]) -> List[Dict[str, Any]]:
     """Lines of metrics without those of iterations that were done again after the run was resumed."""
-    kept: List[Dict[str, Any]] = []
+    valid_lines: List[Dict[str, Any]] = []
     for line in lines:
         if line.get("kind") == RESUMED:
-            limit = _counts_until(line)
-            kept = [earlier for earlier in kept if (earlier.get("iteration") or 0) <= limit]
-        kept.append(line)
-    return kept
+            limit = _last_valid_iteration(line)
+            valid_lines = [earlier for earlier in valid_lines if (earlier.get("iteration") or 0) <= limit]
+        valid_lines.append(line)
+    return valid_lines
 
 
-def _counts_until(resumed: Mapping[str, Any]) -> int:
+def _last_valid_iteration(resumed: Mapping[str, Any]) -> int:
     """The last iteration of which lines before this one count."""
     return int(resumed["iteration"]) if resumed.get("checkpoint") is not None else -1
 
 
-def _object(text: str) -> Optional[Dict[str, Any]]:
+def _parse_object(text: str) -> Optional[Dict[str, Any]]:
     try:
         line = json.loads(text)
     except ValueError:
@@ -444,7 +448,7 @@ def _object(text: str) -> Optional[Dict[str, Any]]:
     return line if isinstance(line, dict) else None
 
 
-def _mend(path: Path) -> str:
+def _line_prefix(path: Path) -> str:
     """What has to be written before the next line: nothing, an end of line, or that the last line was cut short."""
     try:
         with open(path, "rb") as stream:
@@ -455,7 +459,7 @@ def _mend(path: Path) -> str:
         return ""
     last = tail.rstrip(b"\n").rpartition(b"\n")[2]
     mended = "" if not tail or tail.endswith(b"\n") else "\n"
-    return mended if not last or _object(last.decode("utf-8", "replace")) else f'{mended}{{"kind": "{CUT}"}}\n'
+    return mended if not last or _parse_object(last.decode("utf-8", "replace")) else f'{mended}{{"kind": "{CUT}"}}\n'
 
 
 def _result_of(values: Mapping[str, Any]) -> Result:

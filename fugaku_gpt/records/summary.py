@@ -30,7 +30,7 @@ def summarise(
         "samples": len(iterations),
     }
     if iterations:
-        samples = [line["seconds"] for line in of_last_size(iterations)]
+        samples = [line["seconds"] for line in lines_of_last_size(iterations)]
         timed = samples[WARMUP_SAMPLES:] or samples
         seconds = statistics.median(timed)
         vocab, nodes = config.padded_vocab, config.job.nodes
@@ -55,10 +55,10 @@ def summarise(
     return summary
 
 
-def of_last_size(lines: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
+def lines_of_last_size(lines: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
     """The lines whose iteration has had as large a batch as the last one's."""
-    size = [(line.get("global_batch"), line.get("actual_seq_len")) for line in lines]
-    return [line for line, its in zip(lines, size) if its == size[-1]]
+    sizes = [(line.get("global_batch"), line.get("actual_seq_len")) for line in lines]
+    return [line for line, size in zip(lines, sizes) if size == sizes[-1]]
 
 
 def _largest(lines: Sequence[Dict[str, Any]], key: str) -> Optional[int]:

@@ -7,10 +7,10 @@ from typing import List, Sequence
 
 def spans(numbers: Sequence[int]) -> str:
     """Ascending whole numbers in short: [0, 1, 2, 5] → ``0-2, 5``."""
-    found: List[List[int]] = []
+    ranges: List[List[int]] = []
     for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
         else:
-            found.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
+            ranges.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)

@@ -17,8 +17,8 @@ from fugaku_gpt.report.check_cells import check_clock, check_failure, check_kind
 from fugaku_gpt.report.check_figures import check_aggregate, check_machine, check_tflops, is_slight, peak_of
 from fugaku_gpt.report.facts import Context, Facts, context_of, facts_of
 from fugaku_gpt.report.figures import Figure, Interval
-from fugaku_gpt.report.findings import Finding
-from fugaku_gpt.report.kept import KeptRow, KeptTable, read_tables
+from fugaku_gpt.report.findings import RowFinding
+from fugaku_gpt.report.markdown_tables import MarkdownRow, MarkdownTable, read_tables
 from fugaku_gpt.report.notes_table import seconds_cell
 
 _RULES = (check_kinds, check_clock, check_layout, check_machine, check_tflops, check_aggregate)
@@ -26,7 +26,7 @@ _MOST_CELLS = 40  # of a row that slips are undone in
 _FEWEST_ALIKE = 3  # rows that make a rule for the others
 
 
-def check_text(text: str, machine: Optional[str] = None, si: bool = False) -> Tuple[int, List[Finding]]:
+def check_text(text: str, machine: Optional[str] = None, si: bool = False) -> Tuple[int, List[RowFinding]]:
     """(rows that were read, what is wrong in them, by line). Never raises.
 
     Args:
@@ -34,69 +34,75 @@ def check_text(text: str, machine: Optional[str] = None, si: bool = False) -> Tu
         si: the tables' aggregates are TFLOPs * nodes / 1000.
     """
     tables = read_tables(text)
-    findings: List[Finding] = []
+    findings: List[RowFinding] = []
     groups: Dict[str, List[Tuple[Facts, Context]]] = {}
     for table in tables:
         context = context_of(table, machine, si)
-        kept = [(facts_of(row, context), _slip(row, context)) for row in table.rows]
-        findings += [finding for _, found in kept for finding in found]
-        findings += _against_each_other([facts for facts, found in kept if not _broken(found)], context)
+        diagnosed_rows = [(facts_of(row, context), _diagnose_row(row, context)) for row in table.rows]
+        findings += [finding for _, row_findings in diagnosed_rows for finding in row_findings]
+        findings += _outliers(
+            [facts for facts, row_findings in diagnosed_rows if not _is_broken(row_findings)], context
+        )
         groups.setdefault(table.heading.text + "|" + "|".join(table.titles), []).extend(
-            (facts, context) for facts, _ in kept
+            (facts, context) for facts, _ in diagnosed_rows
         )
     for rows in groups.values():
         findings += _duplicates(rows)
     return sum(len(table.rows) for table in tables), sorted(findings, key=lambda finding: (finding.line, finding.rule))
 
 
-def _broken(findings: Sequence[Finding]) -> bool:
+def _is_broken(findings: Sequence[RowFinding]) -> bool:
     return any(finding.rule != "no-cause" for finding in findings)
 
 
-def _judged(row: KeptRow, context: Context) -> List[Finding]:
+def _broken_rules(row: MarkdownRow, context: Context) -> List[RowFinding]:
     facts = facts_of(row, context)
     return [finding for rule in _RULES for finding in rule(facts, context)]
 
 
-def _slip(row: KeptRow, context: Context) -> List[Finding]:
+def _diagnose_row(row: MarkdownRow, context: Context) -> List[RowFinding]:
     """What is wrong with a row: the slip that explains it all, or else each rule that it breaks."""
     facts = facts_of(row, context)
-    found = _judged(row, context)
-    swapped = _swapped_style(facts, context)
-    if swapped is not None and not _judged(swapped, context):
-        what = f"Sec/it {row.cell('seconds')} and TFLOPs {row.cell('tflops')} are swapped"
-        return [Finding(row.line, "swapped", what, "; ".join(finding.what for finding in found) or "by their decimals")]
-    if found and len(row.texts) <= _MOST_CELLS and not _explained(facts, found):
-        readable = _readable(facts)
-        for undone, what, rule, blank in _undone(row, context.table):
-            if _is_right(facts_of(undone, context), context, readable, blank):
-                return [Finding(row.line, rule, what, "; ".join(finding.what for finding in found[:2]))]
-    return found + list(check_failure(facts, context))
+    findings = _broken_rules(row, context)
+    swapped = _with_figures_swapped(facts, context)
+    if swapped is not None and not _broken_rules(swapped, context):
+        slip = f"Sec/it {row.cell('seconds')} and TFLOPs {row.cell('tflops')} are swapped"
+        return [
+            RowFinding(
+                row.line, "swapped", slip, "; ".join(finding.what for finding in findings) or "by their decimals"
+            )
+        ]
+    if findings and len(row.texts) <= _MOST_CELLS and not _needs_no_slip(facts, findings):
+        readable = _readable_cells(facts)
+        for undone, slip, rule, blank in _without_one_slip(row, context.table):
+            if _breaks_no_rule(facts_of(undone, context), context, readable, blank):
+                return [RowFinding(row.line, rule, slip, "; ".join(finding.what for finding in findings[:2]))]
+    return findings + list(check_failure(facts, context))
 
 
-def _explained(facts: Facts, found: Sequence[Finding]) -> bool:
+def _needs_no_slip(facts: Facts, findings: Sequence[RowFinding]) -> bool:
     """Whether no slip need be looked for: a toggle is not written, or TFLOPs alone are slightly off, which any change
     of what the padding of the vocabulary depends on would seem to mend."""
-    slight = all(finding.rule == "tflops" for finding in found) and is_slight(facts)
-    return slight or any("max-proc-per-node" in finding.cause for finding in found)
+    slight = all(finding.rule == "tflops" for finding in findings) and is_slight(facts)
+    return slight or any("max-proc-per-node" in finding.cause for finding in findings)
 
 
-def _is_right(facts: Facts, context: Context, readable: int, blank: str) -> bool:
+def _breaks_no_rule(facts: Facts, context: Context, readable: int, blank: str) -> bool:
     """Whether a row breaks no rule, but that a cell under ``blank`` is lost, and says as much as before: a slip hides
     figures, and what undoes it hides none."""
-    if _readable(facts) < readable:
+    if _readable_cells(facts) < readable:
         return False
-    found = (finding for rule in _RULES for finding in rule(facts, context))
-    return all(blank and finding.what.startswith(blank) for finding in found)
+    findings = (finding for rule in _RULES for finding in rule(facts, context))
+    return all(blank and finding.what.startswith(blank) for finding in findings)
 
 
-def _readable(facts: Facts) -> int:
+def _readable_cells(facts: Facts) -> int:
     """Cells that hold what their column holds."""
-    told = (facts.nodes.nodes, *facts.counts.values(), facts.mem, facts.seconds, facts.tflops, facts.aggregate)
-    return sum(one is not None for one in told) + bool(is_size(facts.row.cell("size")))
+    cell_values = (facts.nodes.nodes, *facts.counts.values(), facts.mem, facts.seconds, facts.tflops, facts.aggregate)
+    return sum(value is not None for value in cell_values) + bool(is_size(facts.row.cell("size")))
 
 
-def _swapped_style(facts: Facts, context: Context) -> Optional[KeptRow]:
+def _with_figures_swapped(facts: Facts, context: Context) -> Optional[MarkdownRow]:
     """The row with Sec/it and TFLOPs exchanged, where the notes' decimals say so: their product tells nothing."""
     seconds, tflops = facts.figures["seconds"], facts.figures["tflops"]
     if context.table.on_gpus or not (seconds.is_number and tflops.is_number) or seconds.unit or tflops.unit:
@@ -110,49 +116,51 @@ def _swapped_style(facts: Facts, context: Context) -> Optional[KeptRow]:
     peak, _ = peak_of(facts, context)
     if peak is not None and seconds.interval.low > peak:
         return None
-    return _exchanged(facts.row, context.table, *(context.table.columns.index(name) for name in ("seconds", "tflops")))
+    return _with_cells_exchanged(
+        facts.row, context.table, *(context.table.columns.index(name) for name in ("seconds", "tflops"))
+    )
 
 
-def _undone(row: KeptRow, table: KeptTable) -> Iterator[Tuple[KeptRow, str, str, str]]:
+def _without_one_slip(row: MarkdownRow, table: MarkdownTable) -> Iterator[Tuple[MarkdownRow, str, str, str]]:
     """(the row without one slip, what the slip was, its rule, title of a column whose cell is lost); the likeliest
     first."""
     width = len(table.columns)
     titles = [title_of(column) if column else title for column, title in zip(table.columns, table.titles)]
     texts = list(row.texts) + [""] * (width - len(row.texts))
-    for place in range(width):
-        if texts[place] in ("", "-") or len(row.texts) > width:
-            moved = [*texts[:place], *texts[place + 1 :], ""][:width]
+    for index in range(width):
+        if texts[index] in ("", "-") or len(row.texts) > width:
+            moved = [*texts[:index], *texts[index + 1 :], ""][:width]
             yield (
-                _with(row, table, moved),
-                f"cells from {titles[place]} on are shifted by one to the right",
+                _with_texts(row, table, moved),
+                f"cells from {titles[index]} on are shifted by one to the right",
                 "shifted",
                 "",
             )
     if len(row.texts) < width or texts[-1] in ("", "-"):
-        for place in range(width):
+        for index in range(width):
             for blank in ("", "-"):
-                moved = [*texts[:place], blank, *texts[place:]][:width]
-                what = f"cells from {titles[place]} on are shifted by one to the left"
-                yield _with(row, table, moved), what, "shifted", titles[place]
+                moved = [*texts[:index], blank, *texts[index:]][:width]
+                slip = f"cells from {titles[index]} on are shifted by one to the left"
+                yield _with_texts(row, table, moved), slip, "shifted", titles[index]
     turned = (
         ([*texts[1:], texts[0]], "all cells are shifted by one to the right"),
         ([texts[-1], *texts[:-1]], "all cells are shifted by one to the left"),
     )
-    for moved, what in turned:
-        yield _with(row, table, moved[:width]), what, "shifted", ""
+    for moved, slip in turned:
+        yield _with_texts(row, table, moved[:width]), slip, "shifted", ""
     for first, second in sorted(combinations(range(width), 2), key=lambda pair: pair[1] - pair[0]):
         if texts[first] != texts[second] and not {texts[first], texts[second]} & {"", "-"}:
-            what = f"{titles[first]} {texts[first]} and {titles[second]} {texts[second]} are swapped"
-            yield _exchanged(row, table, first, second), what, "swapped", ""
+            slip = f"{titles[first]} {texts[first]} and {titles[second]} {texts[second]} are swapped"
+            yield _with_cells_exchanged(row, table, first, second), slip, "swapped", ""
 
 
-def _exchanged(row: KeptRow, table: KeptTable, first: int, second: int) -> KeptRow:
+def _with_cells_exchanged(row: MarkdownRow, table: MarkdownTable, first: int, second: int) -> MarkdownRow:
     texts = list(row.texts) + [""] * (len(table.columns) - len(row.texts))
     texts[first], texts[second] = texts[second], texts[first]
-    return _with(row, table, texts)
+    return _with_texts(row, table, texts)
 
 
-def _with(row: KeptRow, table: KeptTable, texts: Sequence[str]) -> KeptRow:
+def _with_texts(row: MarkdownRow, table: MarkdownTable, texts: Sequence[str]) -> MarkdownRow:
     cells: Dict[str, str] = {}
     for column, text in zip(table.columns, texts):
         if column:
@@ -160,7 +168,7 @@ def _with(row: KeptRow, table: KeptTable, texts: Sequence[str]) -> KeptRow:
     return replace(row, texts=tuple(texts), cells=cells)
 
 
-def _against_each_other(rows: Sequence[Facts], context: Context) -> Iterator[Finding]:
+def _outliers(rows: Sequence[Facts], context: Context) -> Iterator[RowFinding]:
     """Where no formula can be applied: seconds * TFLOPs / sequences must be one and the same for one model."""
     products: Dict[Tuple[object, ...], List[Tuple[Facts, Interval]]] = {}
     for facts in rows:
@@ -171,42 +179,44 @@ def _against_each_other(rows: Sequence[Facts], context: Context) -> Iterator[Fin
         product = Interval(seconds.low * tflops.low * factor, seconds.high * tflops.high * factor)
         products.setdefault((facts.size, facts.seq_len), []).append((facts, product))
     for members in products.values():
-        alike = [[other for _, other in members if other.meets(product)] for _, product in members]
+        alike = [[other for _, other in members if other.overlaps(product)] for _, product in members]
         most = max(alike, key=len)
         if len(most) < max(_FEWEST_ALIKE, 0.6 * len(members)):
             continue
         for (facts, product), fellows in zip(members, alike):
             if len(fellows) < _FEWEST_ALIKE and len(fellows) < len(most) / 2:
-                what = (
+                problem = (
                     f"Sec/it {facts.figures['seconds'].text} * TFLOPs {facts.figures['tflops'].text} is "
                     f"{product.middle / most[0].middle:.3g} times that of the table's other rows"
                 )
-                yield Finding(facts.row.line, "tflops", what, "another GBS or number of nodes than written, or a slip")
+                yield RowFinding(
+                    facts.row.line, "tflops", problem, "another GBS or number of nodes than written, or a slip"
+                )
 
 
 _DATE_OR_COUNT = re.compile(r"\d\d-\d\d|n=\d+|attempt \d+|\d+ of \d+ did not end well|")
 
 
-def _is_of_measurement(word: str) -> bool:
+def _is_measurement_note(word: str) -> bool:
     """Whether a word of the Notes says when, by which job and how often a row was measured, and nothing of what."""
     return _DATE_OR_COUNT.fullmatch(word) is not None or is_job_id(word)
 
 
-def _duplicates(rows: Sequence[Tuple[Facts, Context]]) -> Iterator[Finding]:
+def _duplicates(rows: Sequence[Tuple[Facts, Context]]) -> Iterator[RowFinding]:
     """Rows of one configuration that stand twice under one heading."""
     first: Dict[Tuple[object, ...], Facts] = {}
     for facts, context in rows:
         row = facts.row
-        others = [text for text, column in zip(row.texts, context.table.columns) if column not in _MEASURED]
-        words = [word for word in row.cell("notes").split(", ") if not _is_of_measurement(word.strip())]
-        configuration = tuple(re.sub(r"\s+", "", text.lower()) for text in others)
+        setting_texts = [text for text, column in zip(row.texts, context.table.columns) if column not in _MEASURED]
+        setting_notes = [note for note in row.cell("notes").split(", ") if not _is_measurement_note(note.strip())]
+        configuration = tuple(re.sub(r"\s+", "", text.lower()) for text in setting_texts)
         figures = tuple(row.cell(name) for name in _MEASURED[:-1])
         same: Tuple[object, ...] = (configuration, figures)
-        key: Tuple[object, ...] = (configuration, tuple(words))
+        key: Tuple[object, ...] = (configuration, tuple(setting_notes))
         if all(not facts.figures[name].is_number for name in ("seconds", "tflops")):
             same = key = (*same, row.cell("notes"))  # two attempts that failed are two rows
         elif not facts.figures["mem"].is_number:
-            same = (*same, tuple(words))  # a time alone can be the same by chance
+            same = (*same, tuple(setting_notes))  # a time alone can be the same by chance
         if same in first or key in first:
             other = first.get(same) or first[key]
             yield _duplicate(facts, other, figures == tuple(other.row.cell(name) for name in _MEASURED[:-1]))
@@ -217,15 +227,15 @@ def _duplicates(rows: Sequence[Tuple[Facts, Context]]) -> Iterator[Finding]:
 _MEASURED = ("mem", "seconds", "tflops", "aggregate", "notes")
 
 
-def _duplicate(facts: Facts, other: Facts, equal: bool) -> Finding:
+def _duplicate(facts: Facts, other: Facts, equal: bool) -> RowFinding:
     line = other.row.line
     if equal:
-        return Finding(facts.row.line, "duplicate", f"the same row as line {line}", "copied twice")
-    mine = (facts.row.cell("seconds"), facts.row.cell("tflops"))
-    theirs = (other.row.cell("tflops"), other.row.cell("seconds"))
-    if mine == theirs and all(mine):
-        cause = f"Sec/it and TFLOPs of one of them are swapped: {' and '.join(mine)}"
+        return RowFinding(facts.row.line, "duplicate", f"the same row as line {line}", "copied twice")
+    row_figures = (facts.row.cell("seconds"), facts.row.cell("tflops"))
+    other_figures = (other.row.cell("tflops"), other.row.cell("seconds"))
+    if row_figures == other_figures and all(row_figures):
+        cause = f"Sec/it and TFLOPs of one of them are swapped: {' and '.join(row_figures)}"
     else:
         cause = "a setting differs that neither row says; or a repeat: one row of medians with n=2 is clearer"
-    what = f"the same configuration as line {line} with other figures"
-    return Finding(facts.row.line, "duplicate", what, cause)
+    problem = f"the same configuration as line {line} with other figures"
+    return RowFinding(facts.row.line, "duplicate", problem, cause)

@@ -6,8 +6,8 @@ import re
 from typing import Iterator
 
 from fugaku_gpt.report.facts import COUNTS, Context, Facts
-from fugaku_gpt.report.figures import FAILED, NONE, Figure, bytes_of, seconds_of
-from fugaku_gpt.report.findings import Finding
+from fugaku_gpt.report.figures import EMPTY, FAILED, Figure, bytes_of, seconds_of
+from fugaku_gpt.report.findings import RowFinding
 
 _SIZE = re.compile(r"\d{1,4}(?:\.\d{1,3})?\s?[MBT]")
 _TITLES = {
@@ -36,129 +36,131 @@ def is_size(text: str) -> bool:
     return _SIZE.fullmatch(text) is not None
 
 
-def check_kinds(facts: Facts, context: Context) -> Iterator[Finding]:
+def check_kinds(facts: Facts, context: Context) -> Iterator[RowFinding]:
     """Cells that are not what their column holds."""
     row, columns = facts.row, set(context.table.columns)
     if len(row.texts) > len(context.table.columns):
-        many = f"{len(row.texts)} cells under {len(context.table.columns)} columns"
-        yield Finding(row.line, "cells", many, "a bar too many, or one that is not written \\|")
+        problem = f"{len(row.texts)} cells under {len(context.table.columns)} columns"
+        yield RowFinding(row.line, "cells", problem, "a bar too many, or one that is not written \\|")
     if "nodes" in columns and facts.nodes.nodes is None:
-        yield _misfit(facts, "nodes", "is no number of nodes")
+        yield _unfit_cell(facts, "nodes", "is no number of nodes")
     if "size" in columns and row.cell("size") not in ("", "-") and not is_size(row.cell("size")):
-        yield _misfit(facts, "size", "is no model size such as 124M")
+        yield _unfit_cell(facts, "size", "is no model size such as 124M")
     for column in COUNTS:
         figure = facts.figures[column]
         if column not in columns:
             continue
-        if figure.kind == NONE:
-            yield Finding(row.line, "missing", f"{title_of(column)} is missing", "")
-        elif figure.whole is None:
-            yield _misfit(facts, column, "is no whole number")
-    if "mem" in columns and not _empty(facts.figures["mem"]) and bytes_of(facts.figures["mem"]) is None:
+        if figure.kind == EMPTY:
+            yield RowFinding(row.line, "missing", f"{title_of(column)} is missing", "")
+        elif figure.as_count is None:
+            yield _unfit_cell(facts, column, "is no whole number")
+    if "mem" in columns and not _is_empty(facts.figures["mem"]) and bytes_of(facts.figures["mem"]) is None:
         figure = facts.figures["mem"]
         bare = figure.is_number and not figure.unit
-        yield _misfit(facts, "mem", "has no unit" if bare else "is no memory size", "unit" if bare else "cells")
+        yield _unfit_cell(facts, "mem", "has no unit" if bare else "is no memory size", "unit" if bare else "cells")
     for column in ("seconds", "tflops", "aggregate"):
         if column in columns:
-            yield from _number(facts, column)
+            yield from _check_number(facts, column)
     if _FIGURE_IN_NOTES.fullmatch(row.cell("notes")):
-        yield _misfit(facts, "notes", "is a figure, not a note")
+        yield _unfit_cell(facts, "notes", "is a figure, not a note")
 
 
-def _number(facts: Facts, column: str) -> Iterator[Finding]:
+def _check_number(facts: Facts, column: str) -> Iterator[RowFinding]:
     figure = facts.figures[column]
-    if _empty(figure):
+    if _is_empty(figure):
         return
     if not figure.is_number:
-        yield _misfit(facts, column, "is no number")
+        yield _unfit_cell(facts, column, "is no number")
     elif column == "seconds":
         if seconds_of(figure) is None:
-            yield _misfit(facts, column, "is no time")
+            yield _unfit_cell(facts, column, "is no time")
         elif figure.unit and not figure.unit.lower().startswith("s"):
-            yield _misfit(facts, column, "is not in seconds", "unit")
+            yield _unfit_cell(facts, column, "is not in seconds", "unit")
     elif figure.unit and not re.match(r"[tp]?(era|eta)?f", figure.unit.lower()):
-        yield _misfit(facts, column, "is not in FLOP/s", "cells")
+        yield _unfit_cell(facts, column, "is not in FLOP/s", "cells")
     if figure.is_number and figure.value <= 0 and column != "aggregate" and figure.interval.high <= 0:
-        yield _misfit(facts, column, "is not above 0")
+        yield _unfit_cell(facts, column, "is not above 0")
 
 
-def _misfit(facts: Facts, column: str, why: str, rule: str = "cells") -> Finding:
-    return Finding(facts.row.line, rule, f"{title_of(column)} '{facts.row.cell(column)}' {why}")
+def _unfit_cell(facts: Facts, column: str, why: str, rule: str = "cells") -> RowFinding:
+    return RowFinding(facts.row.line, rule, f"{title_of(column)} '{facts.row.cell(column)}' {why}")
 
 
-def _measured(facts: Facts) -> bool:
-    return not all(_empty(facts.figures[name]) for name in ("seconds", "tflops"))
+def _has_measurements(facts: Facts) -> bool:
+    return not all(_is_empty(facts.figures[name]) for name in ("seconds", "tflops"))
 
 
-def _empty(figure: Figure) -> bool:
-    return figure.kind in (NONE, FAILED)
+def _is_empty(figure: Figure) -> bool:
+    return figure.kind in (EMPTY, FAILED)
 
 
-def check_clock(facts: Facts, context: Context) -> Iterator[Finding]:
+def check_clock(facts: Facts, context: Context) -> Iterator[RowFinding]:
     """A clock that is not in GHz."""
     if not facts.nodes.clock:
         return
     number, letter = facts.nodes.clock
     value = float(number)
-    words = f"clock '{number}{letter}Hz'"
+    clock_text = f"clock '{number}{letter}Hz'"
     if letter.lower() != "g":
         meant = f"{number} GHz was meant" if _LEAST_GHZ <= value <= _MOST_GHZ else "the notes write GHz"
-        yield Finding(facts.row.line, "unit", f"{words} is not in GHz", meant)
+        yield RowFinding(facts.row.line, "unit", f"{clock_text} is not in GHz", meant)
     elif not _LEAST_GHZ <= value <= _MOST_GHZ:
-        yield Finding(facts.row.line, "unit", f"{words} is no clock of a processor", "MHz for GHz, or a lost point")
+        yield RowFinding(
+            facts.row.line, "unit", f"{clock_text} is no clock of a processor", "MHz for GHz, or a lost point"
+        )
 
 
-def check_layout(facts: Facts, context: Context) -> Iterator[Finding]:
+def check_layout(facts: Facts, context: Context) -> Iterator[RowFinding]:
     """Ranks, shapes and batches that do not divide as they must; where the row says so itself, it is right."""
-    if not _measured(facts) and _NOT_STARTED.search(facts.row.cell("notes")):
+    if not _has_measurements(facts) and _NOT_STARTED.search(facts.row.cell("notes")):
         return
     line, counts, nodes = facts.row.line, facts.counts, facts.nodes.nodes
     ranks, per_node = facts.ranks, facts.ranks_per_node
-    listed = facts.figures["ranks"].whole if "ranks" in context.table.columns else None
-    places = listed or (nodes * per_node if nodes is not None and per_node else None)
+    listed = facts.figures["ranks"].as_count if "ranks" in context.table.columns else None
+    available_ranks = listed or (nodes * per_node if nodes is not None and per_node else None)
     product = "DP {dp} * TP {tp} * PP {pp}".format(**counts) + f" = {ranks} ranks"
     if nodes == 0:
-        yield Finding(line, "ranks", "0 nodes")
-    elif ranks is not None and places is not None and ranks != places:
+        yield RowFinding(line, "ranks", "0 nodes")
+    elif ranks is not None and available_ranks is not None and ranks != available_ranks:
         unit = "GPUs per node" if context.table.on_gpus else "max-proc-per-node"
-        have = f"{listed} ranks" if listed else f"{nodes} nodes * {unit} {per_node} = {places}"
-        yield Finding(line, "ranks", f"{product}, but {have}", _ranks_cause(facts, ranks, places))
+        have = f"{listed} ranks" if listed else f"{nodes} nodes * {unit} {per_node} = {available_ranks}"
+        yield RowFinding(line, "ranks", f"{product}, but {have}", _ranks_cause(facts, ranks, available_ranks))
     if facts.shapes:
         tp, pp = counts["tp"] or 1, counts["pp"] or 1
         if not any(shape.heads % tp == 0 and shape.hidden % tp == 0 for shape in facts.shapes):
             heads = " or ".join(sorted({str(shape.heads) for shape in facts.shapes}))
-            yield Finding(line, "layout", f"TP {tp} does not divide the {heads} heads of {facts.size}")
+            yield RowFinding(line, "layout", f"TP {tp} does not divide the {heads} heads of {facts.size}")
         if not any(shape.layers % pp == 0 for shape in facts.shapes):
             layers = " or ".join(sorted({str(shape.layers) for shape in facts.shapes}))
-            yield Finding(line, "layout", f"PP {pp} does not divide the {layers} layers of {facts.size}")
+            yield RowFinding(line, "layout", f"PP {pp} does not divide the {layers} layers of {facts.size}")
     batch, share = counts["gbs"], (counts["dp"] or 0) * (counts["mbs"] or 0)
     if batch and share and batch % share:
-        others = [str(value) for value in context.global_batches if value != batch and value % share == 0]
-        cause = f"other rows have {others[0]}" if others else ""
-        words = f"GBS {batch} is not a multiple of DP {counts['dp']} * MBS {counts['mbs']} = {share}"
-        yield Finding(line, "batch", words, cause)
+        fitting_batches = [str(value) for value in context.global_batches if value != batch and value % share == 0]
+        cause = f"other rows have {fitting_batches[0]}" if fitting_batches else ""
+        problem = f"GBS {batch} is not a multiple of DP {counts['dp']} * MBS {counts['mbs']} = {share}"
+        yield RowFinding(line, "batch", problem, cause)
 
 
-def _ranks_cause(facts: Facts, ranks: int, places: int) -> str:
+def _ranks_cause(facts: Facts, ranks: int, available_ranks: int) -> str:
     nodes, per_node = facts.nodes.nodes or 0, facts.ranks_per_node or 1
     if nodes and ranks == nodes and per_node > 1:
         return "max-proc-per-node was 1"
     if nodes and ranks % nodes == 0 and ranks // nodes <= 48 and per_node == 1:
         return f"max-proc-per-node={ranks // nodes} is not written"
-    if places % ranks == 0 or ranks % places == 0:
-        return f"off by a factor of {max(ranks, places) // max(1, min(ranks, places))}"
+    if available_ranks % ranks == 0 or ranks % available_ranks == 0:
+        return f"off by a factor of {max(ranks, available_ranks) // max(1, min(ranks, available_ranks))}"
     return ""
 
 
-def check_failure(facts: Facts, context: Context) -> Iterator[Finding]:
+def check_failure(facts: Facts, context: Context) -> Iterator[RowFinding]:
     """A row without figures that does not say why."""
     row = facts.row
-    if _measured(facts):
+    if _has_measurements(facts):
         return
-    told = [row.cell(name) for name in ("notes", "mem", "seconds", "tflops")]
-    told += [text for text, column in zip(row.texts, context.table.columns) if not column]
-    if any(_CAUSE.search(text) or any(mark in text for mark in _CAUSE_MARKS) for text in told):
+    cause_texts = [row.cell(name) for name in ("notes", "mem", "seconds", "tflops")]
+    cause_texts += [text for text, column in zip(row.texts, context.table.columns) if not column]
+    if any(_CAUSE.search(text) or any(mark in text for mark in _CAUSE_MARKS) for text in cause_texts):
         return
-    yield Finding(
+    yield RowFinding(
         row.line, "no-cause", "no figures, and no word of why", "say in Notes how it ended: OOM, timeout, hang, ..."
     )

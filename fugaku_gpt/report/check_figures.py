@@ -9,13 +9,13 @@ from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.formulas.parameters import parameter_count
 from fugaku_gpt.report.facts import Context, Facts
-from fugaku_gpt.report.figures import Figure, Interval, nearest_whole
-from fugaku_gpt.report.findings import Finding
+from fugaku_gpt.report.figures import Figure, Interval, simplest_integer
+from fugaku_gpt.report.findings import RowFinding
 
 _LENGTHS = (512, 1024, 2048, 4096)
-_SLIGHT = 0.1  # deviation that averaging over other iterations can explain
-_LEAST_BYTES = 2  # of a parameter, in the narrowest precision
-_LEAST_NODE = 128 * 2.0**20  # bytes; system and libraries take more on every machine
+_SLIGHT_DEVIATION = 0.1  # deviation that averaging over other iterations can explain
+_BYTES_PER_PARAMETER = 2  # of a parameter, in the narrowest precision
+_MINIMUM_NODE_BYTES = 128 * 2.0**20  # bytes; system and libraries take more on every machine
 
 
 def expected_tflops(facts: Facts) -> List[Interval]:
@@ -25,7 +25,7 @@ def expected_tflops(facts: Facts) -> List[Interval]:
         return []
     modes = (facts.recompute,) if facts.recompute is not None else (False, True)
     return [
-        _speed(_flops(facts, replace(shape, seq_len=facts.seq_len), batch, mode), seconds, units)
+        _tflops_interval(_flops(facts, replace(shape, seq_len=facts.seq_len), batch, mode), seconds, units)
         for shape in facts.shapes
         for mode in modes
     ]
@@ -39,35 +39,37 @@ def _flops(facts: Facts, model: ModelConfig, batch: int, recompute: Optional[boo
     return Interval(low, high)
 
 
-def _speed(flops: Interval, seconds: Interval, units: int) -> Interval:
+def _tflops_interval(flops: Interval, seconds: Interval, units: int) -> Interval:
     return Interval(tflops_per_node(flops.low, seconds.high, units), tflops_per_node(flops.high, seconds.low, units))
 
 
-def check_tflops(facts: Facts, context: Context) -> Iterator[Finding]:
+def check_tflops(facts: Facts, context: Context) -> Iterator[RowFinding]:
     """TFLOPs that do not follow from Sec/it."""
-    said, expected = facts.tflops, expected_tflops(facts)
-    if said is None or not expected or any(one.meets(said) for one in expected):
+    claimed, expected = facts.tflops, expected_tflops(facts)
+    if claimed is None or not expected or any(interval.overlaps(claimed) for interval in expected):
         return
-    if context.table.on_gpus and _simple_fits(facts, said):
+    if context.table.on_gpus and _matches_simple_formula(facts, claimed):
         return
-    near = min(expected, key=lambda one: abs(one.middle - said.middle))
+    nearest = min(expected, key=lambda interval: abs(interval.middle - claimed.middle))
     printed, time = facts.figures["tflops"], facts.figures["seconds"]
-    what = f"TFLOPs {printed.text} do not follow from Sec/it {time.text}, which gives {_words(near, printed)}"
-    yield Finding(facts.row.line, "tflops", what, _cause(facts, context, said, near))
+    problem = (
+        f"TFLOPs {printed.text} do not follow from Sec/it {time.text}, which gives {_interval_text(nearest, printed)}"
+    )
+    yield RowFinding(facts.row.line, "tflops", problem, _likely_cause(facts, context, claimed, nearest))
 
 
-def _cause(facts: Facts, context: Context, said: Interval, near: Interval) -> str:
+def _likely_cause(facts: Facts, context: Context, claimed: Interval, nearest: Interval) -> str:
     """The slip that would explain the figure; the commonest first."""
     unit = "GPU" if context.table.on_gpus else "node"
-    ratio = said.over(near)
+    ratio = claimed.divided_by(nearest)
     per_node, nodes, batch = facts.ranks_per_node or 1, facts.nodes.nodes or 1, facts.counts["gbs"] or 1
 
     def is_ratio(value: float) -> bool:
-        return ratio.meets(Interval(value, value))
+        return ratio.overlaps(Interval(value, value))
 
     peak, _ = peak_of(facts, context)
     if is_ratio(1000.0):
-        over = peak is not None and said.low > peak
+        over = peak is not None and claimed.low > peak
         return "gigaFLOP/s, not teraFLOP/s" if over else "Sec/it is in milliseconds"
     if is_ratio(0.001):
         return "petaFLOP/s, not teraFLOP/s, or Sec/it is a thousandth of what it was"
@@ -78,19 +80,26 @@ def _cause(facts: Facts, context: Context, said: Interval, near: Interval) -> st
     if nodes > 1 and is_ratio(nodes):
         return f"TFLOPs of all {nodes} nodes: divided by {nodes} it fits"
     if is_ratio(4 / 3) or is_ratio(3 / 4):
-        with_or_without = "with" if said.middle > near.middle else "without"
+        with_or_without = "with" if claimed.middle > nearest.middle else "without"
         return f"reckoned {with_or_without} activation checkpointing, against the heading"
-    if _exact_fits(facts, said):
+    if _matches_exact_formula(facts, claimed):
         return "by the exact formula, not the notes'"
-    others = tuple(value for value in context.global_batches if value != batch)
-    implied = nearest_whole(ratio.times(batch), others)
+    other_batches = tuple(value for value in context.global_batches if value != batch)
+    implied = simplest_integer(ratio.times(batch), other_batches)
     if implied is not None and not 0.85 < ratio.middle < 1.15:
         return f"GBS {batch} for {implied}: with {implied} it fits"
-    length = next((one for one in _LENGTHS if one != facts.seq_len and _fits_with_length(facts, said, one)), None)
+    length = next(
+        (
+            candidate
+            for candidate in _LENGTHS
+            if candidate != facts.seq_len and _matches_with_length(facts, claimed, candidate)
+        ),
+        None,
+    )
     if length is not None:
         return f"with a sequence length of {length} it fits"
     printed = facts.figures["tflops"]
-    if Interval(printed.value, printed.value + 10.0**-printed.decimals).meets(near):
+    if Interval(printed.value, printed.value + 10.0**-printed.decimals).overlaps(nearest):
         return "the last digit was cut, not rounded, or the two were averaged over different iterations"
     if is_slight(facts):
         return "one of the two has a slip, or they were averaged over different iterations"
@@ -99,11 +108,13 @@ def _cause(facts: Facts, context: Context, said: Interval, near: Interval) -> st
 
 def is_slight(facts: Facts) -> bool:
     """Whether TFLOPs are so near to what Sec/it gives that both may have been measured, over different iterations."""
-    said = facts.tflops
-    return said is not None and any(abs(said.middle / one.middle - 1) <= _SLIGHT for one in expected_tflops(facts))
+    claimed = facts.tflops
+    return claimed is not None and any(
+        abs(claimed.middle / interval.middle - 1) <= _SLIGHT_DEVIATION for interval in expected_tflops(facts)
+    )
 
 
-def _exact_fits(facts: Facts, said: Interval) -> bool:
+def _matches_exact_formula(facts: Facts, claimed: Interval) -> bool:
     batch, seconds, units = facts.counts["gbs"], facts.seconds, facts.units
     if not (batch and seconds and units and facts.seq_len):
         return False
@@ -111,22 +122,22 @@ def _exact_fits(facts: Facts, said: Interval) -> bool:
         model = replace(shape, seq_len=facts.seq_len)
         bounds = (model.vocab_size, model.padded_vocab(facts.counts["tp"] or 1))
         low, high = (exact_flops(model, batch, vocab) for vocab in bounds)
-        if _speed(Interval(low, high), seconds, units).meets(said):
+        if _tflops_interval(Interval(low, high), seconds, units).overlaps(claimed):
             return True
     return False
 
 
-def _fits_with_length(facts: Facts, said: Interval, length: int) -> bool:
-    return any(one.meets(said) for one in expected_tflops(replace(facts, seq_len=length)))
+def _matches_with_length(facts: Facts, claimed: Interval, length: int) -> bool:
+    return any(interval.overlaps(claimed) for interval in expected_tflops(replace(facts, seq_len=length)))
 
 
-def _simple_fits(facts: Facts, said: Interval) -> bool:
+def _matches_simple_formula(facts: Facts, claimed: Interval) -> bool:
     """The older GPU notes: billions of parameters * {4, 3} * 2 * s * B / (t * GPUs * 1e3), with or without those of the
     embedding."""
     batch, seconds, units = facts.counts["gbs"], facts.seconds, facts.units
     if not (batch and seconds and units and facts.seq_len) or seconds.low <= 0:
         return False
-    counts = [_labelled(facts.size)]
+    counts = [_parameters_of_label(facts.size)]
     for shape in facts.shapes:
         matrices = 12.0 * shape.layers * shape.hidden**2
         layers = matrices + 13.0 * shape.layers * shape.hidden
@@ -136,12 +147,12 @@ def _simple_fits(facts: Facts, said: Interval) -> bool:
         for factor in (4, 3):
             if count is not None:
                 flops = count.times(factor * 2.0 * facts.seq_len * batch)
-                if _speed(flops, seconds, units).meets(said):
+                if _tflops_interval(flops, seconds, units).overlaps(claimed):
                     return True
     return False
 
 
-def _labelled(size: str) -> Optional[Interval]:
+def _parameters_of_label(size: str) -> Optional[Interval]:
     """The parameters that a label such as 1.3B stands for."""
     number, letter = size[:-1].strip(), size[-1:]
     if letter not in ("M", "B") or not number.replace(".", "", 1).isdigit():
@@ -151,74 +162,77 @@ def _labelled(size: str) -> Optional[Interval]:
     return Interval(max(0.0, float(number) - half) * unit, (float(number) + half) * unit)
 
 
-def check_aggregate(facts: Facts, context: Context) -> Iterator[Finding]:
+def check_aggregate(facts: Facts, context: Context) -> Iterator[RowFinding]:
     """An aggregate that is not TFLOPs times nodes / 1024 (or / 1000 where that is asked for)."""
-    said, tflops, nodes = facts.aggregate, facts.tflops, facts.nodes.nodes
-    if said is None or tflops is None or not nodes:
+    claimed, tflops, nodes = facts.aggregate, facts.tflops, facts.nodes.nodes
+    if claimed is None or tflops is None or not nodes:
         return
     divisor, other = (1000.0, 1024.0) if context.si else (1024.0, 1000.0)
     expected = tflops.times(nodes / divisor)
-    if expected.meets(said):
+    if expected.overlaps(claimed):
         return
     printed = facts.figures["aggregate"]
-    what = (
+    problem = (
         f"aggregate {printed.text} is not TFLOPs {facts.figures['tflops'].text} * {nodes} nodes / {divisor:.0f} = "
-        f"{_words(expected, printed)}"
+        f"{_interval_text(expected, printed)}"
     )
-    if tflops.times(nodes / other).meets(said):
+    if tflops.times(nodes / other).overlaps(claimed):
         cause = f"it is / {other:.0f}" + (
             "" if context.si else "; the notes divide by 1024 (--si where a table is / 1000)"
         )
-    elif tflops.times(nodes).meets(said):
+    elif tflops.times(nodes).overlaps(claimed):
         cause = "these are teraFLOP/s: not divided by 1024"
-    elif tflops.times(1 / divisor).meets(said):
+    elif tflops.times(1 / divisor).overlaps(claimed):
         cause = "not multiplied by the number of nodes"
-    elif facts.ranks and tflops.times(facts.ranks / divisor).meets(said):
+    elif facts.ranks and tflops.times(facts.ranks / divisor).overlaps(claimed):
         cause = f"multiplied by {facts.ranks} ranks, not by {nodes} nodes"
     else:
         cause = "a figure of another row, or another number of nodes"
-    yield Finding(facts.row.line, "aggregate", what, cause)
+    yield RowFinding(facts.row.line, "aggregate", problem, cause)
 
 
-def check_machine(facts: Facts, context: Context) -> Iterator[Finding]:
+def check_machine(facts: Facts, context: Context) -> Iterator[RowFinding]:
     """More TFLOPs than the machine can do, more memory than it has, or less than the model needs."""
     machine, unit = context.machine, "GPU" if context.table.on_gpus else "node"
-    peak, words = peak_of(facts, context)
+    peak, label = peak_of(facts, context)
     if peak is not None and facts.tflops is not None and facts.tflops.low > peak:
-        what = f"TFLOPs {facts.figures['tflops'].text} are over the peak of one {unit}, {peak:.3f} ({words})"
-        yield Finding(facts.row.line, "peak", what, "of all nodes, in other units, or in another column")
+        problem = f"TFLOPs {facts.figures['tflops'].text} are over the peak of one {unit}, {peak:.3f} ({label})"
+        yield RowFinding(facts.row.line, "peak", problem, "of all nodes, in other units, or in another column")
     mem, printed = facts.mem, facts.figures["mem"]
     if mem is None:
         return
     if machine.memory_bytes is not None and mem.low > machine.memory_bytes:
-        what = f"Mem {printed.text} is more than the {machine.memory_bytes / 2**30:.0f} GiB of one {unit}"
+        problem = f"Mem {printed.text} is more than the {machine.memory_bytes / 2**30:.0f} GiB of one {unit}"
         fits = mem.times(1 / 1024.0).low <= machine.memory_bytes
-        yield Finding(facts.row.line, "memory", what, _smaller_unit(printed) if fits else "of all nodes")
-    least = _least_memory(facts)
-    if mem.high < least:
-        held = f"the weights of {facts.size}" if least > _LEAST_NODE else "PyTorch"
-        what = f"Mem {printed.text} cannot hold {held} (at least {least / 2**20:.0f} MiB)"
-        yield Finding(facts.row.line, "memory", what, "the unit is too small, or another column's figure")
+        yield RowFinding(facts.row.line, "memory", problem, _smaller_unit(printed) if fits else "of all nodes")
+    minimum = _minimum_memory(facts)
+    if mem.high < minimum:
+        contents = f"the weights of {facts.size}" if minimum > _MINIMUM_NODE_BYTES else "PyTorch"
+        problem = f"Mem {printed.text} cannot hold {contents} (at least {minimum / 2**20:.0f} MiB)"
+        yield RowFinding(facts.row.line, "memory", problem, "the unit is too small, or another column's figure")
 
 
 def peak_of(facts: Facts, context: Context) -> Tuple[Optional[float], str]:
     """TFLOP/s that one unit can do with the row's clock and pipes, and of what."""
     machine = context.machine
     if machine.peak_tflops is None or machine.clock_ghz is None:
-        return machine.peak_tflops, machine.words
+        return machine.peak_tflops, machine.label
     clock = (facts.nodes.freq_mhz or 0) / 1000.0
     clock = clock if 0.5 <= clock <= 5 else 2.2  # where the row does not say: the highest that there is
-    one_pipe = dict(facts.nodes.states).get("eco_state", 0) in (1, 2)
-    peak = machine.peak_tflops * clock / machine.clock_ghz * (0.5 if one_pipe else 1.0)
-    return peak, f"{machine.words}, {clock:g} GHz" + (", one pipe" if one_pipe else "")
+    eco_mode = dict(facts.nodes.states).get("eco_state", 0) in (1, 2)
+    peak = machine.peak_tflops * clock / machine.clock_ghz * (0.5 if eco_mode else 1.0)
+    return peak, f"{machine.label}, {clock:g} GHz" + (", one pipe" if eco_mode else "")
 
 
-def _least_memory(facts: Facts) -> float:
+def _minimum_memory(facts: Facts) -> float:
     """Bytes that one rank's share of the weights takes, and that any node with PyTorch on it does."""
     if not facts.shapes:
-        return _LEAST_NODE
-    parts = (facts.counts["tp"] or 1) * (facts.counts["pp"] or 1)
-    return max(_LEAST_NODE, min(parameter_count(shape) for shape in facts.shapes) * _LEAST_BYTES / parts)
+        return _MINIMUM_NODE_BYTES
+    ranks_per_replica = (facts.counts["tp"] or 1) * (facts.counts["pp"] or 1)
+    return max(
+        _MINIMUM_NODE_BYTES,
+        min(parameter_count(shape) for shape in facts.shapes) * _BYTES_PER_PARAMETER / ranks_per_replica,
+    )
 
 
 def _smaller_unit(printed: Figure) -> str:
@@ -226,7 +240,7 @@ def _smaller_unit(printed: Figure) -> str:
     return f"{printed.unit} for {smaller}" if smaller else "of all nodes, or a figure of another column"
 
 
-def _words(interval: Interval, printed: Figure) -> str:
+def _interval_text(interval: Interval, printed: Figure) -> str:
     digits = max(printed.decimals, 2)
     low, high = f"{interval.low:.{digits}f}", f"{interval.high:.{digits}f}"
     return low if low == high else f"{low} to {high}"

@@ -14,7 +14,7 @@ from fugaku_gpt.config.schema import POWER_KNOBS
 from fugaku_gpt.config.tree import Scalar, Tree, flatten, read_yaml_file
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.formulas.parameters import size_name
-from fugaku_gpt.jobs.judge import deciding_job
+from fugaku_gpt.jobs.outcome import deciding_job
 from fugaku_gpt.jobs.schedulers.registry import read_job_id, sub_job_ids
 from fugaku_gpt.records.accounting import SIMULATED, JobAccount, energy_of, read_accounting
 from fugaku_gpt.records.job import (
@@ -31,15 +31,15 @@ from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.records.sweep import ATTEMPTS, digest_of, read_sweep_entry
 from fugaku_gpt.report.imported import imported_row, is_imported
-from fugaku_gpt.report.notes_table import NO_VALUE, toggle_words
-from fugaku_gpt.report.rows import COLUMN_KNOBS, FIGURES, MORE_KNOBS, UNFINISHED, Row, merge_repeats
+from fugaku_gpt.report.notes_table import NO_VALUE, toggle_text
+from fugaku_gpt.report.rows import COLUMN_KNOBS, FIGURES, MORE_KNOBS, UNFINISHED, ResultRow, merge_repeats
 
 _SUB = re.compile(r"^repeat-(\d{1,9})$")  # folder of one sub-job of a bulk job, in the run directory of the whole
 # PJM's name of a power knob → its name in a run file
 _FIELDS = {knob.resource: knob.name for knob in POWER_KNOBS}
 
 
-def collect_rows(paths: Sequence[Path]) -> Tuple[List[Row], List[Row]]:
+def collect_rows(paths: Sequence[Path]) -> Tuple[List[ResultRow], List[ResultRow]]:
     """(one row for each configuration, one row for each run) of run directories and of folders of them.
 
     Rows come in the order of their sweep, otherwise by model, sequence length, nodes, layout, batch and name.
@@ -47,8 +47,8 @@ def collect_rows(paths: Sequence[Path]) -> Tuple[List[Row], List[Row]]:
     Raises:
         UsageError: a path holds no run, or a file in it is damaged.
     """
-    runs = sorted((read_run(path) for path in find_runs(paths)), key=_order)
-    groups: Dict[Tuple[str, str], List[Row]] = {}
+    runs = sorted((read_run(path) for path in find_runs(paths)), key=_sort_key)
+    groups: Dict[Tuple[str, str], List[ResultRow]] = {}
     for row in runs:
         groups.setdefault((row.sweep, row.digest), []).append(row)
     return [merge_repeats(members) for members in groups.values()], runs
@@ -56,19 +56,19 @@ def collect_rows(paths: Sequence[Path]) -> Tuple[List[Row], List[Row]]:
 
 def find_runs(paths: Sequence[Path]) -> List[Path]:
     """The run directories among ``paths`` and directly under them; earlier attempts are not runs of their own."""
-    found: List[Path] = []
+    run_directories: List[Path] = []
     for path in paths:
         if not path.is_dir():
             raise UsageError(f"{path}: no such folder; give a run directory, or a folder of run directories")
         if _is_run(path):
-            found += sub_runs(path) or [path]
+            run_directories += sub_runs(path) or [path]
             continue
         children = [child for child in sorted(path.iterdir()) if child.name != ATTEMPTS and _is_run(child)]
         if not children:
             raise UsageError(f"{path}: holds no run directory (a folder with config.yaml, or an imported log)")
         for child in children:
-            found += sub_runs(child) or [child]
-    return list(dict.fromkeys(found))
+            run_directories += sub_runs(child) or [child]
+    return list(dict.fromkeys(run_directories))
 
 
 def sub_runs(path: Path) -> List[Path]:
@@ -80,7 +80,7 @@ def sub_runs(path: Path) -> List[Path]:
     return [child for _, child in sorted(numbered) if _is_run(child) or (child / "result.json").exists()]
 
 
-def job_place(path: Path) -> Tuple[Path, Optional[int]]:
+def locate_job(path: Path) -> Tuple[Path, Optional[int]]:
     """(directory with the records of the job, number of this run's sub-job or None) of a run."""
     number = _SUB.search(path.name)
     if number is not None and not (path / JOB_FILE).exists() and (path.parent / JOB_FILE).exists():
@@ -95,7 +95,7 @@ def run_job_id(job: SubmittedJob, sub: Optional[int]) -> str:
     return dict(zip(bulk_numbers(job.bulk), sub_job_ids(job))).get(sub, job.job_id)
 
 
-def read_run(path: Path) -> Row:
+def read_run(path: Path) -> ResultRow:
     """The row of one run directory.
 
     Raises:
@@ -105,29 +105,29 @@ def read_run(path: Path) -> Row:
         return _with_job(imported_row(path), path)
     directory = RunDirectory(path)
     result, environment, entry = directory.result(), directory.environment() or {}, read_sweep_entry(path)
-    known: Dict[str, Any]
+    settings: Dict[str, Any]
     config: Optional[RunConfig] = None
-    file = directory.config_file if directory.config_file.exists() else job_place(path)[0] / "config.yaml"
+    file = directory.config_file if directory.config_file.exists() else locate_job(path)[0] / "config.yaml"
     try:
         config = load_run_config(file)
-        known = _of_config(config)
+        settings = _row_settings(config)
     except ConfigError:  # a refused row: its settings as they were written
-        known = _of_settings(dict(flatten(read_yaml_file(file))))
+        settings = _settings_as_written(dict(flatten(read_yaml_file(file))))
     lines = directory.metrics("iteration")
     summary = result.summary if result is not None else {}
     if not summary and config is not None and lines:
         summary = summarise(config, lines, directory.metrics("validation"))
     figures: Dict[str, Any] = {name: summary.get(name) for name in _FIGURES}
     accounts = _accounts(path)
-    toggles = _toggles(known.pop("requested"), environment, used_knobs(accounts))
-    job_id, state, why, submitted = _job_of(path)
+    toggles = _toggle_fields(settings.pop("requested"), environment, used_knobs(accounts))
+    job_id, state, why, submitted = _job_fields(path)
     started = result.started if result is not None else submitted
     build = environment.get("build") or {}
     torch_build = str(build.get("torch", ""))
     text = file.read_text(encoding="utf-8")
     attempts = path.parent / ATTEMPTS / path.name
-    return Row(
-        **known,
+    return ResultRow(
+        **settings,
         **toggles,
         **figures,
         threads_per_rank=_threads(environment),
@@ -142,8 +142,8 @@ def read_run(path: Path) -> Row:
         **energy_figures(
             accounts,
             figures["seconds_per_iteration"],
-            known["nodes"],
-            (known["global_batch"] or 0) * (known["seq_len"] or 0),
+            settings["nodes"],
+            (settings["global_batch"] or 0) * (settings["seq_len"] or 0),
         ),
         date=time.strftime("%m-%d", time.gmtime(started)) if started is not None else "",
         attempts=1 + (len(list(attempts.iterdir())) if attempts.is_dir() else 0),
@@ -157,7 +157,7 @@ def read_run(path: Path) -> Row:
 _FIGURES = ("node_used_bytes", "rss_max_bytes", *FIGURES)
 
 
-def _of_config(config: RunConfig) -> Dict[str, Any]:
+def _row_settings(config: RunConfig) -> Dict[str, Any]:
     layout, training, node = config.layout, config.training, config.node
     return {
         "size": size_name(config.model),
@@ -174,27 +174,27 @@ def _of_config(config: RunConfig) -> Dict[str, Any]:
     }
 
 
-def _of_settings(written: Mapping[str, Tree]) -> Dict[str, Any]:
+def _settings_as_written(written: Mapping[str, Tree]) -> Dict[str, Any]:
     """As :func:`_of_config`, of settings that make no valid configuration: what can be read of them."""
     text = {key: value.text for key, value in written.items() if isinstance(value, Scalar)}
-    whole = {key: int(value) for key, value in text.items() if re.fullmatch(r"\d{1,9}", value)}
+    integers = {key: int(value) for key, value in text.items() if re.fullmatch(r"\d{1,9}", value)}
     try:
-        alone = Settings("", {key: value for key, value in written.items() if key.startswith("model.")})
-        size = size_name(build_run_config([alone]).model)
+        model_settings = Settings("", {key: value for key, value in written.items() if key.startswith("model.")})
+        size = size_name(build_run_config([model_settings]).model)
     except ConfigError:
         size = text.get("model.name") or NO_VALUE
     defaults = RunConfig()
-    layout = {name: whole.get(f"layout.{name}", 1) for name in ("dp", "tp", "pp")}
-    nodes = whole.get("job.nodes", 1)
+    layout = {name: integers.get(f"layout.{name}", 1) for name in ("dp", "tp", "pp")}
+    nodes = integers.get("job.nodes", 1)
     ranks = layout["dp"] * layout["tp"] * layout["pp"]
     return {
         "size": size,
-        "seq_len": whole.get("model.seq_len", defaults.model.seq_len),
+        "seq_len": integers.get("model.seq_len", defaults.model.seq_len),
         "nodes": nodes,
         **layout,
-        "micro_batch": whole.get("training.micro_batch", defaults.training.micro_batch),
-        "global_batch": whole.get("training.global_batch", defaults.training.global_batch),
-        "ranks_per_node": whole.get("node.ranks_per_node", max(1, ranks // max(1, nodes))),
+        "micro_batch": integers.get("training.micro_batch", defaults.training.micro_batch),
+        "global_batch": integers.get("training.global_batch", defaults.training.global_batch),
+        "ranks_per_node": integers.get("node.ranks_per_node", max(1, ranks // max(1, nodes))),
         "dtype": text.get("training.dtype", defaults.training.dtype),
         "requested": {
             knob.name: _written_value(text.get(knob.key, ""), getattr(defaults.node, knob.name))
@@ -210,14 +210,16 @@ def _written_value(text: str, default: object) -> object:
     return int(text) if re.fullmatch(r"\d{1,9}", text) else None
 
 
-def _toggles(requested: Mapping[str, Any], environment: Mapping[str, Any], used: Mapping[str, int]) -> Dict[str, Any]:
+def _toggle_fields(
+    requested: Mapping[str, Any], environment: Mapping[str, Any], used: Mapping[str, int]
+) -> Dict[str, Any]:
     """What was applied by the scheduler's account, or else by the ranks' own, and the rest of what was asked for as not
     applied."""
     seen = {toggle.get("name"): bool(toggle.get("applied")) for toggle in environment.get("toggles") or []}
     asked = {name: value for name, value in requested.items() if is_requested(value)}
     seen.update({name: used[name] == value for name, value in asked.items() if name in used})
     applied = {name: value for name, value in asked.items() if seen.get(name, False)}
-    missing = tuple(toggle_words(name, value) for name, value in asked.items() if name not in applied)
+    missing = tuple(toggle_text(name, value) for name, value in asked.items() if name not in applied)
     for knob in POWER_KNOBS:
         if knob.usual is not None and used.get(knob.name, knob.usual) != knob.usual:
             applied[knob.name] = used[knob.name]
@@ -225,13 +227,13 @@ def _toggles(requested: Mapping[str, Any], environment: Mapping[str, Any], used:
     return {**applied, "knobs": knobs, "not_applied": missing}
 
 
-def _with_job(row: Row, path: Path) -> Row:
+def _with_job(row: ResultRow, path: Path) -> ResultRow:
     """The row of an imported log with what is known of the job that wrote it."""
     accounts = _accounts(path)
     tokens = (row.global_batch or 0) * (row.seq_len or 0)
     return replace(
         row,
-        job_id=row.job_id or _job_of(path)[0],
+        job_id=row.job_id or _job_fields(path)[0],
         remarks=(*row.remarks, *job_remarks(accounts)),
         **energy_figures(accounts, row.seconds_per_iteration, row.nodes, tokens),
     )
@@ -240,18 +242,18 @@ def _with_job(row: Row, path: Path) -> Row:
 def job_remarks(accounts: Tuple[JobAccount, ...]) -> Tuple[str, ...]:
     """What a row has to say of its jobs' power."""
     capped = tuple(f"power capped {job.capped}" for job in accounts if job.capped)
-    return (*capped, "energy simulated") if energy_of(accounts).words == SIMULATED else capped
+    return (*capped, "energy simulated") if energy_of(accounts).basis == SIMULATED else capped
 
 
 def used_knobs(accounts: Sequence[JobAccount]) -> Dict[str, int]:
     """Power knobs that all jobs of a run have really used, by their names in a run file."""
-    found: Dict[str, Set[int]] = {}
+    values_of_knob: Dict[str, Set[int]] = {}
     for job in accounts:
         for name, knob in job.knobs.items():
             digits = re.match(r"\d{1,9}\b", knob.use or "")
             if digits:
-                found.setdefault(_FIELDS.get(name, name), set()).add(int(digits[0]))
-    return {name: values.pop() for name, values in found.items() if len(values) == 1}
+                values_of_knob.setdefault(_FIELDS.get(name, name), set()).add(int(digits[0]))
+    return {name: values.pop() for name, values in values_of_knob.items() if len(values) == 1}
 
 
 def energy_figures(
@@ -260,7 +262,7 @@ def energy_figures(
     """The energy fields of a row: average power times the time of an iteration; ``tokens`` are of one iteration."""
     energy = energy_of(tuple(accounts))
     if energy.watts is None:
-        return {"energy_words": energy.words}
+        return {"energy_basis": energy.basis}
     counted = energy.nodes or nodes
     per_iteration = energy.watts * seconds if seconds is not None else None
     return {
@@ -268,26 +270,26 @@ def energy_figures(
         "watts_per_node": energy.watts / counted if counted else None,
         "joules_per_iteration": per_iteration,
         "joules_per_token": per_iteration / tokens if per_iteration is not None and tokens else None,
-        "energy_words": energy.words,
+        "energy_basis": energy.basis,
     }
 
 
 def _accounts(path: Path) -> Tuple[JobAccount, ...]:
     """What was measured of a run's jobs; of a sub-job of a bulk job, of that alone."""
-    place, sub = job_place(path)
-    accounts = read_accounting(place)
+    job_directory, sub = locate_job(path)
+    accounts = read_accounting(job_directory)
     if sub is None:
         return accounts
     ids = ((job, read_job_id(job.scheduler, job.job_id)) for job in accounts)
     return tuple(job for job, job_id in ids if job_id is not None and job_id.index == sub)
 
 
-def _job_of(path: Path) -> Tuple[str, str, str, Optional[float]]:
+def _job_fields(path: Path) -> Tuple[str, str, str, Optional[float]]:
     """(id, state, the scheduler's words, time of submission) of the job that has run a run; a state only where it says
     more than that there is no result."""
-    place, sub = job_place(path)
-    history = read_history(place)
-    job = deciding_job(history, exit_records(place))
+    job_directory, sub = locate_job(path)
+    history = read_history(job_directory)
+    job = deciding_job(history, exit_records(job_directory))
     if job is None:
         return "", REJECTED if history.refused else "", history.refused, None
     job_id = run_job_id(job, sub)
@@ -304,15 +306,15 @@ def _threads(environment: Mapping[str, Any]) -> Optional[int]:
 
 
 def _major_minor(torch: str) -> str:
-    found = re.match(r"\d+\.\d+", torch)
-    return found[0] if found else ""
+    matched = re.match(r"\d+\.\d+", torch)
+    return matched[0] if matched else ""
 
 
 def _is_run(path: Path) -> bool:
     return path.is_dir() and ((path / "config.yaml").exists() or is_imported(path))
 
 
-def _order(row: Row) -> Tuple[Any, ...]:
+def _sort_key(row: ResultRow) -> Tuple[Any, ...]:
     layout = tuple(value or 0 for value in (row.dp, row.tp, row.pp, row.micro_batch, row.global_batch))
     if row.sweep:
         return (row.sweep, row.order, *layout, row.runs)

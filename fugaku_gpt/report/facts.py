@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import ModelConfig
+from fugaku_gpt.report.catalogue import MACHINES, Machine, shapes_of
 from fugaku_gpt.report.figures import Figure, Interval, bytes_of, read_figure, seconds_of
-from fugaku_gpt.report.kept import KeptRow, KeptTable
-from fugaku_gpt.report.kept_rows import NodesCell, read_nodes_cell
-from fugaku_gpt.report.known import MACHINES, Machine, shapes_of
+from fugaku_gpt.report.markdown_rows import NodesCell, read_nodes_cell
+from fugaku_gpt.report.markdown_tables import MarkdownRow, MarkdownTable
 
 COUNTS = ("dp", "tp", "pp", "mbs", "gbs")
 FIGURES = ("mem", "seconds", "tflops", "aggregate")
@@ -26,7 +26,7 @@ class Context:
         si: aggregates are TFLOPs times nodes / 1000.
     """
 
-    table: KeptTable
+    table: MarkdownTable
     machine: Machine
     ranks_per_node: Optional[int] = None
     global_batches: Tuple[int, ...] = ()
@@ -42,7 +42,7 @@ class Facts:
         mem: bytes. seconds: seconds.
     """
 
-    row: KeptRow
+    row: MarkdownRow
     nodes: NodesCell
     counts: Mapping[str, Optional[int]]
     figures: Mapping[str, Figure]
@@ -64,25 +64,31 @@ class Facts:
         return dp * tp * pp if dp and tp and pp else None
 
 
-def context_of(table: KeptTable, machine: Optional[str], si: bool) -> Context:
+def context_of(table: MarkdownTable, machine: Optional[str], si: bool) -> Context:
     """What holds for a table; a machine that is not given is the heading's, Fugaku's, or an unknown GPU."""
     name = machine or table.heading.machine or ("other" if table.on_gpus else "a64fx")
     context = Context(table, MACHINES[name], table.heading.ranks_per_node, (), si)
     facts = [facts_of(row, context) for row in table.rows]
-    batches = [one.counts["gbs"] for one in facts]
-    known = [batch for batch in batches if batch]
+    batches = [row_facts.counts["gbs"] for row_facts in facts]
+    stated_batches = [batch for batch in batches if batch]
     if table.on_gpus and context.ranks_per_node is None:
-        told = [one.ranks // one.nodes.nodes for one in facts if one.ranks and one.nodes.nodes and one.nodes.nodes > 0]
-        context = replace(context, ranks_per_node=_most_frequent(told))
-    return replace(context, global_batches=tuple(sorted(set(known), key=lambda batch: -known.count(batch))))
+        rank_counts = [
+            row_facts.ranks // row_facts.nodes.nodes
+            for row_facts in facts
+            if row_facts.ranks and row_facts.nodes.nodes and row_facts.nodes.nodes > 0
+        ]
+        context = replace(context, ranks_per_node=_most_frequent(rank_counts))
+    return replace(
+        context, global_batches=tuple(sorted(set(stated_batches), key=lambda batch: -stated_batches.count(batch)))
+    )
 
 
-def facts_of(row: KeptRow, context: Context) -> Facts:
+def facts_of(row: MarkdownRow, context: Context) -> Facts:
     """One row in numbers."""
     heading, table = context.table.heading, context.table
     nodes = read_nodes_cell(row.cell("nodes"))
     figures = {column: read_figure(row.cell(column)) for column in (*COUNTS, *FIGURES, "ranks", "seq_len")}
-    counts = {column: figures[column].whole for column in COUNTS}
+    counts = {column: figures[column].as_count for column in COUNTS}
     counts["gbs"] = counts["gbs"] or (heading.global_batch if "gbs" not in table.columns else None)
     counts["mbs"] = counts["mbs"] or (heading.micro_batch if "mbs" not in table.columns else None)
     size = row.cell("size") or heading.size
@@ -91,7 +97,7 @@ def facts_of(row: KeptRow, context: Context) -> Facts:
         dp, tp, pp = (counts[name] for name in ("dp", "tp", "pp"))
         product = dp * tp * pp if dp and tp and pp else None
         counted = nodes.nodes * ranks_per_node if nodes.nodes and ranks_per_node else None
-        units = figures["ranks"].whole or counted or product
+        units = figures["ranks"].as_count or counted or product
     else:
         ranks_per_node = nodes.ranks_per_node or context.ranks_per_node or 1
         units = nodes.nodes if nodes.nodes else None
@@ -102,7 +108,7 @@ def facts_of(row: KeptRow, context: Context) -> Facts:
         figures,
         size,
         _shapes(context, size),
-        figures["seq_len"].whole or heading.seq_len,
+        figures["seq_len"].as_count or heading.seq_len,
         heading.recompute if heading.recompute is not None else (None if table.on_gpus else False),
         ranks_per_node,
         units,

@@ -25,9 +25,9 @@ _NUMBER = re.compile(
 _MARKS = re.compile(r"</?(?:sup|b|i|em|strong)>|\\(?=[\^*_~])|[`]|\*\*", re.IGNORECASE)
 
 NUMBER = "number"
-NONE = "none"  # a dash, or nothing
+EMPTY = "none"  # a dash, or nothing
 FAILED = "failed"  # x, OOM and their like
-OTHER = "other"  # a text
+TEXT = "other"  # a text
 
 _BYTES = {
     "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40,
@@ -48,7 +48,7 @@ class Interval:
     low: float
     high: float
 
-    def meets(self, other: "Interval") -> bool:
+    def overlaps(self, other: "Interval") -> bool:
         """Whether some value is in both; a billionth is forgiven, as decimal figures are no binary ones."""
         slack = 1e-9 * max(abs(self.low), abs(self.high), abs(other.low), abs(other.high))
         return self.low <= other.high + slack and other.low <= self.high + slack
@@ -57,7 +57,7 @@ class Interval:
         """Each value times a positive factor."""
         return Interval(self.low * factor, self.high * factor)
 
-    def over(self, other: "Interval") -> "Interval":
+    def divided_by(self, other: "Interval") -> "Interval":
         """Each value over each of another interval of positive values."""
         return Interval(self.low / other.high, self.high / other.low if other.low > 0 else float("inf"))
 
@@ -94,7 +94,7 @@ class Figure:
         return self.kind == NUMBER
 
     @property
-    def whole(self) -> Optional[int]:
+    def as_count(self) -> Optional[int]:
         """A number without unit and without a point, else None."""
         plain = self.kind == NUMBER and not self.unit and self.decimals == 0 and self.value == int(self.value)
         return int(self.value) if plain and self.value > 0 else None
@@ -106,19 +106,19 @@ def read_figure(text: str) -> Figure:
     bare = _MARKS.sub("", text).strip()
     plain = bare.rstrip("^†‡* ")
     if plain.lower() in _NONE:
-        return Figure(NONE, plain, marks=bare[len(plain) :].strip())
-    found = _NUMBER.fullmatch(bare)
-    if found is None:
-        return Figure(FAILED if _FAILED.fullmatch(plain) else OTHER, plain)
-    digits = found["number"].replace(",", "") + (found["exponent"] or "")
+        return Figure(EMPTY, plain, marks=bare[len(plain) :].strip())
+    matched = _NUMBER.fullmatch(bare)
+    if matched is None:
+        return Figure(FAILED if _FAILED.fullmatch(plain) else TEXT, plain)
+    digits = matched["number"].replace(",", "") + (matched["exponent"] or "")
     value = float(digits)
-    decimals = len(found["number"].partition(".")[2])
-    exponent = int(found["exponent"][1:]) if found["exponent"] else 0
+    decimals = len(matched["number"].partition(".")[2])
+    exponent = int(matched["exponent"][1:]) if matched["exponent"] else 0
     half = 0.5 * 10.0 ** (exponent - decimals)
-    if found["about"]:
+    if matched["about"]:
         half = max(half, 0.1 * abs(value))
     interval = Interval(max(0.0, value - half) if value >= 0 else value - half, value + half)
-    return Figure(NUMBER, plain, value, decimals, (found["unit"] or "").strip(), found["marks"], interval)
+    return Figure(NUMBER, plain, value, decimals, (matched["unit"] or "").strip(), matched["marks"], interval)
 
 
 def bytes_of(figure: Figure) -> Optional[Interval]:
@@ -133,10 +133,10 @@ def seconds_of(figure: Figure) -> Optional[Interval]:
     return figure.interval.times(unit) if figure.is_number and unit is not None else None
 
 
-def nearest_whole(interval: Interval, preferred: Tuple[int, ...]) -> Optional[int]:
+def simplest_integer(interval: Interval, preferred: Tuple[int, ...]) -> Optional[int]:
     """A whole number of the interval: the first of ``preferred``, a power of two, or the only one; else None."""
     for value in preferred:
-        if interval.meets(Interval(value, value)):
+        if interval.overlaps(Interval(value, value)):
             return value
     power = 1
     while power <= interval.high:
@@ -144,5 +144,5 @@ def nearest_whole(interval: Interval, preferred: Tuple[int, ...]) -> Optional[in
             return power
         power *= 2
     rounded = round(interval.middle) if interval.high < 2**53 else 0
-    alone = interval.high - interval.low < 1 and rounded > 0 and interval.meets(Interval(rounded, rounded))
-    return rounded if alone else None
+    is_only = interval.high - interval.low < 1 and rounded > 0 and interval.overlaps(Interval(rounded, rounded))
+    return rounded if is_only else None

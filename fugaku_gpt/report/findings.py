@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Finding:
+class RowFinding:
     """One thing that cannot be right.
 
     Attributes:

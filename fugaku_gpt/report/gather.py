@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.follow import Followed, poll_runs
+from fugaku_gpt.jobs.poll import PolledRun, poll_runs
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, Scheduler
 from fugaku_gpt.jobs.schedulers.registry import read_job_id, scheduler_named
 from fugaku_gpt.pjm.stats import IDEAL, MEASURED, JobStatistics, read_stats_file
@@ -17,7 +17,7 @@ from fugaku_gpt.records.accounting import SAMPLING_SECONDS, JobAccount, Knob, wr
 from fugaku_gpt.records.job import OVER, JobHistory, JobStatus, read_history
 from fugaku_gpt.records.run import RunDirectory
 
-Progress = Callable[[Path], None]
+RunCallback = Callable[[Path], None]
 
 
 @dataclass(frozen=True)
@@ -41,28 +41,28 @@ class Gathered:
 def gather(
     directories: Sequence[Path],
     scheduler_of: Callable[[str], Scheduler] = scheduler_named,
-    now: Callable[[], float] = time.time,
-    progress: Optional[Progress] = None,
+    clock: Callable[[], float] = time.time,
+    on_run: Optional[RunCallback] = None,
 ) -> List[Gathered]:
     """Bring the jobs of run directories together with their runs; each directory as far as it goes.
 
-    Schedulers are asked as by ``job status`` (:func:`fugaku_gpt.jobs.follow.poll_runs`): once for all jobs that are not
+    Schedulers are asked as by ``job status`` (:func:`fugaku_gpt.jobs.poll.poll_runs`): once for all jobs that are not
     known to be over.
 
     Raises:
         UsageError: a file of a run is damaged.
     """
     gathered = []
-    for run in poll_runs(directories, scheduler_of, now):
-        if progress is not None:
-            progress(run.directory)
+    for run in poll_runs(directories, scheduler_of, clock):
+        if on_run is not None:
+            on_run(run.directory)
         gathered.append(_gather(run, scheduler_of))
     return gathered
 
 
-def _gather(run: Followed, scheduler_of: Callable[[str], Scheduler]) -> Gathered:
+def _gather(run: PolledRun, scheduler_of: Callable[[str], Scheduler]) -> Gathered:
     history = read_history(run.directory)
-    notes = [f"{what}: {why}" for what, why in run.unanswered.items()]
+    notes = [f"{subject}: {why}" for subject, why in run.unanswered.items()]
     accounts = _accounts(run.directory, history, scheduler_of, notes)
     if accounts:
         write_accounting(run.directory, accounts)
@@ -78,15 +78,15 @@ def _accounts(
     directory: Path, history: JobHistory, scheduler_of: Callable[[str], Scheduler], notes: List[str]
 ) -> Tuple[JobAccount, ...]:
     """Of PJM the statistics files of the directory, of others what they answer."""
-    found: Dict[str, JobAccount] = {}
+    accounts: Dict[str, JobAccount] = {}
     for path in sorted(directory.glob("*.stats")):
         for statistics in read_stats_file(path):
-            account = _of_statistics(statistics, path)
+            account = _account_from_statistics(statistics, path)
             if _is_of_run(account.job_id, history):
-                found[account.job_id] = account
-    readable = [job for job in (read_job_id("pjm", job_id) for job_id in found) if job is not None]
+                accounts[account.job_id] = account
+    readable = [job for job in (read_job_id("pjm", job_id) for job_id in accounts) if job is not None]
     for job_id in {job.submitted for job in readable if job.index is not None}:
-        found.pop(job_id, None)  # a bulk job's own file sums up its sub-jobs
+        accounts.pop(job_id, None)  # a bulk job's own file sums up its sub-jobs
     measured = {job.submitted for job in readable}
     for job in history.jobs:
         status = history.statuses.get(job.job_id)
@@ -101,10 +101,10 @@ def _accounts(
             notes.append(f"job {job.job_id}: {str(error).splitlines()[0]}")
             continue
         if accounting is not None:
-            found[job.job_id] = _of_accounting(job.scheduler, status, accounting)
+            accounts[job.job_id] = _account_from_accounting(job.scheduler, status, accounting)
         else:
             notes.append(f"job {job.job_id}: {job.scheduler} keeps no accounts")
-    return tuple(found.values())
+    return tuple(accounts.values())
 
 
 def _is_of_run(job_id: str, history: JobHistory) -> bool:
@@ -116,7 +116,7 @@ def _is_of_run(job_id: str, history: JobHistory) -> bool:
     return measured is not None and any(job.job_id == measured.submitted for job in history.jobs)
 
 
-def _of_statistics(job: JobStatistics, path: Path) -> JobAccount:
+def _account_from_statistics(job: JobStatistics, path: Path) -> JobAccount:
     nodes = job.nodes_used or job.nodes_allocated
     too_short = job.elapsed_seconds is not None and job.elapsed_seconds < SAMPLING_SECONDS
     energy, power = ({}, {}) if too_short else (job.energy_joules, job.power_watts)
@@ -141,7 +141,7 @@ def _of_statistics(job: JobStatistics, path: Path) -> JobAccount:
     )
 
 
-def _of_accounting(scheduler: str, status: JobStatus, accounting: Accounting) -> JobAccount:
+def _account_from_accounting(scheduler: str, status: JobStatus, accounting: Accounting) -> JobAccount:
     elapsed = accounting.elapsed_seconds
     too_short = elapsed is not None and elapsed < SAMPLING_SECONDS
     return JobAccount(
@@ -160,7 +160,7 @@ def _of_accounting(scheduler: str, status: JobStatus, accounting: Accounting) ->
     )
 
 
-def _result_notes(run: Followed, history: JobHistory) -> List[str]:
+def _result_notes(run: PolledRun, history: JobHistory) -> List[str]:
     """The result that the poll has written, else why the run has none or how it failed; and what to do."""
     if not history.jobs and not history.open:
         return []

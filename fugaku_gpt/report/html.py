@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 from fugaku_gpt.records.run import OK
-from fugaku_gpt.report.notes_table import cells, columns, grouped
-from fugaku_gpt.report.rows import UNSAID, Row, raw_values
+from fugaku_gpt.report.notes_table import column_titles, row_cells, rows_by_heading
+from fugaku_gpt.report.rows import NO_STATUS, ResultRow, raw_values
 
 TEMPLATE = Path(__file__).parent / "table.html.j2"
 
 
-def html_tables(rows: Sequence[Row], si: bool = False, energy: bool = False) -> str:
+def html_tables(rows: Sequence[ResultRow], si: bool = False, energy: bool = False) -> str:
     """The notes' tables, and below each row what its figures come from.
 
     Args:
@@ -23,14 +23,14 @@ def html_tables(rows: Sequence[Row], si: bool = False, energy: bool = False) -> 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     tables: List[Dict[str, Any]] = []
-    for heading, members in grouped(rows):
+    for heading, members in rows_by_heading(rows):
         shown = [
             {
-                "cells": cells(row, si, energy),
-                "ok": row.status in (OK, UNSAID),
+                "cells": row_cells(row, si, energy),
+                "ok": row.status in (OK, NO_STATUS),
                 "origin": [(name, value) for name, value in raw_values(row).items() if value not in (None, "", False)],
             }
             for row in members
         ]
         tables.append({"heading": heading.lstrip("# "), "rows": shown})
-    return template.render(tables=tables, columns=columns(energy), si=si) + "\n"
+    return template.render(tables=tables, columns=column_titles(energy), si=si) + "\n"

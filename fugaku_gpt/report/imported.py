@@ -24,9 +24,9 @@ from fugaku_gpt.records.files import write_json_atomically, write_text_atomicall
 from fugaku_gpt.records.run import FAILED, OK, OUT_OF_MEMORY, RunDirectory
 from fugaku_gpt.records.summary import WARMUP_SAMPLES
 from fugaku_gpt.records.sweep import digest_of
-from fugaku_gpt.report.known import name_of
+from fugaku_gpt.report.catalogue import size_label
 from fugaku_gpt.report.notes_table import NO_VALUE
-from fugaku_gpt.report.rows import UNFINISHED, Row
+from fugaku_gpt.report.rows import UNFINISHED, ResultRow
 from fugaku_gpt.report.trainer_logs import Log, read_log_files
 from fugaku_gpt.versioned_json import read_versioned_json
 
@@ -105,8 +105,8 @@ def parse_settings(settings: Sequence[str]) -> LoggedRun:
     for text in settings:
         key, equals, value = text.partition("=")
         if not equals or key not in kinds:
-            near = difflib.get_close_matches(key, kinds, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"valid: {', '.join(kinds)}"
+            close_matches = difflib.get_close_matches(key, kinds, n=1)
+            hint = f"did you mean {close_matches[0]}?" if close_matches else f"valid: {', '.join(kinds)}"
             raise UsageError(f"--set {text}: {'not KEY=VALUE' if not equals else 'unknown key'}; {hint}")
         try:
             if "int" in kinds[key]:
@@ -120,7 +120,7 @@ def parse_settings(settings: Sequence[str]) -> LoggedRun:
     return LoggedRun(**values)
 
 
-def import_logs(logs: Sequence[Path], out: Path, given: LoggedRun, over: bool = False) -> Row:
+def import_logs(logs: Sequence[Path], out: Path, given: LoggedRun, over: bool = False) -> ResultRow:
     """Read logs, leave ``imported.json`` and ``metrics.jsonl`` in ``out``, and return the row.
 
     Args:
@@ -189,7 +189,7 @@ def _checked(values: Dict[str, Any]) -> Dict[str, Any]:
     return values
 
 
-def imported_row(path: Path) -> Row:
+def imported_row(path: Path) -> ResultRow:
     """The row of an imported log.
 
     Raises:
@@ -198,7 +198,7 @@ def imported_row(path: Path) -> Row:
     values = read_imported(path)
     lines = RunDirectory(path).metrics("iteration")
     validations = [line["loss"] for line in RunDirectory(path).metrics("validation") if line.get("loss") is not None]
-    run = _known(values["arguments"], LoggedRun(**values["given"]), lines)
+    run = _complete_settings(values["arguments"], LoggedRun(**values["given"]), lines)
     remarks: List[str] = [f"from a log of {values['trainer']}"]
     times = [line["seconds"] for line in lines if line.get("seconds")]
     timed = times[WARMUP_SAMPLES:] or times
@@ -210,18 +210,20 @@ def imported_row(path: Path) -> Row:
         if run.recompute is not None:
             flops = notes_flops(model, run.global_batch, padded, run.recompute)
             notes = tflops_per_node(flops, seconds, run.nodes)
-    remarks += _claim(run, lines, notes, values["trainer"])
-    others = [name for name in _OTHER_MODELS if values["arguments"].get(name, "False") not in ("False", "None", "0")]
-    if others:
-        remarks.append(f"TFLOPs as of a plain GPT, but {' '.join(others)}")
+    remarks += _claim_remarks(run, lines, notes, values["trainer"])
+    model_differences = [
+        name for name in _OTHER_MODELS if values["arguments"].get(name, "False") not in ("False", "None", "0")
+    ]
+    if model_differences:
+        remarks.append(f"TFLOPs as of a plain GPT, but {' '.join(model_differences)}")
     if values.get("torn_lines"):
         remarks.append(f"{values['torn_lines']} torn lines left out")
     done = lines[-1]["iteration"] if lines else 0
-    status, reason = _ending(run, done, values)
+    status, reason = _status_of(run, done, values)
     losses = [line["loss"] for line in lines if line.get("loss") is not None]
     tokens = run.global_batch * run.seq_len / seconds if run.global_batch and run.seq_len and seconds else None
-    return Row(
-        size=run.name or (name_of(model) or size_name(model) if model is not None and run.vocab_size else NO_VALUE),
+    return ResultRow(
+        size=run.name or (size_label(model) or size_name(model) if model is not None and run.vocab_size else NO_VALUE),
         seq_len=run.seq_len,
         nodes=run.nodes,
         dp=run.dp,
@@ -257,20 +259,20 @@ def imported_row(path: Path) -> Row:
     )
 
 
-def _known(arguments: Mapping[str, str], given: LoggedRun, lines: Sequence[Mapping[str, Any]]) -> LoggedRun:
+def _complete_settings(arguments: Mapping[str, str], given: LoggedRun, lines: Sequence[Mapping[str, Any]]) -> LoggedRun:
     """What the user says, then the arguments, then what follows from both."""
-    said: Dict[str, Any] = {}
+    settings: Dict[str, Any] = {}
     for name, key in _ARGUMENTS.items():
         text = arguments.get(name, "")
         if text.isdigit() and 0 < int(text) < 2**53:
-            said[key] = int(text)
-    said["recompute"] = _recompute(arguments)
-    said["dtype"] = _dtype(arguments)
+            settings[key] = int(text)
+    settings["recompute"] = _recompute(arguments)
+    settings["dtype"] = _dtype(arguments)
     batches = [line["global_batch"] for line in lines if line.get("global_batch")]
     if batches:
-        said["global_batch"] = batches[-1]  # a schedule of growing batches has other ones at the beginning
-    said.update({key: value for key, value in asdict(given).items() if value is not None})
-    run = LoggedRun(**said)
+        settings["global_batch"] = batches[-1]  # a schedule of growing batches has other ones at the beginning
+    settings.update({key: value for key, value in asdict(given).items() if value is not None})
+    run = LoggedRun(**settings)
     if run.ranks is None and run.dp and run.tp and run.pp:
         run = replace(run, ranks=run.dp * run.tp * run.pp)
     if run.dp is None and run.ranks and run.tp and run.pp and run.ranks % (run.tp * run.pp) == 0:
@@ -316,7 +318,9 @@ def _model(run: LoggedRun) -> Optional[ModelConfig]:
     )
 
 
-def _claim(run: LoggedRun, lines: Sequence[Mapping[str, Any]], notes: Optional[float], trainer: str) -> Tuple[str, ...]:
+def _claim_remarks(
+    run: LoggedRun, lines: Sequence[Mapping[str, Any]], notes: Optional[float], trainer: str
+) -> Tuple[str, ...]:
     """A remark where the log claims another speed than the formula gives; a claim is of one rank."""
     claims = [line["tflops_logged"] for line in lines if line.get("tflops_logged")]
     claims = claims[WARMUP_SAMPLES:] or claims
@@ -331,7 +335,7 @@ def _claim(run: LoggedRun, lines: Sequence[Mapping[str, Any]], notes: Optional[f
     return (f"the log claims {claim:g} TFLOPs per rank: {share:.2f} times the formula",)
 
 
-def _ending(run: LoggedRun, done: int, values: Mapping[str, Any]) -> Tuple[str, str]:
+def _status_of(run: LoggedRun, done: int, values: Mapping[str, Any]) -> Tuple[str, str]:
     planned, error = values.get("iterations_planned"), str(values.get("error") or "")
     if run.status is not None:
         return run.status, ""

@@ -16,7 +16,7 @@ from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.records.job import read_history
 from fugaku_gpt.records.run import CUT, RESUMED, Result, RunDirectory, without_superseded
 from fugaku_gpt.records.summary import summarise
-from fugaku_gpt.report.collect import job_place, run_job_id, sub_runs
+from fugaku_gpt.report.collect import locate_job, run_job_id, sub_runs
 from fugaku_gpt.report.imported import LoggedRun, import_logs, is_imported, read_imported
 from fugaku_gpt.report.trainer_logs import OURS, Log, read_log_files
 
@@ -44,16 +44,16 @@ class Reparsed:
 
 def logs_of(directory: Path) -> List[Path]:
     """The logs of a run directory: what its jobs have printed, then what else looks like a log, oldest first."""
-    found: Dict[Path, None] = {}
-    place, sub = job_place(directory)
-    for job in read_history(place).jobs:
+    logs: Dict[Path, None] = {}
+    job_directory, sub = locate_job(directory)
+    for job in read_history(job_directory).jobs:
         if sub is not None and not job.bulk:  # it printed nothing for this sub-job
             continue
-        files = scheduler_named(job.scheduler).output_files(place, run_job_id(job, sub))
-        found.update((path, None) for path in files)
+        files = scheduler_named(job.scheduler).output_files(job_directory, run_job_id(job, sub))
+        logs.update((path, None) for path in files)
     for pattern in _LOGS:
-        found.update((path, None) for path in sorted(directory.glob(pattern), key=_by_numbers))
-    return [path for path in found if path.is_file()]
+        logs.update((path, None) for path in sorted(directory.glob(pattern), key=_by_numbers))
+    return [path for path in logs if path.is_file()]
 
 
 def reparse(directory: Path, given: Optional[LoggedRun] = None) -> Reparsed:
@@ -67,10 +67,10 @@ def reparse(directory: Path, given: Optional[LoggedRun] = None) -> Reparsed:
     """
     runs = sub_runs(directory)
     if runs:
-        parts = [reparse(run, given) for run in runs if logs_of(run)]
-        notes = tuple(f"{part.directory.name}: {note}" for part in parts for note in part.notes)
-        lines, added = (sum(getattr(part, name) for part in parts) for name in ("lines", "added"))
-        return Reparsed(directory, parts[0].trainer if parts else "", lines, added, notes)
+        sub_runs_read = [reparse(run, given) for run in runs if logs_of(run)]
+        notes = tuple(f"{sub_run.directory.name}: {note}" for sub_run in sub_runs_read for note in sub_run.notes)
+        lines, added = (sum(getattr(sub_run, name) for sub_run in sub_runs_read) for name in ("lines", "added"))
+        return Reparsed(directory, sub_runs_read[0].trainer if sub_runs_read else "", lines, added, notes)
     logs = logs_of(directory)
     if not logs and is_imported(directory):
         logs = [Path(name) for name in read_imported(directory)["logs"]]
@@ -90,15 +90,15 @@ def reparse(directory: Path, given: Optional[LoggedRun] = None) -> Reparsed:
 
 def _settings(directory: Path, given: Optional[LoggedRun]) -> LoggedRun:
     """What the user says now, over what was said at the last import, over the nodes of the run's own configuration."""
-    known: Dict[str, Any] = {}
+    settings: Dict[str, Any] = {}
     if (directory / "config.yaml").exists():
         config = load_run_config(directory / "config.yaml")
-        known.update(nodes=config.job.nodes)  # the job's; the rest is the other trainer's own affair
+        settings.update(nodes=config.job.nodes)  # the job's; the rest is the other trainer's own affair
     if is_imported(directory):
-        known.update(read_imported(directory)["given"])
+        settings.update(read_imported(directory)["given"])
     if given is not None:
-        known.update((key, value) for key, value in vars(given).items() if value is not None)
-    return LoggedRun(**known)
+        settings.update((key, value) for key, value in vars(given).items() if value is not None)
+    return LoggedRun(**settings)
 
 
 def _count(directory: Path) -> int:
@@ -112,17 +112,17 @@ def _restore(directory: Path, log: Log) -> Tuple[int, Tuple[str, ...]]:
     record = RunDirectory(directory)
     lines, damaged = _lines(record.metrics_file)
     lines = without_superseded(lines)
-    known = {(line.get("kind"), line.get("iteration")) for line in lines}
+    recorded = {(line.get("kind"), line.get("iteration")) for line in lines}
     # of a run that was resumed the log tells later iterations too, which are to be done again
-    goes_on = any(line.get("kind") == RESUMED for line in lines)
-    limit = max((line.get("iteration") or 0 for line in lines), default=0) if goes_on else math.inf
+    is_resumed = any(line.get("kind") == RESUMED for line in lines)
+    limit = max((line.get("iteration") or 0 for line in lines), default=0) if is_resumed else math.inf
     missing = [
         {"kind": "iteration", **line}
         for line in log.iterations
-        if ("iteration", line["iteration"]) not in known and line.get("seconds") is not None
+        if ("iteration", line["iteration"]) not in recorded and line.get("seconds") is not None
     ]
     missing += [
-        {"kind": "validation", **line} for line in log.validations if ("validation", line["iteration"]) not in known
+        {"kind": "validation", **line} for line in log.validations if ("validation", line["iteration"]) not in recorded
     ]
     missing = [line for line in missing if line["iteration"] <= limit]
     notes: List[str] = []
@@ -132,17 +132,17 @@ def _restore(directory: Path, log: Log) -> Tuple[int, Tuple[str, ...]]:
                 directory / DAMAGED, record.metrics_file.read_text(encoding="utf-8", errors="replace")
             )
             notes.append(f"{damaged} damaged lines of metrics.jsonl left out; it is kept as {DAMAGED}")
-        whole = sorted([*lines, *missing], key=lambda line: line.get("iteration") or 0)
-        text = "".join(json.dumps(_complete(line), allow_nan=False) + "\n" for line in whole)
+        merged = sorted([*lines, *missing], key=lambda line: line.get("iteration") or 0)
+        text = "".join(json.dumps(_complete(line), allow_nan=False) + "\n" for line in merged)
         write_text_atomically(record.metrics_file, text)
     result = record.result()
     config = load_run_config(record.config_file)
     iterations = record.metrics("iteration")
     if result is not None and iterations:
         summary = summarise(config, iterations, record.metrics("validation"))
-        again = Result(**{**vars(result), "summary": summary, "iterations": iterations[-1]["iteration"]})
-        if again != result:
-            record.write_result(again)
+        updated = Result(**{**vars(result), "summary": summary, "iterations": iterations[-1]["iteration"]})
+        if updated != result:
+            record.write_result(updated)
             notes.append("summary of result.json made anew")
     return sum(line["kind"] == "iteration" for line in missing), tuple(notes)
 

@@ -13,11 +13,11 @@ from fugaku_gpt.records.run import OK
 from fugaku_gpt.report.trainer_logs import OURS
 
 UNFINISHED = "unfinished"  # no result was recorded: still running, or killed together with its starter
-UNSAID = ""  # a kept table that does not say how a run ended
+NO_STATUS = ""  # a kept table that does not say how a run ended
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """A configuration with its figures; built from run directories, or by hand from a kept table.
 
     Attributes:
@@ -28,7 +28,7 @@ class Row:
         not_applied: toggles that were asked for and were not applied, as tables write them.
         node_used_bytes: used memory of one node, all ranks and the system.
         tflops_notes, tflops_exact: TFLOP/s of one node by the two formulas.
-        status: one of ``records.run.STATUSES``, ``UNFINISHED``, a job's state, or ``UNSAID``.
+        status: one of ``records.run.STATUSES``, ``UNFINISHED``, a job's state, or ``NO_STATUS``.
         date: MM-DD in UTC.
         remarks: further notes, such as ``n=3``.
         runs: directories that the figures come from.
@@ -36,7 +36,7 @@ class Row:
         energy_joules: of the run's jobs, all nodes, start-up included; measured, or else the scheduler's ideal value.
         watts_per_node: average over the run's jobs.
         joules_per_iteration, joules_per_token: average power times time per iteration.
-        energy_words: measured or ideal, or why there is none.
+        energy_basis: measured or ideal, or why there is none.
     """
 
     size: str
@@ -85,15 +85,15 @@ class Row:
     watts_per_node: Optional[float] = None
     joules_per_iteration: Optional[float] = None
     joules_per_token: Optional[float] = None
-    energy_words: str = ""
+    energy_basis: str = ""
 
 
 # the knobs that tables show, in their order: those that have a field of a row, and those in its field `knobs`
-COLUMN_KNOBS = tuple(knob for spec in fields(Row) for knob in NODE_KNOBS if knob.name == spec.name)
+COLUMN_KNOBS = tuple(knob for spec in fields(ResultRow) for knob in NODE_KNOBS if knob.name == spec.name)
 MORE_KNOBS = tuple(knob for knob in NODE_KNOBS if knob.is_in_tables and knob not in COLUMN_KNOBS)
 
 
-def merge_repeats(rows: Sequence[Row]) -> Row:
+def merge_repeats(rows: Sequence[ResultRow]) -> ResultRow:
     """One row for runs of one configuration: medians over those that ended well, the largest memory.
 
     Remarks say how many runs the medians are of, and how many did not end well. If none did, the row is the last one's.
@@ -111,15 +111,15 @@ def merge_repeats(rows: Sequence[Row]) -> Row:
     values: Dict[str, Any] = dict(vars(base))
     for name in (*FIGURES, *_ENERGIES):
         values[name] = _median(getattr(row, name) for row in good or [base])
-    _follow_seconds(values, base)
+    _scale_speeds(values, base)
     for name in ("node_used_bytes", "rss_max_bytes"):
         present = [v for v in (getattr(row, name) for row in good or [base]) if v is not None]
         values[name] = max(present, default=None)
     values.update(remarks=tuple(remarks), attempts=attempts, runs=tuple(run for row in rows for run in row.runs))
-    return Row(**values)
+    return ResultRow(**values)
 
 
-def _follow_seconds(values: Dict[str, Any], base: Row) -> None:
+def _scale_speeds(values: Dict[str, Any], base: ResultRow) -> None:
     """Speeds from the median time: medians of their own would not follow from it where the number of runs is even."""
     if base.seconds_per_iteration and values["seconds_per_iteration"]:
         slower = values["seconds_per_iteration"] / base.seconds_per_iteration
@@ -141,7 +141,7 @@ FIGURES = (
 _ENERGIES = ("energy_joules", "watts_per_node", "joules_per_iteration", "joules_per_token")
 
 
-def raw_values(row: Row) -> Dict[str, Any]:
+def raw_values(row: ResultRow) -> Dict[str, Any]:
     """A row for CSV and JSON: raw values, units in the names, and where they come from."""
     return {
         "model": row.size,
@@ -182,7 +182,7 @@ def raw_values(row: Row) -> Dict[str, Any]:
         "watts_per_node": row.watts_per_node,
         "joules_per_iteration": row.joules_per_iteration,
         "joules_per_token": row.joules_per_token,
-        "energy": row.energy_words,
+        "energy": row.energy_basis,
         "formula_energy": ENERGY_FORMULA,
         "trainer": row.trainer or OURS,
         "git_commit": row.git_commit,

@@ -135,13 +135,13 @@ def read_log(text: str) -> Log:
 
 
 @dataclass
-class _Open:
+class _OpenLine:
     """An iteration line that may go on in a later line of its rank."""
 
     iteration: int
     values: Dict[str, Any]
     tail: str  # after the last bar
-    left: int = _PATIENCE
+    lines_to_wait: int = _PATIENCE
 
 
 class LogReader:
@@ -156,12 +156,12 @@ class LogReader:
         self._total: Optional[int] = None
         self._torn = 0
         self._error = ""
-        self._open: Dict[str, _Open] = {}  # rank prefix → its last iteration line
+        self._open: Dict[str, _OpenLine] = {}  # rank prefix → its last iteration line
 
     def add(self, line: str) -> None:
         """One more line, with or without its newline."""
         for piece in _EMBEDDED_RANK.split(_ANSI.sub("", line[:_LONGEST_LINE]).rstrip("\r\n")):
-            self._piece(piece)
+            self._read_line(piece)
 
     def end_of_file(self) -> None:
         """No line of the next file goes on with one of this."""
@@ -182,54 +182,56 @@ class LogReader:
             self._error,
         )
 
-    def _piece(self, text: str) -> None:
+    def _read_line(self, text: str) -> None:
         """A line, or the part of a glued line that one rank has printed."""
         marked = _RANK.search(text[:200])
         rank = marked[0].strip().rstrip(":").lower() if marked else ""
         headers = list(_HEADER.finditer(text))
-        self._wait(rank, text[: headers[0].start()] if headers else text)
+        self._continue_torn_line(rank, text[: headers[0].start()] if headers else text)
         for header, following in zip(headers, [*headers[1:], None]):
             self._close(rank)
             end = following.start() if following is not None else len(text)
             *fields, tail = text[header.end() : end].split("|")
-            opened = _Open(int(header[1]), {"iteration": int(header[1])}, tail)
-            self._take(opened.values, fields)
+            opened = _OpenLine(int(header[1]), {"iteration": int(header[1])}, tail)
+            self._read_fields(opened.values, fields)
             if following is not None or opened.tail.strip():
-                self._take(opened.values, [opened.tail])  # a last field without its bar; a torn one is read again
+                self._read_fields(
+                    opened.values, [opened.tail]
+                )  # a last field without its bar; a torn one is read again
             self._total = int(header[2])
             self._open[rank] = opened
-        self._validation(text)
+        self._read_validation(text)
         if headers:
             self._error = ""
             return
-        self._argument(text)
+        self._read_argument(text)
         bare = text[_PREFIX.match(text).end() :].strip()  # type: ignore[union-attr]  # matches the empty text
         if _ERROR.match(bare):
             self._error = bare[:_LONGEST_ERROR]
 
-    def _wait(self, rank: str, text: str) -> None:
+    def _continue_torn_line(self, rank: str, text: str) -> None:
         """The rest of a torn line, if this is it."""
         opened = self._open.get(rank)
         for other in list(self._open):
-            self._open[other].left -= 1
-            if self._open[other].left < 0:
+            self._open[other].lines_to_wait -= 1
+            if self._open[other].lines_to_wait < 0:
                 self._close(other)
-        if opened is None or opened.left < 0 or "|" not in text:
+        if opened is None or opened.lines_to_wait < 0 or "|" not in text:
             return
         rest = text[_PREFIX.match(text).end() :]  # type: ignore[union-attr]  # matches the empty text
         joined = [(opened.tail + gap + rest).split("|") for gap in ("", " ")]  # torn amid a word, or between words
-        fields = max(joined, key=lambda words: len(self._known(words[:-1])))
-        if self._known(fields[:1]) or (not opened.tail.strip() and self._known(rest.split("|")[:1])):
-            self._take(opened.values, fields[:-1])
+        fields = max(joined, key=lambda pieces: len(self._recognised(pieces[:-1])))
+        if self._recognised(fields[:1]) or (not opened.tail.strip() and self._recognised(rest.split("|")[:1])):
+            self._read_fields(opened.values, fields[:-1])
             opened.tail = fields[-1]
 
-    def _known(self, fields: List[str]) -> Dict[str, Any]:
+    def _recognised(self, fields: List[str]) -> Dict[str, Any]:
         values: Dict[str, Any] = {}
-        self._take(values, fields)
+        self._read_fields(values, fields)
         values.pop("", None)
         return values
 
-    def _take(self, values: Dict[str, Any], fields: Iterable[str]) -> None:
+    def _read_fields(self, values: Dict[str, Any], fields: Iterable[str]) -> None:
         for text in fields:
             name, colon, value = text.partition(":")
             name = " ".join(name.lower().split())
@@ -262,14 +264,14 @@ class LogReader:
         self._ours += "tflops_exact" in values
         self._iterations[opened.iteration] = values
 
-    def _validation(self, text: str) -> None:
-        for found in _OUR_VALIDATION.finditer(text):
-            number = int(found[1])
-            self._validations[number] = {"iteration": number, "loss": _finite(found[2]), "tokens": int(found[3])}
-        for found in _MEGATRON_VALIDATION.finditer(text):
-            self._validations[int(found[1])] = {"iteration": int(found[1]), "loss": _finite(found[2])}
+    def _read_validation(self, text: str) -> None:
+        for matched in _OUR_VALIDATION.finditer(text):
+            number = int(matched[1])
+            self._validations[number] = {"iteration": number, "loss": _finite(matched[2]), "tokens": int(matched[3])}
+        for matched in _MEGATRON_VALIDATION.finditer(text):
+            self._validations[int(matched[1])] = {"iteration": int(matched[1]), "loss": _finite(matched[2])}
 
-    def _argument(self, text: str) -> None:
+    def _read_argument(self, text: str) -> None:
         bare = text[_PREFIX.match(text).end() :].strip()  # type: ignore[union-attr]  # matches the empty text
         if _BLOCK_BEGINS.match(bare):
             self._in_block = True
@@ -277,9 +279,9 @@ class LogReader:
         if _BLOCK_ENDS.match(bare):
             self._in_block = False
             return
-        found = _ARGUMENT.fullmatch(bare) if self._in_block else None
-        if found and (found[1] in self._arguments or len(self._arguments) < _MOST_ARGUMENTS):
-            self._arguments[found[1]] = found[2].strip()
+        matched = _ARGUMENT.fullmatch(bare) if self._in_block else None
+        if matched and (matched[1] in self._arguments or len(self._arguments) < _MOST_ARGUMENTS):
+            self._arguments[matched[1]] = matched[2].strip()
         world = _WORLD.search(text)
         if world:
             names = (

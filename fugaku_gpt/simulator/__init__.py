@@ -1,1 +1,1 @@
-"""A PJM of one machine, for trying job scripts and for tests: pjsub and its kin that really run them here."""
+"""A simulator of PJM for job scripts and tests: its pjsub, pjstat, ... run the scripts on this machine."""

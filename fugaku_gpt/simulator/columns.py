@@ -1,4 +1,4 @@
-"""The items of ``pjstat``: their columns in the tables, and their values."""
+"""Items of ``pjstat``: their columns in tables and their values."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ import time
 from dataclasses import dataclass
 from typing import Callable, Dict, List, Optional, Tuple
 
-from fugaku_gpt.simulator.job import ALLOCATING, OVER, RUNNING, Job
+from fugaku_gpt.simulator.job import ALLOCATING, FINAL_STATES, RUNNING, Job
 from fugaku_gpt.simulator.stats import date_text, elapse_text, node_text, seconds_text
 
-NAME_SHOWN = 10
-USER_SHOWN = 8
-REASON_SHOWN = 16
+NAME_WIDTH = 10
+USER_WIDTH = 8
+REASON_WIDTH = 16
 
 
 @dataclass(frozen=True)
 class Column:
-    """One item.
+    """One item; its values are functions of a job and the current time in seconds since the epoch.
 
     Attributes:
-        item: its name for ``--choose``, ``--filter`` and ``--sort``.
-        title: in tables and in ``--data``.
-        width: in tables.
-        value: for tables and ``--data``.
-        full: title and value with ``-s``, where times carry seconds in parentheses.
-        cut: characters that tables show.
-        extra: only with ``-s``.
+        item: name for ``--choose``, ``--filter`` and ``--sort``.
+        title: title in tables and in ``--data``.
+        width: width in tables, in characters.
+        value: value in tables and in ``--data``.
+        full_title: title in ``--data`` with ``-s``.
+        full: value in ``--data`` with ``-s``, where times carry seconds in parentheses.
+        max_characters: characters of the value that tables show; 0: all.
+        is_statistics_only: True if the item is shown with ``-s`` only.
     """
 
     item: str
@@ -34,46 +35,47 @@ class Column:
     value: Callable[[Job, float], str]
     full_title: str = ""
     full: Optional[Callable[[Job, float], str]] = None
-    cut: int = 0
-    extra: bool = False
+    max_characters: int = 0
+    is_statistics_only: bool = False
 
 
-def clock(seconds: Optional[float]) -> str:
-    """``0001:00:00``."""
+def format_duration(seconds: Optional[float]) -> str:
+    """A number of seconds as ``0001:00:00``; None as ``unlimited``."""
     if seconds is None:
         return "unlimited"
-    whole = int(seconds)
-    return f"{whole // 3600:04d}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+    total_seconds = int(seconds)
+    return f"{total_seconds // 3600:04d}:{total_seconds // 60 % 60:02d}:{total_seconds % 60:02d}"
 
 
-def start_date(job: Job, now: float) -> str:
-    """``MM/DD hh:mm:ss``; planned: ``(MM/DD hh:mm)``, with an ``@`` where the user has set it; else ``-``."""
+def start_date(job: Job, timestamp: float) -> str:
+    """The start as ``MM/DD hh:mm:ss``; a planned one as ``(MM/DD hh:mm)``, with ``@`` if the user set it; or ``-``."""
     started = job.dates.get(RUNNING)
     if started is not None and (job.started or job.parent):
         return time.strftime("%m/%d %H:%M:%S", time.localtime(started))
-    if job.state in OVER:
+    if job.state in FINAL_STATES:
         return "-"
     if job.request.at is not None:
         return time.strftime("(%m/%d %H:%M)@", time.localtime(job.request.at))
-    if job.active:
-        return time.strftime("(%m/%d %H:%M)", time.localtime(job.dates.get(ALLOCATING, now)))
+    if job.is_active:
+        return time.strftime("(%m/%d %H:%M)", time.localtime(job.dates.get(ALLOCATING, timestamp)))
     return "-"
 
 
-def limit(job: Job, now: float) -> str:
+def elapse_limit(job: Job, timestamp: float) -> str:
+    """The elapse limit, or the range of limits."""
     request = job.request
-    high = clock(request.elapse_max)
-    return f"{clock(request.elapse_min)}-{high}" if request.ranged else high
+    maximum = format_duration(request.elapse_max)
+    return f"{format_duration(request.elapse_min)}-{maximum}" if request.ranged else maximum
 
 
-def elapsed(job: Job, now: float) -> float:
-    """Seconds; of a parent since its first sub-job ran."""
+def elapsed_seconds(job: Job, timestamp: float) -> float:
+    """Seconds that a job has run; for a parent, seconds since its first sub-job started."""
     if job.parent and RUNNING in job.dates:
-        return job.dates.get("exit", now) - job.dates[RUNNING]
-    return job.elapsed(now)
+        return job.dates.get("exit", timestamp) - job.dates[RUNNING]
+    return job.elapsed_seconds(timestamp)
 
 
-def _rank(job: Job) -> str:
+def _rank_map(job: Job) -> str:
     return "bynode" if "rank-map-bynode" in job.request.mpi else "bychip"
 
 
@@ -82,76 +84,92 @@ def _short_date(seconds: Optional[float]) -> str:
 
 
 COLUMNS: Tuple[Column, ...] = (
-    Column("jid", "JOB_ID", 10, lambda job, now: job.id, "JOB ID"),
-    Column("jnam", "JOB_NAME", 10, lambda job, now: job.request.name, "JOB NAME", cut=NAME_SHOWN),
-    Column("jmdl", "MD", 2, lambda job, now: job.request.model, "JOB MODEL"),
-    Column("st", "ST", 3, lambda job, now: job.state, "STATE"),
-    Column("usr", "USER", 8, lambda job, now: job.user, "USER", cut=USER_SHOWN),
-    Column("grp", "GROUP", 8, lambda job, now: job.group, "GROUP", cut=USER_SHOWN),
+    Column("jid", "JOB_ID", 10, lambda job, timestamp: job.id, "JOB ID"),
+    Column("jnam", "JOB_NAME", 10, lambda job, timestamp: job.request.name, "JOB NAME", max_characters=NAME_WIDTH),
+    Column("jmdl", "MD", 2, lambda job, timestamp: job.request.model, "JOB MODEL"),
+    Column("st", "ST", 3, lambda job, timestamp: job.state, "STATE"),
+    Column("usr", "USER", 8, lambda job, timestamp: job.user, "USER", max_characters=USER_WIDTH),
+    Column("grp", "GROUP", 8, lambda job, timestamp: job.group, "GROUP", max_characters=USER_WIDTH),
     Column(
         "sdt",
         "START_DATE",
         15,
         start_date,
         "JOB START DATE",
-        lambda job, now: date_text(job.dates.get(RUNNING) if job.started or job.parent else None),
+        lambda job, timestamp: date_text(job.dates.get(RUNNING) if job.started or job.parent else None),
     ),
     Column(
         "elp",
         "ELAPSE_TIM",
         10,
-        lambda job, now: clock(elapsed(job, now)),
+        lambda job, timestamp: format_duration(elapsed_seconds(job, timestamp)),
         "ELAPSE TIME (USE)",
-        lambda job, now: seconds_text(elapsed(job, now)),
+        lambda job, timestamp: seconds_text(elapsed_seconds(job, timestamp)),
     ),
-    Column("elpl", "ELAPSE_LIM", 21, limit, "ELAPSE TIME (LIMIT)", lambda job, now: elapse_text(job)),
+    Column("elpl", "ELAPSE_LIM", 21, elapse_limit, "ELAPSE TIME (LIMIT)", lambda job, timestamp: elapse_text(job)),
     Column(
         "nnumr",
         "NODE_REQUIRE",
         15,
-        lambda job, now: job.request.shape(),
+        lambda job, timestamp: job.request.shape(),
         "NODE NUM (REQUIRE)",
-        lambda job, now: node_text(job),
+        lambda job, timestamp: node_text(job),
     ),
-    Column("vnnum", "VNODE", 6, lambda job, now: "-", "VNODE NUM (REQUIRE)"),
-    Column("core", "CORE", 4, lambda job, now: "-", "CORE"),
-    Column("vmem", "V_MEM", 12, lambda job, now: "-", "VNODE MEMORY SIZE (LIMIT)"),
-    Column("vpol", "V_POL", 5, lambda job, now: "-", "V_POL"),
-    Column("epol", "E_POL", 5, lambda job, now: "-", "E_POL"),
-    Column("rank", "RANK", 9, lambda job, now: _rank(job), "RANK"),
-    Column("lst", "LST", 3, lambda job, now: job.last_state, "LAST STATE"),
-    Column("ec", "EC", 3, lambda job, now: str(job.exit_code), "EXIT CODE"),
-    Column("pc", "PC", 3, lambda job, now: str(job.code), "PJM CODE"),
-    Column("sn", "SN", 2, lambda job, now: str(job.signal), "SIGNAL NO"),
-    Column("pri", "PRI", 3, lambda job, now: str(job.request.priority), "PRIORITY"),
+    Column("vnnum", "VNODE", 6, lambda job, timestamp: "-", "VNODE NUM (REQUIRE)"),
+    Column("core", "CORE", 4, lambda job, timestamp: "-", "CORE"),
+    Column("vmem", "V_MEM", 12, lambda job, timestamp: "-", "VNODE MEMORY SIZE (LIMIT)"),
+    Column("vpol", "V_POL", 5, lambda job, timestamp: "-", "V_POL"),
+    Column("epol", "E_POL", 5, lambda job, timestamp: "-", "E_POL"),
+    Column("rank", "RANK", 9, lambda job, timestamp: _rank_map(job), "RANK"),
+    Column("lst", "LST", 3, lambda job, timestamp: job.last_state, "LAST STATE"),
+    Column("ec", "EC", 3, lambda job, timestamp: str(job.exit_code), "EXIT CODE"),
+    Column("pc", "PC", 3, lambda job, timestamp: str(job.code), "PJM CODE"),
+    Column("sn", "SN", 2, lambda job, timestamp: str(job.signal), "SIGNAL NO"),
+    Column("pri", "PRI", 3, lambda job, timestamp: str(job.request.priority), "PRIORITY"),
     Column(
         "adt",
         "ACCEPT",
         14,
-        lambda job, now: _short_date(job.dates.get("accept")),
+        lambda job, timestamp: _short_date(job.dates.get("accept")),
         "ACCEPT DATE",
-        lambda job, now: date_text(job.dates.get("accept")),
+        lambda job, timestamp: date_text(job.dates.get("accept")),
     ),
-    Column("rscg", "RSC_GRP", 8, lambda job, now: job.request.rscgrp, "RESOURCE GROUP", cut=8),
-    Column("ermsg", "REASON", 16, lambda job, now: job.reason, "REASON", cut=REASON_SHOWN),
+    Column("rscg", "RSC_GRP", 8, lambda job, timestamp: job.request.rscgrp, "RESOURCE GROUP", max_characters=8),
+    Column("ermsg", "REASON", 16, lambda job, timestamp: job.reason, "REASON", max_characters=REASON_WIDTH),
     Column(
         "nnuma",
         "NODE_ALLOC",
         15,
-        lambda job, now: job.request.shape() if job.started else "-",
+        lambda job, timestamp: job.request.shape() if job.started else "-",
         "NODE NUM (ALLOC)",
-        lambda job, now: node_text(job) if job.started else "-",
+        lambda job, timestamp: node_text(job) if job.started else "-",
     ),
-    Column("cmt", "COMMENT", 16, lambda job, now: job.request.comment, "COMMENT", extra=True),
-    Column("edt", "END_DATE", 15, lambda job, now: date_text(job.dates.get("RNE")), "JOB END DATE", extra=True),
-    Column("std", "PJSUB_DIR", 16, lambda job, now: job.request.directory, "PJSUB DIRECTORY", extra=True),
-    Column("appname", "APPNAME", 16, lambda job, now: job.request.appname, "APPLICATION NAME", extra=True),
+    Column("cmt", "COMMENT", 16, lambda job, timestamp: job.request.comment, "COMMENT", is_statistics_only=True),
+    Column(
+        "edt",
+        "END_DATE",
+        15,
+        lambda job, timestamp: date_text(job.dates.get("RNE")),
+        "JOB END DATE",
+        is_statistics_only=True,
+    ),
+    Column(
+        "std", "PJSUB_DIR", 16, lambda job, timestamp: job.request.directory, "PJSUB DIRECTORY", is_statistics_only=True
+    ),
+    Column(
+        "appname",
+        "APPNAME",
+        16,
+        lambda job, timestamp: job.request.appname,
+        "APPLICATION NAME",
+        is_statistics_only=True,
+    ),
 )
 BY_ITEM: Dict[str, Column] = {column.item: column for column in COLUMNS}
 DEFAULT = ("jid", "jnam", "jmdl", "st", "usr", "sdt", "elpl", "nnumr", "vnnum", "core", "vmem")
-VERBOSE = tuple(column.item for column in COLUMNS if not column.extra and column.item != "nnuma")
+VERBOSE = tuple(column.item for column in COLUMNS if not column.is_statistics_only and column.item != "nnuma")
 
 
-def chosen(items: List[str]) -> List[Column]:
-    """The columns of these items, in the table's own order, as ``pjstat`` gives them whatever order was asked for."""
+def columns_of(items: List[str]) -> List[Column]:
+    """The columns of these items in the order of ``COLUMNS``: ``pjstat`` ignores the order that was asked for."""
     return [column for column in COLUMNS if column.item in items]

@@ -1,7 +1,7 @@
 """``pjdel``, ``pjhold``, ``pjrls`` and ``pjwait``.
 
-The numbers of pjdel's messages are those of the Command Reference; those of pjhold (03xx) and pjrls (04xx) follow its
-pattern and are not known.
+The numbers of pjdel's messages are those of the Command Reference. Those of pjhold (03xx) and pjrls (04xx) are not
+published; they follow the same pattern.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import time
 from dataclasses import dataclass, field
 from typing import Callable, Dict, List, Optional, Tuple, Union
 
-from fugaku_gpt.simulator.call import Call, Pending, Reply, message
 from fugaku_gpt.simulator.client import BANNER
-from fugaku_gpt.simulator.core import Core
 from fugaku_gpt.simulator.job import (
     BULK,
     ENDING,
     EPILOGUE,
     ERROR,
-    HELD,
+    HOLD,
     PROLOGUE,
     RUNNING,
-    WAITING,
+    WAITING_STATES,
     Job,
 )
+from fugaku_gpt.simulator.job_manager import JobManager
+from fugaku_gpt.simulator.protocol import DeferredReply, Invocation, Reply, pjm_message
 
-_BLOCK = {"pjdel": 100, "pjhold": 300, "pjrls": 400, "pjwait": 600}
+_FIRST_MESSAGE = {"pjdel": 100, "pjhold": 300, "pjrls": 400, "pjwait": 600}
 _OPTIONS: Dict[str, Dict[str, bool]] = {  # option → whether it takes an argument
     "pjdel": {
         "--reason": True,
@@ -40,95 +40,100 @@ _OPTIONS: Dict[str, Dict[str, bool]] = {  # option → whether it takes an argum
     "pjrls": {"-z": False, "--help": False},
     "pjwait": {"-w": True, "-z": False, "--help": False},
 }
-_WAITS = ("waitall", "waitany", "waitnone")
+_WAIT_MODES = ("waitall", "waitany", "waitnone")
 
 
 @dataclass
 class Options:
-    """What was typed after the command."""
+    """The options of a command, by their spelling, and the job ids."""
 
-    given: Dict[str, str] = field(default_factory=dict)
+    values: Dict[str, str] = field(default_factory=dict)
     ids: List[str] = field(default_factory=list)
 
 
-# whether it was done, number of the message within the command's block, and its words
+# (True if accepted, number of the message counted from the command's first one, its text with {} for the job id)
 Outcome = Tuple[bool, int, str]
-Action = Callable[[Core, Job, Options], Outcome]
+Action = Callable[[JobManager, Job, Options], Outcome]
 
 
-def read_options(call: Call) -> Union[Options, Reply]:
-    """The options and ids, or the refusal to print."""
-    block, known = _BLOCK[call.command], _OPTIONS[call.command]
+def parse_options(invocation: Invocation) -> Union[Options, Reply]:
+    """Parse the options and ids; return the reply instead where there is nothing more to do."""
+    first_message, takes_argument = _FIRST_MESSAGE[invocation.command], _OPTIONS[invocation.command]
     options = Options()
-    words = list(call.words)
-    while words:
-        word = words.pop(0)
-        spelling, equals, argument = word.partition("=")
-        if word in known and not known[word]:
-            options.given[word] = ""
-        elif spelling in known and known[spelling] and (equals or words):
-            options.given[spelling] = argument if equals else words.pop(0)
-        elif word.startswith("-"):
-            return Reply(err=message(call.command, block + 1, f"Invalid option {word}."), code=1)
+    arguments = list(invocation.arguments)
+    while arguments:
+        argument = arguments.pop(0)
+        spelling, equals, value = argument.partition("=")
+        if argument in takes_argument and not takes_argument[argument]:
+            options.values[argument] = ""
+        elif spelling in takes_argument and takes_argument[spelling] and (equals or arguments):
+            options.values[spelling] = value if equals else arguments.pop(0)
+        elif argument.startswith("-"):
+            return Reply(err=pjm_message(invocation.command, first_message + 1, f"Invalid option {argument}."), code=1)
         else:
-            options.ids.append(word)
-    if "--help" in options.given:
-        return Reply(out=f"{call.command} ({BANNER})\nUsage: {call.command} [{' | '.join(known)}] job-id...\n")
+            options.ids.append(argument)
+    if "--help" in options.values:
+        return Reply(
+            out=f"{invocation.command} ({BANNER})\nUsage: {invocation.command} [{' | '.join(takes_argument)}] job-id...\n"
+        )
     if not options.ids:
-        return Reply(err=message(call.command, block + 3, "Job ID is not specified."), code=1)
+        return Reply(err=pjm_message(invocation.command, first_message + 3, "Job ID is not specified."), code=1)
     return options
 
 
-def pjdel(call: Call, core: Core) -> Reply:
-    """Delete jobs."""
-    options = read_options(call)
+def pjdel(invocation: Invocation, job_manager: JobManager) -> Reply:
+    """Delete jobs and return the messages about them."""
+    options = parse_options(invocation)
     if isinstance(options, Reply):
         return options
-    return _each(call, core, options, _delete)
+    return _apply_to_each(invocation, job_manager, options, _delete)
 
 
-def pjhold(call: Call, core: Core) -> Reply:
-    """Hold jobs."""
-    options = read_options(call)
+def pjhold(invocation: Invocation, job_manager: JobManager) -> Reply:
+    """Hold jobs and return the messages about them."""
+    options = parse_options(invocation)
     if isinstance(options, Reply):
         return options
-    return _each(call, core, options, _hold)
+    return _apply_to_each(invocation, job_manager, options, _hold)
 
 
-def pjrls(call: Call, core: Core) -> Reply:
-    """Release held jobs."""
-    options = read_options(call)
+def pjrls(invocation: Invocation, job_manager: JobManager) -> Reply:
+    """Release held jobs and return the messages about them."""
+    options = parse_options(invocation)
     if isinstance(options, Reply):
         return options
-    return _each(call, core, options, _release)
+    return _apply_to_each(invocation, job_manager, options, _release)
 
 
-def _each(call: Call, core: Core, options: Options, act: Action) -> Reply:
-    """Do something to every job that is named; what fails does not stop the rest."""
+def _apply_to_each(invocation: Invocation, job_manager: JobManager, options: Options, act: Action) -> Reply:
+    """Apply an action to every job that is named; a failure does not stop the others."""
     reply = Reply()
-    quiet = "-z" in options.given
-    block = _BLOCK[call.command]
-    for text in options.ids:
-        jobs, ids = core.table.named(text)
+    quiet = "-z" in options.values
+    first_message = _FIRST_MESSAGE[invocation.command]
+    for job_id in options.ids:
+        jobs, ids = job_manager.table.resolve_ids(job_id)
         if ids is None:
-            reply.err += message(call.command, block + 11, f"Invalid job ID {text}.")
+            reply.err += pjm_message(invocation.command, first_message + 11, f"Invalid job ID {job_id}.")
             reply.code = 1
             continue
         if not jobs:
-            reply.err += message(call.command, block + 12, f"Job {text} does not exist.")
+            reply.err += pjm_message(invocation.command, first_message + 12, f"Job {job_id} does not exist.")
             reply.code = 1
             continue
-        whole_range = len(ids) > 1 and ids[0].bulk is not None
-        told = set()
-        for job, shown in _units(core, jobs):
-            good, code, words = act(core, job, options)
-            line = message(
-                call.command, block + code, words.format(text if whole_range else shown), "INFO" if good else "ERR."
+        is_bulk_range = len(ids) > 1 and ids[0].bulk is not None
+        printed_lines = set()
+        for job, shown in _units_of(job_manager, jobs):
+            is_accepted, code, text_form = act(job_manager, job, options)
+            line = pjm_message(
+                invocation.command,
+                first_message + code,
+                text_form.format(job_id if is_bulk_range else shown),
+                "INFO" if is_accepted else "ERR.",
             )
-            if line in told:
+            if line in printed_lines:
                 continue
-            told.add(line)
-            if good:
+            printed_lines.add(line)
+            if is_accepted:
                 reply.out += "" if quiet else line
             else:
                 reply.err += line
@@ -136,110 +141,114 @@ def _each(call: Call, core: Core, options: Options, act: Action) -> Reply:
     return reply
 
 
-def _units(core: Core, jobs: List[Job]) -> List[Tuple[Job, str]]:
-    """(what is acted on, the id that the answer names): a step job by its sub-jobs, a bulk job as one."""
-    found: List[Tuple[Job, str]] = []
+def _units_of(job_manager: JobManager, jobs: List[Job]) -> List[Tuple[Job, str]]:
+    """(job to act on, id that the reply names): a step job by its sub-jobs, a bulk job as one."""
+    units: List[Tuple[Job, str]] = []
     for job in jobs:
         if job.parent and job.request.model != BULK:
-            found.extend((sub, sub.id) for sub in core.table.subs(job) if not sub.over or job.over)
+            units.extend(
+                (sub, sub.id) for sub in job_manager.table.sub_jobs(job) if not sub.is_finished or job.is_finished
+            )
         else:
-            found.append((job, job.id))
-    return found
+            units.append((job, job.id))
+    return units
 
 
-def _delete(core: Core, job: Job, options: Options) -> Outcome:
-    if job.over:
+def _delete(job_manager: JobManager, job: Job, options: Options) -> Outcome:
+    if job.is_finished:
         return False, 12, "Job {} does not exist."
     if job.delete_asked is not None:
         return True, 19, "Already accepted job {}."
-    enforce = "--enforce" in options.given
-    now = time.time()
-    open_units = [unit for unit in core.table.running_units(job) if not unit.over]
-    if not enforce and any(unit.state in (PROLOGUE, EPILOGUE, ENDING) for unit in open_units):
+    enforce = "--enforce" in options.values
+    timestamp = time.time()
+    unfinished_units = [unit for unit in job_manager.table.execution_units(job) if not unit.is_finished]
+    if not enforce and any(unit.state in (PROLOGUE, EPILOGUE, ENDING) for unit in unfinished_units):
         return False, 13, "Job {} is in a state in which it cannot be deleted."
-    job.delete_asked = now
-    for unit in open_units:
-        core.delete(unit, now, enforce)
+    job.delete_asked = timestamp
+    for unit in unfinished_units:
+        job_manager.delete_job(unit, timestamp, enforce)
     return True, 0, "Accepted job {}."
 
 
-def _hold(core: Core, job: Job, options: Options) -> Outcome:
-    if job.over:
+def _hold(job_manager: JobManager, job: Job, options: Options) -> Outcome:
+    if job.is_finished:
         return False, 12, "Job {} does not exist."
-    units = [unit for unit in core.table.running_units(job) if not unit.over]
-    if all(unit.state == HELD for unit in units):
+    unfinished_units = [unit for unit in job_manager.table.execution_units(job) if not unit.is_finished]
+    if all(unit.state == HOLD for unit in unfinished_units):
         return True, 19, "Already accepted job {}."
-    possible = [
+    holdable = [
         unit
-        for unit in units
-        if (unit.state in WAITING and unit.state not in (HELD, ERROR))
+        for unit in unfinished_units
+        if (unit.state in WAITING_STATES and unit.state not in (HOLD, ERROR))
         or (unit.state == RUNNING and unit.request.restart and unit.stopping is None)
     ]
-    if not possible:
+    if not holdable:
         return False, 13, "Job {} is in a state in which it cannot be held."
-    now = time.time()
-    for unit in possible:
-        core.hold(unit, now)
+    timestamp = time.time()
+    for unit in holdable:
+        job_manager.hold_job(unit, timestamp)
     return True, 0, "Accepted job {}."
 
 
-def _release(core: Core, job: Job, options: Options) -> Outcome:
-    if job.over:
+def _release(job_manager: JobManager, job: Job, options: Options) -> Outcome:
+    if job.is_finished:
         return False, 12, "Job {} does not exist."
-    held = [unit for unit in core.table.running_units(job) if unit.state == HELD]
-    if not held:
+    units_on_hold = [unit for unit in job_manager.table.execution_units(job) if unit.state == HOLD]
+    if not units_on_hold:
         return False, 13, "Job {} is not held."
-    now = time.time()
-    for unit in held:
-        core.release(unit, now)
+    timestamp = time.time()
+    for unit in units_on_hold:
+        job_manager.release_job(unit, timestamp)
     return True, 0, "Accepted job {}."
 
 
 # --- pjwait -------------------------------------------------------------------------------------------------------
 
 
-def pjwait(call: Call, core: Core) -> Union[Reply, Pending]:
-    """Wait for jobs: the answer comes when all (``waitany``: one) are over, with ``waitnone`` at once.
+def pjwait(invocation: Invocation, job_manager: JobManager) -> Union[Reply, DeferredReply]:
+    """Wait for jobs: the reply comes when all (``waitany``: any) have finished, with ``waitnone`` at once.
 
-    One line each, ``jobid PJMcode exitcode signal``: ``X`` while it is active, ``E`` for an error, ``H`` for held,
-    ``-`` for the parent of sub-jobs.
+    It has one line for each job, ``jobid PJMcode exitcode signal``, with ``X`` for an active job, ``E`` for an error,
+    ``H`` for a held job and ``-`` for the parent of sub-jobs.
     """
-    options = read_options(call)
+    options = parse_options(invocation)
     if isinstance(options, Reply):
         return options
-    mode = options.given.get("-w", "waitall")
-    if mode not in _WAITS:
-        return Reply(err=message("pjwait", 603, f"Invalid argument {mode}."), code=1)
-    wanted: List[Tuple[str, List[Job]]] = []
+    mode = options.values.get("-w", "waitall")
+    if mode not in _WAIT_MODES:
+        return Reply(err=pjm_message("pjwait", 603, f"Invalid argument {mode}."), code=1)
+    waited_for: List[Tuple[str, List[Job]]] = []
     errors = ""
-    for text in options.ids:
-        jobs, ids = core.table.named(text)
+    for job_id in options.ids:
+        jobs, ids = job_manager.table.resolve_ids(job_id)
         if ids is None:
-            errors += message("pjwait", 611, f"Invalid job ID {text}.")
+            errors += pjm_message("pjwait", 611, f"Invalid job ID {job_id}.")
         elif not jobs:
-            errors += message("pjwait", 612, f"Job {text} does not exist.")
-        wanted.append((text, jobs))
-    jobs = [job for _, found in wanted for job in found]
+            errors += pjm_message("pjwait", 612, f"Job {job_id} does not exist.")
+        waited_for.append((job_id, jobs))
+    jobs = [job for _, named_jobs in waited_for for job in named_jobs]
 
-    def answer() -> Optional[Reply]:
-        known = [job for job in jobs if core.table.get(job.number, job.sub) is job]  # lost ones are waited for no more
-        settled = [job for job in known if job.over or job.state in (HELD, ERROR)]
-        if mode == "waitall" and len(settled) < len(known):
+    def poll_reply() -> Optional[Reply]:
+        remaining_jobs = [
+            job for job in jobs if job_manager.table.get(job.number, job.sub) is job
+        ]  # lost jobs are not waited for
+        settled_jobs = [job for job in remaining_jobs if job.is_finished or job.state in (HOLD, ERROR)]
+        if mode == "waitall" and len(settled_jobs) < len(remaining_jobs):
             return None
-        if mode == "waitany" and known and not any(job.over for job in known):
+        if mode == "waitany" and remaining_jobs and not any(job.is_finished for job in remaining_jobs):
             return None
         lines = "".join(_wait_line(job) for job in jobs)
-        quiet = "-z" in options.given
-        lost = len(known) < len(jobs)
-        return Reply(out="" if quiet else lines, err=errors, code=1 if errors or lost else 0)
+        quiet = "-z" in options.values
+        has_lost_jobs = len(remaining_jobs) < len(jobs)
+        return Reply(out="" if quiet else lines, err=errors, code=1 if errors or has_lost_jobs else 0)
 
-    return answer() or answer
+    return poll_reply() or poll_reply
 
 
 def _wait_line(job: Job) -> str:
     if job.parent:
-        return f"{job.id} - - -\n" if job.over else f"{job.id} X X X\n"
-    if job.over:
+        return f"{job.id} - - -\n" if job.is_finished else f"{job.id} X X X\n"
+    if job.is_finished:
         return f"{job.id} {job.code} {job.exit_code} {job.signal}\n"
-    letter = {HELD: "H", ERROR: "E"}.get(job.state, "X")
+    letter = {HOLD: "H", ERROR: "E"}.get(job.state, "X")
     return f"{job.id} {letter} {letter} {letter}\n"

@@ -1,4 +1,4 @@
-"""The variables of a job: few, for a job inherits nothing from the shell that submitted it."""
+"""Environment variables of a job; it inherits nothing from the shell that submitted it."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from fugaku_gpt.pjm.values import expand_path
 from fugaku_gpt.simulator.job import BULK, STEP, Job
 from fugaku_gpt.simulator.spool import Spool
 
-MARKER = "FUGAKU_GPT_SIMULATOR"  # 1 in every process of a simulated job
-MARK = "FUGAKU_GPT_SIMULATED_JOB"  # finds the processes of one job
-PART = "FUGAKU_GPT_SIMULATOR_PART"  # in the stand-ins' own processes: no part of the job as the real machine has it
-FOLDER = "FUGAKU_GPT_SIMULATOR_FOLDER"  # where a job's mpiexec leaves its notes
-RANKS = "FUGAKU_GPT_SIMULATOR_RANKS"  # real processes that one mpiexec may start
+SIMULATED_VARIABLE = "FUGAKU_GPT_SIMULATOR"  # set to 1 in every process of a simulated job
+JOB_MARK_VARIABLE = "FUGAKU_GPT_SIMULATED_JOB"  # identifies the processes of one job
+STAND_IN_VARIABLE = "FUGAKU_GPT_SIMULATOR_PART"  # set in processes of the stand-ins, which a real job does not have
+FOLDER_VARIABLE = "FUGAKU_GPT_SIMULATOR_FOLDER"  # folder of the files that a job's mpiexec writes
+MAX_RANKS_VARIABLE = "FUGAKU_GPT_SIMULATOR_RANKS"  # number of real processes that one mpiexec may start
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def job_folder(spool: Spool, job: Job) -> Path:
-    """Where a job keeps its own files: temporary space, notes of its mpiexec."""
-    return spool.folder(job.id)
+    """The folder of a job's own files: temporary space and files of its mpiexec."""
+    return spool.job_folder(job.id)
 
 
 def job_environment(spool: Spool, job: Job, max_ranks: int) -> Dict[str, str]:
-    """Everything that a job's script sees.
+    """All variables of a job's script.
 
-    PATH holds the simulator's commands, the system's, and last the folder of this Python (on the real machine a
-    script has to say where its Python is). What PJM computes wins over ``-x`` and ``-X``.
+    PATH has the simulator's commands, the system's, and last the folder of this Python (on the real machine a script
+    has to name its Python). Variables that PJM sets override those of ``-x`` and ``-X``.
     """
     request = job.request
-    found = {
+    variables = {
         "PATH": f"{spool.bin}:{SYSTEM_PATH}:{Path(sys.executable).parent}",
         "HOME": os.path.expanduser("~"),
         "USER": job.user,
@@ -39,19 +39,26 @@ def job_environment(spool: Spool, job: Job, max_ranks: int) -> Dict[str, str]:
         "LANG": request.origin.get("LANG", "C"),
         "SHELL": request.origin.get("SHELL", "/bin/bash"),
     }
-    found.update(request.environment)
-    if str(spool.bin) not in found["PATH"].split(":"):
-        found["PATH"] = f"{spool.bin}:{found['PATH']}"
-    found.update(_pjm_variables(spool, job))
-    found.update({MARKER: "1", MARK: job.mark, FOLDER: str(job_folder(spool, job)), RANKS: str(max_ranks)})
-    return found
+    variables.update(request.environment)
+    if str(spool.bin) not in variables["PATH"].split(":"):
+        variables["PATH"] = f"{spool.bin}:{variables['PATH']}"
+    variables.update(_pjm_variables(spool, job))
+    variables.update(
+        {
+            SIMULATED_VARIABLE: "1",
+            JOB_MARK_VARIABLE: job.mark,
+            FOLDER_VARIABLE: str(job_folder(spool, job)),
+            MAX_RANKS_VARIABLE: str(max_ranks),
+        }
+    )
+    return variables
 
 
 def _pjm_variables(spool: Spool, job: Job) -> Dict[str, str]:
     request = job.request
     folder = job_folder(spool, job)
     out, err = output_paths(job)
-    found = {
+    variables = {
         "PJM_ENVIRONMENT": "BATCH",
         "PJM_JOBID": str(job.number),
         "PJM_SUBJOBID": job.id,
@@ -75,18 +82,18 @@ def _pjm_variables(spool: Spool, job: Job) -> Dict[str, str]:
         "PJM_SHAREDTMP": str(folder / "sharedtmp"),
     }
     if request.ranged:
-        found["PJM_ADAPTIVE_ELAPSED_TIME_MIN"] = _seconds(request.elapse_min)
-        found["PJM_ADAPTIVE_ELAPSED_TIME_MAX"] = _seconds(request.elapse_max)
+        variables["PJM_ADAPTIVE_ELAPSED_TIME_MIN"] = _seconds(request.elapse_min)
+        variables["PJM_ADAPTIVE_ELAPSED_TIME_MAX"] = _seconds(request.elapse_max)
     for axis, size in zip("XYZ", request.dims):
-        found[f"PJM_NODE_{axis}"] = str(size)
+        variables[f"PJM_NODE_{axis}"] = str(size)
     shape = request.mpi.get("shape")
     for axis, text in zip("XYZ", shape.split("x") if shape else map(str, request.dims)):
-        found[f"PJM_MPI_SHAPE_{axis}"] = text
+        variables[f"PJM_MPI_SHAPE_{axis}"] = text
     if job.sub is not None:
-        found["PJM_BULKNUM" if request.model == BULK else "PJM_STEPNUM"] = str(job.sub)
+        variables["PJM_BULKNUM" if request.model == BULK else "PJM_STEPNUM"] = str(job.sub)
     bynode = "rank-map-bynode" in request.mpi
     axes = request.mpi.get("rank-map-bynode" if bynode else "rank-map-bychip")
-    found["PJM_RANK_MAP_BYNODE" if bynode else "PJM_RANK_MAP_BYCHIP"] = axes or "1"
+    variables["PJM_RANK_MAP_BYNODE" if bynode else "PJM_RANK_MAP_BYCHIP"] = axes or "1"
     optional = {
         "PJM_NODE_MEM_LIMIT": request.resources.get("node-mem"),
         "PJM_COMMENT": request.comment,
@@ -97,11 +104,11 @@ def _pjm_variables(spool: Spool, job: Job) -> Dict[str, str]:
         "PJM_MAILSENDTO": request.mail_list,
         "PJM_ASSIGN_ONLINE_NODE": "1" if "assign-online-node" in request.mpi else "",
     }
-    found.update({key: value for key, value in optional.items() if value})
+    variables.update({key: value for key, value in optional.items() if value})
     for key, value in request.llio.items():
-        found["PJM_LLIO_" + key.upper().replace("-", "_")] = value or "1"
-    found.update({f"PJM_O_{key}": value for key, value in request.origin.items()})
-    return found
+        variables["PJM_LLIO_" + key.upper().replace("-", "_")] = value or "1"
+    variables.update({f"PJM_O_{key}": value for key, value in request.origin.items()})
+    return variables
 
 
 def _seconds(value: Optional[int]) -> str:
@@ -109,7 +116,7 @@ def _seconds(value: Optional[int]) -> str:
 
 
 def output_paths(job: Job) -> Tuple[str, str]:
-    """(standard output, standard error), absolute."""
+    """Absolute paths of standard output and standard error."""
     request = job.request
     stem = f"{request.file_name}.{job.id}"
     return (
@@ -119,12 +126,12 @@ def output_paths(job: Job) -> Tuple[str, str]:
 
 
 def stats_path(job: Job) -> str:
-    """The statistics file, absolute."""
+    """Absolute path of the statistics file."""
     return file_path(job, job.request.stats_path or f"{job.request.file_name}.{job.id}.stats")
 
 
 def file_path(job: Job, text: str) -> str:
-    """A path with its metacharacters put in, below the folder of submission."""
+    """A path with its metacharacters expanded, relative to the folder of submission."""
     bulk = job.sub if job.request.model == BULK else None
     step = job.sub if job.request.model == STEP else None
     name = expand_path(text, str(job.number), job.request.name, job.id, bulk, step)

@@ -1,4 +1,4 @@
-"""A job's script as processes of this machine: started, asked to stop, ended."""
+"""Processes of a job's script on this machine: start, stop, kill, and the end of the script."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ from typing import Dict, List, Optional
 import psutil
 
 from fugaku_gpt.pjm.values import parse_count, parse_limit
-from fugaku_gpt.simulator.environment import MARK, PART, job_environment, job_folder, output_paths
+from fugaku_gpt.simulator.environment import (
+    JOB_MARK_VARIABLE,
+    STAND_IN_VARIABLE,
+    job_environment,
+    job_folder,
+    output_paths,
+)
 from fugaku_gpt.simulator.job import Job
 from fugaku_gpt.simulator.spool import Spool
 
-OPEN_FILES = 1024  # of one process, where proc-openfd says nothing
+OPEN_FILES = 1024  # limit of one process if the job sets no proc-openfd
 _KILL_SECONDS = 5.0
 
 
@@ -27,7 +33,7 @@ class CannotStart(Exception):
     """The script cannot be started.
 
     Attributes:
-        directory: because its folder or output files cannot be reached; else because of its shell.
+        directory: True if its folder or output files cannot be reached; False if its shell cannot be started.
     """
 
     def __init__(self, text: str, directory: bool) -> None:
@@ -36,14 +42,14 @@ class CannotStart(Exception):
 
 
 @dataclass(frozen=True)
-class End:
-    """How the script's process ended.
+class ScriptEnd:
+    """The end of a script's process.
 
     Attributes:
-        exit_code: 0 where a signal ended it.
-        signal: 0 where none did.
-        memory: bytes, of its largest process.
-        user, system: seconds of processor time, of all processes that were waited for.
+        exit_code: its exit code; 0 if a signal ended it.
+        signal: number of the signal that ended it; 0 if none did.
+        memory: bytes of memory of its largest process.
+        user, system: seconds of processor time of all processes that were waited for.
     """
 
     exit_code: int
@@ -53,11 +59,11 @@ class End:
     system: float
 
 
-def start(spool: Spool, job: Job, max_ranks: int) -> int:
-    """Start the script; returns its process id.
+def start_script(spool: Spool, job: Job, max_ranks: int) -> int:
+    """Start the script and return its process id.
 
     Raises:
-        CannotStart: see there.
+        CannotStart: the folder, the output files or the shell cannot be used.
     """
     request = job.request
     folder = job_folder(spool, job)
@@ -65,24 +71,24 @@ def start(spool: Spool, job: Job, max_ranks: int) -> int:
         (folder / name).mkdir(parents=True, exist_ok=True)
     out, err = output_paths(job)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-    mode = 0o666 & ~request.umask
+    file_mode = 0o666 & ~request.umask
     with contextlib.ExitStack() as stack:
         try:
             os.stat(request.directory)
-            stdout = os.open(out, flags, mode)
+            stdout = os.open(out, flags, file_mode)
             stack.callback(os.close, stdout)
             stderr = stdout
             if not request.join:
-                stderr = os.open(err, flags, mode)
+                stderr = os.open(err, flags, file_mode)
                 stack.callback(os.close, stderr)
         except OSError as error:
             raise CannotStart(f"{error.filename}: {error.strerror}", directory=True) from None
         limits = _limits(job)
 
-        def prepare() -> None:
+        def prepare_process() -> None:
             os.umask(request.umask)
-            for kind, value in limits.items():
-                resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
+            for resource_kind, value in limits.items():
+                resource.setrlimit(resource_kind, (value, resource.getrlimit(resource_kind)[1]))
 
         try:
             process = subprocess.Popen(
@@ -93,92 +99,92 @@ def start(spool: Spool, job: Job, max_ranks: int) -> int:
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
-                preexec_fn=prepare,
+                preexec_fn=prepare_process,
             )
         except OSError as error:
             raise CannotStart(f"{request.interpreter[0]}: {error.strerror}", directory=False) from None
-    process.returncode = 0  # it is waited for below, by its id: the object has nothing to wait for
+    process.returncode = 0  # poll_end waits for it by its pid: the Popen object must not
     return process.pid
 
 
 def _limits(job: Job) -> Dict[int, int]:
-    """Limits that a process can set on itself: open files and core files."""
-    found = {}
-    for key, kind, default in (
+    """Resource limits that a process can set on itself: open files and core files."""
+    limits = {}
+    for key, resource_kind, default in (
         ("proc-openfd", resource.RLIMIT_NOFILE, OPEN_FILES),
         ("proc-core", resource.RLIMIT_CORE, 0),
     ):
-        hard = resource.getrlimit(kind)[1]
+        hard_limit = resource.getrlimit(resource_kind)[1]
         text = job.request.resources.get(key)
-        wanted: Optional[int] = default
+        soft_limit: Optional[int] = default
         if text is not None:
             with contextlib.suppress(ValueError):
-                wanted = parse_limit(text, parse_count) if key == "proc-openfd" else parse_limit(text)
-        if wanted is None:
-            found[kind] = hard
+                soft_limit = parse_limit(text, parse_count) if key == "proc-openfd" else parse_limit(text)
+        if soft_limit is None:
+            limits[resource_kind] = hard_limit
         else:
-            found[kind] = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    return found
+            limits[resource_kind] = soft_limit if hard_limit == resource.RLIM_INFINITY else min(soft_limit, hard_limit)
+    return limits
 
 
-def ended(pid: int) -> Optional[End]:
-    """How a script ended; None while it runs."""
+def poll_end(pid: int) -> Optional[ScriptEnd]:
+    """The end of a script; None while it runs."""
     try:
-        done, status, usage = os.wait4(pid, os.WNOHANG)
-    except ChildProcessError:  # not started by this daemon: its end is nobody's to tell
-        return End(0, signals.SIGKILL, 0, 0.0, 0.0)
-    if done == 0:
+        ended_pid, status, usage = os.wait4(pid, os.WNOHANG)
+    except ChildProcessError:  # not started by this daemon: its end is unknown
+        return ScriptEnd(0, signals.SIGKILL, 0, 0.0, 0.0)
+    if ended_pid == 0:
         return None
     signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
-    kibi = 1 if os.uname().sysname == "Darwin" else 1024
-    return End(code, signal, usage.ru_maxrss * kibi, usage.ru_utime, usage.ru_stime)
+    memory_unit = 1 if os.uname().sysname == "Darwin" else 1024
+    return ScriptEnd(code, signal, usage.ru_maxrss * memory_unit, usage.ru_utime, usage.ru_stime)
 
 
-def processes(job: Job) -> List[psutil.Process]:
-    """The living processes of a job: those with its mark, and those of its script's session."""
-    found = []
+def find_processes(job: Job) -> List[psutil.Process]:
+    """The living processes of a job: those with its mark and those in the session of its script."""
+    processes = []
     for process in psutil.process_iter():
         try:
             if process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            if process.environ().get(MARK) == job.mark or (job.pid and os.getsid(process.pid) == job.pid):
-                found.append(process)
-        except (psutil.Error, OSError):  # gone meanwhile, or another user's
+            if process.environ().get(JOB_MARK_VARIABLE) == job.mark or (job.pid and os.getsid(process.pid) == job.pid):
+                processes.append(process)
+        except (psutil.Error, OSError):  # has ended, or belongs to another user
             continue
-    return found
+    return processes
 
 
-def is_script(job: Job) -> bool:
-    """Whether the process of a job's number is still its script, as far as can be seen from outside."""
+def is_script_running(job: Job) -> bool:
+    """Whether the process with the pid of a job's script has the mark of the job."""
     try:
-        return bool(job.pid) and psutil.Process(job.pid).environ().get(MARK) == job.mark
+        return bool(job.pid) and psutil.Process(job.pid).environ().get(JOB_MARK_VARIABLE) == job.mark
     except psutil.Error:
         return False
 
 
-def ask_to_stop(job: Job) -> None:
-    """SIGTERM to what the real machine would know as the job: script and ranks, but not the stand-in's launcher."""
-    for process in processes(job):
+def terminate_processes(job: Job) -> None:
+    """Send SIGTERM to the processes that the real job would have: script and ranks, not the stand-in's launcher."""
+    for process in find_processes(job):
         with contextlib.suppress(psutil.Error, OSError):
-            if not process.environ().get(PART):
+            if not process.environ().get(STAND_IN_VARIABLE):
                 process.send_signal(signals.SIGTERM)
 
 
-def kill(job: Job) -> int:
-    """SIGKILL to every process of a job, until none is left. Returns how many there were."""
-    there = processes(job)
-    count = len(there)
+def kill_processes(job: Job) -> int:
+    """Send SIGKILL to every process of a job until none is left; return their number at the start."""
+    processes = find_processes(job)
+    count = len(processes)
     deadline = time.monotonic() + _KILL_SECONDS
-    while there and time.monotonic() < deadline:
-        for process in there:
+    while processes and time.monotonic() < deadline:
+        for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         time.sleep(0.01)
-        there = processes(job)
+        processes = find_processes(job)
     return count
 
 
-def temporary_space(spool: Spool, job: Job) -> List[Path]:
-    """The job's own temporary folders, which end with it."""
+def temporary_folders(spool: Spool, job: Job) -> List[Path]:
+    """Temporary folders of a job, which are removed when it ends."""
     return [job_folder(spool, job) / name for name in ("localtmp", "sharedtmp")]

@@ -1,4 +1,4 @@
-"""Faults on request: what can go wrong with a real site, made to happen."""
+"""Faults on request: failures that a real site can have, for tests of the programs that use it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Dict, Optional, Tuple
 
 from fugaku_gpt.simulator.site import UNKNOWN_GROUP, Refusal
 
-# code of a refusal → its words, as far as they are known
-REFUSALS: Dict[int, str] = {
+# code of a refusal → its text, as far as it is known
+REFUSAL_TEXTS: Dict[int, str] = {
     54: "node=1 is less than the lower limit (385).",
     57: "elapse=18000 is greater than the upper limit (14400).",
     58: "rscgrp=none does not exist.",
@@ -25,16 +25,17 @@ GARBAGE = "\x00\x1b[2J%%%pjstat: \ufffd truncat"
 
 @dataclass
 class Faults:
-    """What is to go wrong next.
+    """Faults that are pending; every count falls by one when its fault happens.
 
     Attributes:
-        refuse_code, refuse_times: ``pjsub`` refuses so many scripts with this code.
-        lose_times: so many jobs are accepted and then unknown.
-        unanswered_times: so many jobs are accepted while ``pjsub`` says that it has failed.
-        slow_seconds: every ``pjstat`` answers so late.
-        fail_times: so many ``pjstat`` fail.
-        garbage_times: so many ``pjstat`` print nonsense.
-        node_down_times: so many jobs lose a node just after their start.
+        refuse_code: code with which ``pjsub`` refuses scripts.
+        refuse_times: number of scripts that ``pjsub`` will refuse.
+        lose_times: number of jobs that will be accepted and then be unknown.
+        unanswered_times: number of jobs that will be accepted while ``pjsub`` reports a failure.
+        slow_seconds: seconds by which every ``pjstat`` is delayed.
+        fail_times: number of ``pjstat`` that will fail.
+        garbage_times: number of ``pjstat`` that will print nonsense.
+        node_down_times: number of jobs that will lose a node just after their start.
     """
 
     refuse_code: int = 71
@@ -45,42 +46,44 @@ class Faults:
     fail_times: int = 0
     garbage_times: int = 0
     node_down_times: int = 0
-    _names: Tuple[str, ...] = field(
+    _counters: Tuple[str, ...] = field(
         default=("refuse_times", "lose_times", "unanswered_times", "fail_times", "garbage_times", "node_down_times"),
         repr=False,
     )
 
-    def _take(self, name: str) -> bool:
-        """Whether the fault is due; once less from then on."""
-        left = getattr(self, name)
-        if left > 0:
-            setattr(self, name, left - 1)
-        return bool(left > 0)
+    def _consume(self, name: str) -> bool:
+        """Whether a fault is pending; if so, its count falls by one."""
+        remaining = getattr(self, name)
+        if remaining > 0:
+            setattr(self, name, remaining - 1)
+        return bool(remaining > 0)
 
-    def refusal(self) -> Optional[Refusal]:
-        """The refusal that is due, or None."""
-        if not self._take("refuse_times"):
+    def take_refusal(self) -> Optional[Refusal]:
+        """The refusal of the next script, or None."""
+        if not self._consume("refuse_times"):
             return None
-        return Refusal(self.refuse_code, REFUSALS.get(self.refuse_code, "Refused on request."))
+        return Refusal(self.refuse_code, REFUSAL_TEXTS.get(self.refuse_code, "Refused on request."))
 
-    def loses_next(self) -> bool:
-        return self._take("lose_times")
+    def should_lose_job(self) -> bool:
+        return self._consume("lose_times")
 
-    def unanswered(self) -> bool:
-        return self._take("unanswered_times")
+    def should_hide_answer(self) -> bool:
+        return self._consume("unanswered_times")
 
-    def fails(self) -> bool:
-        return self._take("fail_times")
+    def should_fail_pjstat(self) -> bool:
+        return self._consume("fail_times")
 
-    def garbage(self) -> bool:
-        return self._take("garbage_times")
+    def should_print_garbage(self) -> bool:
+        return self._consume("garbage_times")
 
-    def node_goes_down(self) -> bool:
-        return self._take("node_down_times")
+    def should_fail_node(self) -> bool:
+        return self._consume("node_down_times")
 
     def summary(self) -> str:
-        """What is pending, in words; empty for nothing."""
-        parts = [f"{name[:-6].replace('_', '-')} {getattr(self, name)}" for name in self._names if getattr(self, name)]
+        """The pending faults as text; empty if there are none."""
+        pending_faults = [
+            f"{name[:-6].replace('_', '-')} {getattr(self, name)}" for name in self._counters if getattr(self, name)
+        ]
         if self.slow_seconds:
-            parts.append(f"slow-pjstat {self.slow_seconds:g}")
-        return ", ".join(parts)
+            pending_faults.append(f"slow-pjstat {self.slow_seconds:g}")
+        return ", ".join(pending_faults)

@@ -1,4 +1,4 @@
-"""What the simulator knows of one job: what was asked for, and what has become of it."""
+"""One job of the simulator: its request and its state."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ NORMAL, STEP, BULK = "NM", "ST", "BU"
 
 # states
 ACCEPTED, QUEUED, ALLOCATING, PROLOGUE, RUNNING = "ACC", "QUE", "RNA", "RNP", "RUN"
-EPILOGUE, ENDING, ENDED, CANCELLED, REJECTED, HELD, ERROR = "RNE", "RNO", "EXT", "CCL", "RJT", "HLD", "ERR"
-WAITING = (ACCEPTED, QUEUED, HELD, ERROR)
-ACTIVE = (ALLOCATING, PROLOGUE, RUNNING, EPILOGUE, ENDING)
-OVER = (ENDED, CANCELLED, REJECTED)
+EPILOGUE, ENDING, ENDED, CANCELLED, REJECTED, HOLD, ERROR = "RNE", "RNO", "EXT", "CCL", "RJT", "HLD", "ERR"
+WAITING_STATES = (ACCEPTED, QUEUED, HOLD, ERROR)
+ACTIVE_STATES = (ALLOCATING, PROLOGUE, RUNNING, EPILOGUE, ENDING)
+FINAL_STATES = (ENDED, CANCELLED, REJECTED)
 
-# PJM codes; 0 is a job that ended by itself
-CODE_DELETED, CODE_HELD, CODE_DEPENDENCY, CODE_ELAPSE = 1, 4, 6, 11
+# PJM codes; 0 means that the job ended by itself
+CODE_DELETED, CODE_HOLD, CODE_DEPENDENCY, CODE_ELAPSE = 1, 4, 6, 11
 CODE_DIRECTORY, CODE_PREEMPTED, CODE_NODE_DOWN, CODE_SHELL = 16, 18, 20, 21
-ELAPSE_SIGNAL = 24  # SIGXCPU: what PJM shows for a job that its elapse limit has ended
+ELAPSE_SIGNAL = 24  # SIGXCPU, which PJM shows for a job that ended at its elapse limit
 
 
 @dataclass(frozen=True)
 class Request:
-    """What ``pjsub`` was asked for, with the site's defaults filled in.
+    """The request of one ``pjsub``, with the site's defaults filled in. Records store the fields under these names.
 
     Attributes:
-        name: of the job; file names carry it with a ``J`` before a leading digit.
-        model: ``NM``, ``ST`` or ``BU``.
-        directory: where ``pjsub`` was started.
-        script: where the copy lies that was taken at submission.
-        interpreter: words before the script's path.
-        dims: nodes along each axis.
+        name: name of the job; in file names a ``J`` precedes a leading digit.
+        model: ``NM`` (normal), ``ST`` (step) or ``BU`` (bulk).
+        directory: working directory of ``pjsub``.
+        script: path of the copy of the script that was made at submission.
+        interpreter: command and arguments that precede the script's path.
+        dims: number of nodes along each axis.
         allocation: ``noncont``, ``mesh`` or ``torus``.
-        elapse_min, elapse_max: seconds; None where unlimited.
-        ranged: a range of times was given.
-        resources: ``-L`` as given, by key.
-        custom: those of them that are not pjsub's own keys, and the power knobs with their defaults.
-        given: names of what was given rather than defaulted, for ``<DEFAULT>`` marks.
-        environment: of the job, as far as it comes from ``-x`` and ``-X``.
-        origin: the submitting shell's HOME, LANG, ... for ``PJM_O_*``.
+        elapse_min, elapse_max: limits of the run time in seconds; None if unlimited.
+        ranged: True if the job gave a range of run times.
+        resources: values of ``-L`` by key, as the job gave them.
+        custom: custom resources, including power knobs with their defaults.
+        given: names of options and resources that the job gave; the others are marked ``<DEFAULT>``.
+        environment: variables that come from ``-x`` and ``-X``.
+        origin: HOME, LANG, ... of the submitting shell, for ``PJM_O_*``.
         bulk: first and last bulk number.
-        condition, deletion, steps: of ``sd=``.
+        condition, deletion, steps: parts of the step dependency ``sd=``.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Request:
 
     @property
     def nodes(self) -> int:
-        """Nodes in all."""
+        """Total number of nodes."""
         count = 1
         for size in self.dims:
             count *= size
@@ -97,31 +97,37 @@ class Request:
 
     @property
     def file_name(self) -> str:
-        """The name's form in file names."""
+        """The name as file names have it."""
         return (("J" + self.name) if self.name[:1].isdigit() else self.name)[:63]
 
     def shape(self) -> str:
-        """Such as ``16:4x4``; one axis: ``16``."""
+        """The nodes and their shape, such as ``16:4x4``; with one axis ``16``."""
         return f"{self.nodes}:{'x'.join(map(str, self.dims))}" if len(self.dims) > 1 else str(self.nodes)
 
 
 @dataclass
 class Job:
-    """One job, or a sub-job of a bulk or step job, or the parent of such.
+    """One job, a sub-job of a bulk or step job, or the parent of sub-jobs. Records store the fields under these names.
 
     Attributes:
-        number: of the job; sub-jobs share it.
+        number: number of the job; sub-jobs share it.
         sub: bulk or step number of a sub-job, else None.
-        parent: has sub-jobs, and runs nothing itself.
-        state, last_state: as ``pjstat`` shows them.
-        dates: state → seconds since the epoch of entering it last; ``accept`` and ``exit`` as well.
-        mark: finds the job's processes.
-        pid: of the script; 0 before it is started.
-        stopping: why the job is being ended: PJM code; None while it is not.
-        stop_asked, killed: when SIGTERM was sent (seconds since the epoch), and whether SIGKILL was.
-        delete_asked: ``pjdel`` was accepted: seconds since the epoch.
-        hold_after: becomes held once it has stopped (``pjhold`` of a running job).
-        waits_for: reason of the hold, for ``pjstat``.
+        parent: True if the job has sub-jobs and runs nothing itself.
+        state, last_state: states as ``pjstat`` shows them.
+        dates: state → time of entering it last, in seconds since the epoch; also for ``accept`` and ``exit``.
+        exit_code, signal: exit code of the script, and the signal that ended it; 0 if none did.
+        code, reason: PJM code and reason of the end.
+        mark: value of an environment variable that identifies the job's processes.
+        pid: process id of the script; 0 before it is started.
+        stopping: PJM code of the reason for which the job is being stopped; None if it is not.
+        stop_asked: time at which SIGTERM was sent, in seconds since the epoch.
+        killed: True once SIGKILL was sent.
+        delete_asked: time at which ``pjdel`` was accepted, in seconds since the epoch.
+        hold_after: not used; records have it.
+        holds, retries: number of holds, and of further starts.
+        started: True once the script was started.
+        memory: bytes of memory of the largest process.
+        cpu_user, cpu_system: seconds of processor time.
     """
 
     number: int
@@ -148,7 +154,7 @@ class Job:
     holds: int = 0
     retries: int = 0
     started: bool = False
-    memory: int = 0  # bytes: the largest seen
+    memory: int = 0
     cpu_user: float = 0.0
     cpu_system: float = 0.0
 
@@ -160,30 +166,30 @@ class Job:
         return str(PjmJobId(self.number, step=self.sub))
 
     @property
-    def over(self) -> bool:
-        return self.state in OVER
+    def is_finished(self) -> bool:
+        return self.state in FINAL_STATES
 
     @property
-    def active(self) -> bool:
-        return self.state in ACTIVE
+    def is_active(self) -> bool:
+        return self.state in ACTIVE_STATES
 
-    def elapsed(self, now: float) -> float:
-        """Seconds that the script has run."""
-        start = self.dates.get(RUNNING)
-        if start is None or not self.started:
+    def elapsed_seconds(self, timestamp: float) -> float:
+        """Seconds that the script has run, up to ``timestamp`` at most."""
+        start_timestamp = self.dates.get(RUNNING)
+        if start_timestamp is None or not self.started:
             return 0.0
-        return max(0.0, self.dates.get(EPILOGUE, now) - start)
+        return max(0.0, self.dates.get(EPILOGUE, timestamp) - start_timestamp)
 
-    def enter(self, state: str, now: float) -> None:
-        """Change the state."""
+    def enter(self, state: str, timestamp: float) -> None:
+        """Enter a state at ``timestamp``, in seconds since the epoch."""
         self.last_state, self.state = self.state, state
-        self.dates[state] = now
-        if state in OVER:
-            self.dates["exit"] = now
+        self.dates[state] = timestamp
+        if state in FINAL_STATES:
+            self.dates["exit"] = timestamp
 
     def to_record(self) -> Dict[str, Any]:
-        """As JSON values."""
-        return {**vars(self), "request": vars(self.request)}  # asdict would copy everything first
+        """The job as JSON values."""
+        return {**vars(self), "request": vars(self.request)}  # asdict would copy every value
 
 
 def job_from_record(values: Dict[str, Any]) -> Job:
@@ -199,15 +205,15 @@ def job_from_record(values: Dict[str, Any]) -> Job:
 
 
 def parent_state(jobs: List[Job]) -> str:
-    """The state of a bulk or step job, by those of its sub-jobs."""
+    """The state of a bulk or step job, derived from the states of its sub-jobs."""
     states = [job.state for job in jobs]
     for state in (RUNNING, PROLOGUE, EPILOGUE, ALLOCATING, ENDING):
         if state in states:
             return state
-    waiting = [state for state in states if state in WAITING]
+    waiting = [state for state in states if state in WAITING_STATES]
     if waiting:
         for state in (QUEUED, ACCEPTED, ERROR):
             if state in waiting:
                 return state
-        return HELD
+        return HOLD
     return CANCELLED if states and all(state == CANCELLED for state in states) else ENDED

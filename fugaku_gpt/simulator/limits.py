@@ -1,4 +1,4 @@
-"""What a user may ask for: ``pjstat --limit`` and ``pjacl``."""
+"""Limits of a user and of a resource group: ``pjstat --limit`` and ``pjacl``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import getpass
 from typing import Dict, List, Optional
 
 from fugaku_gpt.pjm.options import KNOB_VALUES
-from fugaku_gpt.simulator.call import Call, Reply, message
 from fugaku_gpt.simulator.client import BANNER
 from fugaku_gpt.simulator.job import RUNNING
+from fugaku_gpt.simulator.protocol import Invocation, Reply, pjm_message
 from fugaku_gpt.simulator.settings import Settings
 from fugaku_gpt.simulator.site import (
     DEFAULT_ELAPSE,
@@ -19,7 +19,7 @@ from fugaku_gpt.simulator.site import (
     find_group,
     knob_defaults,
 )
-from fugaku_gpt.simulator.table import Table
+from fugaku_gpt.simulator.table import JobTable
 
 _LIMIT_NAMES = (
     "ru-accept",
@@ -39,12 +39,12 @@ UNLIMITED = "unlimited"
 HELP = f"pjacl ({BANNER})\nUsage: pjacl [-u user] [-g group] [--rg name]\n"
 
 
-def format_limits(table: Table, settings: Settings) -> str:
-    """``pjstat --limit``."""
-    jobs = [job for job in table.top() if not job.over]
-    running = [job for job in table.open() if job.state == RUNNING and not job.parent]
-    subs = [sub for job in jobs for sub in table.subs(job) if not sub.over]
-    allocated: Dict[str, int] = {
+def format_limits(table: JobTable, settings: Settings) -> str:
+    """The output of ``pjstat --limit``."""
+    jobs = [job for job in table.top_level_jobs() if not job.is_finished]
+    running = [job for job in table.unfinished_jobs() if job.state == RUNNING and not job.parent]
+    subs = [sub for job in jobs for sub in table.sub_jobs(job) if not sub.is_finished]
+    uses: Dict[str, int] = {
         "ru-accept": len(jobs),
         "ru-accept-allsubjob": len(subs),
         "ru-accept-bulksubjob": sum(sub.request.model == "BU" for sub in subs),
@@ -63,47 +63,57 @@ def format_limits(table: Table, settings: Settings) -> str:
     ):
         text += f"{title}\n LIMIT-NAME                    LIMIT  ALLOC\n"
         for name in _LIMIT_NAMES:
-            text += f" {name:<24}{limits.get(name, UNLIMITED):>11}{allocated.get(name, 0):>7}\n"
+            text += f" {name:<24}{limits.get(name, UNLIMITED):>11}{uses.get(name, 0):>7}\n"
     return text
 
 
-def pjacl(call: Call, settings: Settings) -> Reply:
-    """``pjacl --rg NAME``: what may be asked for in a resource group."""
-    words = list(call.words)
-    given: Dict[str, str] = {}
+def pjacl(invocation: Invocation, settings: Settings) -> Reply:
+    """Report the limits of a resource group (``pjacl --rg NAME``)."""
+    arguments = list(invocation.arguments)
+    values: Dict[str, str] = {}
     names = {"-u": "user", "--user": "user", "-g": "group", "--group": "group", "--rg": "rg", "--ru": "ru"}
-    if "--help" in words:
+    if "--help" in arguments:
         return Reply(out=HELP)
-    while words:
-        word = words.pop(0)
-        spelling, equals, argument = word.partition("=")
-        if spelling not in names or not (equals or words):
-            return Reply(err=message("pjacl", 1, f"Invalid option {word}."), code=1)
-        given[names[spelling]] = argument if equals else words.pop(0)
+    while arguments:
+        argument = arguments.pop(0)
+        spelling, equals, value = argument.partition("=")
+        if spelling not in names or not (equals or arguments):
+            return Reply(err=pjm_message("pjacl", 1, f"Invalid option {argument}."), code=1)
+        values[names[spelling]] = value if equals else arguments.pop(0)
     try:
-        group = find_group(given.get("rg"), given.get("ru"))
+        group = find_group(values.get("rg"), values.get("ru"))
     except Refusal as refusal:
-        return Reply(err=message("pjacl", refusal.code, refusal.text), code=1)
-    return Reply(out=format_acl(group, settings, given.get("user"), given.get("group")))
+        return Reply(err=pjm_message("pjacl", refusal.code, refusal.text), code=1)
+    return Reply(out=format_acl(group, settings, values.get("user"), values.get("group")))
 
 
-def clock(seconds: int) -> str:
-    """``72:00:00``."""
+def format_duration(seconds: int) -> str:
+    """A number of seconds as ``72:00:00``."""
     return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
 def format_acl(group: ResourceGroup, settings: Settings, user: Optional[str], project: Optional[str]) -> str:
-    """The table ``pjsub option parameters`` with lower, upper and default value of each option."""
-    short = int(settings.min_elapse)
-    usual = max(DEFAULT_ELAPSE, short)
+    """The table ``pjsub option parameters``: lower, upper and default value of each option."""
+    min_elapse = int(settings.min_elapse)
+    default_elapse = max(DEFAULT_ELAPSE, min_elapse)
     rows: List[List[str]] = [
-        ["(node=)", str(group.low), str(min(group.high, settings.nodes)), str(group.usual)],
-        ["(elapse=)", clock(short), clock(group.elapse), clock(usual)],
-        ["(adaptive elapsed time min)", clock(short), clock(group.elapse), clock(usual)],
-        ["(adaptive elapsed time max)", clock(short + 1), clock(group.elapse_range), clock(group.elapse_range)],
+        ["(node=)", str(group.min_nodes), str(min(group.max_nodes, settings.nodes)), str(group.default_nodes)],
+        ["(elapse=)", format_duration(min_elapse), format_duration(group.max_elapse), format_duration(default_elapse)],
+        [
+            "(adaptive elapsed time min)",
+            format_duration(min_elapse),
+            format_duration(group.max_elapse),
+            format_duration(default_elapse),
+        ],
+        [
+            "(adaptive elapsed time max)",
+            format_duration(min_elapse + 1),
+            format_duration(group.range_max),
+            format_duration(group.range_max),
+        ],
         *(
-            [f"({name}=)", str(min(values)), str(max(values)), str(knob_defaults(group.usual)[name])]
-            for name, values in KNOB_VALUES.items()
+            [f"({name}=)", str(min(knob_values)), str(max(knob_values)), str(knob_defaults(group.default_nodes)[name])]
+            for name, knob_values in KNOB_VALUES.items()
         ),
     ]
     text = f"[USER: {user or getpass.getuser()}]\n" + (f"[GROUP: {project}]\n" if project else "")

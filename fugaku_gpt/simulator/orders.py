@@ -1,14 +1,14 @@
-"""What ``fugaku-gpt sim`` tells a running simulator: faults, and what it looks like inside."""
+"""Orders of ``fugaku-gpt sim`` to a running simulator: faults and a report of its state."""
 
 from __future__ import annotations
 
 import json
 from typing import List
 
-from fugaku_gpt.simulator.call import Call, Reply
-from fugaku_gpt.simulator.core import Core
 from fugaku_gpt.simulator.faults import Faults
 from fugaku_gpt.simulator.job import RUNNING, Job
+from fugaku_gpt.simulator.job_manager import JobManager
+from fugaku_gpt.simulator.protocol import Invocation, Reply
 
 FAULTS = (
     "refuse [CODE [TIMES]]",
@@ -22,57 +22,57 @@ FAULTS = (
 )
 
 
-def order(call: Call, core: Core) -> Reply:
-    """``status``, ``ping`` or ``fault NAME ARGUMENT...``; answers in JSON, or with an error and code 2."""
-    words = call.words
-    if words[:1] == ["status"]:
-        return Reply(out=json.dumps(_status(core)) + "\n")
-    if words[:1] == ["ping"]:
+def execute_order(invocation: Invocation, job_manager: JobManager) -> Reply:
+    """Execute ``status``, ``ping`` or ``fault NAME ARGUMENT...``; ``status`` is JSON, an unknown order has code 2."""
+    arguments = invocation.arguments
+    if arguments[:1] == ["status"]:
+        return Reply(out=json.dumps(_status_values(job_manager)) + "\n")
+    if arguments[:1] == ["ping"]:
         return Reply()
     try:
-        return _fault(words[1:], core)
+        return _inject_fault(arguments[1:], job_manager)
     except (ValueError, IndexError):
-        return Reply(err=f"{' '.join(words[1:])}: not a fault; valid are: {'; '.join(FAULTS)}\n", code=2)
+        return Reply(err=f"{' '.join(arguments[1:])}: not a fault; valid are: {'; '.join(FAULTS)}\n", code=2)
 
 
-def _status(core: Core) -> "dict[str, object]":
+def _status_values(job_manager: JobManager) -> "dict[str, object]":
     counts: "dict[str, int]" = {}
-    for job in core.table.top():
+    for job in job_manager.table.top_level_jobs():
         counts[job.state] = counts.get(job.state, 0) + 1
-    return {"jobs": counts, "faults": core.faults.summary()}
+    return {"jobs": counts, "faults": job_manager.faults.summary()}
 
 
-def _fault(words: List[str], core: Core) -> Reply:
-    name, arguments, faults = words[0], words[1:], core.faults
+def _inject_fault(arguments: List[str], job_manager: JobManager) -> Reply:
+    name, parameters, faults = arguments[0], arguments[1:], job_manager.faults
     if name == "clear":
-        core.faults = Faults()
+        job_manager.faults = Faults()
     elif name == "refuse":
-        code = int(arguments[0]) if arguments else 71
-        faults.refuse_code, faults.refuse_times = code, _times(arguments[1:])
+        code = int(parameters[0]) if parameters else 71
+        faults.refuse_code, faults.refuse_times = code, _times(parameters[1:])
     elif name == "lose":
-        if arguments[0] == "next":
-            faults.lose_times = _times(arguments[1:])
+        if parameters[0] == "next":
+            faults.lose_times = _times(parameters[1:])
         else:
-            for job in _jobs(arguments[0], core):
-                core.lose(job)
+            for job in _jobs_of(parameters[0], job_manager):
+                job_manager.lose_job(job)
     elif name == "unanswered":
-        faults.unanswered_times = _times(arguments)
+        faults.unanswered_times = _times(parameters)
     elif name == "node-down":
-        if arguments[:1] == ["next"]:
+        if parameters[:1] == ["next"]:
             faults.node_down_times = 1
         else:
-            named = _jobs(arguments[0], core) if arguments else list(core.table.open())
-            running = [unit for job in named for unit in core.table.running_units(job) if unit.state == RUNNING]
+            jobs = _jobs_of(parameters[0], job_manager) if parameters else list(job_manager.table.unfinished_jobs())
+            running = [unit for job in jobs for unit in job_manager.table.execution_units(job) if unit.state == RUNNING]
             if not running:
                 return Reply(err="no running job is meant\n", code=2)
-            for job in running[:1] if not arguments else running:
-                core.node_down(job)
+            for job in running[:1] if not parameters else running:
+                job_manager.fail_node(job)
     elif name == "slow-pjstat":
-        faults.slow_seconds = float(arguments[0])
+        faults.slow_seconds = float(parameters[0])
     elif name == "pjstat-fails":
-        faults.fail_times = int(arguments[0])
+        faults.fail_times = int(parameters[0])
     elif name == "garbage":
-        faults.garbage_times = _times(arguments)
+        faults.garbage_times = _times(parameters)
     else:
         raise ValueError(name)
     return Reply()
@@ -82,13 +82,13 @@ def _times(arguments: List[str]) -> int:
     return int(arguments[0]) if arguments else 1
 
 
-def _jobs(text: str, core: Core) -> List[Job]:
-    """The jobs of an id.
+def _jobs_of(job_id: str, job_manager: JobManager) -> List[Job]:
+    """The jobs that an id names.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no such jobs.
     """
-    jobs, _ = core.table.named(text)
+    jobs, _ = job_manager.table.resolve_ids(job_id)
     if not jobs:
-        raise ValueError(text)
+        raise ValueError(job_id)
     return jobs

@@ -1,4 +1,4 @@
-"""``pjstat``: the jobs as tables, as comma-separated data and as statistics."""
+"""``pjstat``: jobs as tables, as comma-separated data and as statistics."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import time
 from dataclasses import dataclass, field
 from typing import Callable, Dict, List, Optional, Tuple
 
-from fugaku_gpt.simulator.call import Call, Reply, message
 from fugaku_gpt.simulator.client import BANNER
-from fugaku_gpt.simulator.columns import BY_ITEM, DEFAULT, VERBOSE, Column, chosen
+from fugaku_gpt.simulator.columns import BY_ITEM, DEFAULT, VERBOSE, Column, columns_of
 from fugaku_gpt.simulator.faults import GARBAGE, Faults
 from fugaku_gpt.simulator.job import Job
 from fugaku_gpt.simulator.limits import format_limits
+from fugaku_gpt.simulator.protocol import Invocation, Reply, pjm_message
 from fugaku_gpt.simulator.settings import Settings
-from fugaku_gpt.simulator.stats import format_rows, node_rows, rows
-from fugaku_gpt.simulator.table import Table
+from fugaku_gpt.simulator.stats import format_rows, job_rows, node_rows
+from fugaku_gpt.simulator.table import JobTable
 
 DAY = 86400.0
 HISTORY_DAYS = 3
@@ -39,7 +39,7 @@ _FLAGS = ("-v", "-s", "-S", "-E", "-A", "--data", "--summary", "--with-summary",
 _LONG = {"--verbose": "-v", "--stats": "-s", "--STATS": "-S", "--expand": "-E", "--all": "-A"}
 
 
-class BadCommand(Exception):
+class BadArguments(Exception):
     """A command line that ``pjstat`` refuses."""
 
     def __init__(self, code: int, text: str) -> None:
@@ -50,14 +50,14 @@ class BadCommand(Exception):
 
 @dataclass
 class Options:
-    """What was asked for."""
+    """The parsed command line of ``pjstat``; ``since`` and ``until`` are seconds since the epoch."""
 
     flags: List[str] = field(default_factory=list)
     delimiter: str = ","
     items: List[str] = field(default_factory=list)
     filters: Dict[str, List[str]] = field(default_factory=dict)
     order: List[Tuple[str, bool]] = field(default_factory=list)  # item, descending
-    since: Optional[float] = None  # history from here; None: no history
+    since: Optional[float] = None  # start of the history; None: jobs that have not finished
     until: float = 0.0
     ids: List[str] = field(default_factory=list)
 
@@ -65,251 +65,262 @@ class Options:
         return flag in self.flags
 
 
-def pjstat(call: Call, table: Table, settings: Settings, faults: Faults) -> Reply:
-    """One query."""
-    if faults.fails():
-        return Reply(err=message("pjstat", 290, "Job manager is not present."), code=1, delay=faults.slow_seconds)
-    if faults.garbage():
+def pjstat(invocation: Invocation, table: JobTable, settings: Settings, faults: Faults) -> Reply:
+    """Reply to one query, subject to the faults that are pending."""
+    if faults.should_fail_pjstat():
+        return Reply(err=pjm_message("pjstat", 290, "Job manager is not present."), code=1, delay=faults.slow_seconds)
+    if faults.should_print_garbage():
         return Reply(out=GARBAGE, delay=faults.slow_seconds)
-    now = time.time()
+    timestamp = time.time()
     try:
-        options = read_options(call.words, now)
-        text = HELP if options.has("--help") else answer(options, table, settings, now)
-    except BadCommand as error:
-        return Reply(err=message("pjstat", error.code, error.text), code=1, delay=faults.slow_seconds)
+        options = parse_options(invocation.arguments, timestamp)
+        text = HELP if options.has("--help") else query_output(options, table, settings, timestamp)
+    except BadArguments as error:
+        return Reply(err=pjm_message("pjstat", error.code, error.text), code=1, delay=faults.slow_seconds)
     return Reply(out=text, delay=faults.slow_seconds)
 
 
-def answer(options: Options, table: Table, settings: Settings, now: float) -> str:
-    """What ``pjstat`` prints."""
+def query_output(options: Options, table: JobTable, settings: Settings, timestamp: float) -> str:
+    """The output of ``pjstat``."""
     if options.has("--limit"):
         return format_limits(table, settings)
     if options.has("--rsc"):
         return f"RSCUNIT                    STATUS   NODE\nrscunit_ft01[ENABLE,START] {settings.nodes}\n"
-    jobs = select(options, table)
+    jobs = select_jobs(options, table)
     if options.has("--summary"):
         return format_summary(jobs, table)
     text = format_summary(jobs, table) + "\n" if options.has("--with-summary") else ""
-    expanded = expand(jobs, options, table)
+    expanded = expand_and_sort(jobs, options, table)
     if options.has("--data"):
-        return text + format_data(expanded, options, now)
+        return text + format_data(expanded, options, timestamp)
     if options.has("-s") or options.has("-S"):
         return text + format_statistics(expanded, options, settings)
     items = options.items or list(VERBOSE if options.has("-v") else DEFAULT)
-    return text + format_table(expanded, chosen(items), now)
+    return text + format_table(expanded, columns_of(items), timestamp)
 
 
 # --- the command line ---------------------------------------------------------------------------------------------
 
 
-def read_options(words: List[str], now: float) -> Options:
-    """Take the command line apart.
+def parse_options(arguments: List[str], timestamp: float) -> Options:
+    """Parse the command line; ``timestamp`` is the current time in seconds since the epoch.
 
     Raises:
-        BadCommand: an option or an id is not known.
+        BadArguments: an option, an item or a date is not valid.
     """
     options = Options()
-    at = 0
-    while at < len(words):
-        word = words[at]
-        spelling, equals, argument = word.partition("=")
-        if word in ("-H", "--history") or (spelling in ("-H", "--history") and equals):
-            following = words[at + 1] if at + 1 < len(words) else ""
+    index = 0
+    while index < len(arguments):
+        argument = arguments[index]
+        spelling, equals, value = argument.partition("=")
+        if argument in ("-H", "--history") or (spelling in ("-H", "--history") and equals):
+            following = arguments[index + 1] if index + 1 < len(arguments) else ""
             if equals:
-                period = argument
+                period = value
             elif following.split("=")[0] in ("day", "start", "end", "period"):
                 period = following
-                at += 1
+                index += 1
             else:
                 period = ""
-            _read_period(options, period, now)
+            _read_period(options, period, timestamp)
         elif spelling in _TEXT_OPTIONS:
             if not equals:
-                at += 1
-                if at >= len(words):
-                    raise BadCommand(201, f"Option {word} needs an argument.")
-                argument = words[at]
-            _read_text(options, spelling, argument)
-        elif word in _LONG or word in _FLAGS:
-            options.flags.append(_LONG.get(word, word))
-        elif word.startswith("-") and not word.startswith("--") and all("-" + x in _FLAGS + ("-H",) for x in word[1:]):
-            for letter in word[1:]:
+                index += 1
+                if index >= len(arguments):
+                    raise BadArguments(201, f"Option {argument} needs an argument.")
+                value = arguments[index]
+            _read_text(options, spelling, value)
+        elif argument in _LONG or argument in _FLAGS:
+            options.flags.append(_LONG.get(argument, argument))
+        elif (
+            argument.startswith("-")
+            and not argument.startswith("--")
+            and all("-" + letter in _FLAGS + ("-H",) for letter in argument[1:])
+        ):
+            for letter in argument[1:]:
                 if letter == "H":
-                    _read_period(options, "", now)
+                    _read_period(options, "", timestamp)
                 else:
                     options.flags.append("-" + letter)
-        elif word.startswith("-"):
-            raise BadCommand(201, f"Invalid option {word}.")
+        elif argument.startswith("-"):
+            raise BadArguments(201, f"Invalid option {argument}.")
         else:
-            options.ids.append(word)
-        at += 1
+            options.ids.append(argument)
+        index += 1
     return options
 
 
-def _read_text(options: Options, spelling: str, argument: str) -> None:
+def _read_text(options: Options, spelling: str, value: str) -> None:
     if spelling == "--delimiter":
-        options.delimiter = argument
+        options.delimiter = value
         return
-    for part in filter(None, argument.split(",")):
+    for field_text in filter(None, value.split(",")):
         if spelling == "--choose":
-            options.items.append(_item(part))
+            options.items.append(_checked_item(field_text))
         elif spelling == "--filter":
-            item, _, values = part.partition("=")
-            options.filters.setdefault(_item(item), []).extend(values.split("+"))
+            item, _, values = field_text.partition("=")
+            options.filters.setdefault(_checked_item(item), []).extend(values.split("+"))
         else:
-            item, _, direction = part.partition(":")
+            item, _, direction = field_text.partition(":")
             if direction not in ("", "A", "D"):
-                raise BadCommand(203, f"Invalid argument {part}.")
-            options.order.append((_item(item), direction == "D"))
+                raise BadArguments(203, f"Invalid argument {field_text}.")
+            options.order.append((_checked_item(item), direction == "D"))
 
 
-def _item(name: str) -> str:
+def _checked_item(name: str) -> str:
     if name not in BY_ITEM:
-        raise BadCommand(203, f"Invalid item {name}.")
+        raise BadArguments(203, f"Invalid item {name}.")
     return name
 
 
-def _read_period(options: Options, text: str, now: float) -> None:
-    options.until = now + 1
+def _read_period(options: Options, text: str, timestamp: float) -> None:
+    options.until = timestamp + 1
     if not text:
-        options.since = now - HISTORY_DAYS * DAY
+        options.since = timestamp - HISTORY_DAYS * DAY
         return
-    parts = dict(part.partition("=")[::2] for part in text.split(","))
-    if set(parts) == {"day"}:
-        if not parts["day"].isdigit() or not 1 <= int(parts["day"]) <= 365:
-            raise BadCommand(203, f"Invalid argument {text}.")
-        options.since = now - int(parts["day"]) * DAY
+    fields = dict(field_text.partition("=")[::2] for field_text in text.split(","))
+    if set(fields) == {"day"}:
+        if not fields["day"].isdigit() or not 1 <= int(fields["day"]) <= 365:
+            raise BadArguments(203, f"Invalid argument {text}.")
+        options.since = timestamp - int(fields["day"]) * DAY
         return
-    start = _date(parts.pop("start", ""))
+    start = _date(fields.pop("start", ""))
     options.since = start
-    if "end" in parts:
-        options.until = _date(parts.pop("end")) + DAY
-    elif "period" in parts:
-        period = parts.pop("period")
+    if "end" in fields:
+        options.until = _date(fields.pop("end")) + DAY
+    elif "period" in fields:
+        period = fields.pop("period")
         if not period.isdigit():
-            raise BadCommand(203, f"Invalid argument {text}.")
+            raise BadArguments(203, f"Invalid argument {text}.")
         options.until = start + int(period) * DAY
-    if parts:
-        raise BadCommand(203, f"Invalid argument {text}.")
+    if fields:
+        raise BadArguments(203, f"Invalid argument {text}.")
 
 
 def _date(text: str) -> float:
     try:
         return time.mktime(time.strptime(text, "%Y%m%d"))
     except ValueError:
-        raise BadCommand(203, f"Invalid argument {text}.") from None
+        raise BadArguments(203, f"Invalid argument {text}.") from None
 
 
 # --- which jobs ---------------------------------------------------------------------------------------------------
 
 
-def select(options: Options, table: Table) -> List[Job]:
-    """The jobs that are meant, sub-jobs only where they are named; what is not known is left out without a word.
+def select_jobs(options: Options, table: JobTable) -> List[Job]:
+    """The jobs that the options select, sub-jobs only if they are named; unknown jobs are left out silently.
 
     Raises:
-        BadCommand: an id is none.
+        BadArguments: a job id is malformed.
     """
     if options.ids:
-        named = []
-        for text in options.ids:
-            jobs, ids = table.named(text)
+        candidates = []
+        for job_id in options.ids:
+            jobs, ids = table.resolve_ids(job_id)
             if ids is None:
-                raise BadCommand(211, f"Invalid job ID {text}.")
-            named.extend(jobs)
+                raise BadArguments(211, f"Invalid job ID {job_id}.")
+            candidates.extend(jobs)
     else:
-        named = list(table.top())
-    seen = set()
-    found = []
-    for job in named:
+        candidates = list(table.top_level_jobs())
+    seen_ids = set()
+    selected = []
+    for job in candidates:
         parent = table.parent(job)
-        whole_over = parent.over if parent is not None else job.over  # sub-jobs go to the history with their parent
+        is_past = (
+            parent.is_finished if parent is not None else job.is_finished
+        )  # sub-jobs enter the history with their parent
         if options.since is None:
-            wanted = not whole_over
+            is_selected = not is_past
         else:
-            wanted = whole_over and options.since <= job.dates.get("exit", 0.0) <= options.until
-        if wanted and job.id not in seen:
-            seen.add(job.id)
-            found.append(job)
-    return found
+            is_selected = is_past and options.since <= job.dates.get("exit", 0.0) <= options.until
+        if is_selected and job.id not in seen_ids:
+            seen_ids.add(job.id)
+            selected.append(job)
+    return selected
 
 
-def expand(jobs: List[Job], options: Options, table: Table) -> List[Job]:
-    """With their sub-jobs where asked, filtered and sorted."""
-    found: List[Job] = []
+def expand_and_sort(jobs: List[Job], options: Options, table: JobTable) -> List[Job]:
+    """The jobs, with their sub-jobs if requested, filtered and sorted."""
+    jobs_shown: List[Job] = []
     for job in jobs:
-        found.append(job)
+        jobs_shown.append(job)
         if options.has("-E") and job.parent:
-            found.extend(table.subs(job))
-    now = time.time()
+            jobs_shown.extend(table.sub_jobs(job))
+    timestamp = time.time()
     for item, values in options.filters.items():
-        found = [job for job in found if any(_matches(BY_ITEM[item].value(job, now), value) for value in values)]
+        jobs_shown = [
+            job for job in jobs_shown if any(_matches(BY_ITEM[item].value(job, timestamp), value) for value in values)
+        ]
     for item, descending in reversed(options.order):
-        found.sort(key=_sort_key(BY_ITEM[item], now), reverse=descending)
-    return found
+        jobs_shown.sort(key=_sort_key(BY_ITEM[item], timestamp), reverse=descending)
+    return jobs_shown
 
 
-def _matches(value: str, wanted: str) -> bool:
-    """Equal, or inside a range of numbers such as ``1-10``."""
-    low, dash, high = wanted.partition("-")
+def _matches(value: str, pattern: str) -> bool:
+    """Whether a value equals a pattern, or is inside a range of numbers such as ``1-10``."""
+    low, dash, high = pattern.partition("-")
     if dash and low.isdigit() and high.isdigit() and value.isdigit():
         return int(low) <= int(value) <= int(high)
-    return value == wanted
+    return value == pattern
 
 
-def _sort_key(column: Column, now: float) -> Callable[[Job], Tuple[int, str]]:
+def _sort_key(column: Column, timestamp: float) -> Callable[[Job], Tuple[int, str]]:
     if column.item == "jid":
         return lambda job: (job.number, f"{-1 if job.sub is None else job.sub:08d}")
 
     def key(job: Job) -> Tuple[int, str]:
-        value = column.value(job, now)
+        value = column.value(job, timestamp)
         return (int(value), "") if value.isdigit() else (0, value)
 
     return key
 
 
-# --- how they are printed -----------------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------------------------
 
 
-def format_table(jobs: List[Job], columns: List[Column], now: float) -> str:
-    """Columns padded to their widths; names, groups and reasons cut."""
+def format_table(jobs: List[Job], columns: List[Column], timestamp: float) -> str:
+    """The table, with columns padded to their widths, and names, groups and reasons truncated."""
     lines = [" ".join(column.title.ljust(column.width) for column in columns)]
     for job in jobs:
         cells = []
         for column in columns:
-            value = column.value(job, now)
-            cells.append((value[: column.cut] if column.cut else value).ljust(column.width))
+            value = column.value(job, timestamp)
+            cells.append((value[: column.max_characters] if column.max_characters else value).ljust(column.width))
         lines.append(" ".join(cells))
     return "".join(line + "\n" for line in lines)
 
 
-def format_data(jobs: List[Job], options: Options, now: float) -> str:
-    """``--data``: a header line that starts with ``H``, rows that start with an empty field."""
+def format_data(jobs: List[Job], options: Options, timestamp: float) -> str:
+    """The output of ``--data``: a header line that starts with ``H``, and rows that start with an empty field."""
     full = options.has("-s") or options.has("-S")
     items = options.items or list(VERBOSE if options.has("-v") or full else DEFAULT)
-    columns = [column for column in chosen(items) if full or not column.extra]
+    columns = [column for column in columns_of(items) if full or not column.is_statistics_only]
     lines = [["H", *(column.full_title if full and column.full_title else column.title for column in columns)]]
     for job in jobs:
-        cells = [(column.full or column.value)(job, now) if full else column.value(job, now) for column in columns]
+        cells = [
+            (column.full or column.value)(job, timestamp) if full else column.value(job, timestamp)
+            for column in columns
+        ]
         lines.append(["", *cells])
     return "".join(options.delimiter.join(line) + "\n" for line in lines)
 
 
 def format_statistics(jobs: List[Job], options: Options, settings: Settings) -> str:
-    """``-s``: every row of each job; ``-S``: of its nodes too."""
+    """The output of ``-s``, every row of each job, or of ``-S``, which adds the rows of its nodes."""
     text = ""
     for job in jobs:
-        text += "\n" + format_rows(rows(job, settings, job.state))
+        text += "\n" + format_rows(job_rows(job, settings, job.state))
         if options.has("-S") and job.started:
             text += "\n" + "\n".join(format_rows(node_rows(job, node)) for node in range(job.request.nodes))
     return text + "\n" if text else ""
 
 
-def format_summary(jobs: List[Job], table: Table) -> str:
-    """Counts by state: of jobs, and below with sub-jobs counted."""
+def format_summary(jobs: List[Job], table: JobTable) -> str:
+    """Numbers of jobs by state, and below them numbers that include sub-jobs."""
     titles = [title for title, _ in _SUMMARY] + ["TOTAL"]
     lines = [" " + "".join(f"{title:>7}" for title in titles)]
-    with_subs = [unit for job in jobs for unit in table.running_units(job)]
-    for letter, counted in ((" ", jobs), ("s", with_subs)):
+    with_sub_jobs = [unit for job in jobs for unit in table.execution_units(job)]
+    for prefix, counted in ((" ", jobs), ("s", with_sub_jobs)):
         counts = [sum(job.state in states for job in counted) for _, states in _SUMMARY]
-        lines.append(letter + "".join(f"{count:>7}" for count in [*counts, len(counted)]))
+        lines.append(prefix + "".join(f"{count:>7}" for count in [*counts, len(counted)]))
     return "".join(line + "\n" for line in lines)

@@ -1,4 +1,4 @@
-"""One rank under the stand-in for ``mpiexec``: its output goes where Fugaku puts it, then it becomes the program."""
+"""Wrapper of one rank under the stand-in for ``mpiexec``: it redirects output as Fugaku does and runs the program."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 import sys
 from typing import Dict, List
 
-# as launchers tell a process its rank: Open MPI, MPICH
-_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
+# variables in which Open MPI and MPICH give a process its rank
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
-def main(plan_file: str, segment: str, words: List[str]) -> None:
-    """Become the program; an exit code of 127 where it cannot be started."""
+def main(plan_file: str, segment: str, argv: List[str]) -> None:
+    """Replace this process by the program; exit with code 127 if it cannot be started."""
     with open(plan_file, encoding="utf-8", errors="surrogateescape") as stream:
         plan = json.load(stream)
-    rank = next(int(os.environ[name]) for name in _RANK if name in os.environ)
+    rank = next(int(os.environ[name]) for name in _RANK_VARIABLES if name in os.environ)
     paths: Dict[str, str] = plan["files"][str(rank)]
     streams = {
         0: os.open(plan["stdin"] or os.devnull, os.O_RDONLY),
@@ -33,9 +33,9 @@ def main(plan_file: str, segment: str, words: List[str]) -> None:
     if plan["directory"]:
         os.chdir(plan["directory"])
     try:
-        os.execvpe(words[0], words, environment)
+        os.execvpe(argv[0], argv, environment)
     except OSError as error:
-        sys.stderr.write(f"{words[0]}: {error.strerror}\n")
+        sys.stderr.write(f"{argv[0]}: {error.strerror}\n")
         sys.stderr.flush()
         os._exit(127)
 

@@ -1,4 +1,4 @@
-"""Starting and stopping a simulator, and :class:`Simulator`, which does both around a block of code."""
+"""Starts and stops simulators; :class:`Simulator` does both around a block of code."""
 
 from __future__ import annotations
 
@@ -18,56 +18,56 @@ from types import TracebackType
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Type
 
 from fugaku_gpt.errors import RunFailed, UsageError
-from fugaku_gpt.simulator.client import BANNER, ask, values_of
-from fugaku_gpt.simulator.install import install
+from fugaku_gpt.simulator.client import BANNER, invocation_values, send_request
+from fugaku_gpt.simulator.install import install_commands
 from fugaku_gpt.simulator.settings import Settings, read_settings, write_settings
 from fugaku_gpt.simulator.spool import Spool
 
 START_SECONDS = 30.0
-STOP_SECONDS = 30.0  # above the grace that jobs have
+STOP_SECONDS = 30.0  # in addition to the grace time of jobs
 NAME = "fugaku-gpt-sim"
 
 
 def default_directory() -> Path:
-    """Where a simulator lives when nothing is said: one for each user."""
+    """The default folder of a simulator, one for each user."""
     return Path(tempfile.gettempdir()) / f"{NAME}-{os.getuid()}"
 
 
-def find(directory: Optional[Path] = None) -> Spool:
-    """The simulator of a folder, whether one runs there or not; default: the user's own.
+def find_spool(directory: Optional[Path] = None) -> Spool:
+    """The simulator of a folder, whether it runs or not; by default the user's own.
 
     Raises:
-        UsageError: the folder is another user's. Everybody may make one of that name under the temporary folder, with
-            commands and a process id of theirs in it.
+        UsageError: the folder belongs to another user, who could have created it under the temporary folder with
+            commands and a process id of their own.
     """
-    place = directory or default_directory()
-    spool = Spool(Path(os.path.abspath(place)))
+    folder = directory or default_directory()
+    spool = Spool(Path(os.path.abspath(folder)))
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if spool.root.stat().st_uid != os.getuid():
-            raise UsageError(f"{place}: belongs to another user; name another folder")
+            raise UsageError(f"{folder}: belongs to another user; name another folder")
     return spool
 
 
-def start(directory: Path, settings: Optional[Settings] = None) -> Spool:
-    """Start a simulator that outlives this process; jobs of an earlier one in the folder are known to it.
+def start_simulator(directory: Path, settings: Optional[Settings] = None) -> Spool:
+    """Start a simulator that outlives this process; it keeps the jobs of an earlier one in the folder.
 
     Args:
-        directory: the simulator's own; created where it is not there.
-        settings: default: those of the folder, or the defaults in a new one.
+        directory: folder of the simulator; created if it does not exist.
+        settings: default: the settings of the folder, or the defaults in a new one.
 
     Raises:
-        UsageError: one runs there, or the folder is of something else.
-        RunFailed: it does not start.
+        UsageError: a simulator runs there, or the folder has other contents.
+        RunFailed: the daemon does not start.
     """
-    spool = find(directory)
+    spool = find_spool(directory)
     if spool.root.exists() and (not spool.root.is_dir() or (any(spool.root.iterdir()) and not spool.settings.exists())):
         raise UsageError(f"{directory}: holds something else than a simulator; name a new or empty folder")
     if spool.daemon_pid() is not None:
         raise UsageError(f"{directory}: a simulator runs there already; `fugaku-gpt sim stop` ends it")
     try:
-        spool.make()
+        spool.create_folders()
         write_settings(spool.settings, stored_settings(directory) if settings is None else settings)
-        install(spool)
+        install_commands(spool)
     except OSError as error:
         raise UsageError(f"{directory}: cannot be written: {error.strerror}; name another folder") from None
     with open(spool.log, "ab") as log:
@@ -80,62 +80,66 @@ def start(directory: Path, settings: Optional[Settings] = None) -> Spool:
             start_new_session=True,
         )
     deadline = time.monotonic() + START_SECONDS
-    while not answers(spool):
+    while not is_answering(spool):
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
-            tail = spool.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
-            raise RunFailed(f"the simulator has not started ({spool.log}): {' / '.join(tail) or 'it says nothing'}")
+            log_tail = spool.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+            raise RunFailed(
+                f"the simulator has not started ({spool.log}): {' / '.join(log_tail) or 'its log is empty'}"
+            )
         time.sleep(0.01)
     _children[process.pid] = process
     return spool
 
 
 def stored_settings(directory: Path) -> Settings:
-    """The settings of the last start in a folder, but for its owner; the defaults in a new one.
+    """The settings of the last start in a folder, without its owner; the defaults in a new folder.
 
     Raises:
-        UsageError: the folder holds something else.
+        UsageError: the folder's settings cannot be read.
     """
     path = Spool(directory).settings
     return replace(read_settings(path), owner=0) if path.exists() else Settings()
 
 
-# Popen objects of daemons that this process has started, so that they are reaped when they have ended
+# Popen objects of daemons that this process started, so that they are reaped when they end
 _children: "Dict[int, subprocess.Popen[bytes]]" = {}
 
 
-def answers(spool: Spool) -> bool:
-    """Whether a daemon answers."""
+def is_answering(spool: Spool) -> bool:
+    """Whether a daemon replies."""
     try:
-        send(spool, ["ping"])
+        send_order(spool, ["ping"])
     except UsageError:
         return False
     return True
 
 
-def send(spool: Spool, words: Sequence[str]) -> str:
-    """An order to the daemon; returns what it prints.
+def send_order(spool: Spool, arguments: Sequence[str]) -> str:
+    """Send an order to the daemon and return its output.
 
     Raises:
-        UsageError: no simulator runs there, or it does not know the order.
+        UsageError: no simulator runs there, or it refuses the order.
     """
     try:
-        answer = ask(str(spool.root), values_of("order", list(words)))
+        reply = send_request(str(spool.root), invocation_values("order", list(arguments)))
     except OSError as error:
         raise UsageError(
             f"no simulator runs in {spool.root} ({error.strerror or error}); `fugaku-gpt sim start` starts one"
         ) from None
-    if answer["code"]:
-        raise UsageError(str(answer["err"]).strip())
-    return str(answer["out"])
+    if reply["code"]:
+        raise UsageError(str(reply["err"]).strip())
+    return str(reply["out"])
 
 
-def stop(spool: Spool) -> None:
-    """End a simulator and its jobs; one that does not answer is killed, and its jobs are ended from here, as are those
-    that a killed one has left.
+def stop_simulator(spool: Spool) -> None:
+    """Stop a simulator and end its jobs.
+
+    A daemon that does not reply is killed. This process then ends its jobs, as it does for jobs of a daemon that was
+    killed earlier.
 
     Raises:
-        UsageError: none runs there, and none has left jobs.
+        UsageError: no simulator runs there, and no jobs are left of one.
     """
     pid = spool.daemon_pid()
     if pid is None:
@@ -143,8 +147,8 @@ def stop(spool: Spool) -> None:
             return
         raise UsageError(f"no simulator runs in {spool.root}")
     try:
-        send(spool, ["stop"])
-    except UsageError:  # it has gone meanwhile, or hangs
+        send_order(spool, ["stop"])
+    except UsageError:  # it has ended meanwhile, or hangs
         os.kill(pid, signals.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
     while spool.daemon_pid() is not None and time.monotonic() < deadline:
@@ -152,33 +156,33 @@ def stop(spool: Spool) -> None:
     if spool.daemon_pid() is not None:
         os.kill(pid, signals.SIGKILL)
         end_orphans(spool)
-    child = _children.pop(pid, None)
-    if child is not None:
-        child.wait()
+    daemon = _children.pop(pid, None)
+    if daemon is not None:
+        daemon.wait()
 
 
 def end_orphans(spool: Spool) -> int:
-    """End what a killed daemon has left running; returns how many jobs."""
-    from fugaku_gpt.simulator.core import Core
+    """End the jobs that a killed daemon left running; return their number."""
     from fugaku_gpt.simulator.faults import Faults
-    from fugaku_gpt.simulator.table import Table
+    from fugaku_gpt.simulator.job_manager import JobManager
+    from fugaku_gpt.simulator.table import JobTable
 
-    return Core(Table(spool), read_settings(spool.settings), Faults()).recover()
+    return JobManager(JobTable(spool), read_settings(spool.settings), Faults()).recover()
 
 
-def status(spool: Spool) -> Dict[str, Any]:
-    """What a simulator says of itself: ``jobs``, state → number, and ``faults``, in words.
+def simulator_status(spool: Spool) -> Dict[str, Any]:
+    """The status of a simulator: ``jobs``, state → number of jobs, and ``faults``, a text.
 
     Raises:
-        UsageError: none runs there.
+        UsageError: no simulator runs there.
     """
-    values = json.loads(send(spool, ["status"]))
+    values = json.loads(send_order(spool, ["status"]))
     assert isinstance(values, dict)
     return values
 
 
 def export_line(spool: Spool) -> str:
-    """The line for a shell that puts the commands on PATH."""
+    """The shell command that puts the simulator's commands on PATH."""
     return f'export PATH={shlex.quote(str(spool.bin))}:"$PATH"'
 
 
@@ -188,12 +192,12 @@ class Simulator:
         with Simulator(directory) as site:
             site.run("pjsub", "-z", "jid", "job.sh", cwd=work)
 
-    It ends with the block, and also when this process is killed. Nothing of ``os.environ`` is changed:
+    It stops at the end of the block, and also when this process is killed. ``os.environ`` is not changed:
     :attr:`environment` has the commands on PATH.
 
     Args:
-        directory: its own folder, new or of an earlier one; default: a temporary one, removed at the end.
-        settings: see :class:`Settings`.
+        directory: folder of the simulator, new or of an earlier one; default: a temporary folder, removed at the end.
+        settings: see :class:`Settings`; default: its defaults.
     """
 
     def __init__(self, directory: Optional[Path] = None, settings: Optional[Settings] = None) -> None:
@@ -209,7 +213,7 @@ class Simulator:
 
     @property
     def environment(self) -> Dict[str, str]:
-        """This process's variables with the commands first on PATH."""
+        """The environment variables of this process, with the commands first on PATH."""
         return {**os.environ, "PATH": f"{self.spool.bin}{os.pathsep}{os.environ.get('PATH', '')}"}
 
     def __enter__(self) -> "Simulator":
@@ -218,7 +222,7 @@ class Simulator:
 
     def __exit__(
         self,
-        kind: Optional[Type[BaseException]],
+        error_type: Optional[Type[BaseException]],
         error: Optional[BaseException],
         trace: Optional[TracebackType],
     ) -> None:
@@ -230,25 +234,25 @@ class Simulator:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def start(self) -> None:
-        """Start, or start again after :meth:`stop` or a kill."""
-        start(self.directory, self.settings)
+        """Start the simulator, also after :meth:`stop` or a kill."""
+        start_simulator(self.directory, self.settings)
 
     def stop(self) -> None:
-        """End it and its jobs."""
-        stop(self.spool)
+        """Stop the simulator and end its jobs."""
+        stop_simulator(self.spool)
 
     def run(
         self,
         command: str,
-        *words: str,
+        *arguments: str,
         cwd: Optional[Path] = None,
         stdin: str = "",
         environment: Optional[Mapping[str, str]] = None,
         timeout: float = 60.0,
     ) -> "subprocess.CompletedProcess[str]":
-        """One of the commands; its output as text, without the banner on standard error."""
-        done = subprocess.run(
-            [str(self.spool.bin / command), *words],
+        """Run one of the commands; the output is text, without the banner on standard error."""
+        completed = subprocess.run(
+            [str(self.spool.bin / command), *arguments],
             cwd=cwd,
             input=stdin,
             env=dict(environment) if environment is not None else self.environment,
@@ -257,50 +261,52 @@ class Simulator:
             timeout=timeout,
         )
         banner = f"{command}: {BANNER}\n"
-        if done.stderr.startswith(banner):
-            done.stderr = done.stderr[len(banner) :]
-        return done
+        if completed.stderr.startswith(banner):
+            completed.stderr = completed.stderr[len(banner) :]
+        return completed
 
-    def submit(self, *words: str, cwd: Path) -> str:
-        """``pjsub -z jid``; returns the job's id.
+    def submit(self, *arguments: str, cwd: Path) -> str:
+        """Submit with ``pjsub -z jid`` and return the job's id.
 
         Raises:
-            UsageError: it was refused.
+            UsageError: the job was refused.
         """
-        done = self.run("pjsub", "-z", "jid", *words, cwd=cwd)
-        if done.returncode:
-            raise UsageError(done.stderr.strip())
-        return done.stdout.split()[-1]
+        completed = self.run("pjsub", "-z", "jid", *arguments, cwd=cwd)
+        if completed.returncode:
+            raise UsageError(completed.stderr.strip())
+        return completed.stdout.split()[-1]
 
     def wait(self, *ids: str, timeout: float = 60.0) -> List[List[str]]:
-        """``pjwait``: [id, PJM code, exit code, signal] of each job.
+        """Wait with ``pjwait``; return [id, PJM code, exit code, signal] of each job.
 
         Raises:
-            OSError: they are not over within ``timeout`` seconds.
+            OSError: the jobs have not finished within ``timeout`` seconds.
         """
-        return [line.split() for line in self._ask("pjwait", *ids, timeout=timeout).splitlines()]
+        return [line.split() for line in self._output_of("pjwait", *ids, timeout=timeout).splitlines()]
 
-    def state(self, job_id: str) -> str:
-        """The state of a job, finished ones included; empty where it is not known."""
-        for words in ((), ("-H",)):
-            for line in self._ask("pjstat", *words, "-E", "--data", "--choose", "jid,st", job_id).splitlines()[1:]:
-                _, found, state = line.split(",")
-                if found == job_id:
+    def job_state(self, job_id: str) -> str:
+        """The state of a job, also of a finished one; empty for an unknown job."""
+        for options in ((), ("-H",)):
+            for line in self._output_of("pjstat", *options, "-E", "--data", "--choose", "jid,st", job_id).splitlines()[
+                1:
+            ]:
+                _, listed_id, state = line.split(",")
+                if listed_id == job_id:
                     return state
         return ""
 
-    def _ask(self, command: str, *words: str, timeout: float = 60.0) -> str:
-        """What a command would print, without starting it."""
-        return str(ask(str(self.spool.root), values_of(command, list(words)), timeout)["out"])
+    def _output_of(self, command: str, *arguments: str, timeout: float = 60.0) -> str:
+        """The output that a command would print, from the daemon, without a process for the command."""
+        return str(send_request(str(self.spool.root), invocation_values(command, list(arguments)), timeout)["out"])
 
-    def fault(self, *words: str) -> None:
-        """Make something go wrong; the words of ``fugaku-gpt sim fault``.
+    def inject_fault(self, *arguments: str) -> None:
+        """Inject a fault; the arguments are those of ``fugaku-gpt sim fault``.
 
         Raises:
             UsageError: there is no such fault.
         """
-        send(self.spool, ["fault", *words])
+        send_order(self.spool, ["fault", *arguments])
 
     def daemon_pid(self) -> Optional[int]:
-        """The daemon's process id; None where it does not run."""
+        """The process id of the daemon; None if it does not run."""
         return self.spool.daemon_pid()

@@ -1,4 +1,4 @@
-"""What a simulated site is like: its size, its patience and its rules, chosen when the simulator starts."""
+"""Settings of a simulated site: its size, its time limits and its rules, chosen when the simulator starts."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ FIELDS_ABOVE_ZERO = ("nodes", "slots", "max_ranks", "max_bulk", "first_job", "ti
 
 @dataclass(frozen=True)
 class Settings:
-    """One simulated site.
+    """Settings of one simulated site.
 
     Attributes:
         nodes: compute nodes that all jobs share. Fugaku: 158,976.
-        slots: jobs that run at once on this machine, whatever their simulated nodes.
+        slots: number of jobs that run at once on this machine, however many nodes they simulate.
         grace: seconds between SIGTERM and SIGKILL, at an elapse limit and at a deletion.
-        tick: seconds between two looks at the jobs.
-        transition: seconds that a job stays at least in each of the short states (RNA, RNP, RNE, RNO).
+        tick: seconds between two checks of the jobs.
+        transition: shortest time in seconds in each of the short states (RNA, RNP, RNE, RNO).
         min_elapse: seconds; the lower limit of ``elapse=``. Fugaku: 60.
         sampling: seconds that a job must run for energy rows in its statistics. Fugaku: 60.
         strict_groups: refuse jobs without ``-g``, and the groups that Fugaku refuses.
-        max_ranks: real processes that one ``mpiexec`` may start here.
-        max_bulk: sub-jobs of one bulk job.
-        accept_limit: unfinished jobs of the user; further ones are refused (PJM 0072).
+        max_ranks: largest number of real processes that one ``mpiexec`` may start.
+        max_bulk: largest number of sub-jobs of one bulk job.
+        accept_limit: largest number of unfinished jobs of the user; further ones are refused (PJM 0072).
         first_job: id of the first job.
-        owner: process without which the simulator ends itself; 0 for none.
+        owner: pid of the process without which the simulator stops itself; 0: none.
     """
 
     nodes: int = 158_976
@@ -55,18 +55,18 @@ class Settings:
 
 
 def write_settings(path: Path, settings: Settings) -> None:
-    """Store them for the daemon and for a later start."""
+    """Write the settings to a file, for the daemon and for a later start."""
     path.write_text(json.dumps(dataclasses.asdict(settings), indent=2) + "\n", encoding="utf-8")
 
 
 def read_settings(path: Path) -> Settings:
-    """Read them.
+    """Read settings from a file.
 
     Raises:
-        UsageError: the file is not one of settings.
+        UsageError: the file cannot be read or has no settings.
     """
     try:
         values: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return Settings(**values)
     except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{path}: not a simulator's settings: {error}; remove the folder and start anew") from None
+        raise UsageError(f"{path}: not a simulator's settings: {error}; remove the folder and start again") from None

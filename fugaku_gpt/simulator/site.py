@@ -1,6 +1,6 @@
-"""The rules of the simulated site: resource groups, power knobs, and the words of a refusal.
+"""The rules of the simulated site: resource groups, power knobs, and the texts of refusals.
 
-The limits of the groups are those of the packaged, dated file; on the real machine ``pjacl`` tells.
+The limits of the groups are those of the packaged, dated file; on the real machine ``pjacl`` reports them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from fugaku_gpt.machine.fugaku import power_knobs
 from fugaku_gpt.pjm.groups import fugaku_limits
 from fugaku_gpt.pjm.options import KNOB_VALUES
 
-HOUR = 3600
-SYSTEM_NODES = 82944  # of one job, in any group
-DEFAULT_ELAPSE = 60  # seconds, where a job says nothing
-UNKNOWN_ELAPSE = 72 * HOUR  # seconds, in a group whose limit is not known
-RANGE_EXTRA = 72 * HOUR  # that a range may go beyond the fixed limit
+HOUR_SECONDS = 3600
+SYSTEM_NODES = 82944  # largest number of nodes of one job, in any group
+DEFAULT_ELAPSE = 60  # seconds, for a job that sets none
+UNKNOWN_ELAPSE = 72 * HOUR_SECONDS  # seconds, in a group whose limit is not known
+RANGE_EXTRA = 72 * HOUR_SECONDS  # seconds by which a range may exceed the fixed limit
 ALLOCATIONS_BY_DEFAULT = ("noncont", "mesh", "torus")
 RESOURCE_UNIT = "rscunit_ft01"
 UNKNOWN_GROUP = 59999  # the group id that Fugaku names for a job without -g
@@ -29,7 +29,7 @@ class Refusal(Exception):
 
     Attributes:
         code: number of the message.
-        text: after the command's name; None for site text that carries no number.
+        text: text of the message, which follows the command's name.
     """
 
     def __init__(self, code: int, text: str) -> None:
@@ -43,27 +43,28 @@ class ResourceGroup:
     """One resource group.
 
     Attributes:
-        low, high: nodes; ``usual`` where a job asks for none.
-        elapse: seconds, upper limit of a fixed time and of a range's minimum.
-        elapse_range: seconds, upper limit of a range's maximum.
+        min_nodes, max_nodes: limits of the number of nodes of a job.
+        default_nodes: number of nodes of a job that sets none.
+        max_elapse: upper limit in seconds of a fixed time and of the minimum of a range.
+        range_max: upper limit in seconds of the maximum of a range.
         allocations: kinds of node allocation, the default first.
     """
 
     name: str
-    low: int
-    high: int
-    usual: int
-    elapse: int
-    elapse_range: int
+    min_nodes: int
+    max_nodes: int
+    default_nodes: int
+    max_elapse: int
+    range_max: int
     allocations: Tuple[str, ...]
 
     @property
-    def spot(self) -> bool:
-        """Low priority, and the only kind that group ``trial`` may use."""
+    def is_spot(self) -> bool:
+        """Whether its jobs have low priority; the group ``trial`` may use no other kind."""
         return self.name.startswith("spot-")
 
 
-_OTHER_RESOURCES = {
+_FIXED_RESOURCES = {
     "retention_state_acores": (0,),
     "exepjrsh": (1,),
 }
@@ -71,37 +72,37 @@ _FREE_RESOURCES = ("jobenv", "estimated-power", "nnum_cret")
 
 
 def find_group(name: Optional[str], unit: Optional[str]) -> ResourceGroup:
-    """The group that a job goes to, as the packaged limits of Fugaku have it.
+    """The resource group of a job, with the packaged limits of Fugaku.
 
     Raises:
-        Refusal: there is none of that name, or only interactive jobs may use it.
+        Refusal: there is no such group, or only interactive jobs may use it.
     """
     limits = fugaku_limits()
     if unit is not None and not limits.owns_unit(unit):
         raise Refusal(58, f"rscunit={unit} does not exist.")
-    chosen = limits.groups.get(name or limits.default_group)
-    if chosen is None:
+    group = limits.groups.get(name or limits.default_group)
+    if group is None:
         raise Refusal(58, f"rscgrp={name} does not exist.")
-    if chosen.name in ("int", "spot-int"):
-        raise Refusal(70, f"No execute permission: rscgrp={chosen.name} is for interactive jobs.")
-    low = chosen.min_nodes or 1
-    elapse = chosen.max_elapse or UNKNOWN_ELAPSE
+    if group.name in ("int", "spot-int"):
+        raise Refusal(70, f"No execute permission: rscgrp={group.name} is for interactive jobs.")
+    low = group.min_nodes or 1
+    elapse = group.max_elapse or UNKNOWN_ELAPSE
     return ResourceGroup(
-        name=chosen.name,
-        low=low,
-        high=chosen.max_nodes or SYSTEM_NODES,
-        usual=chosen.default_nodes or low,
-        elapse=elapse,
-        elapse_range=chosen.range_max or elapse + RANGE_EXTRA,
-        allocations=chosen.allocations or ALLOCATIONS_BY_DEFAULT,
+        name=group.name,
+        min_nodes=low,
+        max_nodes=group.max_nodes or SYSTEM_NODES,
+        default_nodes=group.default_nodes or low,
+        max_elapse=elapse,
+        range_max=group.range_max or elapse + RANGE_EXTRA,
+        allocations=group.allocations or ALLOCATIONS_BY_DEFAULT,
     )
 
 
 def check_range(item: str, value: int, low: Optional[int], high: Optional[int]) -> None:
-    """Refuse what is below or above a limit, in PJM's words.
+    """Check that a value is within its limits.
 
     Raises:
-        Refusal: with PJM 0054 or 0057.
+        Refusal: it is below (PJM 0054) or above (PJM 0057) them.
     """
     if low is not None and value < low:
         raise Refusal(54, f"{item}={value} is less than the lower limit ({low}).")
@@ -110,34 +111,34 @@ def check_range(item: str, value: int, low: Optional[int], high: Optional[int]) 
 
 
 def knob_defaults(nodes: int) -> Dict[str, int]:
-    """Values of the knobs that a job of so many nodes does not name."""
+    """Default values of the power knobs in a job of ``nodes`` nodes."""
     return power_knobs(NodeConfig(), nodes)
 
 
-def custom_resources(given: Mapping[str, Optional[str]], nodes: int) -> Dict[str, str]:
-    """Custom resources of a job, power knobs with their defaults included.
+def custom_resources(requested: Mapping[str, Optional[str]], nodes: int) -> Dict[str, str]:
+    """Custom resources of a job, including power knobs with their defaults.
 
     Raises:
         Refusal: a value is not allowed, or there is no such resource.
     """
-    found: Dict[str, str] = {}
-    for name, values in (*KNOB_VALUES.items(), *_OTHER_RESOURCES.items()):
-        if name not in given:
+    resources: Dict[str, str] = {}
+    for name, values in (*KNOB_VALUES.items(), *_FIXED_RESOURCES.items()):
+        if name not in requested:
             continue
-        text = given[name] or ""
+        text = requested[name] or ""
         if not text.isdigit():
             raise Refusal(3, f"Invalid argument: {name}={text}.")
         check_range(name, int(text), min(values), max(values))
         if int(text) not in values:
             raise Refusal(76, f"{name}={text} must be one of {','.join(map(str, values))}.")
-        found[name] = text
-    for name, value in given.items():
+        resources[name] = text
+    for name, value in requested.items():
         if name in _FREE_RESOURCES:
-            found[name] = value or ""
-        elif name not in found:
+            resources[name] = value or ""
+        elif name not in resources:
             raise Refusal(58, f"Custom resource {name} does not exist.")
     for name, default in knob_defaults(nodes).items():
-        found.setdefault(name, str(default))
-    if found["freq"] == "2200" and found["eco_state"] != "2":
-        raise Refusal(76, f"eco_state={found['eco_state']} must be one of 2 with freq=2200.")
-    return found
+        resources.setdefault(name, str(default))
+    if resources["freq"] == "2200" and resources["eco_state"] != "2":
+        raise Refusal(76, f"eco_state={resources['eco_state']} must be one of 2 with freq=2200.")
+    return resources

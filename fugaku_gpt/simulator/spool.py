@@ -1,16 +1,16 @@
-"""The simulator's folder: where everything lies, and how it is written.
+"""The simulator's folder: its files and how they are written.
 
 ::
 
     SPOOL/
-      bin/            pjsub, pjstat, ...: to be put on PATH
-      lib/            what they start
+      bin/            pjsub, pjstat, ..., to be put on PATH
+      lib/            programs that they start
       settings.json   see :class:`fugaku_gpt.simulator.settings.Settings`
       socket          the daemon listens here
-      lock            held by the daemon while it lives; its process id is written in it
-      daemon.log      what the daemon has to say
-      jobs/238.json   one job; 239[1].json a sub-job
-      jobs/238/       its script, and what its mpiexec calls leave
+      lock            locked by the running daemon; has its process id
+      daemon.log      messages of the daemon
+      jobs/238.json   record of a job; 239[1].json that of a sub-job
+      jobs/238/       the job's script and files of its mpiexec calls
       next            id of the next job
 """
 
@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Iterator, List, Optional
 
-MODE = 0o700  # of the folder: whoever may enter it may submit jobs in the user's name
+FOLDER_MODE = 0o700  # whoever can enter the folder can submit jobs in the user's name
 
 
 @dataclass(frozen=True)
 class Spool:
-    """Paths below one simulator's folder."""
+    """The folder of one simulator and the paths below it."""
 
     root: Path
 
@@ -62,57 +62,57 @@ class Spool:
     def jobs(self) -> Path:
         return self.root / "jobs"
 
-    def record(self, job_id: str) -> Path:
-        """The file that describes a job."""
+    def record_path(self, job_id: str) -> Path:
+        """The path of a job's record."""
         return self.jobs / f"{job_id}.json"
 
-    def folder(self, job_id: str) -> Path:
+    def job_folder(self, job_id: str) -> Path:
         """The folder of a job's own files."""
         return self.jobs / job_id
 
-    def make(self) -> None:
+    def create_folders(self) -> None:
         """Create the folders, readable by their owner alone."""
         self.root.mkdir(parents=True, exist_ok=True)
-        self.root.chmod(MODE)
+        self.root.chmod(FOLDER_MODE)
         for folder in (self.bin, self.lib, self.jobs):
             folder.mkdir(exist_ok=True)
 
     def write_record(self, job_id: str, value: Any) -> None:
-        """Replace a job's file in one step."""
-        _replace(self.record(job_id), json.dumps(value))
+        """Write a job's record atomically."""
+        _write_atomically(self.record_path(job_id), json.dumps(value))
 
     def read_records(self) -> List[Any]:
-        """Every job's record; what a kill has left half-written is a temporary file, and is removed."""
-        found = []
+        """The records of all jobs; temporary files, which a kill left half-written, are removed."""
+        records = []
         for path in self.jobs.glob(".*.tmp"):
             path.unlink()
         for path in self.jobs.glob("*.json"):
-            found.append(json.loads(path.read_text(encoding="utf-8")))
-        return found
+            records.append(json.loads(path.read_text(encoding="utf-8")))
+        return records
 
-    def forget(self, job_id: str) -> None:
-        """Remove everything of a job."""
+    def remove_job(self, job_id: str) -> None:
+        """Remove a job's record and folder."""
         with contextlib.suppress(FileNotFoundError):
-            self.record(job_id).unlink()
-        shutil.rmtree(self.folder(job_id), ignore_errors=True)
+            self.record_path(job_id).unlink()
+        shutil.rmtree(self.job_folder(job_id), ignore_errors=True)
 
     def next_number(self, first: int) -> int:
-        """A job number that was never given out."""
+        """A job number that was not used before; the first one is ``first``."""
         path = self.root / "next"
         try:
             number = int(path.read_text(encoding="ascii"))
         except (OSError, ValueError):
             number = first
-        _replace(path, str(number + 1))
+        _write_atomically(path, str(number + 1))
         return number
 
     def daemon_pid(self) -> Optional[int]:
-        """The process id of the daemon that holds the lock; None where none lives."""
+        """The process id of the daemon that holds the lock; None if no daemon runs."""
         try:
             with open(self.lock, encoding="ascii") as stream:
                 try:
                     fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except OSError:  # held: by a living daemon, for the kernel lets go of a dead one's
+                except OSError:  # a running daemon holds it: the kernel releases the lock of a dead one
                     text = stream.read().strip()
                     return int(text) if text.isdigit() else 0
         except OSError:
@@ -120,11 +120,11 @@ class Spool:
         return None
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[IO[str]]:
-        """The daemon's lock.
+    def locked(self) -> Iterator[IO[str]]:
+        """Hold the daemon's lock.
 
         Raises:
-            BlockingIOError: another daemon has it.
+            BlockingIOError: another daemon holds it.
         """
         with open(self.lock, "a+", encoding="ascii") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -134,8 +134,11 @@ class Spool:
             yield stream
 
 
-def _replace(path: Path, text: str) -> None:
-    """Whole or not at all, also when this process is killed. Not flushed to the disk: no job survives a power cut."""
+def _write_atomically(path: Path, text: str) -> None:
+    """Write a file atomically, also if this process is killed.
+
+    It is not flushed to the disk, since no job survives a power cut.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     with open(temporary, "w", encoding="utf-8") as stream:
         stream.write(text)

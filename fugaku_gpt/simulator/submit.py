@@ -1,4 +1,4 @@
-"""``pjsub``: a command line and a script become a job, or a refusal in PJM's words."""
+"""``pjsub``: makes jobs of command lines and scripts, or refuses them with PJM's messages."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from fugaku_gpt.pjm.jobids import PjmJobId
 from fugaku_gpt.pjm.lexer import read_script
-from fugaku_gpt.simulator.call import Call, Reply, message
 from fugaku_gpt.simulator.client import BANNER
+from fugaku_gpt.simulator.command_line import (
+    CommandLine,
+    check_directives,
+    check_script_only,
+    merge_options,
+    parse_command_line,
+    with_pjm_prefix,
+)
 from fugaku_gpt.simulator.faults import Faults
 from fugaku_gpt.simulator.job import BULK, NORMAL, STEP, Job, Request
+from fugaku_gpt.simulator.protocol import Invocation, Reply, pjm_message
 from fugaku_gpt.simulator.request import build_request, step_parameters
 from fugaku_gpt.simulator.settings import Settings
 from fugaku_gpt.simulator.site import Refusal
-from fugaku_gpt.simulator.table import Table
-from fugaku_gpt.simulator.words import CommandLine, check, check_script_only, merge, read_words, with_prefix
+from fugaku_gpt.simulator.table import JobTable
 
 STDIN_NAME = "STDIN"
 HELP = f"""pjsub ({BANNER})
@@ -33,157 +40,170 @@ Usage: pjsub [option] [script-file...]
 """
 
 
-def pjsub(call: Call, table: Table, settings: Settings, faults: Faults) -> Reply:
-    """Submit one or several scripts."""
+def pjsub(invocation: Invocation, table: JobTable, settings: Settings, faults: Faults) -> Reply:
+    """Submit one or several scripts, subject to the faults that are pending."""
     try:
-        line = read_words(call.words)
+        command_line = parse_command_line(invocation.arguments)
     except Refusal as refusal:
-        return Reply(err=_refused(refusal), code=1)
-    if "help" in line.options:
+        return Reply(err=_refusal_message(refusal), code=1)
+    if "help" in command_line.options:
         return Reply(out=HELP)
-    if not line.scripts and call.stdin is None:
+    if not command_line.scripts and invocation.stdin is None:
         return Reply(want_stdin=True)
     reply = Reply()
-    joined: Optional[int] = None
-    for name in _script_names(line, call.directory):
-        refused = faults.refusal()
+    step_job: Optional[int] = None
+    for name in _script_names(command_line, invocation.directory):
+        injected_refusal = faults.take_refusal()
         try:
-            if refused is not None:
-                raise refused
-            job, remarks = _submit_one(call, line, name, table, settings, joined)
+            if injected_refusal is not None:
+                raise injected_refusal
+            job, remarks = _submit_script(invocation, command_line, name, table, settings, step_job)
         except Refusal as refusal:
-            reply.err += _refused(refusal)
+            reply.err += _refusal_message(refusal)
             reply.code = 1
             continue
-        joined = job.number if job.request.model == STEP else None
+        step_job = job.number if job.request.model == STEP else None
         reply.err += "".join(remark + "\n" for remark in remarks)
-        if faults.unanswered():
-            reply.err += message("pjsub", 91, "Internal error occurred.")
+        if faults.should_hide_answer():
+            reply.err += pjm_message("pjsub", 91, "Internal error occurred.")
             reply.code = 1
             continue
-        quiet = line.options.get("quiet")
-        shown = str(job.number) if job.request.model == BULK else job.id
-        if quiet == "jid":
-            reply.out += shown + "\n"
-        elif quiet is None:
-            reply.out += message("pjsub", 0, f"Job {shown} submitted.", "INFO")
-        if faults.loses_next():
-            table.drop(job.number)
+        quiet_mode = command_line.options.get("quiet")
+        reported_id = str(job.number) if job.request.model == BULK else job.id
+        if quiet_mode == "jid":
+            reply.out += reported_id + "\n"
+        elif quiet_mode is None:
+            reply.out += pjm_message("pjsub", 0, f"Job {reported_id} submitted.", "INFO")
+        if faults.should_lose_job():
+            table.remove(job.number)
     return reply
 
 
-def _refused(refusal: Refusal) -> str:
-    return message("pjsub", refusal.code, refusal.text)
+def _refusal_message(refusal: Refusal) -> str:
+    return pjm_message("pjsub", refusal.code, refusal.text)
 
 
-def _script_names(line: CommandLine, directory: str) -> List[str]:
-    """The scripts, those that are written as one word with delimiters taken apart."""
-    delimiter = str(line.options.get("script_delimiter", ","))
+def _script_names(command_line: CommandLine, directory: str) -> List[str]:
+    """The script names; arguments that join several names with delimiters are split."""
+    delimiter = str(command_line.options.get("script_delimiter", ","))
     names: List[str] = []
-    for word in line.scripts or ("",):
-        if delimiter in word and not os.path.exists(os.path.join(directory, word)):
-            names.extend(part for part in word.split(delimiter) if part)
+    for script_argument in command_line.scripts or ("",):
+        if delimiter in script_argument and not os.path.exists(os.path.join(directory, script_argument)):
+            names.extend(part for part in script_argument.split(delimiter) if part)
         else:
-            names.append(word)
+            names.append(script_argument)
     return names
 
 
-def _submit_one(
-    call: Call, line: CommandLine, name: str, table: Table, settings: Settings, joined: Optional[int]
+def _submit_script(
+    invocation: Invocation,
+    command_line: CommandLine,
+    name: str,
+    table: JobTable,
+    settings: Settings,
+    step_job: Optional[int],
 ) -> Tuple[Job, List[str]]:
-    """One script as a job; for a bulk job its parent, for a step job the sub-job."""
-    if len(call.directory) > 4096 or not os.path.isdir(call.directory):
+    """Submit one script; return its job (parent of a bulk job, sub-job of a step job) and the remarks."""
+    if len(invocation.directory) > 4096 or not os.path.isdir(invocation.directory):
         raise Refusal(26, "The current directory cannot be reached.")
-    text = _read(call, name)
-    prefix = line.options.get("dir_prefix")
-    script = read_script(with_prefix(text, prefix) if isinstance(prefix, str) else text)
-    remarks = [message("pjsub", 24, warning, "WARN").rstrip("\n") for warning in check(script)]
+    script_text = _read_script(invocation, name)
+    prefix = command_line.options.get("dir_prefix")
+    script = read_script(with_pjm_prefix(script_text, prefix) if isinstance(prefix, str) else script_text)
+    remarks = [pjm_message("pjsub", 24, warning, "WARN").rstrip("\n") for warning in check_directives(script)]
     check_script_only(script)
-    options = merge(script.options, line.options)
-    if table.unfinished() >= settings.accept_limit:
+    options = merge_options(script.options, command_line.options)
+    if table.count_unfinished() >= settings.accept_limit:
         raise Refusal(72, f"The number of jobs exceeds the accept limit ({settings.accept_limit}).")
-    now = time.time()
+    timestamp = time.time()
     model = BULK if "bulk" in options else STEP if "step" in options else NORMAL
     parent: Optional[Job] = None
     sub: Optional[int] = None
     if model == STEP:
-        parent, sub = _step_place(options, table, joined)
+        parent, sub = _step_parent(options, table, step_job)
     number = parent.number if parent is not None else 0
-    request, said = build_request(
+    request, site_remarks = build_request(
         options,
         settings,
         name=os.path.basename(name) or STDIN_NAME,
-        directory=call.directory,
-        text=text,
-        environment=call.environment,
-        umask=call.umask,
-        now=now,
+        directory=invocation.directory,
+        text=script_text,
+        environment=invocation.environment,
+        umask=invocation.umask,
+        timestamp=timestamp,
     )
     if parent is not None and number and step_parameters(options).job_name not in (None, parent.request.name):
         raise Refusal(18, f"The job name differs from that of job {number}.")
     if not number:
         number = table.spool.next_number(settings.first_job)
-    return _enter(number, sub, request, text, parent, table, now), remarks + said
+    return _add_to_table(number, sub, request, script_text, parent, table, timestamp), remarks + site_remarks
 
 
-def _read(call: Call, name: str) -> str:
+def _read_script(invocation: Invocation, name: str) -> str:
     if not name:
-        return call.stdin or ""
+        return invocation.stdin or ""
     try:
-        return Path(call.directory, name).read_bytes().decode("utf-8", "surrogateescape")
+        return Path(invocation.directory, name).read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
         raise Refusal(20, f"File open failed: {name} ({error.strerror}).") from None
 
 
-def _step_place(options: Dict[str, Any], table: Table, joined: Optional[int]) -> Tuple[Optional[Job], int]:
-    """(the step job that is joined or None for a new one, the step number)."""
+def _step_parent(options: Dict[str, Any], table: JobTable, step_job: Optional[int]) -> Tuple[Optional[Job], int]:
+    """The step job that a script joins, or None for a new one, and the number of its step."""
     steps = step_parameters(options)
     parent: Optional[Job] = None
-    wanted = steps.job_id if steps.job_id is not None else joined
-    if wanted is not None:
-        parent = table.get(wanted)
-        if parent is None or parent.over or parent.request.model != STEP:
-            raise Refusal(12, f"Job {wanted} does not exist.")
+    parent_number = steps.job_id if steps.job_id is not None else step_job
+    if parent_number is not None:
+        parent = table.get(parent_number)
+        if parent is None or parent.is_finished or parent.request.model != STEP:
+            raise Refusal(12, f"Job {parent_number} does not exist.")
     elif steps.job_name is not None:
-        named = [
+        same_name = [
             job
-            for job in table.top()
-            if job.request.model == STEP and not job.over and job.request.name == steps.job_name
+            for job in table.top_level_jobs()
+            if job.request.model == STEP and not job.is_finished and job.request.name == steps.job_name
         ]
-        parent = named[-1] if named else None
-    last = max((job.sub or 0 for job in table.subs(parent)), default=-1) if parent is not None else -1
-    if steps.number is not None and steps.number <= last:
-        raise Refusal(60, f"Step number {steps.number} is not above the last one ({last}).")
-    return parent, steps.number if steps.number is not None else last + 1
+        parent = same_name[-1] if same_name else None
+    last_step = max((job.sub or 0 for job in table.sub_jobs(parent)), default=-1) if parent is not None else -1
+    if steps.number is not None and steps.number <= last_step:
+        raise Refusal(60, f"Step number {steps.number} is not above the last one ({last_step}).")
+    return parent, steps.number if steps.number is not None else last_step + 1
 
 
-def _enter(
-    number: int, sub: Optional[int], request: Request, text: str, parent: Optional[Job], table: Table, now: float
+def _add_to_table(
+    number: int,
+    sub: Optional[int],
+    request: Request,
+    script_text: str,
+    parent: Optional[Job],
+    table: JobTable,
+    timestamp: float,
 ) -> Job:
-    """Write the script down and take the job, with its parent and sub-jobs, into the table."""
-    user, host = _user(), socket.gethostname()
-    script = table.spool.folder(str(PjmJobId(number, step=sub if request.model == STEP else None))) / "script"
+    """Store the script and add the job, with its parent and sub-jobs, to the table."""
+    user, host = _user_name(), socket.gethostname()
+    script = table.spool.job_folder(str(PjmJobId(number, step=sub if request.model == STEP else None))) / "script"
     script.parent.mkdir(parents=True, exist_ok=True)
-    script.write_bytes(text.encode("utf-8", "surrogateescape"))
-    final = replace(request, script=str(script))
+    script.write_bytes(script_text.encode("utf-8", "surrogateescape"))
+    stored_request = replace(request, script=str(script))
 
-    def make(place: Optional[int], is_parent: bool = False) -> Job:
-        job = Job(number, final, user, final.group, host, place, is_parent, mark=uuid.uuid4().hex)
-        job.dates["accept"] = job.dates[job.state] = now
+    def add_job(sub_number: Optional[int], is_parent: bool = False) -> Job:
+        job = Job(
+            number, stored_request, user, stored_request.group, host, sub_number, is_parent, mark=uuid.uuid4().hex
+        )
+        job.dates["accept"] = job.dates[job.state] = timestamp
         table.add(job)
         return job
 
     if request.model == STEP:
         if parent is None:
-            make(None, is_parent=True)
-        return make(sub)
+            add_job(None, is_parent=True)
+        return add_job(sub)
     if request.model == BULK:
         for bulk in range(request.bulk[0], request.bulk[1] + 1):
-            make(bulk)
-    return make(None, is_parent=request.model == BULK)
+            add_job(bulk)
+    return add_job(None, is_parent=request.model == BULK)
 
 
-def _user() -> str:
+def _user_name() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):

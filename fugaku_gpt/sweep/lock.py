@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO, Optional
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.launch.processes import GRACE_SECONDS, end_marked
-from fugaku_gpt.records.claim import AlreadyClaimed, release, take, this_process
+from fugaku_gpt.launch.processes import GRACE_SECONDS, end_marked_processes
+from fugaku_gpt.records.claim import AlreadyClaimed, release_claim, claim_folder, current_process
 
 FILE = ".sweep.lock"
 CLAIM = ".sweep.claim"  # where the file system has no locks
@@ -52,7 +52,7 @@ class SweepLock:
             raise
         left_by = _field(text, "mark")
         if left_by:
-            end_marked(left_by, GRACE_SECONDS)
+            end_marked_processes(left_by, GRACE_SECONDS)
         stream.truncate(0)
         stream.write(json.dumps({"process": os.getpid(), "mark": self.mark}) + "\n")
         stream.flush()
@@ -62,7 +62,7 @@ class SweepLock:
     def __exit__(self, *_: object) -> None:
         if self._stream is not None:
             self._stream.truncate(0)
-            release(self._directory, CLAIM, self.mark)
+            release_claim(self._directory, CLAIM, self.mark)
             self._stream.close()
 
     def _lock(self, stream: IO[str], text: str) -> None:
@@ -81,7 +81,7 @@ class SweepLock:
                 file=sys.stderr,
             )
         try:
-            take(self._directory, CLAIM, this_process(self.mark), same_process=False)
+            claim_folder(self._directory, CLAIM, current_process(self.mark), same_process=False)
         except AlreadyClaimed as taken:
             raise UsageError(
                 f"{self._directory}: a sweep is already running there ({taken}); wait for its end, or choose another "

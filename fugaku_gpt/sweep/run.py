@@ -15,7 +15,7 @@ from typing import Callable, List, Optional, Protocol, Tuple
 
 from fugaku_gpt.config import dump_run_config
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.launch.launch_result import result_of
+from fugaku_gpt.launch.launch_result import result_of_launch
 from fugaku_gpt.launch.processes import Outcome
 from fugaku_gpt.planner.trainer.memory_check import refuse_too_large, this_machine
 from fugaku_gpt.records.job import read_history
@@ -119,8 +119,8 @@ def _run_one(
             timeout=min(limits) if limits else None,
             mark=mark,
         )
-        result = result_of(directory, run.config, outcome, log, started)
-        if result.resumable and outcome.stopped_by is None:
+        result = result_of_launch(directory, run.config, outcome, log, started)
+        if result.is_resumable and outcome.stopped_by is None:
             # it has met a time limit: that is its row, where a run that somebody has stopped is run again
             result = replace(result, status=TIMEOUT)
         stopped = outcome.stopped_by is not None or result.status == INTERRUPTED

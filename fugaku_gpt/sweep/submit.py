@@ -15,11 +15,11 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.environments.registry import with_profile_file
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.follow import Followed, Named, poll_runs
+from fugaku_gpt.jobs.poll import PolledRun, SchedulerFactory, poll_runs
 from fugaku_gpt.jobs.render import render_from_files
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Scheduler, Uncertain
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named
-from fugaku_gpt.jobs.submission import SCRIPT, PreparedJob, node_hours, prepare, submit, with_absolute_paths
+from fugaku_gpt.jobs.submission import SCRIPT, PreparedJob, node_hours, prepare_job, submit, with_absolute_paths
 from fugaku_gpt.planner.trainer.node_limits import refuse_job_too_large
 from fugaku_gpt.records.job import JOB_FILE, OVER, read_history
 from fugaku_gpt.records.run import OK, REFUSED, RunDirectory
@@ -98,7 +98,7 @@ Told = Callable[[int, int, Planned, str], None]  # number, of how many, what, wh
 
 
 def standings_of(
-    sweep: Sweep, out: Path, named: Named = scheduler_named, now: Callable[[], float] = time.time, ask: bool = True
+    sweep: Sweep, out: Path, named: SchedulerFactory = scheduler_named, now: Callable[[], float] = time.time, ask: bool = True
 ) -> List[Standing]:
     """Where every run of a sweep stands, in its order.
 
@@ -132,7 +132,7 @@ def submit_sweep(
     resume: bool = False,
     told: Told = lambda number, total, planned, said: None,
     agreed: Callable[[Sequence[Planned]], bool] = lambda planned: True,
-    named: Named = scheduler_named,
+    named: SchedulerFactory = scheduler_named,
     now: Callable[[], float] = time.time,
 ) -> Handed:
     """Submit the runs of a sweep that are missing, as far as the limit allows, and return.
@@ -173,7 +173,7 @@ def is_wanted(standing: Standing, resume: bool) -> bool:
 
 
 def _hand_in(
-    sweep: Sweep, jobs: Sequence[Planned], out: Path, told: Told, named: Named, now: Callable[[], float]
+    sweep: Sweep, jobs: Sequence[Planned], out: Path, told: Told, named: SchedulerFactory, now: Callable[[], float]
 ) -> Tuple[Dict[str, List[str]], Dict[str, str], str]:
     schedulers: Dict[str, Scheduler] = {}
     taken: Dict[str, List[str]] = {}
@@ -190,7 +190,7 @@ def _hand_in(
         name = planned.job.config.job.scheduler
         try:
             enter(sweep, run, directory)
-            prepared = prepare(planned.job.config, directory)
+            prepared = prepare_job(planned.job.config, directory)
             if name not in schedulers:
                 schedulers[name] = named(name)
             taken[run.name] = submit(prepared, schedulers[name], now)
@@ -234,7 +234,7 @@ def _has_open_job(directory: Path) -> bool:
     return result is None or result.judged or result.status != OK
 
 
-def _standing(run: Run, directory: Path, followed: Optional[Followed]) -> Standing:
+def _standing(run: Run, directory: Path, followed: Optional[PolledRun]) -> Standing:
     record = RunDirectory(directory)
     result = record.result()
     if run.config is None:

@@ -17,13 +17,13 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 import torch
 
 from fugaku_gpt.checkpoint.data_file import Entry, FilePlan, file_name, plan_file, write_pieces
-from fugaku_gpt.checkpoint.directory import abandon, begin, clean_leftovers, commit, require_room, track
+from fugaku_gpt.checkpoint.directory import discard_temporary, begin_checkpoint, clean_leftovers, commit_checkpoint, require_room, update_tracker
 from fugaku_gpt.checkpoint.manifest import DataFile, LogicalTensor, Manifest, describe_file
-from fugaku_gpt.checkpoint.retention import retain
+from fugaku_gpt.checkpoint.retention import remove_old_checkpoints
 from fugaku_gpt.config import RunConfig, config_values
 from fugaku_gpt.errors import FugakuGptError, RunFailed
 from fugaku_gpt.layout.grid import coordinates_of
-from fugaku_gpt.layout.shards import logical_shapes, written
+from fugaku_gpt.layout.shards import logical_shapes, regions_to_write
 from fugaku_gpt.parallel.buffers import nbytes
 from fugaku_gpt.records.flight import CHECKPOINT
 from fugaku_gpt.training.log import TrainingLog
@@ -63,7 +63,7 @@ class SavePlan:
     def pieces(self, rank: int) -> List[Piece]:
         """What a rank writes, in the order in which its file holds it."""
         layout = self._config.layout
-        parts = written(self._config, coordinates_of(rank, layout, layout.order), self._shards[rank])
+        parts = regions_to_write(self._config, coordinates_of(rank, layout, layout.order), self._shards[rank])
         return [
             Piece(Entry(kind, part.name, part.region, self._dtype), part.first)
             for kind in self._kinds
@@ -247,7 +247,7 @@ class Checkpoints:
             if self._log is not None:
                 self._log.say(f"the checkpoint of iteration {self._save.iteration} is still being written: waiting")
             self.finish()
-        self._world.progress(CHECKPOINT, micro_batch=-1)
+        self._world.mark_phase(CHECKPOINT, micro_batch=-1)
         before = time.perf_counter()
         iteration = self._trainer.iteration
         source = self._source()
@@ -268,7 +268,7 @@ class Checkpoints:
             for piece in pieces:
                 save.begun += 1
                 if not beside:  # else this is another thread than the one that records progress
-                    self._world.progress(CHECKPOINT)
+                    self._world.mark_phase(CHECKPOINT)
                 yield piece
 
         def write() -> List[int]:
@@ -308,7 +308,7 @@ class Checkpoints:
         if save is None:
             return
         assert save.task is not None
-        self._world.progress(CHECKPOINT, micro_batch=-1)
+        self._world.mark_phase(CHECKPOINT, micro_batch=-1)
         if not save.committing:
             save.task.wait(self._look(save))
             self._gather(save, beside=False)
@@ -330,7 +330,7 @@ class Checkpoints:
             nonlocal begun
             if save.begun != begun:
                 begun = save.begun
-                self._world.progress(CHECKPOINT)
+                self._world.mark_phase(CHECKPOINT)
 
         return look
 
@@ -339,14 +339,14 @@ class Checkpoints:
         try:
             clean_leftovers(self._directory)
             require_room(self._directory, source.plan.bytes)
-            return str(begin(self._directory, iteration)), None
+            return str(begin_checkpoint(self._directory, iteration)), None
         except (OSError, FugakuGptError) as error:
             return "", _words(error)
 
     def _gather(self, save: _Save, beside: bool) -> None:
         """Give rank 0 what the ranks have to say of their writing, and have it make an end."""
         assert save.task is not None
-        self._world.progress(CHECKPOINT, micro_batch=-1)
+        self._world.mark_phase(CHECKPOINT, micro_batch=-1)
         task = save.task
         reports = self._world.gather_json([task.error, task.value, task.seconds, save.snapshot_seconds])
         save.committing = True
@@ -360,13 +360,13 @@ class Checkpoints:
             try:
                 if first is not None:
                     raise RunFailed(f"rank {first[0]}: {first[1]}")
-                path = commit(save.temporary, save.source.plan.manifest(save.state, sums, **self._facts))
+                path = commit_checkpoint(save.temporary, save.source.plan.manifest(save.state, sums, **self._facts))
             except BaseException:
-                abandon(save.temporary)
+                discard_temporary(save.temporary)
                 raise
             try:
-                track(path)
-                retain(self._directory, self._settings.keep_last, self._settings.keep_every)
+                update_tracker(path)
+                remove_old_checkpoints(self._directory, self._settings.keep_last, self._settings.keep_every)
             except (OSError, FugakuGptError) as error:  # the new one is there all the same
                 return path.name, _words(error)
             return path.name, None

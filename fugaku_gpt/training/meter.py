@@ -32,7 +32,7 @@ class Meter:
         """Over all ranks, from the largest values of each, and over the iterations since the last reading;
         collective."""
         trainer, stages = self._trainer, self._trainer.config.layout.pp
-        trainer.grid.world.progress(LOG, micro_batch=-1)
+        trainer.grid.world.mark_phase(LOG, micro_batch=-1)
         seconds, waited = trainer.pipeline_seconds - self._read[0], trainer.waited_seconds - self._read[1]
         computed = (trainer.computed_seconds - self._read[2]) / iterations
         self._read = (trainer.pipeline_seconds, trainer.waited_seconds, trainer.computed_seconds)
@@ -44,7 +44,7 @@ class Meter:
         figures[3] = seconds
         figures[4] = with_rank(computed, trainer.grid.world.rank)
         figures[5] = -figures[4]  # its largest is the fastest rank's
-        figures[6 + trainer.grid.place.pp] = max(seconds - waited, 1e-9)  # each rank fills its own stage's place
+        figures[6 + trainer.grid.coordinates.pp] = max(seconds - waited, 1e-9)  # each rank fills its own stage's place
         trainer.grid.world.all_reduce(figures, "max")
         before, self.since = self.since, time.perf_counter()
         return Measured(

@@ -21,14 +21,14 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping,
 import torch
 
 from fugaku_gpt import compat, ops
-from fugaku_gpt.comm.observed import calls_inside, inside
-from fugaku_gpt.compat import Call, probes
+from fugaku_gpt.comm.observed import calls_in_scope, scoped_call
+from fugaku_gpt.compat import OperatorCall, probes
 from fugaku_gpt.model import attention, dropout
 from fugaku_gpt.ops import native, reductions
 from fugaku_gpt.parallel.buffers import MasterWeights
 from fugaku_gpt.parallel.gradients import GradientSum
 from fugaku_gpt.records.operators import (
-    BATCHED_PRODUCT,
+    BATCHED_MATMUL,
     CAST,
     CLASSES,
     COMMUNICATION,
@@ -37,7 +37,7 @@ from fugaku_gpt.records.operators import (
     LAYER_NORM,
     OPTIMISER,
     OTHER,
-    PRODUCT,
+    MATMUL,
     PYTHON,
     SOFTMAX,
     Operators,
@@ -50,26 +50,26 @@ _ITERATION, _MASKS = "iteration", "masks of dropout"
 _PARTS = {OPTIMISER: OPTIMISER, CAST: CAST, GELU: GELU, COMMUNICATION: COMMUNICATION, _MASKS: OTHER}
 # our own compiled kernels by function: their class, which their own time is of, too: there are no operators in them
 _KERNELS = {
-    (ops, "attention"): BATCHED_PRODUCT,
-    (ops, "attention_gradient"): BATCHED_PRODUCT,
+    (ops, "attention"): BATCHED_MATMUL,
+    (ops, "attention_gradient"): BATCHED_MATMUL,
     (native, "layer_norm"): LAYER_NORM,
     (native, "layer_norm_gradient"): LAYER_NORM,
     (native, "gelu"): GELU,
     (native, "gelu_gradient"): GELU,
     (ops, "loss_sums"): CROSS_ENTROPY,
     (ops, "loss_gradient_"): CROSS_ENTROPY,
-    (ops, "loss_of_whole_rows_"): CROSS_ENTROPY,
-    (native, "multiply_"): PRODUCT,
-    (native, "add_to_sums_"): OTHER,
+    (ops, "loss_full_rows_"): CROSS_ENTROPY,
+    (native, "matmul_"): MATMUL,
+    (native, "accumulate_"): OTHER,
     (native, "sum_of_rows"): OTHER,
     (ops, "step_adamw"): OPTIMISER,
-    (reductions, "squares"): OPTIMISER,
+    (reductions, "native_sum_of_squares"): OPTIMISER,
 }
 _BY_KERNEL = {f"kernel of {kind}": kind for kind in _KERNELS.values()}
 
 # by their names in PyTorch, in whatever build
 _BY_NAME: Dict[str, Tuple[str, ...]] = {
-    PRODUCT: (
+    MATMUL: (
         "mm",
         "addmm",
         "addmm_",
@@ -82,13 +82,13 @@ _BY_NAME: Dict[str, Tuple[str, ...]] = {
         "_mkldnn_transpose",
         "to_dense",
     ),
-    BATCHED_PRODUCT: ("bmm", "baddbmm", "baddbmm_", "_baddbmm_mkl_"),
+    BATCHED_MATMUL: ("bmm", "baddbmm", "baddbmm_", "_baddbmm_mkl_"),
     SOFTMAX: ("softmax", "_softmax", "_softmax_backward_data"),
     LAYER_NORM: ("layer_norm", "native_layer_norm", "native_layer_norm_backward"),
     GELU: ("gelu", "gelu_backward"),
 }
 _CLASS_OF = {f"aten::{name}": kind for kind, names in _BY_NAME.items() for name in names}
-_CLASS_OF["mkldnn::_linear_pointwise"] = PRODUCT
+_CLASS_OF["mkldnn::_linear_pointwise"] = MATMUL
 # of one number type to another, unless an operator makes it for itself
 _CASTS = ("aten::to", "aten::_to_copy")
 # functions of autograd: the class of operators in them that have none by their name. Of those in attention only what is
@@ -136,7 +136,7 @@ def profile_operators(run: Trainer, iterations: int) -> Optional[Operators]:
         return None
     timed = _Timed(run, iterations)
     with _named_parts(world.size > 1):
-        calls = compat.profiled(timed)
+        calls = compat.profile_operators(timed)
     if timed.stopped:
         return None
     seconds = seconds_of_classes(calls)
@@ -165,7 +165,7 @@ class _Timed:
     def __call__(self) -> None:
         self._run.grid.world.barrier()
         before = time.perf_counter()
-        with compat.named(_ITERATION):
+        with compat.profiled_range(_ITERATION):
             for _ in range(self._iterations):
                 self.stopped = self._run.step().stop or self.stopped
                 if self.stopped:
@@ -183,7 +183,7 @@ def _named_parts(communicates: bool) -> Iterator[None]:
         (GradientSum, "begin", _named(OPTIMISER)),
         (trainer, "squares_of", _named(OPTIMISER)),
         (MasterWeights, "round", _named(CAST)),
-        (probes, "gelu_tanh_of_build", _named(GELU)),
+        (probes, "builtin_gelu_tanh", _named(GELU)),
         (attention, "keep_mask", _named(_MASKS)),
         (dropout, "keep_mask", _named(_MASKS)),
         (torch.Tensor, "copy_", _cast),
@@ -191,21 +191,21 @@ def _named_parts(communicates: bool) -> Iterator[None]:
     ]
     with contextlib.ExitStack() as named:
         if communicates:
-            named.enter_context(calls_inside(_named(COMMUNICATION)))
+            named.enter_context(calls_in_scope(_named(COMMUNICATION)))
         for part in parts:
-            named.enter_context(inside(*part))
+            named.enter_context(scoped_call(*part))
         yield
 
 
 def _named(name: str) -> Callable[..., ContextManager[Any]]:
-    return lambda *_, **__: compat.named(name)
+    return lambda *_, **__: compat.profiled_range(name)
 
 
 def _cast(to: torch.Tensor, source: torch.Tensor, *_: Any, **__: Any) -> ContextManager[Any]:
-    return compat.named(CAST) if to.dtype != source.dtype else contextlib.nullcontext()
+    return compat.profiled_range(CAST) if to.dtype != source.dtype else contextlib.nullcontext()
 
 
-def seconds_of_classes(calls: Sequence[Call]) -> Dict[str, float]:
+def seconds_of_classes(calls: Sequence[OperatorCall]) -> Dict[str, float]:
     """The calls' own time inside of the iterations, by class; what no call covers is Python's."""
     (whole,) = [call for call in calls if call.name == _ITERATION]
     inner = [call for call in calls if call.thread == whole.thread and whole.start <= call.start and call is not whole]

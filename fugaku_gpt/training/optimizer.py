@@ -82,7 +82,7 @@ class FusedAdamW:
     def __init__(self, runs: Sequence[Run], training: TrainingConfig) -> None:
         """There is a kernel for the runs' type."""
         dtype = runs[0].parameters.dtype
-        self._kernel, self._divides = compat.fused_adamw(dtype), compat.divides_gradients(dtype)
+        self._kernel, self._divides = compat.fused_adamw(dtype), compat.has_gradient_scale(dtype)
         self._training = training
         self.steps = 0
         self.moments: Moments = [(torch.zeros_like(run.parameters), torch.zeros_like(run.parameters)) for run in runs]
@@ -158,7 +158,7 @@ class CompiledAdamW:
 
 def build_optimizer(runs: Sequence[Run], training: TrainingConfig) -> "BlockedAdamW | FusedAdamW | CompiledAdamW":
     """AdamW over what this rank owns, by the fastest way that there is."""
-    if runs and runs[0].parameters.dtype == torch.float32 and ops.uses_compiled():
+    if runs and runs[0].parameters.dtype == torch.float32 and ops.uses_native_kernels():
         return CompiledAdamW(runs, training)
     fused = bool(runs) and compat.fused_adamw(runs[0].parameters.dtype) is not None
     return FusedAdamW(runs, training) if fused else BlockedAdamW(runs, training)

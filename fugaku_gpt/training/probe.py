@@ -169,7 +169,7 @@ class Probe:
             agree_on_kernels(load_run_config(overrides=[f"training.dtype={name}"]), self._world)
             pool = wide if dtype == torch.float32 else Pool(dtype)
             narrow = torch.empty(0, dtype=ops.attention_dtype(dtype)).element_size() == 2
-            compiled = ops.attends(torch.empty(1, self._threads, 1, 3, 1, 1, dtype=dtype))
+            compiled = ops.has_native_attention(torch.empty(1, self._threads, 1, 3, 1, 1, dtype=dtype))
             asked = list(shapes(narrow, self._threads, compiled))
             kinds = set()
             end = share * (1.0 if place == len(dtypes) - 1 else 0.6)  # of one type most, as runs are of one

@@ -14,7 +14,7 @@ from fugaku_gpt import compat, ops
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.data.random_samples import RandomSamples
-from fugaku_gpt.kernels.attention_tiling import attention_blocks, heads_in_time
+from fugaku_gpt.kernels.attention_tiling import attention_tiling, head_slots
 from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD, INPUT, KEYS, LINEAR, SCORES, VALUES, WEIGHT
 from fugaku_gpt.model.dropout import keep_mask, scaled_mask
 from fugaku_gpt.parallel.buffers import Run
@@ -102,9 +102,9 @@ def shapes(narrow: bool, threads: int, compiled: bool) -> Iterator[Shape]:
         )
     ]
     attention = []
-    all_heads = heads_in_time(1, _HEADS, threads)
+    all_heads = head_slots(1, _HEADS, threads)
     for keys, width in _KEYS_AND_WIDTHS:
-        cut = attention_blocks(keys, 8, _HEADS, narrow, threads)
+        cut = attention_tiling(keys, 8, _HEADS, narrow, threads)
         batch, queries = cut.products, cut.queries
         attention += [
             Shape(SCORES, batch, queries, width, keys),

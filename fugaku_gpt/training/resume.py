@@ -14,9 +14,9 @@ from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import RunConfig, config_values
 from fugaku_gpt.errors import CheckpointError, RunFailed, UsageError
 from fugaku_gpt.layout.flat import flat_layout_of
-from fugaku_gpt.layout.shards import logical_shapes, parts
+from fugaku_gpt.layout.shards import local_regions, logical_shapes
 from fugaku_gpt.records.flight import START_UP
-from fugaku_gpt.records.run import AUTO, NONE, RunDirectory, goes_on_in
+from fugaku_gpt.records.run import AUTO, NONE, RunDirectory, resumes_in_same_folder
 from fugaku_gpt.training.startup import together
 from fugaku_gpt.training.state import KINDS, Storage
 from fugaku_gpt.training.trainer import Trainer
@@ -79,7 +79,7 @@ def look(config: RunConfig, out: Path, wanted: str, fingerprint: str, force_data
     candidates, said = _whole_ones(paths)
     manifest = read_manifest(candidates[0])
     said += _fits(config, candidates[0], manifest, fingerprint, force_data)
-    return Found(tuple(candidates), manifest, goes_on_in(directory, wanted), False, tuple(said))
+    return Found(tuple(candidates), manifest, resumes_in_same_folder(directory, wanted), False, tuple(said))
 
 
 def share(found: Optional[Found], world: Communicator) -> Found:
@@ -128,7 +128,7 @@ def load(trainer: Trainer, path: Path, manifest: Manifest) -> Optional[str]:
     Returns:
         why it cannot be had, on every rank alike: the trainer is then not to be used before another load.
     """
-    config, place = trainer.config, trainer.grid.place
+    config, place = trainer.config, trainer.grid.coordinates
     laid = flat_layout_of(config, place.pp)
     state = {
         "iteration": manifest.iteration,
@@ -139,17 +139,17 @@ def load(trainer: Trainer, path: Path, manifest: Manifest) -> Optional[str]:
 
     def read(checkpoint: Checkpoint, storage: Storage) -> None:
         flat = storage.values.detach()
-        for part in parts(laid, config.layout.tp, place.tp, storage.first, storage.stop):
-            trainer.grid.world.progress(START_UP)  # it goes on, however slowly
+        for part in local_regions(laid, config.layout.tp, place.tp, storage.first, storage.stop):
+            trainer.grid.world.mark_phase(START_UP)  # it goes on, however slowly
             here = flat[part.first - storage.first : part.stop - storage.first]
-            if storage.kind in KINDS[1:] and not checkpoint.holds(storage.kind, part.name):
+            if storage.kind in KINDS[1:] and not checkpoint.has_tensor(storage.kind, part.name):
                 here.zero_()  # weights from elsewhere
                 continue
             checkpoint.read_region(storage.kind, part.name, part.region, here.numpy().reshape(part.region.shape))
 
     def fill() -> None:
         world = trainer.grid.world
-        with Checkpoint(path, manifest, near=(world.rank + 0.5) / world.size) as checkpoint:
+        with Checkpoint(path, manifest, start_fraction=(world.rank + 0.5) / world.size) as checkpoint:
             trainer.fill(state, lambda storage: read(checkpoint, storage))
 
     try:

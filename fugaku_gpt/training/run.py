@@ -15,7 +15,7 @@ from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
 from fugaku_gpt.layout.stages import chunks_of
-from fugaku_gpt.machine.garbage import nothing_collected
+from fugaku_gpt.machine.garbage_collection import nothing_collected
 from fugaku_gpt.model import recompute_of
 from fugaku_gpt.records.claim import HOLDER_VARIABLE
 from fugaku_gpt.records.operators import write_operators
@@ -176,7 +176,7 @@ def _create_directory(config: RunConfig, out: Path, world: Communicator, resume:
     def make() -> None:
         if world.rank == 0:
             directory.create(dump_run_config(config), holder, resume=resume)
-            directory.forget_calls()
+            directory.remove_flight_records()
 
     together(world, make)
     return directory

@@ -35,7 +35,7 @@ def prepare_process(threads: int) -> Dict[str, Any]:
     """Set threads, denormal flushing and the allocator; returns what took effect."""
     torch.set_num_threads(threads)
     keeps_pages = keep_freed_pages()
-    ops.use_blocks(keeps_pages)
+    ops.use_tensor_pool(keeps_pages)
     return {
         "threads": torch.get_num_threads(),
         "flush_denormals": compat.flush_denormals(),
@@ -63,12 +63,12 @@ def agree_on_kernels(
     """
     dtype = getattr(torch, config.training.dtype)
     kept: Mapping[str, Any] = keep if keep is not None and keep.get("dtype") == config.training.dtype else {}
-    compiled = config.node.compiled_kernels and kept.get("compiled", not kept) and ops.uses_compiled()
-    own_gelu = compiled and ops.has_gelu(dtype)
-    nobody_asked = kept.get("compiled", False) and ops.has_gelu(dtype)
+    compiled = config.node.compiled_kernels and kept.get("compiled", not kept) and ops.uses_native_kernels()
+    own_gelu = compiled and ops.supports_gelu(dtype)
+    nobody_asked = kept.get("compiled", False) and ops.supports_gelu(dtype)
     answered = "gelu_by_erf" in kept and not nobody_asked
     mine = {
-        "in_float32": [*kept["in_float32"], *compat.without_kernel(dtype)] if kept else compat.in_float32(dtype),
+        "in_float32": [*kept["in_float32"], *compat.operations_without_kernel(dtype)] if kept else compat.float32_operations(dtype),
         "gelu_by_erf": not own_gelu and (kept["gelu_by_erf"] if answered else _gelu_by_erf(config)),
         "onednn": _may_be_onednn(config, kept),
         "compiled": compiled,
@@ -84,14 +84,14 @@ def agree_on_kernels(
             "compiled_products": bool(of_ranks) and all(found["compiled_products"] for found in of_ranks),
         }
     )
-    ops.compute_by_compiled(agreed["compiled"])
-    ops.compute_products_by_compiled(agreed["compiled_products"])
+    ops.choose_native_kernels(agreed["compiled"])
+    ops.choose_native_matmul(agreed["compiled_products"])
     if config.training.dtype in SIXTEEN_BITS:
-        compat.compute_in_float32(agreed["in_float32"], dtype)
+        compat.choose_float32_operations(agreed["in_float32"], dtype)
     if config.model.gelu == "erf":
-        ops.compute_gelu_by_erf(agreed["gelu_by_erf"])
+        ops.choose_gelu_by_erf(agreed["gelu_by_erf"])
     if _multiplies_in_float32(config.training.dtype, agreed["in_float32"]):
-        ops.compute_products_by_onednn(agreed["onednn"])
+        ops.choose_onednn_matmul(agreed["onednn"])
     return kernels_in_use(config)
 
 
@@ -99,16 +99,16 @@ def _may_be_compiled(config: RunConfig, kept: Mapping[str, Any]) -> bool:
     """Whether layers' products could be our own kernels', as far as this rank knows."""
     if not config.node.compiled_kernels or kept:
         return bool(config.node.compiled_kernels and kept.get("compiled_products", False))
-    return ops.compiled_products()
+    return ops.uses_native_matmul()
 
 
 def _gelu_by_erf(config: RunConfig) -> bool:
-    return config.model.gelu == "erf" and ops.gelu_by_erf()
+    return config.model.gelu == "erf" and ops.uses_gelu_by_erf()
 
 
 def _by_onednn(config: RunConfig) -> bool:
     dtype = config.training.dtype
-    return _multiplies_in_float32(dtype, compat.in_float32(getattr(torch, dtype))) and ops.products_by_onednn()
+    return _multiplies_in_float32(dtype, compat.float32_operations(getattr(torch, dtype))) and ops.uses_onednn_matmul()
 
 
 def _may_be_onednn(config: RunConfig, kept: Mapping[str, Any]) -> bool:
@@ -116,7 +116,7 @@ def _may_be_onednn(config: RunConfig, kept: Mapping[str, Any]) -> bool:
     What an earlier start did counts only where it had such products."""
     if kept and _multiplies_in_float32(config.training.dtype, kept["in_float32"]):
         return bool(kept.get("onednn", False)) and ops.has_onednn()
-    return config.training.dtype != "float64" and ops.products_by_onednn()
+    return config.training.dtype != "float64" and ops.uses_onednn_matmul()
 
 
 def _multiplies_in_float32(dtype: str, in_float32: Sequence[str]) -> bool:
@@ -131,11 +131,11 @@ def kernels_in_use(config: RunConfig) -> Dict[str, Any]:
     dtype = config.training.dtype
     return {
         "dtype": dtype,
-        "in_float32": compat.in_float32(getattr(torch, dtype)),
+        "in_float32": compat.float32_operations(getattr(torch, dtype)),
         "gelu_by_erf": _gelu_by_erf(config),
         "onednn": _by_onednn(config),
-        "compiled": ops.uses_compiled(),
-        "compiled_products": ops.compiled_products(),
+        "compiled": ops.uses_native_kernels(),
+        "compiled_products": ops.uses_native_matmul(),
     }
 
 
@@ -318,10 +318,10 @@ def _describe_sums(sums: Dict[str, Any]) -> List[str]:
 def _notes(config: RunConfig) -> List[str]:
     """What a run asks for in vain."""
     notes = []
-    if config.node.compiled_kernels and not ops.uses_compiled() and config.training.dtype != "float64":
+    if config.node.compiled_kernels and not ops.uses_native_kernels() and config.training.dtype != "float64":
         why = (
             "some rank has none, or the start that this one goes on from had none"
-            if ops.has_compiled()
+            if ops.has_native_kernels()
             else "none are compiled for this processor and version, or they do not run here: fugaku-gpt env kernels"
         )
         notes.append(f"PyTorch's kernels in place of our own compiled ones: {why}")

@@ -14,7 +14,7 @@ from fugaku_gpt import ops
 from fugaku_gpt.comm import BACKGROUND, Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import SIXTEEN_BITS
-from fugaku_gpt.layout.batch import LeftOut, first_sample, global_batch, sequence_length
+from fugaku_gpt.layout.batch import SkippedSamples, first_sample, global_batch, sequence_length
 from fugaku_gpt.layout.flat import is_sharded, shards_of
 from fugaku_gpt.layout.schedules import schedule
 from fugaku_gpt.layout.stages import chunks_of, stage_tensors
@@ -41,7 +41,7 @@ class Samples(Protocol):
 class Remaining:
     """The samples that are not left out, numbered anew without gaps."""
 
-    def __init__(self, samples: Samples, left_out: LeftOut) -> None:
+    def __init__(self, samples: Samples, left_out: SkippedSamples) -> None:
         self._samples = samples
         self._left_out = left_out
 
@@ -116,7 +116,7 @@ class Trainer:
         agree_on_kernels(config, grid.world)  # whoever trains, by whatever way it came here
         if grid.world.size > 1:
             progress = config.training.progress_ms
-            ops.call_between(BACKGROUND.get_on if progress else None, progress / 1e3)
+            ops.set_progress_callback(BACKGROUND.poll if progress else None, progress / 1e3)
         self.config = config
         self.grid = grid
         self.iteration = 0
@@ -129,12 +129,12 @@ class Trainer:
         self.saving: Callable[[], Tuple[bool, bool]] = lambda: (False, False)
         self.health = Health(config.training)
         self.loss_scale = LossScale(config.training)
-        self._left_out = LeftOut(config.training.skip_samples)
+        self._left_out = SkippedSamples(config.training.skip_samples)
         self._train = Remaining(train, self._left_out)
         self._valid = valid
         layout, training, model = config.layout, config.training, config.model
         chunks = chunks_of(config)
-        mine = [chunk for chunk in chunks if chunk.stage == grid.place.pp]
+        mine = [chunk for chunk in chunks if chunk.stage == grid.coordinates.pp]
         with pages_of_its_own():
             self.pieces = dict(
                 zip([chunk.index for chunk in mine], build_stage(config, grid.tp, mine, recompute_of(config, chunks)))
@@ -143,7 +143,7 @@ class Trainer:
             sharded = is_sharded(config)
             self.buffers = FlatBuffers(
                 named_parameters(pieces),
-                stage_tensors(model, grid.tp.size, chunks, grid.place.pp),
+                stage_tensors(model, grid.tp.size, chunks, grid.coordinates.pp),
                 shards_of(config),
                 int(training.bucket_mib * 2**20),
                 grid.tp.size,
@@ -170,11 +170,11 @@ class Trainer:
                 on every rank alike, and the parameters are left as they were.
         """
         training = self.config.training
-        self.grid.world.progress(FORWARD, self.iteration + 1, -1)
+        self.grid.world.mark_phase(FORWARD, self.iteration + 1, -1)
         start, waited = time.perf_counter(), Communicator.waited_seconds
         samples = global_batch(self.config, self.consumed_samples)
         seq_len = sequence_length(self.config, self.iteration)
-        used = self._left_out.used(self.consumed_samples)
+        used = self._left_out.count_used(self.consumed_samples)
         loss_scale = self.loss_scale.value
         scale = self.loss_scale.gradient_scale(training.micro_batch * seq_len)
         for piece in self.pieces.values():
@@ -186,12 +186,12 @@ class Trainer:
         total = self._losses(self._train, used, seq_len, self._before_last_backward)
         self.pipeline_seconds += time.perf_counter() - began
         self.waited_seconds += self.pipeline.waited_seconds
-        self.grid.world.progress(SUMS, micro_batch=-1)
+        self.grid.world.mark_phase(SUMS, micro_batch=-1)
         self.sum.finish()
         sums = self._agree(total)
         tokens, bad_ranks = samples * seq_len, int(sums.bad_ranks)
         loss, norm = sums.losses / tokens, math.sqrt(sums.squares) / tokens / scale
-        self.grid.world.progress(OPTIMISER)
+        self.grid.world.mark_phase(OPTIMISER)
         overflow = self.loss_scale.is_overflow(loss, bad_ranks)
         verdict = self.health.judge(self.iteration + 1, loss, norm, bad_ranks, overflow)
         self.loss_scale.update(overflow)
@@ -313,7 +313,7 @@ class Trainer:
         size = (micro_batches, seq_len)
         if size not in self._pipelines:
             self._pipelines[size] = Pipeline(
-                schedule(layout.schedule, self.grid.place.pp, layout.pp, micro_batches, layout.chunks),
+                schedule(layout.schedule, self.grid.coordinates.pp, layout.pp, micro_batches, layout.chunks),
                 self.grid.pp,
                 self._last_chunk,
                 (
@@ -329,13 +329,13 @@ class Trainer:
         """Wait for what the last step has left on its way: the parameters of other replicas."""
         if self._gather is not None:
             self._gather.finish()
-        self.grid.world.progress(FINISHED)
+        self.grid.world.mark_phase(FINISHED)
 
     def validate(self) -> float:
         """Mean loss per token over the first ``training.eval_batches`` global batches of the validation split."""
         if self._valid is None:
             raise ValueError("this trainer was built without validation samples")
-        self.grid.world.progress(VALIDATION, micro_batch=-1)
+        self.grid.world.mark_phase(VALIDATION, micro_batch=-1)
         for piece in self.pieces.values():
             piece.eval()
         batches, samples = self.config.training.eval_batches, self.config.training.global_batch
@@ -369,7 +369,7 @@ class Trainer:
         def forward(micro_batch: int, chunk: int, x: Optional[torch.Tensor]) -> torch.Tensor:
             nonlocal total
             piece = self.pieces[chunk]
-            first = first_sample(self.config, used, micro_batch, self.grid.place.dp)
+            first = first_sample(self.config, used, micro_batch, self.grid.coordinates.dp)
             ends = piece.chunk.has_embedding or piece.chunk.has_head  # tokens are wanted there only
             tokens = torch.from_numpy(samples.batch(first, micro_size)[:, : seq_len + 1]) if ends else None
             y: torch.Tensor = piece(
@@ -396,7 +396,7 @@ class Trainer:
         squares, finite = squares_of(self._runs)
         written, not_written = self.saving()
         mine = _Sums(
-            losses=total if self.grid.place.tp == 0 else 0.0,
+            losses=total if self.grid.coordinates.tp == 0 else 0.0,
             squares=squares,
             bad_ranks=0.0 if finite and math.isfinite(total) else 1.0,
             stop=float(self.stop_wanted()),

@@ -24,8 +24,8 @@ from typing import Dict, List, Optional, Tuple
 from fugaku_gpt.comm import Communicator, FlightRecorder
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import EXIT_RUN_FAILED, UsageError
-from fugaku_gpt.hang.against_plan import config_of
-from fugaku_gpt.hang.diagnosis import explain, process_states, read_flights
+from fugaku_gpt.hang.against_plan import config_or_none
+from fugaku_gpt.hang.diagnosis import diagnose_hang, process_states, read_flights
 from fugaku_gpt.records.files import create_json_atomically
 from fugaku_gpt.records.flight import CHECKPOINT, FINISHED, START_UP, Head, flight_file, read_head
 from fugaku_gpt.records.run import HUNG, Result, RunDirectory, failure_lines
@@ -186,7 +186,7 @@ class Watchdog:
             flights = read_flights(self._directory.flight_dir)
             heads = [flight.head for flight in flights]
             processes = process_states(heads, socket.gethostname())
-            told = explain(flights, processes, config_of(self._directory.config_file))
+            told = diagnose_hang(flights, processes, config_or_none(self._directory.config_file))
             verdict, culprits = told.verdict, told.culprits
         except Exception as error:  # that it hangs is known, whatever is wrong with the files that tell why
             traceback.print_exc()

@@ -112,12 +112,12 @@ def test_every_part_of_a_real_step_is_seen_and_the_functions_are_put_back(
     compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fugaku_gpt import ops
-    from fugaku_gpt.compat.kernel_choices import AGREED
+    from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
     from fugaku_gpt.model.causal_attention import _CausalAttention, _CompiledAttention
 
-    if compiled and not ops.has_compiled():
+    if compiled and not ops.has_native_kernels():
         pytest.skip("no kernels are compiled here")
-    monkeypatch.setattr(AGREED, "compiled", None)  # what is agreed on here holds here
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled", None)  # what is agreed on here holds here
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # of more, few heads are too few for the kernels
 
     def functions() -> List[object]:

@@ -30,7 +30,7 @@ import numpy as np
 from fugaku_gpt.checkpoint import file_system
 from fugaku_gpt.checkpoint.directory import clean_leftovers, list_checkpoints, require_room
 from fugaku_gpt.checkpoint.reader import open_checkpoint
-from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid, retain, verify
+from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid, remove_old_checkpoints, verify_checkpoint
 from fugaku_gpt.errors import CheckpointError
 from tests.support.checkpoints import Arrays, cut_flat, save, some_arrays
 
@@ -80,7 +80,7 @@ def save_as_a_trainer_does(directory: Path, iteration: int, arrays: Arrays) -> N
     clean_leftovers(directory)
     require_room(directory, 1000)
     save(directory, iteration, arrays, cut_flat(arrays, 2))
-    retain(directory, 1)
+    remove_old_checkpoints(directory, 1)
 
 
 def in_child(work: Callable[[], int]) -> int:
@@ -126,7 +126,7 @@ def is_equal(checkpoint: Optional[Path], arrays: Arrays) -> bool:
 def judge(directory: Path, way: str, code: int) -> List[str]:
     """What is wrong after a fault."""
     wrong = []
-    torn = [info.path.name for info in list_checkpoints(directory) if verify(info.path)]
+    torn = [info.path.name for info in list_checkpoints(directory) if verify_checkpoint(info.path)]
     if torn:
         wrong.append(f"visible and not whole: {torn}")
     newest = newest_valid(checkpoints_at(directory)).path

@@ -17,7 +17,7 @@ from fugaku_gpt.checkpoint.data_file import read_plan
 from fugaku_gpt.checkpoint.directory import list_checkpoints, require_room
 from fugaku_gpt.checkpoint.manifest import MANIFEST
 from fugaku_gpt.checkpoint.reader import open_checkpoint
-from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid, verify
+from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid, verify_checkpoint
 from fugaku_gpt.checkpoint.safetensors import NotSafetensors
 from fugaku_gpt.errors import CheckpointError, RunFailed
 from tests.support.checkpoints import cut_flat, save, some_arrays
@@ -53,15 +53,15 @@ def test_every_flipped_bit_is_found_and_named(two: Path) -> None:
             file_system.close(descriptor)
         for bit in chance.sample(range(8 * path.stat().st_size), FLIPS):
             flip(path, bit)
-            problems = verify(two)
+            problems = verify_checkpoint(two)
             assert len(problems) == 1 and problems[0].startswith(str(path)), (name, bit, problems)
-            if plan is not None and bit // 8 >= plan.items[0].offset:
-                index = max(one for one, item in enumerate(plan.items) if item.offset <= bit // 8)
+            if plan is not None and bit // 8 >= plan.tensors[0].offset:
+                index = max(one for one, item in enumerate(plan.tensors) if item.offset <= bit // 8)
                 entry = plan.entries[index]
                 assert problems == [
                     f"{path}: damaged: {entry.kind} of {entry.tensor}{entry.region}: its CRC-32 is another"
                 ]
-                assert verify(two, deep=False) == []
+                assert verify_checkpoint(two, deep=False) == []
                 with open_checkpoint(two) as checkpoint:
                     out = np.empty(entry.region.shape, np.float32)
                     with pytest.raises(CheckpointError, match="CRC-32"):
@@ -69,14 +69,14 @@ def test_every_flipped_bit_is_found_and_named(two: Path) -> None:
             newest, rejected = newest_valid(checkpoints_at(two.parent))
             assert newest == two.parent / "step-00000010" and rejected == [(two.name, problems[0])]
             flip(path, bit)
-    assert verify(two) == []
+    assert verify_checkpoint(two) == []
 
 
 @pytest.mark.parametrize("keep", [0, 7, 8, 300, -1])
 def test_a_file_that_is_cut_short_is_named(two: Path, keep: int) -> None:
     path = two / "data-000001.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    (problem,) = verify(two, deep=False)
+    (problem,) = verify_checkpoint(two, deep=False)
     assert problem.startswith(f"{path}: ") and "bytes long, not" in problem
     with open_checkpoint(two) as checkpoint, pytest.raises(CheckpointError, match="data-000001.safetensors"):
         for key in ARRAYS:
@@ -89,18 +89,18 @@ def test_a_file_that_is_cut_short_is_named(two: Path, keep: int) -> None:
 
 def test_a_missing_file_is_named(two: Path) -> None:
     (two / "data-000002.safetensors").unlink()
-    assert verify(two, deep=False) == [f"{two}/data-000002.safetensors: missing"]
+    assert verify_checkpoint(two, deep=False) == [f"{two}/data-000002.safetensors: missing"]
     assert newest_valid(checkpoints_at(two.parent)).path == two.parent / "step-00000010"
 
 
 def test_another_checkpoint_s_file_is_not_taken(two: Path) -> None:
     other = save(two.parent, 30, some_arrays(6), cut_flat(some_arrays(6), 3))
     shutil.copy(two / "data-000000.safetensors", other)
-    found = verify(other)  # the same pieces, other numbers
+    found = verify_checkpoint(other)  # the same pieces, other numbers
     assert len(found) == len(ARRAYS) - 3 and all("CRC-32" in one and "data-000000" in one for one in found)
     third = save(two.parent, 40, some_arrays(6), cut_flat(some_arrays(6), 2))
     shutil.copy(two / "data-000000.safetensors", third)
-    assert "bytes long, not" in verify(third)[0]
+    assert "bytes long, not" in verify_checkpoint(third)[0]
 
 
 def foreign_file(path: Path) -> None:
@@ -134,7 +134,7 @@ def later_version(path: Path) -> None:
 def test_what_is_not_ours_is_told_and_left_alone(two: Path, make: Any, told: str) -> None:
     path = two.parent / "step-00000099"
     make(path)
-    (problem,) = verify(path)
+    (problem,) = verify_checkpoint(path)
     assert str(path) in problem and told in problem
     assert newest_valid(checkpoints_at(two.parent)) == (two, [(path.name, problem)])
     save(two.parent, 99, ARRAYS, cut_flat(ARRAYS, 1))
@@ -145,7 +145,7 @@ def test_pieces_that_leave_a_gap_are_no_checkpoint(tmp_path: Path) -> None:
     held = cut_flat(ARRAYS, 2)
     (lost,) = [one for one in held[1] if one[0] == "first_moment/a.bias"]
     path = save(tmp_path, 1, ARRAYS, [held[0], [one for one in held[1] if one is not lost]])
-    (problem,) = verify(path, deep=False)
+    (problem,) = verify_checkpoint(path, deep=False)
     assert "the pieces of first_moment of a.bias do not make up the whole" in problem
     with open_checkpoint(path) as checkpoint, pytest.raises(CheckpointError, match="3 of 7 elements"):
         checkpoint.tensor("first_moment", "a.bias")

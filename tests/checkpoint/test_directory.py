@@ -15,12 +15,19 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.checkpoint import file_system
 from fugaku_gpt.checkpoint.data_file import Entry, plan_file, write_pieces
-from fugaku_gpt.checkpoint.directory import abandon, begin, clean_leftovers, latest, list_checkpoints, require_room
+from fugaku_gpt.checkpoint.directory import (
+    begin_checkpoint,
+    clean_leftovers,
+    discard_temporary,
+    list_checkpoints,
+    require_room,
+    tracked_checkpoint,
+)
 from fugaku_gpt.checkpoint.manifest import MANIFEST, read_manifest
 from fugaku_gpt.checkpoint.reader import Checkpoint, open_checkpoint
-from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid, retain, verify
+from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid, remove_old_checkpoints, verify_checkpoint
 from fugaku_gpt.errors import CheckpointError, RunFailed
-from fugaku_gpt.layout.regions import Region, rectangles, whole
+from fugaku_gpt.layout.regions import Region, rectangles, full_region
 from tests.support.checkpoints import Arrays, Held, cut_flat, save, some_arrays
 
 
@@ -57,13 +64,13 @@ def test_saved_in_one_cut_and_read_in_another(case: Any) -> None:
     arrays, saved, ranks_per_file, read = case
     with tempfile.TemporaryDirectory() as folder:
         path = save(Path(folder) / "checkpoints", 7, arrays, saved, ranks_per_file)
-        assert verify(path) == []
+        assert verify_checkpoint(path) == []
         assert len(read_manifest(path).files) == -(-len(saved) // ranks_per_file)
         with open_checkpoint(path) as checkpoint:
             got = {key: np.full(array.shape, np.nan, array.dtype) for key, array in arrays.items()}
             for key, region in (piece for rank in read for piece in rank):
                 kind, _, name = key.partition("/")
-                checkpoint.read_region(kind, name, region, got[key][region.within(whole(arrays[key].shape))])
+                checkpoint.read_region(kind, name, region, got[key][region.within(full_region(arrays[key].shape))])
             assert all(np.array_equal(got[key], array) for key, array in arrays.items())
 
 
@@ -82,7 +89,7 @@ def test_a_rank_that_wants_what_it_wrote_opens_no_other_s_file(tmp_path: Path, m
     assert len(writers) == len(manifest.files)
     for place, pieces in enumerate(writers):
         opened.clear()
-        with Checkpoint(path, manifest, near=(place + 0.5) / len(writers)) as checkpoint:
+        with Checkpoint(path, manifest, start_fraction=(place + 0.5) / len(writers)) as checkpoint:
             for key, region in pieces:
                 kind, _, name = key.partition("/")
                 checkpoint.read_region(kind, name, region, np.empty(region.shape, np.float32))
@@ -93,7 +100,7 @@ def test_everything_is_read_back(tmp_path: Path) -> None:
     arrays = some_arrays(1, dtype="F64")
     told = {"state": {"loss_scale": 0.1, "window": [1.5, None]}, "config": {"model": {"layers": 2}}}
     path = save(tmp_path / "checkpoints", 12, arrays, cut_flat(arrays, 3), data_fingerprint="f", **told)
-    assert path.name == "step-00000012" and latest(path.parent) == path
+    assert path.name == "step-00000012" and tracked_checkpoint(path.parent) == path
     with open_checkpoint(path) as checkpoint:
         manifest = checkpoint.manifest
         assert (manifest.iteration, manifest.consumed_samples, manifest.consumed_tokens) == (12, 96, 768)
@@ -122,13 +129,13 @@ def test_the_safetensors_library_reads_the_files(tmp_path: Path) -> None:
     assert len(seen) == sum(map(len, held))
     for key, region in (piece for rank in held for piece in rank):
         at = ",".join(map(str, region.start))
-        assert np.array_equal(seen[f"{key}@{at}"], arrays[key][region.within(whole(arrays[key].shape))])
+        assert np.array_equal(seen[f"{key}@{at}"], arrays[key][region.within(full_region(arrays[key].shape))])
 
 
 def test_the_data_begins_at_a_cache_line() -> None:
     for length in range(1, 70):
         plan = plan_file([Entry("weights", "x" * length, Region((0,), (3,)))])
-        assert plan.items[0].offset % 64 == 0 and plan.length == plan.items[0].offset + 12
+        assert plan.tensors[0].offset % 64 == 0 and plan.length == plan.tensors[0].offset + 12
     with pytest.raises(ValueError, match="twice"):
         plan_file([Entry("weights", "x", Region((0,), (3,)))] * 2)
     with pytest.raises(ValueError, match="empty"):
@@ -148,9 +155,9 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert [info.path.name for info in list_checkpoints(tmp_path)] == [
         "step-00000040", "step-00000030-2", "step-00000030", "step-00000020", "step-00000010",
     ]  # fmt: skip
-    assert retain(tmp_path, 2, 10) == ["step-00000030"]
-    assert retain(tmp_path, 2, 20) == ["step-00000010"]
-    assert retain(tmp_path, 1) == ["step-00000030-2", "step-00000020"]
+    assert remove_old_checkpoints(tmp_path, 2, 10) == ["step-00000030"]
+    assert remove_old_checkpoints(tmp_path, 2, 20) == ["step-00000010"]
+    assert remove_old_checkpoints(tmp_path, 1) == ["step-00000030-2", "step-00000020"]
     assert newest_valid(checkpoints_at(tmp_path)) == (tmp_path / "step-00000040", [])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "step-00000040"]
 
@@ -161,7 +168,7 @@ def test_a_damaged_checkpoint_neither_counts_nor_is_removed(tmp_path: Path) -> N
         save(tmp_path, iteration, arrays, cut_flat(arrays, 2))
     (tmp_path / "step-00000040" / "data-000001.safetensors").unlink()
     (tmp_path / "step-00000020" / MANIFEST).write_text("{}")
-    assert retain(tmp_path, 1) == ["step-00000010"]
+    assert remove_old_checkpoints(tmp_path, 1) == ["step-00000010"]
     path, rejected = newest_valid(checkpoints_at(tmp_path))
     assert path == tmp_path / "step-00000030"
     assert rejected == [("step-00000040", f"{tmp_path}/step-00000040/data-000001.safetensors: missing")]
@@ -171,10 +178,10 @@ def test_what_is_newer_than_the_last_one_written_neither_counts_nor_is_removed(t
     arrays = some_arrays(0)
     for iteration in (10, 30, 40, 20):  # a run has gone on from 10, as the data of 30 and 40 is damaged
         save(tmp_path, iteration, arrays, cut_flat(arrays, 2))
-    assert retain(tmp_path, 1) == ["step-00000010"]
+    assert remove_old_checkpoints(tmp_path, 1) == ["step-00000010"]
     assert [info.iteration for info in list_checkpoints(tmp_path)] == [40, 30, 20]
     save(tmp_path, 30, arrays, cut_flat(arrays, 2))
-    assert retain(tmp_path, 1) == ["step-00000030", "step-00000020"]
+    assert remove_old_checkpoints(tmp_path, 1) == ["step-00000030", "step-00000020"]
     assert [info.path.name for info in list_checkpoints(tmp_path)] == ["step-00000040", "step-00000030-2"]
 
 
@@ -187,7 +194,7 @@ def test_leftovers_are_cleaned_and_strangers_stay(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     gone = clean_leftovers(tmp_path)
     assert gone == [".latest.json.0af.tmp", ".step-00000007.0af.tmp", ".step-00000008.0af.tmp"]
-    abandon(begin(tmp_path, 8))
+    discard_temporary(begin_checkpoint(tmp_path, 8))
     assert sorted(path.name for path in tmp_path.iterdir()) == [".notes.tmp", ".step-00000003", "step-00000003"]
     assert clean_leftovers(tmp_path / "nowhere") == [] and list_checkpoints(tmp_path / "nowhere") == []
 
@@ -200,11 +207,11 @@ def test_a_tracker_that_cannot_be_used_is_none(tmp_path: Path, text: Any) -> Non
     (tmp_path / "latest.json").unlink()
     if text is not None:
         (tmp_path / "latest.json").write_text(text)
-    assert latest(tmp_path) is None
+    assert tracked_checkpoint(tmp_path) is None
     save(tmp_path, 2, some_arrays(0), cut_flat(some_arrays(0), 1))
     assert json.loads((tmp_path / "latest.json").read_text()) == {"version": 1, "name": "step-00000002"}
-    retain(tmp_path, 1)
-    assert latest(tmp_path) == tmp_path / "step-00000002"
+    remove_old_checkpoints(tmp_path, 1)
+    assert tracked_checkpoint(tmp_path) == tmp_path / "step-00000002"
 
 
 def test_room_is_asked_for_before_there_is_a_directory(tmp_path: Path) -> None:

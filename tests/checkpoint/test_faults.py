@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Tuple
 import pytest
 
 from fugaku_gpt.checkpoint import file_system
-from fugaku_gpt.checkpoint.retention import verify
+from fugaku_gpt.checkpoint.retention import verify_checkpoint
 from tests.checkpoint.faults import CALLS, OLD
 from tests.support.checkpoints import cut_flat, save
 
@@ -57,7 +57,7 @@ def test_nothing_is_made_visible_before_it_is_on_the_disk(tmp_path: Path, monkey
     for name in ("create", "write_at", "sync", "rename", "sync_folder"):
         monkeypatch.setattr(file_system, name, recorded(name))
     path = save(tmp_path / "checkpoints", 5, OLD, cut_flat(OLD, 2))
-    assert verify(path) == []
+    assert verify_checkpoint(path) == []
     hidden, tracker = [one for call, one in log if call == "rename"]
     shown, tracked = (log.index(("rename", one)) for one in (hidden, tracker))
     for file in sorted({one for call, one in log if call == "create"}):

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fugaku_gpt.checkpoint.directory import list_checkpoints
-from fugaku_gpt.checkpoint.hugging_face import CONFIG, INDEX, WEIGHTS, export_gpt2, import_gpt2, pairs
+from fugaku_gpt.checkpoint.hugging_face import CONFIG, INDEX, WEIGHTS, export_gpt2, import_gpt2, tensor_pairs
 from fugaku_gpt.checkpoint.reader import open_checkpoint
-from fugaku_gpt.checkpoint.retention import verify
+from fugaku_gpt.checkpoint.retention import verify_checkpoint
 from fugaku_gpt.config import ModelConfig, load_run_config
 from fugaku_gpt.errors import CheckpointError, UsageError
 from tests.support.checkpoints import cut_flat, save, some_arrays
@@ -28,7 +28,7 @@ def a_model(*overrides: str) -> ModelConfig:
 
 def a_checkpoint(folder: Path, model: ModelConfig, dtype: str = "F32") -> Path:
     """Random weights of some size, so that every tensor shows in the loss, cut over three ranks."""
-    shapes = {one.ours: one.shape for one in pairs(model)}
+    shapes = {one.ours: one.shape for one in tensor_pairs(model)}
     arrays = some_arrays(1, shapes, dtype)
     for key in arrays:
         arrays[key] *= np.asarray(0.3, arrays[key].dtype)
@@ -91,7 +91,11 @@ def test_what_transformers_has_saved_has_its_loss_here(tmp_path: Path, dtype: st
     theirs.save_pretrained(tmp_path / "gpt2", max_shard_size="10KB" if dtype == "float32" else "1GB")
     assert (tmp_path / "gpt2" / INDEX).exists() == (dtype == "float32")
     checkpoint, model, notes = import_gpt2(tmp_path / "gpt2", tmp_path / "run" / "checkpoints")
-    assert checkpoint == tmp_path / "run" / "checkpoints" / "step-00000000" and verify(checkpoint) == [] and not notes
+    assert (
+        checkpoint == tmp_path / "run" / "checkpoints" / "step-00000000"
+        and verify_checkpoint(checkpoint) == []
+        and not notes
+    )
     assert (model.vocab_size, model.seq_len, model.layers, model.heads, model.layernorm_eps) == (101, 16, 2, 3, 1e-3)
     tokens = torch.from_numpy(TOKENS)
     with torch.no_grad():

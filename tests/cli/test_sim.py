@@ -10,7 +10,7 @@ from typing import Iterator
 
 import pytest
 
-from fugaku_gpt.simulator.session import stop
+from fugaku_gpt.simulator.session import stop_simulator
 from fugaku_gpt.simulator.spool import Spool
 
 PROGRAM = [sys.executable, "-m", "fugaku_gpt", "sim"]
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "the site"
     yield place
     if Spool(place).daemon_pid() is not None:
-        stop(Spool(place))
+        stop_simulator(Spool(place))
 
 
 @pytest.mark.slow

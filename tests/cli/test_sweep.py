@@ -19,7 +19,7 @@ import pytest
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.data.indexed import IndexedWriter
-from fugaku_gpt.launch.processes import marked
+from fugaku_gpt.launch.processes import marked_processes
 from fugaku_gpt.records.job import JobStatus
 from fugaku_gpt.records.run import RunDirectory
 from tests.sweep.fake import leave_run
@@ -111,11 +111,11 @@ def test_ctrl_c_records_the_run_and_leaves_no_rank(tmp_path: Path, data: Path) -
     metrics = out / "dp2-tp1-iterations1000000-r1" / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0)
     mark = json.loads((out / ".sweep.lock").read_text())["mark"]
-    assert len(marked(mark)) >= 3  # mpirun and two ranks
+    assert len(marked_processes(mark)) >= 3  # mpirun and two ranks
     sweep.send_signal(signal.SIGINT)
     said, _ = sweep.communicate(timeout=300)
     assert sweep.returncode == 1 and b"the same command runs what is missing" in said and b"Traceback" not in said
-    assert marked(mark) == []
+    assert marked_processes(mark) == []
     result = RunDirectory(metrics.parent).result()
     assert result is not None and result.iterations > 0
     said = f"stopped: SIGINT, after iteration {result.iterations}"

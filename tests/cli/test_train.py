@@ -90,7 +90,7 @@ def test_under_mpirun_one_rank_says_that_a_run_does_not_fit_and_none_goes_on(cor
     out = tmp_path / "run"
     words = arguments(corpus, out, "layout.pp=1", "layout.dp=2", "node.memory_limit=100Mi")
     launcher = find_launcher()
-    command = [*launcher.start(2), sys.executable, "-m", "fugaku_gpt", *words]
+    command = [*launcher.command_prefix(2), sys.executable, "-m", "fugaku_gpt", *words]
     environment = {**os.environ, **launcher.environment}
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, timeout=300)
     said = done.stdout.decode()
@@ -224,7 +224,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(
     words = arguments(corpus, out, f"layout.dp={ranks}", "training.iterations=100000", "training.eval_interval=null")
     launcher = find_launcher()
     train = [sys.executable, "-m", "fugaku_gpt", *words]
-    command = [*train, "--ranks", str(ranks)] if own else [*launcher.start(ranks), *train]
+    command = [*train, "--ranks", str(ranks)] if own else [*launcher.command_prefix(ranks), *train]
     environment = {**os.environ, **({} if own else launcher.environment)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment) as process:
         assert process.stdout is not None
@@ -268,7 +268,7 @@ def test_a_run_that_is_stopped_can_be_resumed(
     train = [sys.executable, "-m", "fugaku_gpt", *words]
     if number is None:
         train += ["--set", "job.elapse=120", "--set", "job.stop_margin=119"]
-    command = [*train, "--ranks", "2"] if own else [*launcher.start(2), *train]
+    command = [*train, "--ranks", "2"] if own else [*launcher.command_prefix(2), *train]
     environment = {**os.environ, **({} if own else launcher.environment)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment) as process:
         assert process.stdout is not None
@@ -309,7 +309,7 @@ def test_a_second_order_ends_a_run_at_once(corpus: Path, tmp_path: Path) -> None
 def _mpirun(ranks: int, words: List[str]) -> "subprocess.CompletedProcess[str]":
     launcher = find_launcher()
     return subprocess.run(
-        [*launcher.start(ranks), sys.executable, "-m", "fugaku_gpt", *words],
+        [*launcher.command_prefix(ranks), sys.executable, "-m", "fugaku_gpt", *words],
         env={**os.environ, **launcher.environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -31,7 +31,7 @@ def test_a_rank_killed_inside_a_collective_has_left_its_open_call_and_the_caller
     launcher = find_launcher()
     start = time.monotonic()
     done = subprocess.run(
-        [*launcher.start(2), sys.executable, "-m", "tests.comm.killed_rank", str(tmp_path)],
+        [*launcher.command_prefix(2), sys.executable, "-m", "tests.comm.killed_rank", str(tmp_path)],
         cwd=ROOT,
         env={**os.environ, **launcher.environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -61,7 +61,7 @@ def test_a_world_of_one_records_progress_and_no_calls(tmp_path: Path) -> None:
     assert (world.rank, world.size, world.name) == (0, 1, "world")
     world.all_reduce(torch.ones(2))
     world.barrier()
-    world.progress(FORWARD, 3, 1)
+    world.mark_phase(FORWARD, 3, 1)
     flight = read_flight(flight_file(tmp_path, 0))
     assert flight.calls == [] and (flight.head.step, flight.head.micro_batch, flight.head.phase) == (3, 1, FORWARD)
 
@@ -80,7 +80,7 @@ def test_a_gathered_tensor_alone_is_a_view_and_costs_no_copy() -> None:
 
 def test_the_grid_of_one_process_is_one_by_one() -> None:
     grid = ProcessGrid.alone()
-    assert (grid.place.dp, grid.place.pp, grid.place.tp) == (0, 0, 0)
+    assert (grid.coordinates.dp, grid.coordinates.pp, grid.coordinates.tp) == (0, 0, 0)
     assert grid.world.size == grid.tp.size == grid.dp.size == 1
     with pytest.raises(ValueError, match="a layout of 2 ranks was given 1 ranks"):
         ProcessGrid(Communicator.alone(), LayoutConfig(dp=2))

@@ -65,7 +65,7 @@ def test_a_killed_process_is_seen_inside_its_last_call(tmp_path: Path) -> None:
 def test_the_last_calls_come_back_in_order_with_the_rank_s_progress(tmp_path: Path) -> None:
     recorder = FlightRecorder(tmp_path, 1001, 2000)
     tp = recorder.group("tp", range(1000, 1008), 1)
-    recorder.progress(BACKWARD, step=7, micro_batch=3)
+    recorder.mark_phase(BACKWARD, step=7, micro_batch=3)
     for _ in range(SLOTS + 100):
         recorder.leave(recorder.enter(tp, "all_reduce_sum", "torch.float32", (4, 8), True))
     assert recorder.path == tmp_path / "001" / "rank-001001.flight"

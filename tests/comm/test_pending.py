@@ -12,7 +12,7 @@ import torch
 
 from fugaku_gpt import ops
 from fugaku_gpt.comm import BACKGROUND, Communicator, pending
-from fugaku_gpt.comm.pending import Background, Pending
+from fugaku_gpt.comm.pending import BackgroundProgress, Pending
 
 
 class UnderWay:
@@ -50,23 +50,23 @@ class Ordered(List[Any]):
 def test_what_is_done_makes_way_and_one_that_is_not_moves_the_others(
     under_way: List[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    background, ones = Background(), [UnderWay(1), UnderWay(2), UnderWay(9)]
-    monkeypatch.setattr(pending, "IN_STEPS", {UnderWay(1, ValueError("would begin the next step"))})
-    background.get_on()
-    assert background.take_seconds() == 0.0  # nothing is under way
+    background, ones = BackgroundProgress(), [UnderWay(1), UnderWay(2), UnderWay(9)]
+    monkeypatch.setattr(pending, "MULTI_STEP", {UnderWay(1, ValueError("would begin the next step"))})
+    background.poll()
+    assert background.pop_seconds() == 0.0  # nothing is under way
     under_way += ones
-    background.get_on()
+    background.poll()
     assert [one.looks for one in ones] == [0, 1, 9] and under_way == ones[1:]
-    background.get_on()
+    background.poll()
     assert [one.looks for one in ones] == [0, 0, 8] and under_way == ones[2:]
-    assert background.take_seconds() > 0.0 == background.take_seconds()
+    assert background.pop_seconds() > 0.0 == background.pop_seconds()
     background.check()
 
 
 def test_what_is_over_is_not_kept(under_way: List[Any]) -> None:
-    background, one = Background(), UnderWay(9)
+    background, one = BackgroundProgress(), UnderWay(9)
     under_way.append(one)
-    background.get_on()
+    background.poll()
     under_way.clear()
     kept = weakref.ref(one)
     del one
@@ -76,26 +76,26 @@ def test_what_is_over_is_not_kept(under_way: List[Any]) -> None:
 @pytest.mark.parametrize("error", [ValueError("calls disagree"), KeyboardInterrupt()])
 def test_what_goes_wrong_is_raised_by_the_next_call_and_only_once(under_way: List[Any], error: BaseException) -> None:
     under_way.append(UnderWay(1, error))
-    BACKGROUND.get_on()
+    BACKGROUND.poll()
     under_way[:] = [one] = [UnderWay(5)]
-    BACKGROUND.get_on()
+    BACKGROUND.poll()
     assert one.looks == 5  # nothing more is done until somebody knows
     with pytest.raises(type(error)):
         Communicator.alone()._enter("barrier", torch.zeros(1))
     Communicator.alone()._enter("barrier", torch.zeros(1))
-    BACKGROUND.get_on()
+    BACKGROUND.poll()
     assert one.looks == 4
 
 
-@pytest.mark.skipif(not ops.has_compiled(), reason="no compiled kernels: fugaku-gpt env kernels")
+@pytest.mark.skipif(not ops.has_native_kernels(), reason="no compiled kernels: fugaku-gpt env kernels")
 def test_what_a_signal_raises_while_a_kernel_computes_is_not_lost() -> None:
-    background, qkv = Background(), torch.zeros(1, 1, 2048, 3, 8, 64)
+    background, qkv = BackgroundProgress(), torch.zeros(1, 1, 2048, 3, 8, 64)
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
     former = signal.signal(signal.SIGALRM, interrupt)
-    ops.call_between(background.get_on, 0.0)
+    ops.set_progress_callback(background.poll, 0.0)
     try:
         with pytest.raises(KeyboardInterrupt):
             signal.setitimer(signal.ITIMER_REAL, 0.02)
@@ -104,7 +104,7 @@ def test_what_a_signal_raises_while_a_kernel_computes_is_not_lost() -> None:
                 ops.attention(qkv, None, 1.0)
                 background.check()
     finally:
-        ops.call_between(None, 0.0)
+        ops.set_progress_callback(None, 0.0)
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, former)
 
@@ -112,7 +112,7 @@ def test_what_a_signal_raises_while_a_kernel_computes_is_not_lost() -> None:
 def test_whoever_waits_is_told_what_went_wrong_meanwhile(under_way: List[Any]) -> None:
     under_way.append(UnderWay(1, ValueError("calls disagree")))
     one = Pending(Communicator.alone(), [], -1, None)
-    BACKGROUND.get_on()
+    BACKGROUND.poll()
     with pytest.raises(ValueError, match="calls disagree"):
         one.wait()
     one.wait()

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.compare.effects import (
     COLUMNS,
-    Attribution,
+    EffectEstimates,
     Effect,
     Observation,
     as_json,
-    attribute,
+    estimate_effects,
     effect_rows,
     remarks,
 )
-from fugaku_gpt.compare.factorial import parse, plan_design
+from fugaku_gpt.compare.factorial import parse_factors, plan_design
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import UsageError
 
@@ -49,11 +49,11 @@ def truth(row: Row) -> float:
     return float(seconds * 0.9 ** (row[0] * row[1] / 4))
 
 
-def find(observations: Sequence[Observation], count: int = 4, tolerance: float = 0.02) -> Attribution:
-    return attribute(observations, NAMES[:count], LEVELS[:count], tolerance)
+def find(observations: Sequence[Observation], count: int = 4, tolerance: float = 0.02) -> EffectEstimates:
+    return estimate_effects(observations, NAMES[:count], LEVELS[:count], tolerance)
 
 
-def by_name(found: Attribution) -> Dict[str, Effect]:
+def by_name(found: EffectEstimates) -> Dict[str, Effect]:
     return {one.name: one for one in found.effects}
 
 
@@ -62,7 +62,7 @@ def full(count: int) -> List[Row]:
 
 
 def fraction(text: str, p: int) -> List[Row]:
-    return list(plan_design(parse(text, load_run_config(None, "tiny")), p).rows)
+    return list(plan_design(parse_factors(text, load_run_config(None, "tiny")), p).rows)
 
 
 def test_planted_effects_are_found_and_no_others() -> None:
@@ -230,5 +230,5 @@ def test_units_order_and_names_of_levels_do_not_matter(rows, factor, random) -> 
             assert mirror[key].ratio == pytest.approx(1 / effect.ratio, rel=1e-6)
 
 
-def by_name_given(found: Attribution) -> Dict[Tuple[str, str], Effect]:
+def by_name_given(found: EffectEstimates) -> Dict[Tuple[str, str], Effect]:
     return {(one.name, one.given): one for one in found.effects}

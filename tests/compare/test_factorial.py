@@ -12,9 +12,9 @@ from fugaku_gpt.compare.factorial import (
     HIGH,
     LOW,
     Design,
-    Timed,
+    AnalysisSettings,
     describe,
-    parse,
+    parse_factors,
     plan_design,
     read_design,
     settings_of,
@@ -38,11 +38,11 @@ def base(*settings: str) -> RunConfig:
 
 
 def design(text: str, fraction: int = 0, repeats: int = 1, seed: int = 0, run: Optional[RunConfig] = None) -> Design:
-    return plan_design(parse(text, run or base()), fraction, repeats, seed)
+    return plan_design(parse_factors(text, run or base()), fraction, repeats, seed)
 
 
 def test_toggles_have_their_usual_levels() -> None:
-    found = parse("freq,tcmalloc,retention,ranks,precision,node.arena_lock=1|0", base())
+    found = parse_factors("freq,tcmalloc,retention,ranks,precision,node.arena_lock=1|0", base())
     assert [(one.name, one.low.text, one.high.text) for one in found] == [
         ("freq", "2000", "2200"),
         ("tcmalloc", "false", "true"),
@@ -58,7 +58,7 @@ def test_toggles_have_their_usual_levels() -> None:
 
 def test_more_ranks_are_more_replicas_on_the_same_cores() -> None:
     run = base("layout.tp=2", "job.nodes=2", "node.ranks_per_node=1", "node.threads_per_rank=48")
-    (ranks,) = parse("ranks", run)
+    (ranks,) = parse_factors("ranks", run)
     assert dict(ranks.low.settings) == {"layout.dp": "1", "node.ranks_per_node": "1", "node.threads_per_rank": "48"}
     assert dict(ranks.high.settings) == {"layout.dp": "4", "node.ranks_per_node": "4", "node.threads_per_rank": "12"}
 
@@ -81,14 +81,14 @@ def test_more_ranks_are_more_replicas_on_the_same_cores() -> None:
 )
 def test_what_is_no_toggle_is_refused(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        parse(text, base())
+        parse_factors(text, base())
 
 
 def test_ranks_that_the_cores_do_not_divide_by_are_refused() -> None:
     with pytest.raises(UsageError, match="cannot be shared out to 4 ranks"):
-        parse("ranks", base("node.threads_per_rank=2"))
+        parse_factors("ranks", base("node.threads_per_rank=2"))
     with pytest.raises(UsageError, match="both set node.threads_per_rank"):
-        parse("ranks=1|2,threads=1|2", base("node.threads_per_rank=2"))
+        parse_factors("ranks=1|2,threads=1|2", base("node.threads_per_rank=2"))
 
 
 @pytest.mark.parametrize(("size", "resolution"), RESOLUTIONS.items())
@@ -139,7 +139,7 @@ def test_what_is_no_design_is_refused(fraction: int, repeats: int) -> None:
 def runs_of(found: Design, run: Optional[RunConfig] = None) -> List[Run]:
     text = sweep_text(found, run or base(), "toggles")
     assert read_design(text, "a file") == (found, None)
-    timed = Timed(7, 0.05)
+    timed = AnalysisSettings(7, 0.05)
     assert read_design(sweep_text(found, run or base(), "toggles", timed), "a file") == (found, timed)
     return list(expand_text(text, "a file", "x").runs)
 

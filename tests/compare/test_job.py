@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fugaku_gpt.cli.main import run
-from fugaku_gpt.compare.pairs import read_kept
+from fugaku_gpt.compare.pairs import read_comparison
 from fugaku_gpt.errors import EXIT_OK
 from fugaku_gpt.jobs.schedulers.pjm import PjmScheduler
 from fugaku_gpt.jobs.submission import submit
@@ -43,7 +43,7 @@ def test_both_sides_take_turns_inside_one_allocation(
             assert time.monotonic() < deadline
             time.sleep(0.2)
     said = "".join(path.read_text() for path in out.glob("*.out"))
-    kept = read_kept(out / "pairs")
+    kept = read_comparison(out / "pairs")
     assert [pair.order for pair in kept.counted] == ["AB"], said + os.linesep.join(kept.failures())
     (pair,) = kept.counted  # a pair that the host disturbs is run again, and kept besides
     assert [len(job.environment["ranks"]) for job in (pair.a, pair.b)] == [2, 1]

@@ -14,7 +14,7 @@ from fugaku_gpt.cli.compare.printing import report_text
 from fugaku_gpt.compare import live
 from fugaku_gpt.compare.live import Limits, Session, SideRun, run_pairs
 from fugaku_gpt.compare.noise import Noise
-from fugaku_gpt.compare.pairs import Kept, Plan, SidePlan, read_kept
+from fugaku_gpt.compare.pairs import ComparisonRecord, ComparisonPlan, SidePlan, read_comparison
 from fugaku_gpt.compare.report import NO_VERDICT, report_live
 from fugaku_gpt.config import config_values
 from fugaku_gpt.errors import UsageError
@@ -60,14 +60,14 @@ class Silent:
         pass
 
 
-def plan_of(*settings: str, **more: Any) -> Plan:
+def plan_of(*settings: str, **more: Any) -> ComparisonPlan:
     a, b = tiny(), tiny(*settings)
     values: Dict[str, Any] = {"warm_up": 2, "tolerance": 0.02, "load": 0.05, **more}
     sides = SidePlan("base", "", (), config_values(a)), SidePlan(",".join(settings), "", settings, config_values(b))
-    return Plan(*sides, **values)
+    return ComparisonPlan(*sides, **values)
 
 
-def run(out: Path, launch: FakeLaunch, plan: Optional[Plan] = None, **more: Any) -> str:
+def run(out: Path, launch: FakeLaunch, plan: Optional[ComparisonPlan] = None, **more: Any) -> str:
     plan = plan if plan is not None else plan_of("training.dtype=bfloat16")
     sides = SideRun(tiny(), None), SideRun(tiny(*plan.b.settings), None)
     limits = more.pop("limits", Limits(pairs=4))
@@ -75,8 +75,8 @@ def run(out: Path, launch: FakeLaunch, plan: Optional[Plan] = None, **more: Any)
     return run_pairs(Session(out, plan, sides, limits, launch, more.pop("progress", Silent()), **more))
 
 
-def kept(out: Path) -> Kept:
-    return read_kept(out)
+def kept(out: Path) -> ComparisonRecord:
+    return read_comparison(out)
 
 
 def test_sides_take_turns_and_each_job_gives_one_number(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_comparison_that_another_has_begun_before_the_claim_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch, out = FakeLaunch({"a": [1.0], "b": [1.0]}), tmp_path / "out"
-    take = live.take
+    take = live.claim_folder
 
     def taken_late(*arguments: Any, **more: Any) -> Path:
         monkeypatch.setattr(live, "take", take)
@@ -219,7 +219,7 @@ def test_a_comparison_that_another_has_begun_before_the_claim_is_refused(
     monkeypatch.setattr(live, "take", taken_late)
     with pytest.raises(UsageError, match="float16 then, bfloat16 now"):
         run(out, launch)
-    assert read_kept(out).plan.b.settings == ("training.dtype=float16",)
+    assert read_comparison(out).plan.b.settings == ("training.dtype=float16",)
 
 
 def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from fugaku_gpt.compare.noise import Noise, Reading, Watch, clock_mhz, disturbances, read_counters, unknown_of
+from fugaku_gpt.compare.noise import Noise, CounterReading, NoiseWatch, clock_mhz, disturbances, read_counters, unknown_quantities
 
-START = Reading(100.0, 100.0, 1.0, 50.0, 1000, 10, 100, 10, 7, 0)
+START = CounterReading(100.0, 100.0, 1.0, 50.0, 1000, 10, 100, 10, 7, 0)
 
 
-def around(*readings: Reading, descendants: bool = True) -> Noise:
+def around(*readings: CounterReading, descendants: bool = True) -> Noise:
     left = list(readings)
     times = iter((0.0, 10.0))
-    watch = Watch(descendants, read=lambda: left.pop(0), sleep=lambda _: None, clock=lambda: next(times))
+    watch = NoiseWatch(descendants, read=lambda: left.pop(0), sleep=lambda _: None, clock=lambda: next(times))
     with watch:
         pass
     assert watch.noise is not None
@@ -22,7 +22,7 @@ def around(*readings: Reading, descendants: bool = True) -> Noise:
 
 def test_shares_of_all_cores_during_a_job_and_around_it() -> None:
     first = replace(START, busy=100.1, idle=100.9)  # a tenth of the second before
-    last = Reading(115.1, 104.9, 1.0, 64.0, 3000, 20, 300, 20, 9, 4096)
+    last = CounterReading(115.1, 104.9, 1.0, 64.0, 3000, 20, 300, 20, 9, 4096)
     after = replace(last, busy=115.6, idle=105.4)
     noise = around(START, first, last, after)
     assert noise.seconds == 10.0
@@ -36,7 +36,7 @@ def test_shares_of_all_cores_during_a_job_and_around_it() -> None:
         "just after it, other processes took 50%",
         "the clock was throttled 2 times",
     ]
-    assert disturbances(noise, others=0.6) == ["the clock was throttled 2 times"]
+    assert disturbances(noise, max_load=0.6) == ["the clock was throttled 2 times"]
 
 
 def test_what_is_not_told_is_unknown_and_disturbs_nothing() -> None:
@@ -45,7 +45,7 @@ def test_what_is_not_told_is_unknown_and_disturbs_nothing() -> None:
         bare, bare, replace(bare, busy=120.0, idle=120.0), replace(bare, busy=120.0, idle=121.0), descendants=False
     )
     assert disturbances(noise) == []
-    assert unknown_of(noise) == [
+    assert unknown_quantities(noise) == [
         "load of other processes during a job",
         "load before and after",
         "stolen time",

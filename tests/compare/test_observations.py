@@ -7,9 +7,9 @@ from typing import Any, Dict, List
 
 import pytest
 
-from fugaku_gpt.compare.effects import Effect, attribute
-from fugaku_gpt.compare.factorial import HIGH, parse, plan_design, sweep_text
-from fugaku_gpt.compare.observations import Observed, of_runs, of_table
+from fugaku_gpt.compare.effects import Effect, estimate_effects
+from fugaku_gpt.compare.factorial import HIGH, parse_factors, plan_design, sweep_text
+from fugaku_gpt.compare.observations import ToggleObservations, observe_runs, observe_table
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.sweep.expand import expand_text
@@ -33,14 +33,14 @@ def running(config: RunConfig) -> Dict[str, Any]:
     return {**ENVIRONMENT, "ranks": [{**rank, "threads": config.node.threads_per_rank}]}
 
 
-def effects_of(found: Observed) -> Dict[str, Effect]:
-    answer = attribute(found.observations, found.names, found.levels, notes=found.notes)
+def effects_of(found: ToggleObservations) -> Dict[str, Effect]:
+    answer = estimate_effects(found.observations, found.names, found.levels, notes=found.notes)
     return {one.name: one for one in answer.effects}
 
 
 def test_a_designs_sweep_is_read_back_by_its_levels_and_blocks(tmp_path: Path) -> None:
     base = tiny("node.threads_per_rank=2")
-    design = plan_design(parse("tcmalloc,ranks=1|2,recompute", base), repeats=2)
+    design = plan_design(parse_factors("tcmalloc,ranks=1|2,recompute", base), repeats=2)
     sweep = expand_text(sweep_text(design, base, "toggles"), "a file", "toggles")
     for number, run in enumerate(sweep.runs):
         assert isinstance(run.config, RunConfig)
@@ -53,7 +53,7 @@ def test_a_designs_sweep_is_read_back_by_its_levels_and_blocks(tmp_path: Path) -
             run.config,
             environment=running(run.config),
         )
-    found = of_runs(tmp_path, design, warm_up=2)
+    found = observe_runs(tmp_path, design, warm_up=2)
     labels = design.labels()
     assert len(found.observations) == 16
     for one in found.observations:
@@ -67,12 +67,12 @@ def test_a_designs_sweep_is_read_back_by_its_levels_and_blocks(tmp_path: Path) -
 
 
 def test_a_design_s_failed_runs_are_named_and_another_folder_s_are_left_out(tmp_path: Path) -> None:
-    design = plan_design(parse("tcmalloc", tiny()), repeats=2)
+    design = plan_design(parse_factors("tcmalloc", tiny()), repeats=2)
     for label, (_, (level,)) in design.labels().items():
         leave_run(tmp_path / f"{label}-r1", times(1.0), tiny(f"node.tcmalloc={'true' if level == HIGH else 'false'}"))
     leave_run(tmp_path / "b2-tcmalloc-r1", times(1.0), tiny("node.tcmalloc=true"), status="oom", reason="memory")
-    assert of_runs(tmp_path, design, warm_up=2).failures == ("b2-tcmalloc-r1: oom: memory",)
-    assert of_runs(tmp_path, "tcmalloc", warm_up=2).failures == ()
+    assert observe_runs(tmp_path, design, warm_up=2).failures == ("b2-tcmalloc-r1: oom: memory",)
+    assert observe_runs(tmp_path, "tcmalloc", warm_up=2).failures == ()
 
 
 def test_any_folder_of_runs_tells_what_varies_in_it(tmp_path: Path) -> None:
@@ -86,13 +86,13 @@ def test_any_folder_of_runs_tells_what_varies_in_it(tmp_path: Path) -> None:
             name = f"run-{number}-{len(list(tmp_path.iterdir()))}"
             leave_run(tmp_path / name, times(seconds * (1 + 0.003 * number)), tiny(*settings))
     leave_run(tmp_path / "broken", times(9.0), tiny(), status="oom")
-    found = of_runs(tmp_path, "tcmalloc", warm_up=2)
+    found = observe_runs(tmp_path, "tcmalloc", warm_up=2)
     assert len({one.block for one in found.observations}) == 2  # each tensor-parallel layout is a block
     assert found.names == ("tcmalloc",) and found.levels == (("false", "true"),)
     assert effects_of(found)["tcmalloc"].ratio == pytest.approx(0.8, abs=0.002)
     assert any("1 run with status oom" in note for note in found.notes)
     with pytest.raises(UsageError, match="none of recompute varies"):
-        effects_of(of_runs(tmp_path, "recompute", warm_up=2))
+        effects_of(observe_runs(tmp_path, "recompute", warm_up=2))
 
 
 def test_a_run_at_neither_level_is_left_out_and_told(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_run_at_neither_level_is_left_out_and_told(tmp_path: Path) -> None:
         name = f"{threads}-{len(list(tmp_path.iterdir()))}"
         config = tiny(f"node.threads_per_rank={threads}")
         leave_run(tmp_path / name, times(seconds), config, environment=running(config))
-    found = of_runs(tmp_path, "threads=1|2", warm_up=2)
+    found = observe_runs(tmp_path, "threads=1|2", warm_up=2)
     assert sorted(one.levels for one in found.observations) == [(-1,), (-1,), (HIGH,), (HIGH,)]
     assert found.notes[0] == "left out: 1 run at neither level of threads (1 | 2)"
 
@@ -109,8 +109,8 @@ def test_what_both_levels_have_in_common_stays_with_the_block(tmp_path: Path) ->
     for eco, freq, seconds in ((0, 2000, 1.0), (2, 2000, 0.9), (2, 2200, 0.85)):
         settings = (f"node.eco_state={eco}", f"node.freq_mhz={freq}")
         leave_run(tmp_path / f"{eco}-{freq}", times(seconds), tiny(*settings))
-    found = of_runs(tmp_path, "freq", warm_up=2)
-    answer = attribute(found.observations, found.names, found.levels)
+    found = observe_runs(tmp_path, "freq", warm_up=2)
+    answer = estimate_effects(found.observations, found.names, found.levels)
     # the run with both pipes is no like of the one at 2.2 GHz: its pipes are no effect of the clock
     assert answer.effects[0].ratio == pytest.approx(0.85 / 0.9) and answer.jobs == 2
 
@@ -121,7 +121,7 @@ def test_a_run_whose_toggle_was_not_applied_is_left_out_and_named(tmp_path: Path
         leave_run(tmp_path / name, times(1.0))
     leave_run(tmp_path / "d", times(0.8), tiny("node.tcmalloc=true"))
     leave_run(tmp_path / "b", times(1.0), tiny("node.tcmalloc=true"), environment={**ENVIRONMENT, "toggles": [toggle]})
-    found = of_runs(tmp_path, "tcmalloc", warm_up=2)
+    found = observe_runs(tmp_path, "tcmalloc", warm_up=2)
     assert found.failures == ("left out: b: node.tcmalloc=True was not applied (seen: libc)",) == found.notes
     assert [one.name for one in found.observations] == ["a", "c", "d"]
     assert effects_of(found)["tcmalloc"].ratio == pytest.approx(0.8)
@@ -142,12 +142,12 @@ def test_rows_of_a_table(tmp_path: Path) -> None:
         row("a.1", 10.0), row("a.2", 7.0, True), row("a.3", 9.9), row("a.4", 7.1, True), row("a.5", 4.0, ranks=4),
         row("b.1", 20.0), row("b.2", 10.0),
     )  # fmt: skip
-    found = of_table(table, "tcmalloc,ranks")
+    found = observe_table(table, "tcmalloc,ranks")
     assert found.notes == ("left out: 1 row that another table shows too: counted once",)
     assert {one.name: one.levels for one in found.observations}["a.5"] == (-1, 1)
     assert {one.block.partition(",")[0] for one in found.observations} == {"a", "b"}
     assert len({one.block for one in found.observations}) == 2  # four ranks are four replicas, not another layout
-    assert attribute(found.observations, found.names, found.levels).jobs == 5
+    assert estimate_effects(found.observations, found.names, found.levels).jobs == 5
 
 
 @pytest.mark.parametrize(
@@ -156,16 +156,16 @@ def test_rows_of_a_table(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_is_no_toggle_of_a_table_is_refused(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        of_table(NOTES, text)
+        observe_table(NOTES, text)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such folder"):
-        of_runs(tmp_path / "none", "tcmalloc", 2)
+        observe_runs(tmp_path / "none", "tcmalloc", 2)
 
 
 def test_the_notes_tell_what_a_higher_clock_is_worth() -> None:
-    found = of_table(NOTES, "freq")
+    found = observe_table(NOTES, "freq")
     clock = effects_of(found)["freq"]
     # 3.2/3.7, 1261.2/1489.7, 10532.4/11727.9 and 1804.3/2157.3: their geometric mean
     assert clock.ratio == pytest.approx(0.861, abs=0.001) and clock.verdict == "faster"
@@ -173,12 +173,12 @@ def test_the_notes_tell_what_a_higher_clock_is_worth() -> None:
 
 
 def test_the_notes_do_not_tell_retention_from_what_varied_with_it() -> None:
-    found = of_table(NOTES, "freq,tcmalloc,retention,ranks")
-    answer = attribute(found.observations, found.names, found.levels)
+    found = observe_table(NOTES, "freq,tcmalloc,retention,ranks")
+    answer = estimate_effects(found.observations, found.names, found.levels)
     assert set(answer.not_identified) >= {"freq", "tcmalloc", "retention", "ranks"}
     effects = {(one.name, one.given): one for one in answer.effects}
     assert effects["retention", "no interactions"].verdict == "undecided"
     assert effects["tcmalloc", "no interactions"].verdict == "faster"
     assert effects["ranks where freq=2.0, tcmalloc=false, retention=default", ""].verdict == "faster"
-    only = of_table(NOTES, "torch=1.7|1.10,tcmalloc")
-    assert attribute(only.observations, only.names, only.levels).jobs > 0
+    only = observe_table(NOTES, "torch=1.7|1.10,tcmalloc")
+    assert estimate_effects(only.observations, only.names, only.levels).jobs > 0

@@ -10,7 +10,7 @@ from fugaku_gpt.compare.recorded import compare_recorded
 from fugaku_gpt.compare.report import NO_VERDICT, report_recorded
 from fugaku_gpt.compare.sides import RecordedSide, parse_side
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.records.operators import CLASSES, OPTIMISER, PRODUCT, Operators, write_operators
+from fugaku_gpt.records.operators import CLASSES, OPTIMISER, MATMUL, Operators, write_operators
 from tests.compare.runs import ENVIRONMENT, leave_run, tiny
 
 NOTES = Path(__file__).parents[2] / "benchmarks" / "reference" / "measurements.csv"
@@ -112,12 +112,12 @@ def test_run_directories_of_a_sweep(tmp_path: Path) -> None:
 def test_what_an_iteration_s_time_goes_to_is_told_where_both_were_profiled(tmp_path: Path) -> None:
     for name, product, optimiser in (("a", 0.6, 0.4), ("b", 0.6, 0.2)):
         path = leave_run(tmp_path / name, [product + optimiser] * 6, tiny(f"training.seed={ord(name)}"))
-        classes = {**dict.fromkeys(CLASSES, 0.0), PRODUCT: product, OPTIMISER: optimiser}
+        classes = {**dict.fromkeys(CLASSES, 0.0), MATMUL: product, OPTIMISER: optimiser}
         write_operators(path, Operators(3, product + optimiser, 1, classes, 0.9 * (product + optimiser)))
     recorded = compare_recorded(side(str(tmp_path / "a")), side(str(tmp_path / "b")), 2, 0.02)
     report = report_recorded("A", "B", recorded, 0.02)
     assert [(row["class"], row["share of the difference"]) for row in report.operators] == [
-        (PRODUCT, 0.0),
+        (MATMUL, 0.0),
         (OPTIMISER, 1.0),
     ]
     (section,) = [one for one in report.sections if one.title == "Where the time of an iteration goes"]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fugaku_gpt.compare.curves import compare_curves, farthest_of
+from fugaku_gpt.compare.curves import compare_curves, farthest_repeat
 from fugaku_gpt.compare.facts import Difference, differences
-from fugaku_gpt.compare.samples import NOT_RUN, not_applied, read_job, timed_seconds
+from fugaku_gpt.compare.samples import NOT_RUN, unapplied_settings, read_job, timed_seconds
 from tests.compare.runs import ENVIRONMENT, leave_run, tiny
 
 
@@ -42,7 +42,7 @@ def test_settings_that_a_run_did_not_get(tmp_path: Path) -> None:
     environment = {**ENVIRONMENT, "toggles": [toggle]}
     config = tiny("node.tcmalloc=true", "node.threads_per_rank=2")
     job = read_job(leave_run(tmp_path / "run", [1.0] * 4, config, environment=environment), 1)
-    assert not_applied(job) == {
+    assert unapplied_settings(job) == {
         "node.tcmalloc": "=True was not applied (seen: libc)",
         "node.threads_per_rank": "=2 was not applied (seen: 1)",
     }
@@ -52,9 +52,9 @@ def test_an_allocator_that_nobody_asked_for_is_told(tmp_path: Path) -> None:
     (rank,) = ENVIRONMENT["ranks"]
     environment = {**ENVIRONMENT, "ranks": [rank, {**rank, "rank": 1, "allocator": "libtcmalloc.so.4"}]}
     job = read_job(leave_run(tmp_path / "off", [1.0] * 4, environment=environment), 1)
-    assert not_applied(job) == {"node.tcmalloc": "=False was not applied (seen: libtcmalloc.so.4)"}
+    assert unapplied_settings(job) == {"node.tcmalloc": "=False was not applied (seen: libtcmalloc.so.4)"}
     asked = tiny("node.tcmalloc=true")
-    assert not_applied(read_job(leave_run(tmp_path / "on", [1.0] * 4, asked, environment=environment), 1)) == {}
+    assert unapplied_settings(read_job(leave_run(tmp_path / "on", [1.0] * 4, asked, environment=environment), 1)) == {}
 
 
 def test_facts_that_differ(tmp_path: Path) -> None:
@@ -82,11 +82,11 @@ def test_curves_are_equal_within_the_tolerance_of_the_coarser_type() -> None:
     assert found is not None and found.points == 3 and found.iteration == 2
     assert (
         found.distance == pytest.approx(1e-4, rel=1e-3)
-        and not compare_curves(a, {2: 7.0008}, ("float32", "float32")).equal
+        and not compare_curves(a, {2: 7.0008}, ("float32", "float32")).is_within_tolerance
     )  # type: ignore[union-attr]
     coarse = compare_curves(a, {2: 7.1}, ("float32", "bfloat16"))
-    assert coarse is not None and coarse.equal
+    assert coarse is not None and coarse.is_within_tolerance
     assert compare_curves(a, {9: 1.0}, ("float32", "float32")) is None
-    assert farthest_of([a], "float32") is None
-    own = farthest_of([a, a, {1: 8.0, 2: 7.7}], "float32")
-    assert own is not None and own.iteration == 2 and not own.equal
+    assert farthest_repeat([a], "float32") is None
+    own = farthest_repeat([a, a, {1: 8.0, 2: 7.7}], "float32")
+    assert own is not None and own.iteration == 2 and not own.is_within_tolerance

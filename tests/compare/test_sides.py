@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fugaku_gpt.compare.sides import Condition, LiveSide, RecordedSide, config_of, parse_side, refuse_unlike, work_of
+from fugaku_gpt.compare.sides import Condition, LiveSide, RecordedSide, config_of, parse_side, refuse_unequal_work, work_per_iteration
 from fugaku_gpt.errors import UsageError
 from tests.compare.runs import tiny
 
@@ -95,11 +95,11 @@ def test_ranks_are_more_replicas_of_the_same_batch() -> None:
 
 
 def test_sides_that_do_other_work_are_refused() -> None:
-    refuse_unlike(work_of(tiny()), work_of(tiny("training.dtype=bfloat16", "layout.dp=2")))
+    refuse_unequal_work(work_per_iteration(tiny()), work_per_iteration(tiny("training.dtype=bfloat16", "layout.dp=2")))
     with pytest.raises(UsageError, match="training.global_batch: 16 and 32"):
-        refuse_unlike(work_of(tiny()), work_of(tiny("training.global_batch=32")))
+        refuse_unequal_work(work_per_iteration(tiny()), work_per_iteration(tiny("training.global_batch=32")))
     with pytest.raises(UsageError, match="model.layers: 4 and 2"):
-        refuse_unlike(work_of(tiny()), work_of(tiny("model.layers=2")))
+        refuse_unequal_work(work_per_iteration(tiny()), work_per_iteration(tiny("model.layers=2")))
 
 
 def test_flags_are_told_in_any_of_yaml_s_words() -> None:

@@ -14,11 +14,11 @@ from fugaku_gpt.compare.statistics import (
     Comparison,
     compare_groups,
     compare_pairs,
-    enough,
-    holm,
+    stop_reason,
+    holm_adjusted,
     verdict_of,
 )
-from fugaku_gpt.compare.student import reach, two_sided
+from fugaku_gpt.compare.student import t_quantile, two_sided_p
 from fugaku_gpt.errors import UsageError
 
 MIRRORED = {"faster": "slower", "slower": "faster", "same": "same", "undecided": "undecided"}
@@ -51,10 +51,10 @@ def test_students_t_is_scipys() -> None:
     t = pytest.importorskip("scipy.stats").t
     for df in (0.8, 1, 2, 4.5, 9, 100, 10_000):
         for confidence in (0.5, 0.95, 0.999, 0.999999):
-            assert reach(confidence, df) == pytest.approx(t.ppf(0.5 + confidence / 2, df), rel=1e-9)
+            assert t_quantile(confidence, df) == pytest.approx(t.ppf(0.5 + confidence / 2, df), rel=1e-9)
         for value in (0.1, 1.0, 3.0, 30.0):
-            assert two_sided(value, df) == pytest.approx(2 * t.sf(value, df), rel=1e-9)
-    assert two_sided(math.inf, 3) == 0
+            assert two_sided_p(value, df) == pytest.approx(2 * t.sf(value, df), rel=1e-9)
+    assert two_sided_p(math.inf, 3) == 0
 
 
 def test_p_of_pairs_is_scipys_exact_one() -> None:
@@ -124,7 +124,7 @@ def test_known_answers() -> None:
 def test_one_job_each_tells_no_interval() -> None:
     for found in (compare_pairs([2.0], [1.0]), compare_groups([2.0], [1.0])):
         assert (found.ratio, found.low, found.high, found.p) == (pytest.approx(0.5), 0.0, math.inf, 1.0)
-        assert (found.verdict, found.more) == ("undecided", None) and enough(found) == ""
+        assert (found.verdict, found.more) == ("undecided", None) and stop_reason(found) == ""
 
 
 def test_a_lone_job_borrows_the_others_noise() -> None:
@@ -133,7 +133,7 @@ def test_a_lone_job_borrows_the_others_noise() -> None:
     assert found.verdict == "faster" and (found.a, found.b) == (1, 4)
     close(compare_groups(several, [1.3]), mirrored(found))
     error = np.std(np.log(several), ddof=1) * math.sqrt(1 + 1 / 4)
-    assert math.log(found.high / found.low) == pytest.approx(2 * reach(0.95, 3) * error, rel=0.15)
+    assert math.log(found.high / found.low) == pytest.approx(2 * t_quantile(0.95, 3) * error, rel=0.15)
 
 
 def test_jobs_that_agree_to_the_last_digit_are_believed_to_a_thousandth() -> None:
@@ -194,7 +194,7 @@ def test_so_many_more_pairs_do_decide_as_often_as_said() -> None:
     first = compare_pairs(noisy(4, 0.03), noisy(4, 0.03, 1.04, seed=7))
     assert first.verdict == "undecided" and first.more is not None
     n = 4 + first.more
-    errors = math.log(first.high / first.low) / 2 / reach(0.95, 3) * 2  # of one pair: the standard error times sqrt(4)
+    errors = math.log(first.high / first.low) / 2 / t_quantile(0.95, 3) * 2  # of one pair: the standard error times sqrt(4)
     random = np.random.default_rng(0)
     decided = 0
     for _ in range(200):
@@ -204,18 +204,18 @@ def test_so_many_more_pairs_do_decide_as_often_as_said() -> None:
 
 
 def test_holm() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([]) == [] and holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm_adjusted([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm_adjusted([]) == [] and holm_adjusted([0.9, 0.8]) == [1.0, 1.0]
 
 
 def test_looking_ends_by_the_width_or_by_a_very_clear_verdict() -> None:
     quiet = compare_pairs(noisy(5, 0.002), noisy(5, 0.002, seed=1))
-    assert enough(quiet) == "narrow" and enough(quiet, at_least=6) == ""
+    assert stop_reason(quiet) == "narrow" and stop_reason(quiet, at_least=6) == ""
     far = compare_pairs(noisy(4, 0.03), noisy(4, 0.03, 2.0, seed=1))
-    assert enough(far) == "clear" and enough(mirrored(far)) == "clear"
+    assert stop_reason(far) == "clear" and stop_reason(mirrored(far)) == "clear"
     near = compare_pairs(noisy(6, 0.03), noisy(6, 0.03, 1.08, seed=2))
-    assert near.verdict == "slower" and enough(near) == "" and enough(near, at_most=6) == "budget"
-    assert enough(near, at_most=None) == ""
+    assert near.verdict == "slower" and stop_reason(near) == "" and stop_reason(near, at_most=6) == "budget"
+    assert stop_reason(near, at_most=None) == ""
 
 
 @settings(max_examples=100, deadline=None)
@@ -223,7 +223,7 @@ def test_looking_ends_by_the_width_or_by_a_very_clear_verdict() -> None:
 def test_a_narrow_interval_always_decides(mean: float, noise: float, n: int) -> None:
     pattern = np.array([(-1.0) ** index for index in range(n)])
     found = compare_pairs([1.0] * n, np.exp(mean + noise * pattern).tolist())
-    if enough(found) == "narrow":
+    if stop_reason(found) == "narrow":
         assert found.verdict != "undecided"
 
 
@@ -235,6 +235,6 @@ def test_pairs_that_are_asked_for_to_tell_the_same_do_so_in_four_cases_of_five()
     n, rng = 4 + found.more, np.random.default_rng(1)
     spread = float(np.std(np.log(a), ddof=1))
     draws = rng.normal(0.0, spread, (2000, n))
-    outer = reach(0.95, n - 1) * np.std(draws, axis=1, ddof=1) / math.sqrt(n)
+    outer = t_quantile(0.95, n - 1) * np.std(draws, axis=1, ddof=1) / math.sqrt(n)
     same = np.mean(np.abs(np.mean(draws, axis=1)) + outer <= math.log1p(tolerance))
     assert 0.77 < same < 0.88

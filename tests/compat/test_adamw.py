@@ -16,7 +16,7 @@ from fugaku_gpt.compat import adamw
 def test_a_fused_optimiser_that_is_found_takes_the_first_step_of_adam(dtype: torch.dtype) -> None:
     kernel = compat.fused_adamw(dtype)
     if kernel is None:
-        assert not compat.divides_gradients(dtype)
+        assert not compat.has_gradient_scale(dtype)
         pytest.skip("this PyTorch has no fused AdamW for the CPU")
     weights, gradients, first, second = ([torch.full((5,), value, dtype=dtype)] for value in (1.0, 3.0, 0.0, 0.0))
     rates = {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8}

@@ -9,14 +9,14 @@ import torch
 
 from fugaku_gpt import compat
 from fugaku_gpt.compat import probes as kernels
-from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 
 
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dict[str, Any]]:
     """The trials, which a test may add to; nothing is agreed on yet."""
     before, found = dict(kernels.TRIALS), (kernels._is_precise, kernels._is_fast)
-    monkeypatch.setattr(AGREED, "in_float32", {})
+    monkeypatch.setattr(RANK_CONSENSUS, "in_float32", {})
     for cached in found:
         cached.cache_clear()
     yield kernels.TRIALS
@@ -28,9 +28,9 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dict[str, Any]]:
 
 def test_kernels_are_tried_also_where_gradients_are_off(trials: Dict[str, Any]) -> None:
     with torch.no_grad():
-        inside = compat.without_kernel(torch.bfloat16)
+        inside = compat.operations_without_kernel(torch.bfloat16)
     kernels._is_precise.cache_clear()
-    assert inside == compat.without_kernel(torch.bfloat16)
+    assert inside == compat.operations_without_kernel(torch.bfloat16)
 
 
 def test_a_kernel_that_is_missing_or_adds_up_in_16_bits_is_found_out(trials: Dict[str, Any]) -> None:
@@ -51,8 +51,8 @@ def test_a_kernel_that_is_missing_or_adds_up_in_16_bits_is_found_out(trials: Dic
     assert not compat.has_kernel("one by one", torch.bfloat16)  # 256 + 1 is 256 there
     assert compat.has_kernel("good", torch.bfloat16)
     assert compat.has_kernel("one by one", torch.float32)
-    assert {"missing", "one by one"} <= set(compat.in_float32(torch.bfloat16))
-    assert compat.in_float32(torch.float32) == []
+    assert {"missing", "one by one"} <= set(compat.float32_operations(torch.bfloat16))
+    assert compat.float32_operations(torch.float32) == []
 
 
 def test_a_gelu_that_rounds_on_its_way_is_found_out_by_its_small_values(trials: Dict[str, Any]) -> None:
@@ -82,13 +82,13 @@ def test_what_was_agreed_on_counts_and_no_clock_is_asked_again(
     trials: Dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "_is_precise", lambda operation, dtype: operation != "softmax")
-    compat.compute_in_float32(["gelu", "softmax"], torch.bfloat16)
+    compat.choose_float32_operations(["gelu", "softmax"], torch.bfloat16)
     seconds = {torch.float32: 1.0, torch.bfloat16: 100.0, torch.float16: 100.0}
     monkeypatch.setattr(kernels, "_seconds", lambda operation, dtype: seconds[dtype])
-    assert compat.in_float32(torch.bfloat16) == ["gelu", "softmax"]
+    assert compat.float32_operations(torch.bfloat16) == ["gelu", "softmax"]
     assert not compat.has_kernel("gelu", torch.bfloat16) and compat.has_kernel("linear", torch.bfloat16)
-    assert compat.in_float32(torch.float16) == ["linear", "matmul", "bmm", "baddbmm", "softmax"]
-    assert compat.without_kernel(torch.bfloat16) == ["softmax"] and compat.without_kernel(torch.float64) == []
+    assert compat.float32_operations(torch.float16) == ["linear", "matmul", "bmm", "baddbmm", "softmax"]
+    assert compat.operations_without_kernel(torch.bfloat16) == ["softmax"] and compat.operations_without_kernel(torch.float64) == []
 
 
 def test_a_type_that_cannot_be_added_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

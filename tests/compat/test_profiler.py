@@ -11,11 +11,11 @@ def test_the_profiler_sees_operators_inside_named_parts() -> None:
     assert compat.has_profiler()  # in every build that is tested
 
     def run() -> None:
-        with compat.named("outer"):
+        with compat.profiled_range("outer"):
             torch.ones(300, 300).mm(torch.ones(300, 300))
         torch.ones(3).exp_()
 
-    calls = {call.name: call for call in compat.profiled(run)}
+    calls = {call.name: call for call in compat.profile_operators(run)}
     outer, product, after = calls["outer"], calls["aten::mm"], calls["aten::exp_"]
     assert outer.start < product.start < product.end < outer.end < after.start
     assert outer.thread == product.thread and 1e-6 < product.end - product.start < 10.0

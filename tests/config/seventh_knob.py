@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Dict, Optional
 
 from fugaku_gpt.cli.main import run
-from fugaku_gpt.compare.factorial import parse
+from fugaku_gpt.compare.factorial import parse_factors
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.config.profile import this_python
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_USAGE, ConfigError
@@ -23,10 +23,10 @@ from fugaku_gpt.pjm.stats import read_stats_file
 from fugaku_gpt.records.accounting import JobAccount, Knob, write_accounting
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.report.collect import read_run
-from fugaku_gpt.report.kept import read_tables
-from fugaku_gpt.report.kept_rows import rows_of
-from fugaku_gpt.report.notes_table import cells, notes_cell, notes_tables
-from fugaku_gpt.report.rows import Row, raw_values
+from fugaku_gpt.report.markdown_tables import read_tables
+from fugaku_gpt.report.markdown_rows import rows_from_tables
+from fugaku_gpt.report.notes_table import row_cells, notes_cell, notes_tables
+from fugaku_gpt.report.rows import ResultRow, raw_values
 from fugaku_gpt.simulator.job import Job
 from fugaku_gpt.simulator.request import build_request
 from fugaku_gpt.simulator.settings import Settings
@@ -90,7 +90,7 @@ def ranks_read_it_back(folder: Path) -> None:
         assert (toggle.name, toggle.requested, toggle.applied) == ("prefetch_level", 2, is_applied), toggle
 
 
-def recorded_row(folder: Path, is_applied: Optional[bool], used: str = "") -> Row:
+def recorded_row(folder: Path, is_applied: Optional[bool], used: str = "") -> ResultRow:
     """The row of a run whose ranks, or the account of whose job, say so."""
     directory = folder / f"run-{is_applied}-{used}"
     config = tiny(f"{KEY}=0")
@@ -106,13 +106,13 @@ def recorded_row(folder: Path, is_applied: Optional[bool], used: str = "") -> Ro
 def tables_show_it(folder: Path) -> None:
     """Applied, in the Nodes cell; not applied, or never run, in the notes; and a kept table is read back."""
     row = recorded_row(folder, True)
-    assert cells(row)[0] == '1 ("prefetch_level=0")' and row.not_applied == (), row
+    assert row_cells(row)[0] == '1 ("prefetch_level=0")' and row.not_applied == (), row
     assert raw_values(row)["knobs_applied"] == "prefetch_level=0"
-    (again,) = rows_of(read_tables(notes_tables([row])))
+    (again,) = rows_from_tables(read_tables(notes_tables([row])))
     assert again.knobs == row.knobs, again
     assert recorded_row(folder, None, used="0").knobs == (("prefetch_level", 0),)
     for row in (recorded_row(folder, False), recorded_row(folder, True, used="2")):
-        assert notes_cell(row).endswith("not applied: prefetch_level=0") and cells(row)[0] == "1", row
+        assert notes_cell(row).endswith("not applied: prefetch_level=0") and row_cells(row)[0] == "1", row
     refused = folder / "refused"
     refused.mkdir()
     (refused / "config.yaml").write_text(f"preset: tiny\nlayout: {{tp: 3}}\n{KEY}: 2\n", encoding="utf-8")
@@ -124,7 +124,7 @@ def comparisons_know_it(folder: Path) -> None:
     it."""
     options = ["--preset", "tiny", "--job", "pjm", "--out", str(folder / "job")]
     assert run(["compare", "base", "prefetch_level=2", *options]) == EXIT_USAGE
-    (factor,) = parse("prefetch_level", tiny())
+    (factor,) = parse_factors("prefetch_level", tiny())
     assert factor.low.settings == ((KEY, "0"),) and factor.high.settings == ((KEY, "2"),), factor
     assert row_name({}, {KEY: "2"}) == "dp1-tp1-prefetch_level2"
 
@@ -141,7 +141,7 @@ def the_simulator_grants_and_counts_it(folder: Path) -> None:
     assert custom_resources({}, 1)["prefetch_level"] == "1"
     names: Dict[str, str] = {"name": "job.sh", "directory": str(folder), "text": "#!/bin/sh\n"}
     options = {"resources": {"prefetch_level": "2", "elapse": "1:00"}}
-    request, _ = build_request(options, Settings(), **names, environment={}, umask=0o22, now=0.0)
+    request, _ = build_request(options, Settings(), **names, environment={}, umask=0o22, timestamp=0.0)
     job = Job(number=7, request=replace(request, stats="s"), user="user", group="group", host="host")
     file = folder / "job.sh.7.stats"
     file.write_text(format_stats(job, Settings(), "EXT"), encoding="utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fugaku_gpt.config.profile import Build, Expected, Profile, load_profile, with_absolute_paths
-from fugaku_gpt.environments.check import starts_with
+from fugaku_gpt.environments.check import is_version_of
 from fugaku_gpt.environments.registry import profile_files, read_pins, resolve
 from fugaku_gpt.errors import ConfigError
 
@@ -56,7 +56,7 @@ def test_relative_paths_are_from_a_folder_and_bare_names_are_left(tmp_path: Path
 def test_a_kept_profile_is_whole(name: str) -> None:
     profile = resolve(name)
     assert profile.name == name and profile.note and profile.limits and profile.python_version
-    assert starts_with(name.rpartition("-")[2], profile.expected.torch)
+    assert is_version_of(name.rpartition("-")[2], profile.expected.torch)
     if not profile.in_tarball:
         pins = read_pins(Path(profile.pins))
         assert pins["torch"] == profile.expected.torch and pins["mpi4py"] == profile.expected.mpi4py

@@ -34,7 +34,7 @@ class Ranks:
     def progress(self, ranks: Iterable[int], phase: int = FORWARD, step: int = 1, micro_batch: int = 0) -> None:
         """They go on to another stretch of work."""
         for rank in ranks:
-            self.recorders[rank].progress(phase, step, micro_batch)
+            self.recorders[rank].mark_phase(phase, step, micro_batch)
 
     def call(
         self,

@@ -19,11 +19,11 @@ from fugaku_gpt.environments.check import (
     OK,
     OPTIONAL,
     UNSTATED,
-    asked_threads,
+    unusual_thread_count,
     best_instruction_set,
     check_environment,
-    compare,
-    starts_with,
+    compare_with_profile,
+    is_version_of,
 )
 
 EXPECTED = Expected(
@@ -58,8 +58,8 @@ TOLD: Dict[str, Any] = {
 
 
 def rows_of(told: Dict[str, Any], profile: Profile = PROFILE) -> Dict[str, Tuple[str, str, str, str]]:
-    found = compare(profile, told, 3, {"numpy": "1.24.4"}, FLAGS, "make it")
-    return {row.what: (row.expected, row.found, row.status, row.mend) for row in found}
+    found = compare_with_profile(profile, told, 3, {"numpy": "1.24.4"}, FLAGS, "make it")
+    return {row.subject: (row.expected, row.actual, row.status, row.mend) for row in found}
 
 
 def test_what_is_as_expected_is_ok_and_needs_no_mending() -> None:
@@ -123,16 +123,16 @@ def test_kernels_that_are_not_used_are_told_with_their_mend_and_are_no_fault(
     told: Dict[str, Any], found: str, mend: str
 ) -> None:
     profile = replace(PROFILE, python="/my env/python")
-    rows = {row.what: row for row in compare(profile, {**TOLD, **told}, 3, {}, FLAGS, "make it")}
+    rows = {row.subject: row for row in compare_with_profile(profile, {**TOLD, **told}, 3, {}, FLAGS, "make it")}
     row = rows["kernels"]
-    assert row.status == OPTIONAL and row.found.startswith(found)
+    assert row.status == OPTIONAL and row.actual.startswith(found)
     assert row.mend == f"'/my env/python' -m fugaku_gpt {mend}"
-    assert not any(row.wrong for row in rows.values())
+    assert not any(row.is_wrong for row in rows.values())
 
 
 def test_a_version_is_compared_by_its_numbers() -> None:
-    assert starts_with("1.13.1", "1.13.1a0+git664058f") and starts_with("1.10", "1.10.2")
-    assert not starts_with("1.1", "1.10.2") and not starts_with("1.10.2", "1.10") and not starts_with("1", "")
+    assert is_version_of("1.13.1", "1.13.1a0+git664058f") and is_version_of("1.10", "1.10.2")
+    assert not is_version_of("1.1", "1.10.2") and not is_version_of("1.10.2", "1.10") and not is_version_of("1", "")
 
 
 def test_the_best_kernels_are_those_that_the_processor_has() -> None:
@@ -142,7 +142,7 @@ def test_the_best_kernels_are_those_that_the_processor_has() -> None:
 
 
 def test_threads_are_asked_for_by_a_number_that_is_no_default() -> None:
-    assert [asked_threads(cores) for cores in (1, 2, 4, 48)] == [1, 1, 1, 23]
+    assert [unusual_thread_count(cores) for cores in (1, 2, 4, 48)] == [1, 1, 1, 23]
 
 
 @pytest.mark.slow
@@ -150,13 +150,13 @@ def test_an_environment_tells_by_its_own_python(tmp_path: Path) -> None:
     mine = ".".join(map(str, sys.version_info[:2]))
     profile = Profile("this", python=sys.executable, python_version=mine, environment=("ATEN_CPU_CAPABILITY=default",))
     profile = replace(profile, expected=Expected(torch="0.1", mpi="MPI of none"), preload=(str(tmp_path / "no.so"),))
-    rows = {row.what: row for row in check_environment(profile, "make it")}
+    rows = {row.subject: row for row in check_environment(profile, "make it")}
     assert rows["Python"].status == OK and rows["threads"].status == OK
     assert rows["PyTorch"].status == DIFFERS and rows["MPI library"].status == DIFFERS
     assert rows["preload"].status == MISSING
     assert rows["kernels"].status in (OK, OPTIONAL)
     # the variables of the profile reach it
-    assert "AVX" not in rows["instruction set"].found.replace("NO AVX", "")
+    assert "AVX" not in rows["instruction set"].actual.replace("NO AVX", "")
 
 
 def test_an_environment_without_its_packages_says_which(tmp_path: Path) -> None:
@@ -164,8 +164,8 @@ def test_an_environment_without_its_packages_says_which(tmp_path: Path) -> None:
     bare.parent.mkdir()
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n', encoding="utf-8")
     bare.chmod(0o755)
-    rows = {row.what: row for row in check_environment(Profile("bare", python=str(bare)), "make it")}
-    assert rows["PyTorch"].status == MISSING and "No module named" in rows["PyTorch"].found
+    rows = {row.subject: row for row in check_environment(Profile("bare", python=str(bare)), "make it")}
+    assert rows["PyTorch"].status == MISSING and "No module named" in rows["PyTorch"].actual
     assert rows["MPI library"].status == MISSING and rows["fugaku_gpt"].status in (MISSING, OK)
 
 
@@ -181,8 +181,8 @@ def test_packages_of_the_caller_s_path_are_not_the_environment_s(
     (tmp_path / "pins.txt").write_text("tiny==0.1.0\n", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
     profile = Profile("bare", python=str(tmp_path / "venv" / "bin" / "python"), pins=str(tmp_path / "pins.txt"))
-    rows = {row.what: row for row in check_environment(profile, "make it")}
-    assert rows["packages"].found == "tiny -" and rows["fugaku_gpt"].found == "not installed"
+    rows = {row.subject: row for row in check_environment(profile, "make it")}
+    assert rows["packages"].actual == "tiny -" and rows["fugaku_gpt"].actual == "not installed"
 
 
 def test_more_libraries_than_expected_are_no_difference() -> None:
@@ -195,7 +195,7 @@ def test_a_python_that_dies_is_a_row_and_not_an_error(tmp_path: Path) -> None:
     dying.write_text("#!/bin/sh\necho illegal instruction >&2\nexit 132\n", encoding="utf-8")
     dying.chmod(0o755)
     (row,) = check_environment(Profile("dying", python=str(dying)), "make it")
-    assert row.status == MISSING and row.found == "exit code 132: illegal instruction"
+    assert row.status == MISSING and row.actual == "exit code 132: illegal instruction"
     os.remove(dying)
     (row,) = check_environment(Profile("dying", python=str(dying)), "make it")
-    assert row.status == MISSING and "is not there" in row.found
+    assert row.status == MISSING and "is not there" in row.actual

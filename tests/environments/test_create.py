@@ -10,7 +10,7 @@ import pytest
 
 from fugaku_gpt.environments.check import OK, check_environment
 from fugaku_gpt.environments.create import create, find_python
-from fugaku_gpt.environments.registry import place_of, require_made, resolve
+from fugaku_gpt.environments.registry import location_of, require_created, resolve
 from fugaku_gpt.errors import RunFailed, UsageError
 from tests.environments.wheels import write_backend, write_wheel
 
@@ -38,18 +38,18 @@ def test_an_environment_is_whole_or_marked_as_not_and_is_finished_by_the_same_co
     with pytest.raises(RunFailed) as caught:  # there is no such wheel yet
         create(profile, tmp_path / "venv", sys.executable, words, told.append)
     assert "tiny==1.2" in str(caught.value) and "the same command goes on from here" in str(caught.value)
-    assert place_of(profile).made == "half"
+    assert location_of(profile).state == "half"
     made = (tmp_path / "venv" / "pyvenv.cfg").stat().st_mtime_ns
 
     write_wheel(wheels, "tiny", "1.2", {"tiny.py": ""})
     create(profile, tmp_path / "venv", sys.executable, words, told.append)
-    assert place_of(profile).made == "yes" and (tmp_path / "venv" / ".installed-1").is_file()
+    assert location_of(profile).state == "yes" and (tmp_path / "venv" / ".installed-1").is_file()
     assert (tmp_path / "venv" / "pyvenv.cfg").stat().st_mtime_ns == made  # what was there is used again
-    require_made(profile)
+    require_created(profile)
     assert any("Installing collected packages: tiny" in line for line in told)
     # our command lacks its packages here, so it compiles no kernels: that is told, and the environment is whole
     assert any("kernels: not compiled, see above: PyTorch's own will be used" in line for line in told)
-    rows = {row.what: row for row in check_environment(profile, "")}
+    rows = {row.subject: row for row in check_environment(profile, "")}
     assert [rows[what].status for what in ("Python", "packages", "fugaku_gpt")] == [OK] * 3
 
 

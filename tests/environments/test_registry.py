@@ -13,9 +13,9 @@ from fugaku_gpt.config import load_run_config
 from fugaku_gpt.environments.registry import (
     checkout,
     is_profile,
-    place_of,
+    location_of,
     profile_files,
-    require_made,
+    require_created,
     resolve,
     with_profile_file,
 )
@@ -92,16 +92,16 @@ def test_a_name_that_is_none_lists_those_that_are() -> None:
 def test_what_is_half_made_is_not_taken_for_made(tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
     profile = resolve(str(_profile(tmp_path / "env")))
-    assert place_of(profile).made == "no"
+    assert location_of(profile).state == "no"
     with pytest.raises(UsageError, match="the environment is not made: fugaku-gpt env create mine"):
-        require_made(profile)
+        require_created(profile)
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
-    assert place_of(profile).made == "half"
+    assert location_of(profile).state == "half"
     with pytest.raises(UsageError, match="was not finished"):
-        require_made(profile)
+        require_created(profile)
     (tmp_path / "venv" / ".installed-mine").touch()
-    require_made(profile)
+    require_created(profile)
 
 
 def test_a_folder_made_for_another_build_is_not_taken_for_this_one(tmp_path: Path) -> None:
@@ -114,25 +114,25 @@ def test_a_folder_made_for_another_build_is_not_taken_for_this_one(tmp_path: Pat
     (venv / ".installed-1.7").touch()
     (venv / "pins.txt").write_text("# others\ntorch==1.7.1\nmpich==5\n", encoding="utf-8")
     profile = resolve(str(file))
-    assert place_of(profile).made == "other"
+    assert location_of(profile).state == "other"
     with pytest.raises(UsageError, match=r"than mine: torch 1\.7\.1 where the profile has 1\.10\.2; choose"):
-        require_made(profile)
+        require_created(profile)
     (venv / "pins.txt").write_text("torch==1.10.2\n", encoding="utf-8")  # the MPI of its own is left out
-    assert place_of(profile).made == "other"
+    assert location_of(profile).state == "other"
     (venv / ".mpi").write_text("system\n", encoding="utf-8")
-    assert place_of(profile).made == "yes"
+    assert location_of(profile).state == "yes"
 
 
 def test_a_build_in_a_tar_file_is_made_where_that_is_unpacked(tmp_path: Path) -> None:
     profile = resolve("a64fx-torch-1.10")
-    assert profile.python == "torch-1.10/bin/python3" and place_of(profile).made == "by a job"
+    assert profile.python == "torch-1.10/bin/python3" and location_of(profile).state == "by a job"
     with pytest.raises(UsageError, match="say where: --at FOLDER"):
-        require_made(profile)
+        require_created(profile)
     unpacked = resolve("a64fx-torch-1.10", at=tmp_path)
-    assert unpacked.library_path == (f"{tmp_path}/torch-1.10/lib",) and place_of(unpacked).made == "no"
+    assert unpacked.library_path == (f"{tmp_path}/torch-1.10/lib",) and location_of(unpacked).state == "no"
     (tmp_path / "torch-1.10" / "bin").mkdir(parents=True)
     (tmp_path / "torch-1.10" / "bin" / "python3").symlink_to(sys.executable)
-    require_made(resolve("a64fx-torch-1.10", at=tmp_path))
+    require_created(resolve("a64fx-torch-1.10", at=tmp_path))
 
 
 def test_an_installation_without_a_checkout_has_the_profiles_it_brought(

@@ -9,8 +9,8 @@ import pytest
 
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import LayoutConfig
-from fugaku_gpt.hang.against_plan import config_of
-from fugaku_gpt.hang.diagnosis import GONE, Hang, explain, read_flights
+from fugaku_gpt.hang.against_plan import config_or_none
+from fugaku_gpt.hang.diagnosis import GONE, Hang, diagnose_hang, read_flights
 from fugaku_gpt.layout.grid import coordinates_of, dp_group, embedding_group, pp_group, tp_group
 from fugaku_gpt.layout.operations import RECEIVE, SEND
 from fugaku_gpt.layout.sequence import Collective, plan_of, program
@@ -72,7 +72,7 @@ def go_on(ranks: Ranks, config: RunConfig, steps: int) -> None:
 
 
 def told(ranks: Ranks, config: Optional[RunConfig]) -> Hang:
-    return explain(read_flights(ranks.directory), config=config)
+    return diagnose_hang(read_flights(ranks.directory), config=config)
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
@@ -83,7 +83,7 @@ def test_of_two_ranks_the_one_with_a_call_too_many_is_told_in_the_first_step(tmp
     say(ranks, culprit, 1, planned(config, culprit)[-1:], waits=True)
     say(ranks, 1 - culprit, 2, planned(config, 1 - culprit)[:1], waits=True)
     found = told(ranks, config)
-    assert (found.culprits, found.kind, found.others) == ((culprit,), "one more", ())
+    assert (found.culprits, found.kind, found.other_suspects) == ((culprit,), "one more", ())
     assert found.call is not None and (found.call.communicator, found.call.step) == ("world", 1)
     assert "which is one call more than the plan of a step has" in found.verdict
     assert any(position.absent for position in found.positions)
@@ -146,7 +146,7 @@ def test_a_message_of_another_size_is_its_senders_even_where_the_sender_is_gone(
     twice = calls[at]._replace(shape=(2 * calls[at].shape[0],))
     say(ranks, 1, 2, [*calls[:at], twice])
     say(ranks, 0, 2, planned(config, 0)[:3])
-    found = explain(read_flights(tmp_path), {1: GONE}, config)
+    found = diagnose_hang(read_flights(tmp_path), {1: GONE}, config)
     assert (found.culprits, found.kind) == ((1,), "disagree") and found.call is not None
     assert (found.call.operation, found.call.shape) == (SEND, twice.shape)
     assert f"where the plan of a step has send to rank 0 of {list(calls[at].shape)}" in found.verdict
@@ -199,6 +199,6 @@ def test_a_plan_that_is_not_the_runs_accuses_nobody(tmp_path: Path) -> None:
 
 
 def test_a_configuration_that_cannot_be_read_is_none(tmp_path: Path) -> None:
-    assert config_of(tmp_path / "config.yaml") is None
+    assert config_or_none(tmp_path / "config.yaml") is None
     (tmp_path / "config.yaml").write_text("model: [", encoding="utf-8")
-    assert config_of(tmp_path / "config.yaml") is None
+    assert config_or_none(tmp_path / "config.yaml") is None

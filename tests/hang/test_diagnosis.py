@@ -12,7 +12,7 @@ from typing import List, Tuple
 
 import pytest
 
-from fugaku_gpt.hang.diagnosis import GONE, STOPPED, Hang, explain, process_states, read_flights
+from fugaku_gpt.hang.diagnosis import GONE, STOPPED, Hang, diagnose_hang, process_states, read_flights
 from fugaku_gpt.layout.operations import RECEIVE, SEND
 from fugaku_gpt.records.flight import BACKWARD, FINISHED, FORWARD, OPTIMISER
 from tests.doctor.flights import Ranks
@@ -23,7 +23,7 @@ LAYERS = ("layer.py:1", "layer.py:2", "layer.py:3")
 
 
 def told(ranks: Ranks, **more: object) -> Hang:
-    return explain(read_flights(ranks.directory), **more)  # type: ignore[arg-type]
+    return diagnose_hang(read_flights(ranks.directory), **more)  # type: ignore[arg-type]
 
 
 def steps(ranks: Ranks, members: Tuple[int, ...], count: int) -> None:
@@ -71,7 +71,7 @@ def test_a_call_that_was_left_out_is_told_from_earlier_steps(tmp_path: Path, cul
     ranks.call((culprit,), "tp", LAYERS[0])
     ranks.call((culprit,), "tp", LAYERS[1], returns=False)
     found = told(ranks)
-    assert (found.culprits, found.kind, found.others) == ((culprit,), "left out", ())
+    assert (found.culprits, found.kind, found.other_suspects) == ((culprit,), "left out", ())
     assert found.call is not None and (found.call.site, found.call.step) == (LAYERS[1], 4)
     assert f"it left out all_reduce_sum of [4, 8] on tp at {LAYERS[1]}" in found.verdict
 
@@ -99,7 +99,7 @@ def test_without_earlier_steps_the_other_side_is_named_too(tmp_path: Path) -> No
     ranks.progress((1,), OPTIMISER, 1, -1)
     ranks.call((1,), "world", "agree.py:9", shape=(6,), returns=False)
     found = told(ranks)
-    assert (found.culprits, found.kind, found.others) == ((1,), "left out", (0,))
+    assert (found.culprits, found.kind, found.other_suspects) == ((1,), "left out", (0,))
     assert found.verdict.endswith("(or rank 0 did otherwise: nothing earlier is known to tell which)")
 
 

@@ -192,7 +192,7 @@ def main() -> None:
     for process in [writer.process for writer in writers] + [process for process, _ in readers]:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
-    quick, whole = list_runs(store), list_runs(store, believe=False).runs
+    quick, whole = list_runs(store), list_runs(store, use_index=False).runs
     again, _ = reindex(store)
     print(
         json.dumps(

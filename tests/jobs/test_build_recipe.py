@@ -15,7 +15,7 @@ from fugaku_gpt.cli.main import run
 from fugaku_gpt.config.profile import Build, Profile
 from fugaku_gpt.environments.registry import find_profile, profile_files, resolve
 from fugaku_gpt.errors import ConfigError, UsageError
-from fugaku_gpt.jobs.build_recipe import activation, recipe
+from fugaku_gpt.jobs.build_recipe import activation, build_job
 from fugaku_gpt.records.job import exit_records
 
 A64FX = [name for name in profile_files() if name.startswith("a64fx-")]
@@ -27,7 +27,7 @@ SHELLCHECK = str(Path(sys.executable).parent / "shellcheck")
 def test_the_job_of_a_kept_build_is_clean(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile = resolve(name)
     script, lines = tmp_path / "build.sh", tmp_path / "activate.sh"
-    script.write_text(recipe(profile, find_profile(name), SETTINGS).text, encoding="utf-8")
+    script.write_text(build_job(profile, find_profile(name), SETTINGS).text, encoding="utf-8")
     lines.write_text(activation(profile, tmp_path / "a.tar"), encoding="utf-8")
     assert run(["job", "lint", str(script), "--strict", "--fail-on", "info"]) == 0, capsys.readouterr().out
     done = subprocess.run([SHELLCHECK, "--shell=bash", str(script), str(lines)], stdout=subprocess.PIPE, check=False)
@@ -76,7 +76,7 @@ def _run(profile: Profile, folder: Path) -> "subprocess.CompletedProcess[str]":
     job = folder / "job"
     job.mkdir()
     (folder / "mine.yaml").touch()
-    (job / "build.sh").write_text(recipe(profile, folder / "mine.yaml", SETTINGS).text, encoding="utf-8")
+    (job / "build.sh").write_text(build_job(profile, folder / "mine.yaml", SETTINGS).text, encoding="utf-8")
     return subprocess.run(
         ["bash", "build.sh"],
         cwd=job,
@@ -147,12 +147,12 @@ def test_kernels_of_a_kept_build_lie_in_its_tar_file(name: str) -> None:
     profile = resolve(name)
     prefix = Path(profile.python).parents[1]  # sys.prefix: the kernels are in its lib/
     kept = [Path(profile.build.prefix, folder) for folder in profile.build.keep] or [Path(profile.build.prefix)]
-    assert prefix in kept and " env kernels" in recipe(profile, find_profile(name), SETTINGS).text
+    assert prefix in kept and " env kernels" in build_job(profile, find_profile(name), SETTINGS).text
 
 
 def test_what_is_needed_in_the_end_is_looked_for_first(fork: Profile, tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
-    script = recipe(fork, tmp_path / "mine.yaml", ["job.group=hp000000"], str(tmp_path / "ours.whl"))
+    script = build_job(fork, tmp_path / "mine.yaml", ["job.group=hp000000"], str(tmp_path / "ours.whl"))
     assert any("no job.volumes" in note for note in script.notes)
     (tmp_path / "job" / "build.sh").write_text(script.text, encoding="utf-8")
     variables = {**os.environ, "PJM_LOCALTMP": str(tmp_path), "PJM_JOBID": "7"}
@@ -165,15 +165,15 @@ def test_what_is_needed_in_the_end_is_looked_for_first(fork: Profile, tmp_path: 
 def test_what_cannot_be_a_build_s_job_is_refused(fork: Profile) -> None:
     file = Path("mine.yaml")
     with pytest.raises(UsageError, match="installed by pip, not compiled"):
-        recipe(resolve("torch-1.7"), file)
+        build_job(resolve("torch-1.7"), file)
     with pytest.raises(ConfigError, match="one job of one node"):
-        recipe(fork, file, ["job.chain=2"])
+        build_job(fork, file, ["job.chain=2"])
     with pytest.raises(ConfigError, match="takes keys of job and node"):
-        recipe(fork, file, ["layout.dp=2"])
+        build_job(fork, file, ["layout.dp=2"])
     with pytest.raises(ConfigError, match=r"build\.steps: .*No closing quotation"):
-        recipe(replace(fork, build=replace(fork.build, steps=("bash 'x",))), file)
+        build_job(replace(fork, build=replace(fork.build, steps=("bash 'x",))), file)
     with pytest.raises(ConfigError, match=r"build\.branch: is not set"):
-        recipe(replace(fork, build=replace(fork.build, branch="")), file)
+        build_job(replace(fork, build=replace(fork.build, branch="")), file)
 
 
 def test_the_activation_unpacks_once_and_points_inside(fork: Profile, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from fugaku_gpt.jobs.submission import (
     load_prepared,
     new_attempt,
     node_hours,
-    plan,
-    prepare,
+    plan_job,
+    prepare_job,
     resolve_intents,
     submissions,
     submit,
@@ -40,7 +40,7 @@ def kinds(directory: Path) -> Any:
 
 
 def test_a_prepared_directory_holds_the_run_and_its_script(tmp_path: Path) -> None:
-    prepared = prepare(config("job.name=mine"), tmp_path / "run")
+    prepared = prepare_job(config("job.name=mine"), tmp_path / "run")
     assert (tmp_path / "run" / "job.sh").read_text(encoding="utf-8") == prepared.text
     assert load_run_config(tmp_path / "run" / "config.yaml") == prepared.config
     assert prepared.node_hours == 8 and any("job.group" in note for note in prepared.notes)
@@ -49,7 +49,7 @@ def test_a_prepared_directory_holds_the_run_and_its_script(tmp_path: Path) -> No
 
 
 def test_a_plan_writes_nothing(tmp_path: Path) -> None:
-    assert "#PJM" in plan(config(), tmp_path / "run").text
+    assert "#PJM" in plan_job(config(), tmp_path / "run").text
     assert not (tmp_path / "run").exists()
 
 
@@ -73,23 +73,23 @@ def test_paths_hold_wherever_the_job_starts(tmp_path: Path, monkeypatch: pytest.
 def test_a_directory_with_a_run_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{}", encoding="utf-8")
     with pytest.raises(UsageError, match="already holds a run"):
-        prepare(config(), tmp_path)
+        prepare_job(config(), tmp_path)
 
 
 def test_a_directory_with_a_job_is_refused(tmp_path: Path) -> None:
-    submit(prepare(config(), tmp_path), FakeScheduler())
+    submit(prepare_job(config(), tmp_path), FakeScheduler())
     with pytest.raises(UsageError, match="already holds a job"):
-        prepare(config(), tmp_path)
+        prepare_job(config(), tmp_path)
 
 
 def test_a_chain_of_bulk_jobs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="chain"):
-        plan(config("job.chain=2", "job.bulk=0-3"), tmp_path)
+        plan_job(config("job.chain=2", "job.bulk=0-3"), tmp_path)
 
 
 @pytest.mark.parametrize("missing", ["job.sh", "config.yaml"])
 def test_a_directory_that_is_not_prepared_is_told(tmp_path: Path, missing: str) -> None:
-    prepare(config(), tmp_path)
+    prepare_job(config(), tmp_path)
     (tmp_path / missing).unlink()
     with pytest.raises(UsageError, match=missing):
         submit(tmp_path, FakeScheduler())
@@ -97,7 +97,7 @@ def test_a_directory_that_is_not_prepared_is_told(tmp_path: Path, missing: str) 
 
 def test_a_script_that_is_older_than_its_settings_is_refused_and_mended_as_told(tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    prepare(config(), directory)
+    prepare_job(config(), directory)
     file = directory / "config.yaml"
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace("threads_per_rank: null", "threads_per_rank: 2"), encoding="utf-8")  # as ranks do
@@ -112,7 +112,7 @@ def test_a_script_that_is_older_than_its_settings_is_refused_and_mended_as_told(
 
 def test_the_job_is_recorded_with_its_command_and_its_tag(tmp_path: Path) -> None:
     scheduler = FakeScheduler()
-    assert submit(prepare(config(), tmp_path), scheduler, now=lambda: 5.0) == ["101"]
+    assert submit(prepare_job(config(), tmp_path), scheduler, clock=lambda: 5.0) == ["101"]
     assert kinds(tmp_path) == ["intent", "submitted"]
     values = read_events(tmp_path)[1].values
     assert (values["command"], values["script"], values["scheduler"]) == (["pjsub", "job.sh"], "job.sh", "pjm")
@@ -121,7 +121,7 @@ def test_the_job_is_recorded_with_its_command_and_its_tag(tmp_path: Path) -> Non
 
 def test_each_link_of_a_chain_follows_the_one_before(tmp_path: Path) -> None:
     scheduler = FakeScheduler()
-    assert submit(prepare(config("job.chain=3"), tmp_path), scheduler) == ["101", "102", "103"]
+    assert submit(prepare_job(config("job.chain=3"), tmp_path), scheduler) == ["101", "102", "103"]
     assert [(one.link, one.chain, one.after) for one in scheduler.submitted] == [
         (1, 3, None),
         (2, 3, "101"),
@@ -132,7 +132,7 @@ def test_each_link_of_a_chain_follows_the_one_before(tmp_path: Path) -> None:
 
 
 def test_what_a_scheduler_needs_is_in_the_submission(tmp_path: Path) -> None:
-    (one,) = submissions(prepare(config("job.bulk=0-3", "job.name=mine"), tmp_path))
+    (one,) = submissions(prepare_job(config("job.bulk=0-3", "job.name=mine"), tmp_path))
     assert (one.elapse, one.bulk, one.name, one.directory) == (7200, "0-3", "mine", tmp_path)
 
 
@@ -141,7 +141,7 @@ def test_a_refusal_is_recorded_and_the_directory_stays_free(tmp_path: Path) -> N
         raise Refused("PJM 0071 no such group")
 
     with pytest.raises(Refused, match="0071"):
-        submit(prepare(config(), tmp_path), FakeScheduler(refuse))
+        submit(prepare_job(config(), tmp_path), FakeScheduler(refuse))
     assert kinds(tmp_path) == ["intent", "refused"]
     assert submit(tmp_path, FakeScheduler()) == ["101"]
 
@@ -152,7 +152,7 @@ def test_links_that_were_taken_before_a_refusal_are_named(tmp_path: Path) -> Non
             raise Refused("too many jobs")
 
     with pytest.raises(Refused, match="too many jobs[\\s\\S]*kept: 101"):
-        submit(prepare(config("job.chain=2"), tmp_path), FakeScheduler(refuse))
+        submit(prepare_job(config("job.chain=2"), tmp_path), FakeScheduler(refuse))
     assert [job.job_id for job in read_history(tmp_path).jobs] == ["101"]
 
 
@@ -161,7 +161,7 @@ def test_a_chain_that_has_ended_meanwhile_is_handed_in_as_far_as_it_goes(tmp_pat
         if submission.link == 3:
             raise Overtaken("PJM 0012 the step job is over")
 
-    assert submit(prepare(config("job.chain=4"), tmp_path), FakeScheduler(overtaken)) == ["101", "102"]
+    assert submit(prepare_job(config("job.chain=4"), tmp_path), FakeScheduler(overtaken)) == ["101", "102"]
     assert kinds(tmp_path)[-1] == "refused" and read_history(tmp_path).open == ()
 
 
@@ -173,9 +173,9 @@ def test_an_uncertain_submission_is_found_by_its_tag(tmp_path: Path) -> None:
         raise Uncertain("pjsub: no answer")
 
     with pytest.raises(Uncertain, match="may have been taken"):
-        submit(prepare(config(), tmp_path), FakeScheduler(vanish))
+        submit(prepare_job(config(), tmp_path), FakeScheduler(vanish))
     assert kinds(tmp_path) == ["intent"]
-    (job,) = resolve_intents(tmp_path, scheduler, now=0.0).jobs
+    (job,) = resolve_intents(tmp_path, scheduler, timestamp=0.0).jobs
     assert (job.job_id, job.link) == ("77", 1)
     scheduler.statuses["77"] = JobStatus("77", RUNNING)
     with pytest.raises(UsageError, match="job 77 is running"):
@@ -183,16 +183,16 @@ def test_an_uncertain_submission_is_found_by_its_tag(tmp_path: Path) -> None:
 
 
 def test_a_submission_whose_job_never_came_is_given_up_after_a_while(tmp_path: Path) -> None:
-    prepare(config(), tmp_path)
+    prepare_job(config(), tmp_path)
     append_event(tmp_path, "intent", 1000.0, scheduler="pjm", tag="t", link=1, chain=1, bulk="")
     with pytest.raises(UsageError, match="was begun there and has not ended.*try again in"):
-        submit(tmp_path, FakeScheduler(), now=lambda: 1001.0)
-    assert submit(tmp_path, FakeScheduler(), now=lambda: 1001.0 + INTENT_SECONDS) == ["101"]
+        submit(tmp_path, FakeScheduler(), clock=lambda: 1001.0)
+    assert submit(tmp_path, FakeScheduler(), clock=lambda: 1001.0 + INTENT_SECONDS) == ["101"]
     assert kinds(tmp_path) == ["intent", "abandoned", "intent", "submitted"]
 
 
 def test_of_two_submissions_at_once_the_first_in_the_file_hands_in(tmp_path: Path) -> None:
-    prepared = prepare(config(), tmp_path)
+    prepared = prepare_job(config(), tmp_path)
     times = iter([1.0, 2.0])
 
     def now() -> float:
@@ -210,7 +210,7 @@ def test_of_two_submissions_at_once_the_first_in_the_file_hands_in(tmp_path: Pat
 
 @pytest.mark.slow
 def test_many_processes_hand_in_one_job(tmp_path: Path) -> None:
-    prepare(config(), tmp_path / "run")
+    prepare_job(config(), tmp_path / "run")
     program = (
         "import sys, time; from pathlib import Path\n"
         "from fugaku_gpt.errors import UsageError\n"
@@ -236,7 +236,7 @@ def test_many_processes_hand_in_one_job(tmp_path: Path) -> None:
 
 
 def test_a_killed_submitter_leaves_its_intent(tmp_path: Path) -> None:
-    prepare(config(), tmp_path / "run")
+    prepare_job(config(), tmp_path / "run")
     program = (
         "import os, signal; from pathlib import Path\n"
         "from fugaku_gpt.jobs.submission import submit\n"
@@ -253,7 +253,7 @@ def test_a_killed_submitter_leaves_its_intent(tmp_path: Path) -> None:
 
 def test_a_finished_job_is_handed_in_again_as_a_new_attempt_only(tmp_path: Path) -> None:
     directory, scheduler = tmp_path / "run", FakeScheduler()
-    submit(prepare(config(), directory), scheduler)
+    submit(prepare_job(config(), directory), scheduler)
     scheduler.statuses["101"] = JobStatus("101", ENDED, "EXT")
     with pytest.raises(UsageError, match="holds job 101; `fugaku-gpt job resume`"):
         submit(directory, scheduler)
@@ -271,7 +271,7 @@ def test_a_finished_job_is_handed_in_again_as_a_new_attempt_only(tmp_path: Path)
 
 def test_a_new_attempt_goes_on_from_the_checkpoints_that_are_there(tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    prepare(config(), directory)
+    prepare_job(config(), directory)
     for place in (directory, directory / "repeat-0", directory / "repeat-1"):
         place.mkdir(exist_ok=True)
         for name in ("metrics.jsonl", "result.json"):
@@ -293,7 +293,7 @@ def test_a_new_attempt_goes_on_from_the_checkpoints_that_are_there(tmp_path: Pat
 
 
 def test_a_job_at_another_scheduler_is_not_forgotten(tmp_path: Path) -> None:
-    prepare(config(), tmp_path)
+    prepare_job(config(), tmp_path)
     append_event(tmp_path, "submitted", 1.0, scheduler="slurm", job_id="5", link=1, chain=1, bulk="", tag="")
     with pytest.raises(UsageError, match="job 5 of slurm"):
         submit(tmp_path, FakeScheduler())
@@ -302,4 +302,4 @@ def test_a_job_at_another_scheduler_is_not_forgotten(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="file.*cannot be"):
-        prepare(config(), tmp_path / "file" / "run")
+        prepare_job(config(), tmp_path / "file" / "run")

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from fugaku_gpt import ops
-from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.kernels import load_library
-from fugaku_gpt.kernels.attention_tiling import compiled_floats, heads_in_time, takes_heads_apart
-from fugaku_gpt.layout.native_kernels import may_be_compiled
+from fugaku_gpt.kernels.attention_tiling import native_workspace_floats, head_slots, enough_heads_for_threads
+from fugaku_gpt.layout.native_kernels import may_use_native_kernels
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_memory_of_the_compiled_kernels_is_what_they_ask_for_or_a_little_more(le
     library = load_library()
     if library is None:
         pytest.skip("no kernels are compiled here")
-    told, asked = compiled_floats(length, width), library.attention_floats(length, width)
+    told, asked = native_workspace_floats(length, width), library.attention_floats(length, width)
     assert asked <= told
     if width % 32 == 0:  # a multiple of whatever tile this processor has
         assert told == asked
@@ -34,16 +34,16 @@ def test_memory_of_the_compiled_kernels_is_what_they_ask_for_or_a_little_more(le
 def test_heads_are_taken_apart_where_there_are_half_as_many_as_threads(
     samples: int, heads: int, threads: int, apart: bool
 ) -> None:
-    assert takes_heads_apart(samples, heads, threads) == apart
-    rounds = heads_in_time(samples, heads, threads) / threads
+    assert enough_heads_for_threads(samples, heads, threads) == apart
+    rounds = head_slots(samples, heads, threads) / threads
     assert rounds == int(rounds) and rounds - 1 < samples * heads / threads <= rounds
 
 
-@pytest.mark.skipif(not ops.has_compiled(), reason="no kernels are compiled here")
+@pytest.mark.skipif(not ops.has_native_kernels(), reason="no kernels are compiled here")
 @pytest.mark.parametrize("used", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
 def test_attention_is_compiled_where_it_may_be(dtype: str, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AGREED, "compiled", used)
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled", used)
     words = [f"training.dtype={dtype}", f"node.compiled_kernels={used}"]
     qkv = torch.empty(1, torch.get_num_threads(), 2, 3, 1, 4, dtype=getattr(torch, dtype))
-    assert ops.attends(qkv) == may_be_compiled(load_run_config(overrides=words))
+    assert ops.has_native_attention(qkv) == may_use_native_kernels(load_run_config(overrides=words))

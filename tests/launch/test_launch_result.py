@@ -8,7 +8,7 @@ from typing import Any, Optional
 import pytest
 
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.launch.launch_result import log_tail, reason_of, result_of
+from fugaku_gpt.launch.launch_result import log_tail, failure_reason, result_of_launch
 from fugaku_gpt.launch.processes import Outcome
 from fugaku_gpt.records.run import RunDirectory
 from tests.sweep.fake import leave_run, outcome
@@ -55,7 +55,7 @@ def test_endings(tmp_path: Path, own: Optional[str], log: str, ended: Outcome, s
     leave_run(tmp_path / "run", config, own, "own words" if own not in (None, "ok") else "")
     text = tmp_path / "log.txt"
     text.write_text(log, encoding="utf-8")
-    result = result_of(RunDirectory(tmp_path / "run"), config, ended, text, 1000.0)
+    result = result_of_launch(RunDirectory(tmp_path / "run"), config, ended, text, 1000.0)
     assert result.status == status and reason in result.reason
     assert result.iterations == 4 and result.summary["seconds_per_iteration"] == 0.5  # what was measured is kept
 
@@ -64,23 +64,23 @@ def test_endings(tmp_path: Path, own: Optional[str], log: str, ended: Outcome, s
 def test_a_run_that_was_over_stays_so_whatever_ends_its_profiling(tmp_path: Path, ended: Outcome) -> None:
     config = load_run_config(preset="tiny", overrides=["training.profile_operators=2", "training.iterations=4"])
     leave_run(tmp_path / "run", config)
-    result = result_of(RunDirectory(tmp_path / "run"), config, ended, tmp_path / "log.txt", 1000.0)
+    result = result_of_launch(RunDirectory(tmp_path / "run"), config, ended, tmp_path / "log.txt", 1000.0)
     assert (result.status, result.reason) == ("ok", "")
     unfinished = load_run_config(preset="tiny", overrides=["training.profile_operators=2", "training.iterations=5"])
-    assert result_of(RunDirectory(tmp_path / "run"), unfinished, ended, tmp_path / "log.txt", 1000.0).status != "ok"
+    assert result_of_launch(RunDirectory(tmp_path / "run"), unfinished, ended, tmp_path / "log.txt", 1000.0).status != "ok"
 
 
 def test_a_run_that_never_started_is_refused_with_the_trainers_words(tmp_path: Path) -> None:
     config = load_run_config(preset="tiny")
     log = tmp_path / "log.txt"
     log.write_text("fugaku-gpt: runs/none: not a corpus\n" + HYDRA, encoding="utf-8")
-    result: Any = result_of(RunDirectory(tmp_path), config, outcome(2), log, 1.0)
+    result: Any = result_of_launch(RunDirectory(tmp_path), config, outcome(2), log, 1.0)
     assert (result.status, result.reason, result.summary) == ("refused", "runs/none: not a corpus", {})
 
 
 def test_reasons_come_from_the_end_of_the_log(tmp_path: Path) -> None:
-    assert log_tail(tmp_path / "none") == [] and reason_of([]) == ""
+    assert log_tail(tmp_path / "none") == [] and failure_reason([]) == ""
     log = tmp_path / "log.txt"
     log.write_bytes(b"x" * 100_000 + b"\nValueError: early\n\xff\xfe\none\ntwo\nthree\n")
-    assert reason_of(log_tail(log)) == "ValueError: early"
-    assert reason_of(["one", "two", "three", "four"]) == "two / three / four"
+    assert failure_reason(log_tail(log)) == "ValueError: early"
+    assert failure_reason(["one", "two", "three", "four"]) == "two / three / four"

@@ -19,9 +19,9 @@ from fugaku_gpt.launch.launcher import (
     exit_code_of,
     find_launcher,
     launch,
-    rank_words,
-    recognise,
-    tcmalloc_of,
+    rank_command,
+    parse_version,
+    tcmalloc_library,
     threads_per_rank,
     train_command,
 )
@@ -42,7 +42,7 @@ HYDRA = "HYDRA build details:\n    Version:                                 5.0.
     ],
 )
 def test_families_are_recognised_by_what_they_say(said: str, expected: object) -> None:
-    assert recognise(said) == expected
+    assert parse_version(said) == expected
 
 
 def test_the_command_is_a_pure_function_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_another_build_starts_with_its_own_python_and_surroundings(monkeypatch: 
         python="/e/bin/python", path=("/e/mpi",), library_path=("/e/lib",), environment=("A=b=c",), tcmalloc="/e/tc.so"
     )
     config = load_run_config(preset="tiny", overrides=["node.tcmalloc=true", "node.large_pages=hugetlbfs"])
-    words = rank_words(config, Path("c"), Path("o"), 2, tcmalloc_of(profile), [], profile)
+    words = rank_command(config, Path("c"), Path("o"), 2, tcmalloc_library(profile), [], profile)
     checkout = Path(__file__).resolve().parents[2]
     assert words == [
         *("env", "A=b=c", "PATH=/e/mpi:/usr/bin", "LD_LIBRARY_PATH=/e/lib", f"PYTHONPATH={checkout}"),
@@ -103,14 +103,14 @@ def test_a_build_s_own_variables_are_kept_but_what_the_run_sets_is_the_run_s(mon
     own = ("PYTHONPATH=/mine", "LD_LIBRARY_PATH=/own", "OMP_NUM_THREADS=7", "XOS_MMM_L_HPAGE_TYPE=none")
     profile = Profile(python="/e/python", path=("/e/bin",), library_path=("/e/lib",), environment=own)
     config = load_run_config(preset="tiny", overrides=["node.large_pages=hugetlbfs"])
-    words = rank_words(config, Path("c"), Path("o"), 2, None, [], profile)
+    words = rank_command(config, Path("c"), Path("o"), 2, None, [], profile)
     checkout = Path(__file__).resolve().parents[2]
     assert words[:3] == ["env", "-u", "XOS_MMM_L_PAGING_POLICY"]
     assert set(words[3 : words.index("/e/python")]) == {
         f"PYTHONPATH={checkout}:/mine", "LD_LIBRARY_PATH=/e/lib:/own", "PATH=/e/bin:/usr/bin",
         "OMP_NUM_THREADS=2", "MKL_NUM_THREADS=2", "XOS_MMM_L_HPAGE_TYPE=hugetlbfs",
     }  # fmt: skip
-    words = rank_words(config, Path("c"), Path("o"), 2, None, [], Profile(python="/e/python"))
+    words = rank_command(config, Path("c"), Path("o"), 2, None, [], Profile(python="/e/python"))
     assert {"PATH=/usr/bin", "LD_LIBRARY_PATH="} <= set(words)  # nothing of the other side's
 
 
@@ -163,7 +163,7 @@ def test_open_mpi_is_told_that_root_may_run(
     program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.8'\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" in find_launcher(root=root).environment) is allowed
+    assert ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" in find_launcher(is_root=root).environment) is allowed
 
 
 def test_the_exit_code_of_one_run() -> None:
@@ -184,7 +184,7 @@ def test_real_ranks_get_their_variables_and_know_their_place() -> None:
     )
     launcher = find_launcher()
     lines: List[str] = []
-    argv = [*launcher.start(3), "env", "LD_PRELOAD=libm.so.6", sys.executable, "-c", program]
+    argv = [*launcher.command_prefix(3), "env", "LD_PRELOAD=libm.so.6", sys.executable, "-c", program]
     outcome = run_command(argv, launcher.environment, timeout=300, on_line=lines.append)
     assert outcome.ok and "LD_PRELOAD" not in os.environ
     places = sorted(" ".join(lines).replace("place", "").split())

@@ -15,7 +15,7 @@ import pytest
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.launch.launcher import find_launcher
-from fugaku_gpt.launch.processes import end_marked, marked, run_command
+from fugaku_gpt.launch.processes import end_marked_processes, marked_processes, run_command
 
 # starts a child in a session of its own that ignores SIGTERM, then does what the argument says
 PARENT = """
@@ -57,7 +57,7 @@ def test_no_process_survives_in_whatever_session_it_is(behaviour: str, timed_out
     argv = [sys.executable, "-c", PARENT, behaviour]
     outcome = run_command(argv, {}, timeout=1.0 if timed_out else 30.0, grace=0.3, mark=mark)
     assert outcome.timed_out is timed_out
-    assert marked(mark) == []
+    assert marked_processes(mark) == []
     assert outcome.seconds < 10
 
 
@@ -68,9 +68,9 @@ def test_real_ranks_that_hang_and_ignore_sigterm_are_ended() -> None:
         "w = MPI.COMM_WORLD; w.Recv(bytearray(8), source=1) if w.Get_rank() == 0 else time.sleep(60)"
     )
     launcher, mark = find_launcher(), uuid.uuid4().hex
-    argv = [*launcher.start(2), sys.executable, "-c", program]
+    argv = [*launcher.command_prefix(2), sys.executable, "-c", program]
     outcome = run_command(argv, launcher.environment, timeout=2.0, grace=0.5, mark=mark)
-    assert outcome.timed_out and marked(mark) == []
+    assert outcome.timed_out and marked_processes(mark) == []
 
 
 # a command that saves when it is asked to by SIGUSR1, and does not hear of it where it is told not to
@@ -102,7 +102,7 @@ def test_a_signal_ends_the_command_and_is_reported(number: int) -> None:
     starter.send_signal(number)
     said, _ = starter.communicate(timeout=30)
     assert said.decode().split() == ["ended", "-15", str(int(number))]
-    assert starter.returncode == 0 and marked(mark) == []
+    assert starter.returncode == 0 and marked_processes(mark) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
@@ -112,7 +112,7 @@ def test_a_command_that_can_save_is_asked_to_and_waited_for(number: int) -> None
     starter.send_signal(number)
     starter.send_signal(number)  # the same order by another way
     said, _ = starter.communicate(timeout=30)
-    assert said.decode().split() == ["ended", "75", str(int(number))] and marked(mark) == []
+    assert said.decode().split() == ["ended", "75", str(int(number))] and marked_processes(mark) == []
 
 
 def test_a_second_signal_ends_a_command_that_does_not_save() -> None:
@@ -123,7 +123,7 @@ def test_a_second_signal_ends_a_command_that_does_not_save() -> None:
     assert starter.poll() is None
     starter.send_signal(signal.SIGTERM)
     said, _ = starter.communicate(timeout=15)
-    assert said.decode().split()[0] == "ended" and marked(mark) == []
+    assert said.decode().split()[0] == "ended" and marked_processes(mark) == []
 
 
 def test_marked_processes_are_found_after_their_starter_is_gone() -> None:
@@ -131,7 +131,7 @@ def test_marked_processes_are_found_after_their_starter_is_gone() -> None:
     environment = {**os.environ, "FUGAKU_GPT_LAUNCH": mark}
     program = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
-    assert len(marked(mark)) == 1
+    assert len(marked_processes(mark)) == 1
     started = time.monotonic()
-    assert end_marked(mark, grace=60.0) == 1
-    assert marked(mark) == [] and time.monotonic() - started < 30
+    assert end_marked_processes(mark, grace=60.0) == 1
+    assert marked_processes(mark) == [] and time.monotonic() - started < 30

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import ConfigError
-from fugaku_gpt.layout.batch import LeftOut, global_batch, sequence_length, sizes_of
+from fugaku_gpt.layout.batch import SkippedSamples, global_batch, sequence_length, batch_sizes
 
 RAMP = ("training.global_batch=32", "training.ramp_start=8", "training.ramp_increment=8", "training.ramp_samples=300")
 
@@ -73,7 +73,7 @@ LENGTHS = ("training.seq_ramp_start=32", "training.seq_ramp_increment=32", "trai
 )
 def test_every_size_that_comes_up_is_told_once(overrides: List[str], sizes: "List[tuple[int, int]]") -> None:
     config = load_run_config(overrides=("training.global_batch=32", *overrides))
-    assert config.model.seq_len == 128 and sizes_of(config) == sizes
+    assert config.model.seq_len == 128 and batch_sizes(config) == sizes
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ ranges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=6)
 
 @given(ranges)
 def test_samples_that_are_left_out_are_those_that_are_named(pairs: "List[tuple[int, int]]") -> None:
-    left_out = LeftOut([f"{first}-{first + more}" if more else str(first) for first, more in pairs])
+    left_out = SkippedSamples([f"{first}-{first + more}" if more else str(first) for first, more in pairs])
     named = {number for first, more in pairs for number in range(first, first + more + 1)}
     remaining = [number for number in range(100) if number not in named]
     assert [left_out.number(used) for used in range(len(remaining))] == remaining
     for consumed in range(100):
-        assert left_out.used(consumed) == sum(number < consumed for number in remaining)
+        assert left_out.count_used(consumed) == sum(number < consumed for number in remaining)

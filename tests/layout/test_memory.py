@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from fugaku_gpt import ops
 from fugaku_gpt.comm import Communicator
-from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.compat.probes import TRIALS
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.memory import (
-    Moment,
-    ends_bytes,
+    PipelineState,
+    embedding_and_head_bytes,
     layer_bytes,
-    moments_of,
-    peak_bytes,
+    pipeline_states,
+    peak_activation_bytes,
     recompute_of_layers,
 )
 from fugaku_gpt.layout.stages import Chunk, split_layers
@@ -39,9 +39,9 @@ KINDS = ("none", "selective", "full")
 @pytest.fixture(params=[False, True], ids=["by operators", "compiled"])
 def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Attention without compiled kernels, and with them: the setting that tells the formulas so."""
-    if request.param and not ops.has_compiled():
+    if request.param and not ops.has_native_kernels():
         pytest.skip("no kernels are compiled here")
-    monkeypatch.setattr(AGREED, "compiled", request.param)
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled", request.param)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # of more, few heads are too few for the kernels
     yield f"node.compiled_kernels={request.param}"
@@ -77,7 +77,7 @@ def kept_by(config: RunConfig) -> int:
 def test_the_formula_is_what_pytorch_saves(kind: str, changes: Sequence[str], compiled: str) -> None:
     config = tiny_config("model.layers=3", f"training.recompute={kind}", compiled, *changes)
     (chunk,) = split_layers(3, 1)
-    told = ends_bytes(config, chunk) + 3 * layer_bytes(config, kind)
+    told = embedding_and_head_bytes(config, chunk) + 3 * layer_bytes(config, kind)
     assert kept_by(config) == pytest.approx(told, rel=1e-3)
 
 
@@ -89,10 +89,10 @@ def test_the_formula_holds_in_16_bits_too(
 ) -> None:
     """Operators in float32 keep no copies, but for the weights of LayerNorms."""
     if forced:
-        monkeypatch.setitem(AGREED.in_float32, torch.bfloat16, frozenset(TRIALS))
+        monkeypatch.setitem(RANK_CONSENSUS.in_float32, torch.bfloat16, frozenset(TRIALS))
     config = tiny_config("model.layers=3", f"training.recompute={kind}", "training.dtype=bfloat16", compiled)
     (chunk,) = split_layers(3, 1)
-    told = ends_bytes(config, chunk) + 3 * layer_bytes(config, kind)
+    told = embedding_and_head_bytes(config, chunk) + 3 * layer_bytes(config, kind)
     assert kept_by(config) == pytest.approx(told, rel=1e-3)
 
 
@@ -144,7 +144,7 @@ def pipeline(schedule: str, pp: int, micro_batches: int, chunks: int = 1, *more:
 @pytest.mark.parametrize(("schedule", "in_flight"), [("gpipe", [8, 8, 8, 8]), ("1f1b", [4, 3, 2, 1])])
 def test_late_stages_of_1f1b_hold_fewer_micro_batches(schedule: str, in_flight: List[int]) -> None:
     config, _ = pipeline(schedule, 4, 8)
-    assert [max(counts[0] for counts, _, _ in moments_of(config, stage)) for stage in range(4)] == in_flight
+    assert [max(counts[0] for counts, _, _ in pipeline_states(config, stage)) for stage in range(4)] == in_flight
 
 
 def choice(config: RunConfig, chunks: Sequence[Chunk]) -> List[Dict[str, int]]:
@@ -220,7 +220,7 @@ def test_every_stage_fits_into_any_budget_that_is_not_refused(
     kinds = dict(enumerate(recompute_of_layers(config, chunks)))
     for stage in range(pp):
         mine = [chunk for chunk in chunks if chunk.stage == stage]
-        assert peak_bytes(config, mine, kinds, moments_of(config, stage)) <= budget * 2**20
+        assert peak_activation_bytes(config, mine, kinds, pipeline_states(config, stage)) <= budget * 2**20
 
 
 def test_layers_named_by_number_are_the_first_of_each_chunk() -> None:
@@ -236,21 +236,21 @@ def test_a_peak_by_hand() -> None:
     config, chunks = pipeline("1f1b", 2, 2)
     mine = chunks[:1]
     whole, slim = (layer_bytes(config, kind) for kind in ("none", "full"))
-    moments: Set[Moment] = moments_of(config, 0)
-    plain = peak_bytes(config, mine, {0: "none", 1: "none", 2: "none"}, moments)
-    assert plain == 2 * (3 * whole + ends_bytes(config, mine[0]))
-    first = peak_bytes(config, mine, {0: "full", 1: "none", 2: "none"}, moments)
-    assert first == 2 * (2 * whole + slim + ends_bytes(config, mine[0]))  # two layers are freed before it
-    last = peak_bytes(config, mine, {0: "none", 1: "none", 2: "full"}, moments)
+    moments: Set[PipelineState] = pipeline_states(config, 0)
+    plain = peak_activation_bytes(config, mine, {0: "none", 1: "none", 2: "none"}, moments)
+    assert plain == 2 * (3 * whole + embedding_and_head_bytes(config, mine[0]))
+    first = peak_activation_bytes(config, mine, {0: "full", 1: "none", 2: "none"}, moments)
+    assert first == 2 * (2 * whole + slim + embedding_and_head_bytes(config, mine[0]))  # two layers are freed before it
+    last = peak_activation_bytes(config, mine, {0: "none", 1: "none", 2: "full"}, moments)
     assert last == first + whole - slim
 
 
 def test_under_zero_bubble_the_first_stage_puts_nothing_off() -> None:
     config, chunks = pipeline("zero_bubble", 2, 2)
     mine = [chunk for chunk in chunks if chunk.stage == 0]
-    peak = peak_bytes(config, mine, dict.fromkeys(range(6), "none"), moments_of(config, 0))
-    assert peak == 2 * (3 * layer_bytes(config, "none") + ends_bytes(config, mine[0]))
-    assert moments_of(config, 0) == moments_of(pipeline("1f1b", 2, 2)[0], 0)
+    peak = peak_activation_bytes(config, mine, dict.fromkeys(range(6), "none"), pipeline_states(config, 0))
+    assert peak == 2 * (3 * layer_bytes(config, "none") + embedding_and_head_bytes(config, mine[0]))
+    assert pipeline_states(config, 0) == pipeline_states(pipeline("1f1b", 2, 2)[0], 0)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -263,10 +263,10 @@ def test_under_zero_bubble_a_later_stage_is_fullest_in_attention(compiled: bool)
     mine = [chunk for chunk in chunks if chunk.stage == 1]
     layer, stream, f = layer_bytes(config, "none"), 4 * config.model.seq_len * config.model.hidden, 4
     put_off = (8 + 2 * f) * stream
-    before = 3 * put_off + 3 * layer + ends_bytes(config, mine[0])
+    before = 3 * put_off + 3 * layer + embedding_and_head_bytes(config, mine[0])
     fullest = before + 2 * (put_off - layer) - (4 - compiled + f) * stream + (4 + 2 * f) * stream
     assert config.model.ffn_size == f * config.model.hidden and config.model.dropout > 0
-    assert peak_bytes(config, mine, dict.fromkeys(range(6), "none"), moments_of(config, 1)) == fullest
+    assert peak_activation_bytes(config, mine, dict.fromkeys(range(6), "none"), pipeline_states(config, 1)) == fullest
 
 
 def test_a_plan_for_sixty_four_stages_is_quick() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fugaku_gpt.layout.regions import Region, intersection, rectangles, tiles, whole
+from fugaku_gpt.layout.regions import Region, intersection, rectangles, tiles, full_region
 
 shapes = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 
@@ -44,12 +44,12 @@ def partitions(draw: st.DrawFn) -> Tuple[Tuple[int, ...], List[Region]]:
 def test_a_flat_range_is_its_rectangles_in_order(cut: Tuple[Tuple[int, ...], Region], data: st.DataObject) -> None:
     shape, region = cut
     tensor = np.arange(math.prod(shape)).reshape(shape)
-    local = tensor[region.within(whole(shape))].reshape(-1)
+    local = tensor[region.within(full_region(shape))].reshape(-1)
     first = data.draw(st.integers(0, region.size))
     stop = data.draw(st.integers(first, region.size))
     found = rectangles(region.start, region.shape, first, stop)
     assert len(found) <= max(1, 2 * len(shape) - 1)
-    seen = [tensor[one.within(whole(shape))].reshape(-1) for one in found]
+    seen = [tensor[one.within(full_region(shape))].reshape(-1) for one in found]
     assert np.concatenate([*seen, np.empty(0, int)]).tolist() == local[first:stop].tolist()
 
 
@@ -58,7 +58,7 @@ def test_the_rectangles_of_all_ranks_make_up_the_tensor_once(cut: Tuple[Tuple[in
     shape, found = cut
     times = np.zeros(shape, int)
     for region in found:
-        times[region.within(whole(shape))] += 1
+        times[region.within(full_region(shape))] += 1
     assert (times == 1).all() and tiles(found, shape)
 
 
@@ -68,7 +68,7 @@ def test_tiles_is_what_counting_says(cut: Tuple[Tuple[int, ...], List[Region]], 
     some = data.draw(st.lists(st.sampled_from(found), max_size=len(found) + 1))
     times = np.zeros(shape, int)
     for region in some:
-        times[region.within(whole(shape))] += 1
+        times[region.within(full_region(shape))] += 1
     assert tiles(some, shape) == bool((times == 1).all())
 
 
@@ -79,12 +79,12 @@ def test_an_intersection_is_what_both_hold(cut: Tuple[Tuple[int, ...], Region], 
     other = Region(start, tuple(data.draw(st.integers(1, size - at)) for size, at in zip(shape, start)))
     both = np.zeros(shape, int)
     for region in (one, other):
-        both[region.within(whole(shape))] += 1
+        both[region.within(full_region(shape))] += 1
     shared = intersection(one, other)
     assert shared == intersection(other, one)
     expected = np.zeros(shape, bool)
     if shared is not None:
-        expected[shared.within(whole(shape))] = True
+        expected[shared.within(full_region(shape))] = True
     assert ((both == 2) == expected).all()
 
 

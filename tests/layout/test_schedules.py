@@ -83,7 +83,7 @@ def test_the_bubble_is_that_of_the_formula(shape: Shape, backward: float) -> Non
 def test_waiting_at_once_costs_nothing_where_stages_keep_step(shape: Shape) -> None:
     kind, stages, _, chunks = shape
     backward = 2.0 if chunks == 1 else 1.0
-    times = simulate(all_stages(shape), Timing(forward=1.0, backward=backward), late_waits=False)
+    times = simulate(all_stages(shape), Timing(forward=1.0, backward=backward), waits_on_use=False)
     assert times.bubble == pytest.approx([ideal_bubble(*shape)] * stages)
 
 
@@ -91,7 +91,7 @@ def test_waiting_at_once_costs_nothing_where_stages_keep_step(shape: Shape) -> N
 @given(shapes(), st.floats(0.1, 4), st.floats(0.1, 4), st.floats(0, 1))
 def test_late_waits_are_never_slower(shape: Shape, forward: float, backward: float, latency: float) -> None:
     schedules, timing = all_stages(shape), Timing(forward, backward, latency)
-    late, strict = (simulate(schedules, timing, late_waits).makespan for late_waits in (True, False))
+    late, strict = (simulate(schedules, timing, waits_on_use).makespan for waits_on_use in (True, False))
     assert late <= strict + 1e-9
     assert late >= max(simulate(schedules, timing).busy) - 1e-9
 
@@ -118,7 +118,7 @@ def test_no_stage_of_zero_bubble_holds_more_than_the_first_of_1f1b(stages: int, 
     shape = ("zero_bubble", stages, micro_batches, 1)
     report = check(all_stages(shape), shape)
     assert report.peak_in_flight == tuple(min(micro_batches, stages - stage) for stage in range(stages))
-    assert max(report.peak_held) <= min(micro_batches, stages + 1)
+    assert max(report.peak_retained) <= min(micro_batches, stages + 1)
 
 
 def test_the_bubble_of_the_run_on_13824_nodes() -> None:
@@ -295,8 +295,8 @@ def test_two_actions_swapped_are_found_or_do_no_harm(shape: Shape, data: Any) ->
     except ScheduleError:
         return
     # what the checker lets pass comes to its end, strict and late, and does the same work
-    for late_waits in (True, False):
-        assert simulate(schedules, late_waits=late_waits).busy == simulate(all_stages(shape)).busy
+    for waits_on_use in (True, False):
+        assert simulate(schedules, waits_on_use=waits_on_use).busy == simulate(all_stages(shape)).busy
 
 
 @settings(max_examples=200, deadline=None)
@@ -389,6 +389,6 @@ def test_messages_that_overtake_are_found() -> None:
 def test_simulating_what_never_ends_says_so() -> None:
     schedules = all_stages(("1f1b", 2, 2, 1))
     schedules[0] = [action for action in schedules[0] if not isinstance(action, Exchange)]
-    for late_waits in (True, False):
+    for waits_on_use in (True, False):
         with pytest.raises(ValueError, match="waits for ever"):
-            simulate(schedules, late_waits=late_waits)
+            simulate(schedules, waits_on_use=waits_on_use)

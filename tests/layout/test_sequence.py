@@ -15,7 +15,7 @@ from fugaku_gpt.config import LayoutConfig, ModelConfig, load_run_config
 from fugaku_gpt.layout import grid
 from fugaku_gpt.layout.grid import ORDERS, Coordinates, coordinates_of
 from fugaku_gpt.layout.group_check import GROUPS, GridError, groups_of
-from fugaku_gpt.layout.nodes import ACROSS, ACROSS_GATHER, NODE, NODE_GATHER, Nodes, node_groups, nodes_of
+from fugaku_gpt.layout.nodes import ACROSS_NODES, ACROSS_NODES_GATHER, NODE, NODE_GATHER, Nodes, node_groups, nodes_of
 from fugaku_gpt.layout.schedule_times import simulate
 from fugaku_gpt.layout.schedules import KINDS, Exchange
 from fugaku_gpt.layout.sequence import (
@@ -44,12 +44,12 @@ def plans(draw: Any, most_ranks: int = 24) -> SequencePlan:
     pp = draw(st.integers(1, 4))
     dp = draw(st.integers(1, max(1, min(4, most_ranks // (tp * pp)))))
     kind = draw(st.sampled_from(KINDS))
-    by_nodes = draw(st.booleans())
+    is_hierarchical = draw(st.booleans())
     per_node = draw(st.sampled_from([size for size in range(1, dp * tp * pp + 1) if dp * tp * pp % size == 0]))
     return SequencePlan(
         model=MODEL,
-        layout=LayoutConfig(dp=dp, tp=tp, pp=pp, hierarchical_sum=by_nodes),
-        nodes=Nodes(dp * tp * pp // per_node, per_node, dealt=draw(st.booleans())) if by_nodes else None,
+        layout=LayoutConfig(dp=dp, tp=tp, pp=pp, hierarchical_sum=is_hierarchical),
+        nodes=Nodes(dp * tp * pp // per_node, per_node, round_robin=draw(st.booleans())) if is_hierarchical else None,
         micro_batches=draw(st.integers(1, 5)),
         micro_batch=draw(st.integers(1, 2)),
         order=draw(st.sampled_from(ORDERS)),
@@ -66,7 +66,7 @@ def plans(draw: Any, most_ranks: int = 24) -> SequencePlan:
 def program_of(plan: SequencePlan, rank: int, alone: bool = False) -> Sequence[Communication]:
     """The communications of one rank."""
     place, on_node = coordinates_of(rank, plan.layout, plan.order), 1
-    if plan.by_nodes and plan.nodes is not None:
+    if plan.is_hierarchical and plan.nodes is not None:
         on_node = len(node_groups(place, plan.layout, plan.order, plan.nodes)[0])
     return program(plan, place.pp, on_node, alone)
 
@@ -97,7 +97,7 @@ def on(steps: Sequence[Communication], communicator: str) -> Dict[Tuple[str, int
 def test_tensor_parallel_operations_are_megatron_s_four_per_layer() -> None:
     plan = SequencePlan(MODEL, LayoutConfig(tp=2, pp=3), micro_batches=5, micro_batch=2)
     whole = 2 * 12 * 24
-    assert [len(part.layers) for part in plan.parts] == [4, 4, 4]
+    assert [len(part.layers) for part in plan.model_chunks] == [4, 4, 4]
     middle = on(program(plan, 1), "tp")
     assert middle == {("all_reduce_sum", whole): 5 * 4 * 4}
     assert on(program(plan, 0), "tp") == {("all_reduce_sum", whole): 5 * (4 * 4 + 1)}
@@ -130,7 +130,7 @@ def test_gradients_are_summed_once_and_whole(plan: SequencePlan) -> None:
     layout = plan.layout
     for stage in range(layout.pp):
         steps = program(plan, stage)
-        specs = stage_tensors(plan.model, layout.tp, plan.parts, stage)
+        specs = stage_tensors(plan.model, layout.tp, plan.model_chunks, stage)
         held = sum(math.prod(spec.local_shape(layout.tp)) for spec in specs)
         buckets = bucket_elements(plan, stage)
         unit = 16 * (layout.dp if plan.zero or layout.hierarchical_sum else 1)
@@ -167,8 +167,8 @@ def test_chunk_times_are_those_of_the_formula_of_flops() -> None:
     plan = SequencePlan(MODEL, LayoutConfig(pp=2), micro_batches=4, recompute=("full",) * 12)
     timing = chunk_times(plan)
     head = 3 * plan.vocab / (12 * 24 + 2 * 12)
-    assert timing.forward == pytest.approx([len(plan.parts[0].layers), len(plan.parts[1].layers) + head])
-    assert timing.backward == [3.0 * len(part.layers) for part in plan.parts]
+    assert timing.forward == pytest.approx([len(plan.model_chunks[0].layers), len(plan.model_chunks[1].layers) + head])
+    assert timing.backward == [3.0 * len(part.layers) for part in plan.model_chunks]
     flags_alone = replace(plan, recompute=("selective",) * 12)
     assert chunk_times(flags_alone) == chunk_times(replace(plan, recompute=()))
     assert simulate([schedule_of(plan, stage) for stage in range(2)], timing).makespan > 0
@@ -185,15 +185,15 @@ def groups_of_replicas(plan: SequencePlan, rank: int) -> List[List[int]]:
     """A rank's replicas on its node, and those at its place on every node."""
     groups = groups_of(plan)
     place = coordinates_of(rank, plan.layout, plan.order)
-    assert groups[NODE] == groups[NODE_GATHER] and groups[ACROSS] == groups[ACROSS_GATHER]
-    return [groups[kind](place, plan.layout, plan.order) for kind in (NODE, ACROSS)]
+    assert groups[NODE] == groups[NODE_GATHER] and groups[ACROSS_NODES] == groups[ACROSS_NODES_GATHER]
+    return [groups[kind](place, plan.layout, plan.order) for kind in (NODE, ACROSS_NODES)]
 
 
 def test_replicas_that_share_a_node_are_found_from_how_ranks_are_placed() -> None:
     plan = SequencePlan(MODEL, BY_NODES, micro_batches=1, nodes=Nodes(2, 3))
     assert [groups_of_replicas(plan, rank) for rank in (0, 5)] == [[[0, 1, 2], [0, 3]], [[3, 4, 5], [2, 5]]]
-    dealt = replace(plan, nodes=Nodes(3, 2, dealt=True))
-    assert groups_of_replicas(dealt, 4) == [[1, 4], [3, 4, 5]]
+    round_robin = replace(plan, nodes=Nodes(3, 2, round_robin=True))
+    assert groups_of_replicas(round_robin, 4) == [[1, 4], [3, 4, 5]]
     for nodes in (Nodes(1, 6), Nodes(6, 1)):  # all on one node; each on its own
         assert groups_of_replicas(replace(plan, nodes=nodes), 4) == [[4], [4]]
     assert groups_of(replace(plan, layout=LayoutConfig(dp=6))) == GROUPS
@@ -206,23 +206,23 @@ def test_a_sum_by_nodes_first_is_one_of_shares() -> None:
     world = ("world", "all_reduce_sum", NORM_ELEMENTS)
     assert steps == [
         (NODE, "reduce_scatter_sum", blocks),
-        (ACROSS, "all_reduce_sum", blocks // 3),
+        (ACROSS_NODES, "all_reduce_sum", blocks // 3),
         (NODE_GATHER, "all_gather", blocks // 3),
         (NODE, "reduce_scatter_sum", embedding),
-        (ACROSS, "all_reduce_sum", embedding // 3),
+        (ACROSS_NODES, "all_reduce_sum", embedding // 3),
         (NODE_GATHER, "all_gather", embedding // 3),
         world,
     ]
     zero = program(replace(plan, zero=1), 0, 3)
     assert [(s.communicator, s.operation, s.elements) for s in zero if isinstance(s, Collective)] == [
         (NODE, "reduce_scatter_sum", blocks),
-        (ACROSS, "reduce_scatter_sum", blocks // 3),
+        (ACROSS_NODES, "reduce_scatter_sum", blocks // 3),
         (NODE, "reduce_scatter_sum", embedding),
-        (ACROSS, "reduce_scatter_sum", embedding // 3),
+        (ACROSS_NODES, "reduce_scatter_sum", embedding // 3),
         world,
-        (ACROSS_GATHER, "all_gather", embedding // 6),
+        (ACROSS_NODES_GATHER, "all_gather", embedding // 6),
         (NODE_GATHER, "all_gather", embedding // 3),
-        (ACROSS_GATHER, "all_gather", blocks // 6),
+        (ACROSS_NODES_GATHER, "all_gather", blocks // 6),
         (NODE_GATHER, "all_gather", blocks // 3),
     ]
 
@@ -233,7 +233,7 @@ def test_replicas_that_lie_on_nodes_in_different_ways_are_all_summed_at_once() -
     plan = SequencePlan(MODEL, layout, micro_batches=2, order="dp,tp,pp", nodes=Nodes(2, 6))
     few, all_ranks = check_grid(plan), check_grid(plan, run_all=True)
     assert (few.programs, few.ran, all_ranks.ran) == (1, 1, 12)
-    assert {kind: few.groups[kind] for kind in ("dp", NODE, ACROSS)} == {"dp": 3, NODE: 0, ACROSS: 0}
+    assert {kind: few.groups[kind] for kind in ("dp", NODE, ACROSS_NODES)} == {"dp": 3, NODE: 0, ACROSS_NODES: 0}
     # of four replicas, those of one stage as 0 1 and 2 3, those of the other as 0 2 and 1 3
     crossed = replace(
         plan, layout=LayoutConfig(dp=4, pp=2, hierarchical_sum=True), order="dp,tp,pp", nodes=Crossed(2, 4)
@@ -253,8 +253,8 @@ class Crossed(Nodes):
     ("kind", "wrong", "words"),
     [
         (NODE, {0: [0, 3], 3: [0, 3], 1: [1, 4], 4: [1, 4], 2: [2, 5], 5: [2, 5]}, "rank 0, .* is on several nodes"),
-        (ACROSS, {0: [0, 4], 4: [0, 4], 1: [1, 3], 3: [1, 3], 2: [2, 5], 5: [2, 5]}, "rank 0, .* group 0, 4 it meets"),
-        (ACROSS, {rank: [rank] for rank in range(6)}, "rank 0, .* it meets 0, 1, 2; its replicas are 0, 1, 2, 3"),
+        (ACROSS_NODES, {0: [0, 4], 4: [0, 4], 1: [1, 3], 3: [1, 3], 2: [2, 5], 5: [2, 5]}, "rank 0, .* group 0, 4 it meets"),
+        (ACROSS_NODES, {rank: [rank] for rank in range(6)}, "rank 0, .* it meets 0, 1, 2; its replicas are 0, 1, 2, 3"),
         (NODE, {rank: [rank] for rank in range(6)}, "rank 0, .* it meets 0, 3; its replicas are 0, 1, 2, 3, 4, 5"),
     ],
 )
@@ -271,7 +271,7 @@ def test_steps_that_do_not_bring_all_replicas_together_are_found(
     [
         (["job.nodes=3"], Nodes(3, 4)),
         (["node.ranks_per_node=6", "job.rank_map=bychip:XYZ"], Nodes(2, 6)),
-        (["node.ranks_per_node=6", "job.rank_map=bynode"], Nodes(2, 6, dealt=True)),
+        (["node.ranks_per_node=6", "job.rank_map=bynode"], Nodes(2, 6, round_robin=True)),
         (["job.nodes=5"], "job.nodes 5 must divide the 12 ranks; valid: 4 or 6"),
         (["job.nodes=13"], "job.nodes 13 must divide the 12 ranks; valid: 12"),
         (["node.ranks_per_node=8"], "node.ranks_per_node 8 must divide the 12 ranks; valid: 6 or 12"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.layout.flat import flat_layout_of
 from fugaku_gpt.layout.grid import ORDERS, coordinates_of
-from fugaku_gpt.layout.shards import logical_shapes, parts, written
+from fugaku_gpt.layout.shards import local_regions, logical_shapes, regions_to_write
 from tests.support.tiny import tiny_config
 
 
@@ -53,7 +53,7 @@ def test_each_element_of_the_model_is_written_once(config: RunConfig) -> None:
     layout = config.layout
     for rank in range(layout.ranks):
         place = coordinates_of(rank, layout, layout.order)
-        for part in written(config, place, place.dp):
+        for part in regions_to_write(config, place, place.dp):
             written_by[part.name][cut(part.region.start, part.region.shape)] += 1
     assert all((count == 1).all() for count in written_by.values())
 
@@ -70,7 +70,7 @@ def test_all_parts_of_a_rank_are_what_its_flat_tensors_hold(config: RunConfig, d
     flat = np.full(laid.elements, -1, dtype=np.int64)
     cuts = sorted({0, laid.elements, *data.draw(st.lists(st.integers(0, laid.elements), max_size=4))})
     for first, stop in zip(cuts, cuts[1:]):
-        for part in parts(laid, layout.tp, place.tp, first, stop):
+        for part in local_regions(laid, layout.tp, place.tp, first, stop):
             assert first <= part.first and part.stop <= stop and (flat[part.first : part.stop] == -1).all()
             flat[part.first : part.stop] = numbers[part.name][cut(part.region.start, part.region.shape)].reshape(-1)
     for placed in laid.placed:
@@ -87,5 +87,5 @@ def test_replicas_share_the_writing(zero: int) -> None:
     sizes = []
     for rank in range(4):
         place = coordinates_of(rank, config.layout, config.layout.order)
-        sizes.append(sum(part.region.size for part in written(config, place, place.dp)))
+        sizes.append(sum(part.region.size for part in regions_to_write(config, place, place.dp)))
     assert max(sizes) <= 1.1 * sum(sizes) / 4

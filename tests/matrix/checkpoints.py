@@ -21,7 +21,7 @@ import torch
 from fugaku_gpt import compat
 from fugaku_gpt.checkpoint.directory import list_checkpoints
 from fugaku_gpt.checkpoint.manifest import Manifest, read_manifest
-from fugaku_gpt.checkpoint.retention import verify
+from fugaku_gpt.checkpoint.retention import verify_checkpoint
 from fugaku_gpt.comm import Communicator, open_world
 from fugaku_gpt.training.checkpoint import Checkpoints
 from fugaku_gpt.training.resume import load
@@ -100,7 +100,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     for folder in options.folders:
         for name in CASES:
             path = only_checkpoint(folder / name)
-            damage = [str(problem) for problem in verify(path)] if world.rank == 0 else []
+            damage = [str(problem) for problem in verify_checkpoint(path)] if world.rank == 0 else []
             for layout in READ_BY:
                 resumed = resume(world, path, name, layout)
                 problems = [*damage, *([resumed.problem] if resumed.problem else [])]

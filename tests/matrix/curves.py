@@ -16,7 +16,7 @@ import torch
 
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator
-from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.load import changed_settings
 from fugaku_gpt.data.samples import SampleSource, open_samples
@@ -67,9 +67,9 @@ def trainer_for(name: str, layout: str = "", *more: str, world: Optional[Communi
     float32."""
     config, chosen = CASES[name].config(layout, *more), CASES[name].in_float32
     dtype = getattr(torch, config.training.dtype)
-    AGREED.in_float32.pop(dtype, None)
+    RANK_CONSENSUS.in_float32.pop(dtype, None)
     if chosen is not None:
-        compat.compute_in_float32(sorted({*chosen, *compat.without_kernel(dtype)}), dtype)
+        compat.choose_float32_operations(sorted({*chosen, *compat.operations_without_kernel(dtype)}), dtype)
     return trainer_of(config, world)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from fugaku_gpt.config.profile import Profile
-from fugaku_gpt.environments.registry import profile_files, require_made, resolve
+from fugaku_gpt.environments.registry import profile_files, require_created, resolve
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.launch.launcher import profile_variables
 from tests.matrix.cases import CASES
@@ -57,7 +57,7 @@ def builds_here(names: List[str]) -> Dict[str, Profile]:
     for name in names:
         profile = resolve(name)
         try:
-            require_made(profile)
+            require_created(profile)
             found[profile.name] = profile
         except UsageError as error:
             print(f"=== SKIPPED: {profile.name}: {error} ===", flush=True)

@@ -9,7 +9,7 @@ from typing import Any, Dict
 import pytest
 
 from fugaku_gpt.checkpoint.manifest import read_manifest
-from fugaku_gpt.checkpoint.retention import verify
+from fugaku_gpt.checkpoint.retention import verify_checkpoint
 from fugaku_gpt.training import resume as resuming
 from tests.matrix.cases import FIXTURE, FIXTURES, SAVED
 from tests.matrix.checkpoints import FIXTURES_FOLDER, only_checkpoint, resume
@@ -23,7 +23,7 @@ def test_a_checkpoint_of_each_build_is_kept() -> None:
 def test_what_another_build_has_saved_goes_on_as_if_it_had_not_been_interrupted(build: str) -> None:
     path = only_checkpoint(FIXTURES_FOLDER / build / FIXTURE)
     manifest = read_manifest(path)
-    assert verify(path) == [] and manifest.iteration == SAVED and len(manifest.files) == 2
+    assert verify_checkpoint(path) == [] and manifest.iteration == SAVED and len(manifest.files) == 2
     assert build == "torch-" + manifest.build["torch"].partition("+")[0]
     resumed = resume(None, path, FIXTURE, "")
     print(f"from {build}: {resumed.found}")

@@ -40,7 +40,7 @@ def test_one_rank_draws_the_golden_curve(name: str) -> None:
 
 def test_products_in_float16_draw_the_same_curve_however_slow_they_are_here() -> None:
     name = "float16-products"
-    compat.compute_in_float32(compat.without_kernel(torch.float16), torch.float16)
+    compat.choose_float32_operations(compat.operations_without_kernel(torch.float16), torch.float16)
     found = distances(draw(trainer_of(CASES[name].config())), read_golden(name).curve)
     assert too_far(found, CASES[name]) == {}
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fugaku_gpt import ops
-from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.compat.probes import TRIALS
 from fugaku_gpt.kernels import attention_tiling as blocks
 from fugaku_gpt.model.attention import attend_naively
@@ -40,7 +40,7 @@ def flags(shape: Tuple[int, ...]) -> torch.Tensor:
 @pytest.fixture
 def by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """By PyTorch's operators, whatever kernels there are."""
-    monkeypatch.setattr(AGREED, "compiled", False)
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled", False)
 
 
 @pytest.mark.usefixtures("by_blocks")
@@ -72,7 +72,7 @@ def test_the_gradient_is_that_of_differences(monkeypatch: pytest.MonkeyPatch) ->
     assert torch.autograd.gradcheck(lambda x: causal_attention(x, lambda: flags(shape), 0.25), (x,))
 
 
-@pytest.mark.skipif(not ops.has_compiled(), reason="no compiled kernels")
+@pytest.mark.skipif(not ops.has_native_kernels(), reason="no compiled kernels")
 @pytest.mark.parametrize("keep", [True, False], ids=["flags kept", "flags made again"])
 @pytest.mark.parametrize("drops", [False, True], ids=["", "dropout"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -84,7 +84,7 @@ def test_compiled_it_is_the_definition(dtype: torch.dtype, drops: bool, keep: bo
         return flags(SHAPE)
 
     x = inputs(SHAPE, dtype)
-    assert ops.attends(x)
+    assert ops.has_native_attention(x)
     found = result_and_gradient(lambda x: causal_attention(x, kept if drops else None, 0.25, keep), x)
     assert len(made) == (0 if not drops else 1 if keep else 2)
     expected = result_and_gradient(lambda x: attend_naively(x, kept if drops else None, 0.25), x.float())
@@ -103,7 +103,7 @@ def test_in_16_bits_it_is_that_in_float32_rounded(
     drops: bool, shape: Tuple[int, ...], dtype: torch.dtype, forced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if forced:
-        monkeypatch.setitem(AGREED.in_float32, dtype, frozenset(TRIALS))
+        monkeypatch.setitem(RANK_CONSENSUS.in_float32, dtype, frozenset(TRIALS))
     monkeypatch.setitem(blocks._QUERIES, True, 4)
     monkeypatch.setitem(blocks._SCORES, not forced, 50 * 8 * 6)  # some heads at once
     kept: Optional[Kept] = (lambda: flags(shape)) if drops else None
@@ -120,7 +120,7 @@ def test_in_16_bits_it_is_that_in_float32_rounded(
 def test_scores_take_a_cache_s_worth_of_memory_for_each_thread_or_one_block(
     samples: int, heads: int, length: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(AGREED.in_float32, torch.bfloat16, frozenset())
+    monkeypatch.setitem(RANK_CONSENSUS.in_float32, torch.bfloat16, frozenset())
     narrow = dtype == torch.bfloat16
     qkv = torch.empty(1, 1, 1, 3, 1, 1, dtype=dtype).expand(1, samples, length, 3, heads, 8)
     for threads in (1, 5, 48):

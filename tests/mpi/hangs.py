@@ -22,7 +22,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 from fugaku_gpt.doctor.hang import HangReport, examine, report_lines
 from fugaku_gpt.hang.diagnosis import IN_WAIT
-from fugaku_gpt.hang.history import DISAGREE, LEFT_OUT, ONE_MORE, ORDER
+from fugaku_gpt.hang.history import DISAGREE, LEFT_OUT, EXTRA_CALL, ORDER
 from fugaku_gpt.launch.launcher import find_launcher
 from fugaku_gpt.records.run import FAILED, HUNG, OK, RunDirectory
 from tests.mpi.faults import CALL_KINDS, KINDS, SLOW, STATE_KINDS, Fault
@@ -52,7 +52,7 @@ TOLERATED = ("shape", "extra")  # what MPI may let pass in silence: a fault that
 FOUND_AS = {  # what the doctor calls a fault
     "skip": (LEFT_OUT,),
     "swallow": (LEFT_OUT,),
-    "extra": (ONE_MORE,),
+    "extra": (EXTRA_CALL,),
     "shape": (DISAGREE,),
     "order": (ORDER,),
 }
@@ -154,7 +154,7 @@ def strike(case: Case, corpus: Path, out: Path, checks: Tuple[str, ...] = ()) ->
 def train(layout: Layout, fault: Fault, corpus: Path, out: Path, more: Tuple[str, ...]) -> Tuple[int, str]:
     """The run; ends it, with exit code -9, where it does not end by itself."""
     launcher = find_launcher()
-    words = [*launcher.start(layout.ranks), sys.executable, "-m", "tests.mpi.faults", json.dumps(asdict(fault))]
+    words = [*launcher.command_prefix(layout.ranks), sys.executable, "-m", "tests.mpi.faults", json.dumps(asdict(fault))]
     words += ["train", "--data", str(corpus), "--out", str(out), *more]
     for setting in (*SETTINGS, *layout.settings):
         words += ["--set", setting]

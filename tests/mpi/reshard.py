@@ -21,7 +21,7 @@ import torch
 
 from fugaku_gpt.checkpoint.directory import list_checkpoints
 from fugaku_gpt.checkpoint.manifest import read_manifest
-from fugaku_gpt.checkpoint.retention import verify
+from fugaku_gpt.checkpoint.retention import verify_checkpoint
 from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
 from fugaku_gpt.training.checkpoint import Checkpoints
 from fugaku_gpt.training.resume import load
@@ -114,7 +114,7 @@ def reshard(world: Communicator, folder: Path, steps: int) -> Tuple[int, float]:
     worst, pairs = 0.0, 0
     for source in range(len(fitting)):
         path = list_checkpoints(folder / str(source))[0].path
-        assert world.rank > 0 or verify(path) == []
+        assert world.rank > 0 or verify_checkpoint(path) == []
         for index, (ranks, settings) in enumerate(fitting):
             pairs += 1
             if world.rank < ranks:

@@ -9,5 +9,5 @@ from fugaku_gpt.launch.launcher import find_launcher
 
 if __name__ == "__main__":
     launcher = find_launcher()
-    words = [*launcher.start(int(sys.argv[1])), sys.executable, *sys.argv[2:]]
+    words = [*launcher.command_prefix(int(sys.argv[1])), sys.executable, *sys.argv[2:]]
     os.execvpe(words[0], words, {**os.environ, **launcher.environment})

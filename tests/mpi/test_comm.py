@@ -15,7 +15,7 @@ import torch
 from fugaku_gpt import ops
 from fugaku_gpt.comm import BACKGROUND, Communicator, FlightRecorder, ProcessGrid
 from fugaku_gpt.comm.mpi import MPI
-from fugaku_gpt.comm.pending import OUTSTANDING, Background
+from fugaku_gpt.comm.pending import OUTSTANDING, BackgroundProgress
 from fugaku_gpt.config import LayoutConfig
 from fugaku_gpt.data.random_samples import RandomSamples
 from fugaku_gpt.errors import CallsDisagree
@@ -146,14 +146,14 @@ def test_the_flight_recorder_names_the_communicator_the_call_and_its_line(world:
     assert second.operation == "barrier" and first.left >= first.entered > 0
 
 
-@pytest.mark.skipif(not ops.has_compiled(), reason="no compiled kernels: fugaku-gpt env kernels")
+@pytest.mark.skipif(not ops.has_native_kernels(), reason="no compiled kernels: fugaku-gpt env kernels")
 def test_messages_move_while_kernels_compute(world: Communicator) -> None:
     """A sum that takes several steps of messages ends though its ranks make no call of MPI but from within kernels."""
     if world.size == 1:
         pytest.skip("a group of one sends nothing")
     tensor, qkv = torch.full((1 << 20,), float(world.rank + 1)), torch.zeros(1, 1, 512, 3, 1, 16)
-    background = Background()
-    ops.call_between(background.get_on, 0.0)
+    background = BackgroundProgress()
+    ops.set_progress_callback(background.poll, 0.0)
     try:
         under_way = world.start_all_reduce(tensor)
         deadline = time.monotonic() + 60
@@ -161,8 +161,8 @@ def test_messages_move_while_kernels_compute(world: Communicator) -> None:
             assert time.monotonic() < deadline
             ops.attention(qkv, None, 1.0)
     finally:
-        ops.call_between(None, 0.0)
-    assert background.take_seconds() > 0.0
+        ops.set_progress_callback(None, 0.0)
+    assert background.pop_seconds() > 0.0
     under_way.wait()
     assert torch.equal(tensor, torch.full_like(tensor, sum(range(1, world.size + 1))))
 
@@ -172,8 +172,8 @@ def test_kernels_call_where_there_are_others_and_only_if_wanted(
     world: Communicator, progress: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: List[object] = []
-    monkeypatch.setattr(ops, "call_between", lambda *words: asked.append(words))
+    monkeypatch.setattr(ops, "set_progress_callback", lambda *words: asked.append(words))
     config = tiny_config(f"layout.dp={world.size}", "training.global_batch=8", f"training.progress_ms={progress}")
     Trainer(config, ProcessGrid(world, config.layout), RandomSamples(config)).finish()
-    wanted = (BACKGROUND.get_on, 0.002) if progress else (None, 0.0)
+    wanted = (BACKGROUND.poll, 0.002) if progress else (None, 0.0)
     assert asked == ([wanted] if world.size > 1 else [])

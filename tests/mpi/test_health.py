@@ -84,7 +84,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_alone_is_left_out_everywhere(
 
 def test_a_nan_in_what_nobody_counts_is_seen_all_the_same(world: Communicator) -> None:
     run = trainer(world, *TENSORS, "training.non_finite=skip")
-    place = run.grid.place
+    place = run.grid.coordinates
     name = next(p for p in run.buffers.placements if p.spec.tp_dim is None)  # counted by the first of tp and dp only
     summed = run.sum.finish
 
@@ -121,7 +121,7 @@ def test_a_stage_that_is_done_before_the_last_one_idles_on(world: Communicator) 
     run = trainer(world, *LAYOUT)
     meter = Meter(run)
     run.step()
-    busy, waited = [(6.0, 3.0), (5.0, 1.0)][run.grid.place.pp]  # the second stage is done 3 s before the first
+    busy, waited = [(6.0, 3.0), (5.0, 1.0)][run.grid.coordinates.pp]  # the second stage is done 3 s before the first
     run.pipeline_seconds, run.waited_seconds = busy + waited, waited
     assert meter.read(1).bubbles == pytest.approx((9 / 6 - 1, 9 / 5 - 1))
 

@@ -14,7 +14,7 @@ import torch
 from fugaku_gpt.checkpoint import file_system
 from fugaku_gpt.checkpoint.directory import list_checkpoints
 from fugaku_gpt.checkpoint.manifest import read_manifest
-from fugaku_gpt.checkpoint.retention import verify
+from fugaku_gpt.checkpoint.retention import verify_checkpoint
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.errors import RunFailed
 from fugaku_gpt.training.checkpoint import Checkpoints
@@ -63,7 +63,7 @@ def test_two_resumes_in_a_row_are_the_run_bit_for_bit(
                 checkpoints.advance(run.step())
             checkpoints.finish()
             path = list_checkpoints(folder)[0].path
-            assert world.rank > 0 or verify(path) == []
+            assert world.rank > 0 or verify_checkpoint(path) == []
             run = trainer(world, *settings)
             assert load(run, path, read_manifest(path)) is None
         assert all(repr(run.step()) == repr(judge.step()) for _ in range(3 - leg))

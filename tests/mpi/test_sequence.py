@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
-from fugaku_gpt.layout.batch import sizes_of
+from fugaku_gpt.layout.batch import batch_sizes
 from fugaku_gpt.layout.nodes import node_groups
 from fugaku_gpt.layout.operations import RECEIVE, SEND
-from fugaku_gpt.layout.sequence import Collective, Communication, plan_of, program, runs_alone
+from fugaku_gpt.layout.sequence import Collective, Communication, plan_of, program, is_calibration_step
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
@@ -100,7 +100,7 @@ def test_a_step_says_what_its_plan_says(world: Communicator, layout: Tuple[int, 
     words += [f"training.iterations={STEPS}", f"job.nodes={world.size // 2 if BY_NODES in more else 1}"]
     config = tiny_config(*words)
     plan = plan_of(config)
-    node = plan.nodes.of(world.rank) if plan.nodes is not None else None
+    node = plan.nodes.node_of(world.rank) if plan.nodes is not None else None
     found: DefaultDict[str, List[Call]] = defaultdict(list)
     grid = ProcessGrid(Recording(world, found), config.layout, node)
     trainer = Trainer(config, grid, ByteSamples(config.model.seq_len))
@@ -110,13 +110,13 @@ def test_a_step_says_what_its_plan_says(world: Communicator, layout: Tuple[int, 
         step = trainer.step()
         sizes.append((step.samples, step.seq_len))
     trainer.finish()
-    assert list(dict.fromkeys([*sizes, (config.training.global_batch, config.model.seq_len)])) == sizes_of(config)
+    assert list(dict.fromkeys([*sizes, (config.training.global_batch, config.model.seq_len)])) == batch_sizes(config)
     on_node = 1
     if plan.nodes is not None:
-        on_node = len(node_groups(grid.place, config.layout, config.layout.order, plan.nodes)[0])
+        on_node = len(node_groups(grid.coordinates, config.layout, config.layout.order, plan.nodes)[0])
     told: List[Communication] = []
     for number, (samples, seq_len) in enumerate(sizes):
         of_size = replace(plan, micro_batches=samples // (config.training.micro_batch * dp), seq_len=seq_len)
-        told += program(of_size, grid.place.pp, on_node, runs_alone(number))
+        told += program(of_size, grid.coordinates.pp, on_node, is_calibration_step(number))
     assert_same(found, calls_of(told))
     assert sum(map(len, found.values())) > 0 or world.size == 1

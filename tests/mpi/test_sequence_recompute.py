@@ -11,7 +11,7 @@ import torch
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
-from fugaku_gpt.layout.memory import ends_bytes, late_bytes, moments_of, peak_bytes
+from fugaku_gpt.layout.memory import embedding_and_head_bytes, deferred_weight_grad_bytes, pipeline_states, peak_activation_bytes
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.model import named_parameters, recompute_of
 from fugaku_gpt.planner.trainer.run_memory import memory_of_run
@@ -130,13 +130,13 @@ def test_a_stage_keeps_what_the_formula_says(world: Communicator, case: Case) ->
     trainer = trainer_of(ProcessGrid(world, config.layout), config)
     with counting(list(trainer.pieces.values())) as kept:
         trainer.step()
-    chunks, stage = chunks_of(config), trainer.grid.place.pp
+    chunks, stage = chunks_of(config), trainer.grid.coordinates.pp
     mine = [chunk for chunk in chunks if chunk.stage == stage]
     kinds = dict(enumerate(recompute_of(config, chunks)))
-    moments = moments_of(config, stage)
-    told = peak_bytes(config, mine, {layer: kinds[layer] for c in mine for layer in c.layers}, moments)
+    moments = pipeline_states(config, stage)
+    told = peak_activation_bytes(config, mine, {layer: kinds[layer] for c in mine for layer in c.layers}, moments)
     # autograd does not count what the pipeline and the loss hold: a chunk's output, the gradients made with the loss
-    elsewhere = max(sum(n * ends_bytes(config, c) for n, c in zip(counts, mine)) for counts, _, _ in moments)
+    elsewhere = max(sum(n * embedding_and_head_bytes(config, c) for n, c in zip(counts, mine)) for counts, _, _ in moments)
     print(f"\nstage {stage} of {case}: kept {kept.most} bytes, formula {told}, of them elsewhere up to {elsewhere}")
     said, held = memory_of_run(config).stages[stage], trainer.held_bytes()
     assert (said["weights"], said["gradients"]) == (held["weights"], held["gradients"])
@@ -164,6 +164,6 @@ def test_what_is_put_off_keeps_what_the_formula_says(world: Communicator, sequen
     trainer.step()
     storages = {tensor.storage().data_ptr(): tensor.storage().size() * tensor.element_size() for tensor in kept}
     # the first stage puts nothing off
-    layers = sum(len(chunk.layers) for chunk in chunks_of(config) if chunk.stage == trainer.grid.place.pp > 0)
-    assert sum(storages.values()) == config.micro_batches * layers * late_bytes(config)
+    layers = sum(len(chunk.layers) for chunk in chunks_of(config) if chunk.stage == trainer.grid.coordinates.pp > 0)
+    assert sum(storages.values()) == config.micro_batches * layers * deferred_weight_grad_bytes(config)
     assert not any(late.waits(id(parameter)) for parameter in named_parameters(list(trainer.pieces.values())).values())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
-from fugaku_gpt.comm.node_first import NodeFirst
+from fugaku_gpt.comm.hierarchical import HierarchicalComm
 from fugaku_gpt.config import LayoutConfig
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.text import ByteSamples
@@ -63,7 +63,7 @@ def test_the_embedding_is_the_same_to_the_bit_at_both_ends_of_a_pipeline(
     embedding = run.buffers.layout.embedding
     assert len(run.buffers.layout.tied(4)) >= 4 and run.grid.embedding.size == 2
     assert run.grid.why_flat == why_flat
-    assert isinstance(run.grid.replicas, NodeFirst) == (nodes == "two of each")
+    assert isinstance(run.grid.replicas, HierarchicalComm) == (nodes == "two of each")
     before = run.buffers.parameters[embedding].clone()
     for _ in range(STEPS):
         run.step()
@@ -97,7 +97,7 @@ def test_a_rank_that_asks_for_parameters_alone_is_not_kept_waiting(world: Commun
     if world.size != 4:
         pytest.skip("four ranks")
     run = trainer_of(on_nodes_of(world, 2), "layout.dp=4", "layout.zero=1", "layout.hierarchical_sum=true")
-    assert isinstance(run.grid.replicas, NodeFirst)
+    assert isinstance(run.grid.replicas, HierarchicalComm)
     for _ in range(STEPS):
         run.step()
         if world.rank == 0:
@@ -109,7 +109,7 @@ def test_sums_of_both_kinds_may_follow_each_other(world: Communicator) -> None:
     if world.size != 4:
         pytest.skip("four ranks")
     replicas = on_nodes_of(world, 2)(LayoutConfig(dp=4, hierarchical_sum=True)).replicas
-    assert isinstance(replicas, NodeFirst)
+    assert isinstance(replicas, HierarchicalComm)
     shared, whole = torch.arange(8.0) + world.rank, torch.arange(8.0) * (world.rank + 1)
     for pending in (replicas.start_reduce_scatter(shared), replicas.start_all_reduce(whole)):
         pending.wait()

@@ -83,7 +83,7 @@ def runs(fences: Fences, dtype: torch.dtype) -> Iterator[Tuple[str, Callable[[],
     logits, log_sums = of(5, 103), fences.of(numbers(5))
     yield "loss_sums", partial(native.loss_sums, logits)
     yield "loss_gradient_", partial(native.loss_gradient_, logits, log_sums, 0.5)
-    yield "loss_of_whole_rows_", partial(native.loss_of_whole_rows_, logits, 0.5, True)
+    yield "loss_full_rows_", partial(native.loss_full_rows_, logits, 0.5, True)
     x, y_grad, weight, bias = of(7, 103), of(7, 103), fences.of(numbers(103)), fences.of(numbers(103))
     yield "layer_norm", partial(native.layer_norm, x, weight, bias, 1e-5)
     kept = fences.of(native.layer_norm(x, weight, bias, 1e-5)[1])
@@ -92,7 +92,7 @@ def runs(fences: Fences, dtype: torch.dtype) -> Iterator[Tuple[str, Callable[[],
         yield "gelu", partial(native.gelu, x, by_tanh)
         yield "gelu_gradient", partial(native.gelu_gradient, y_grad, x, by_tanh)
     if dtype == torch.bfloat16:
-        yield "add_to_sums_", partial(native.add_to_sums_, fences.of(numbers(7, 103)), x)
+        yield "accumulate_", partial(native.accumulate_, fences.of(numbers(7, 103)), x)
         yield "sum_of_rows", partial(native.sum_of_rows, x)
     yield "squares", partial(native.squares, fences.of(numbers(1003)))
     rounded = of(1003) if dtype == torch.bfloat16 else None
@@ -114,15 +114,15 @@ def products(fences: Fences, dtype: torch.dtype) -> Iterator[Tuple[str, Callable
                 for its in dict.fromkeys((torch.float32, dtype)):
                     yield (
                         f"{name}, {its}",
-                        partial(native.multiply_, fences.empty((rows, columns), its), *sides, bias),
+                        partial(native.matmul_, fences.empty((rows, columns), its), *sides, bias),
                     )
                 sums = fences.of(numbers(rows, columns))
-                yield f"{name}, added", partial(native.multiply_, sums, *sides, adds=True)
+                yield f"{name}, added", partial(native.matmul_, sums, *sides, accumulate=True)
 
 
 def main() -> None:
     """Run all."""
-    assert native.has_compiled()
+    assert native.has_native_kernels()
     for at_end in (True, False):
         where = "at their ends" if at_end else "at their beginnings"
         for threads in (1, 3):
@@ -139,14 +139,14 @@ def main() -> None:
 @contextlib.contextmanager
 def results_too(fences: Fences) -> Iterator[None]:
     """Kernels' results and working memory lie between fences."""
-    had = native.empty_block, native._floats, native._memory
-    native.empty_block = fences.empty
+    had = native.pooled_empty, native._floats, native._memory
+    native.pooled_empty = fences.empty
     native._floats = lambda count: fences.empty((count,), torch.float32)
     native._memory = lambda floats: ctypes.addressof(ctypes.c_char.from_buffer(fences.memory(4 * floats)))
     try:
         yield
     finally:
-        native.empty_block, native._floats, native._memory = had
+        native.pooled_empty, native._floats, native._memory = had
 
 
 if __name__ == "__main__":

@@ -40,10 +40,10 @@ def test_gelu_tanh_is_near_the_exact_gelu_and_not_equal_to_it() -> None:
 
 @pytest.mark.parametrize("kernel", ["ours", "by the error function", "PyTorch's"])
 def test_gelu_is_the_same_by_whatever_kernel(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if kernel == "ours" and not ops.has_compiled():
+    if kernel == "ours" and not ops.has_native_kernels():
         pytest.skip("no compiled kernels")
-    ops.compute_by_compiled(kernel == "ours")
-    monkeypatch.setattr(activation, "gelu_by_erf", lambda: kernel == "by the error function")
+    ops.choose_native_kernels(kernel == "ours")
+    monkeypatch.setattr(activation, "uses_gelu_by_erf", lambda: kernel == "by the error function")
     x = torch.linspace(-12, 12, 400, dtype=torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(ops.gelu, (x,))
     assert float((ops.gelu(x) - F.gelu(x)).detach().abs().max()) <= 1e-14

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from fugaku_gpt import compat, ops
-from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.compat.probes import TRIALS
 from fugaku_gpt.kernels import matmul_tiling as sizes
 from fugaku_gpt.ops import gemm, tensor_pool
 from tests.ops.inputs import random
 
-OPERATORS = [gemm._of_plain_tensors, gemm._of_its_own_tensors]
+OPERATORS = [gemm._onednn_with_plain_tensors, gemm._onednn_with_opaque_tensors]
 EPS = torch.finfo(torch.float32).eps
 
 
@@ -33,9 +33,9 @@ def onednn(request: Any, monkeypatch: pytest.MonkeyPatch) -> List[Any]:
         return by_onednn(x, *others)
 
     monkeypatch.setattr(gemm, "_onednn", lambda: operator)
-    monkeypatch.setattr(gemm, "_by_onednn", noted)
-    monkeypatch.setattr(AGREED, "products_by_onednn", True)
-    monkeypatch.setattr(AGREED, "compiled_products", False)
+    monkeypatch.setattr(gemm, "_onednn_matmul", noted)
+    monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", True)
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", False)
     return asked
 
 
@@ -87,7 +87,7 @@ def test_a_sum_of_products_is_onednn_s_where_its_builds_have_no_better_one(inner
     with torch.no_grad():
         ops.add_product(sums, x.t(), memory[:-1])
         found = ops.matmul_into(memory[:-1], x, y)
-    own = gemm._onednn() is gemm._of_its_own_tensors
+    own = gemm._onednn() is gemm._onednn_with_opaque_tensors
     parts = -(-inner // (2 * gemm._AT_ONCE)) - (-inner // gemm._AT_ONCE)  # of rows, and of the inner dimension
     assert len(onednn) == (parts if own else 0)
     assert is_rounded(sums, added)
@@ -134,13 +134,13 @@ def test_matrices_that_do_not_belong_together_are_refused(onednn: List[Any]) -> 
 def test_products_of_16_bits_that_are_computed_in_float32_are_onednn_s_too(
     onednn: List[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(AGREED.in_float32, torch.bfloat16, frozenset(TRIALS))
+    monkeypatch.setitem(RANK_CONSENSUS.in_float32, torch.bfloat16, frozenset(TRIALS))
     x, y, sums = random(ROWS, ROWS).bfloat16(), random(ROWS, ROWS).bfloat16(), torch.ones(ROWS, ROWS)
     judge = x.double() @ y.double()
     with torch.no_grad():
         found = ops.matmul(x, y), ops.linear(x, y.t().contiguous())
         ops.add_product(sums, x, y)
-    assert len(onednn) == 2 + (gemm._onednn() is gemm._of_its_own_tensors)
+    assert len(onednn) == 2 + (gemm._onednn() is gemm._onednn_with_opaque_tensors)
     for one in found:
         assert one.dtype == torch.bfloat16
         assert float((one.double() - judge).abs().max()) <= 2.0**-8 * float(judge.abs().max())
@@ -158,7 +158,7 @@ def test_a_product_of_16_bits_is_rounded_once_before_it_is_added_or_not_at_all(
     monkeypatch.setattr(torch, "matmul", lambda x, y: multiplied.append(len(x)) or matmul(x, y))
     a, b = torch.full((rows, 3), 1.0 + 2.0**-7).bfloat16(), torch.full((3, 4), 1.0 + 2.0**-7).bfloat16()
     for has_kernel, expected in ((True, 3.046875), (False, 3.0 * (1.0 + 2.0**-7) ** 2)):
-        monkeypatch.setitem(AGREED.in_float32, torch.bfloat16, frozenset() if has_kernel else frozenset(TRIALS))
+        monkeypatch.setitem(RANK_CONSENSUS.in_float32, torch.bfloat16, frozenset() if has_kernel else frozenset(TRIALS))
         sums = torch.ones(rows, 4)
         ops.add_product(sums, a, b)
         assert torch.equal(sums, torch.full((rows, 4), 1.0 + expected))
@@ -190,7 +190,7 @@ def test_products_that_onednn_does_not_suit_are_not_handed_to_it(
         ops.linear(x[:0], weight)
         ops.linear(x[:, :0], weight[:, :0])
         ops.matmul(random(16, rows).t(), weight.t())
-        monkeypatch.setattr(AGREED, "products_by_onednn", False)
+        monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", False)
         ops.linear(x, weight)
     assert not onednn
 
@@ -206,7 +206,7 @@ def test_products_that_onednn_does_not_suit_are_not_handed_to_it(
         ("Fujitsu A64FX", ["sve", "asimd"], False, False, False),
     ],
 )
-@pytest.mark.parametrize("operator", [gemm._of_plain_tensors, gemm._of_its_own_tensors])
+@pytest.mark.parametrize("operator", [gemm._onednn_with_plain_tensors, gemm._onednn_with_opaque_tensors])
 def test_onednn_is_taken_where_mkl_would_use_other_kernels_and_never_where_it_is_not(
     operator: Any,
     processor: str,
@@ -216,16 +216,16 @@ def test_onednn_is_taken_where_mkl_would_use_other_kernels_and_never_where_it_is
     with_its_own_tensors: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    better = with_its_own_tensors if operator is gemm._of_its_own_tensors else better
+    better = with_its_own_tensors if operator is gemm._onednn_with_opaque_tensors else better
     monkeypatch.setattr(gemm, "_onednn", lambda: operator)
     monkeypatch.setattr(gemm, "processor_name", lambda: processor)
     monkeypatch.setattr(gemm, "vector_flags", lambda: flags)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
     monkeypatch.setattr(gemm, "has_onednn", lambda: True)
     assert gemm._onednn_is_better.__wrapped__() is better
-    monkeypatch.setattr(AGREED, "products_by_onednn", None)
-    ops.compute_products_by_onednn(True)  # as another start of the run did, wherever it was
-    assert ops.products_by_onednn()
+    monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", None)
+    ops.choose_onednn_matmul(True)  # as another start of the run did, wherever it was
+    assert ops.uses_onednn_matmul()
     monkeypatch.setattr(gemm, "has_onednn", lambda: False)
     assert not gemm._onednn_is_better.__wrapped__()
 
@@ -245,10 +245,10 @@ WRONG = [_refuses, _takes_others, lambda x, weight, *_: torch.zeros(len(x), len(
 def test_an_operator_of_onednn_s_that_is_not_what_it_should_be_is_not_taken(
     wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = gemm._of_its_own_tensors
-    monkeypatch.setattr(gemm, "_of_plain_tensors", wrong)
+    own = gemm._onednn_with_opaque_tensors
+    monkeypatch.setattr(gemm, "_onednn_with_plain_tensors", wrong)
     assert gemm._onednn.__wrapped__() is (own if gemm._is_right(own) else None)
-    monkeypatch.setattr(gemm, "_of_its_own_tensors", wrong)
+    monkeypatch.setattr(gemm, "_onednn_with_opaque_tensors", wrong)
     assert gemm._onednn.__wrapped__() is None
 
 
@@ -256,8 +256,8 @@ def test_an_operator_of_onednn_s_that_is_not_what_it_should_be_is_not_taken(
 def test_products_of_16_bits_without_a_kernel_are_rounded_once_where_they_go(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(AGREED.in_float32, dtype, frozenset(TRIALS))
-    ops.compute_by_compiled(False)
+    monkeypatch.setitem(RANK_CONSENSUS.in_float32, dtype, frozenset(TRIALS))
+    ops.choose_native_kernels(False)
     x, weight = random(20, 40).to(dtype), random(30, 40).to(dtype)
     judge = x.double() @ weight.double().t()
     memory = torch.zeros(21, 30, dtype=dtype)
@@ -276,9 +276,9 @@ def test_products_are_pytorch_s_own_to_the_bit_in_blocks_or_not(
     used: bool, shape: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensor_pool, "_used", used)
-    monkeypatch.setitem(AGREED.in_float32, dtype, frozenset())
-    monkeypatch.setattr(AGREED, "products_by_onednn", False)
-    ops.compute_by_compiled(False)
+    monkeypatch.setitem(RANK_CONSENSUS.in_float32, dtype, frozenset())
+    monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", False)
+    ops.choose_native_kernels(False)
     x, weight, bias = (its.to(dtype) for its in (random(*shape, 40), random(800, 40), random(800)))
     rows = x.view(-1, 40)  # of three dimensions older builds round the product before they add the bias
     with torch.no_grad():

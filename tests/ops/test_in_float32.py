@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from fugaku_gpt import ops
-from fugaku_gpt.compat.kernel_choices import AGREED
-from fugaku_gpt.compat.probes import TRIALS, gelu_tanh_of_build
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
+from fugaku_gpt.compat.probes import TRIALS, builtin_gelu_tanh
 from fugaku_gpt.ops import activation
 from tests.ops.inputs import SIXTEEN_BITS, random
 
@@ -23,7 +23,7 @@ OPERATIONS: Dict[str, Any] = {
         [random(2000, 16), random(16), random(16)],
     ),
     "gelu": (ops.gelu, F.gelu, [random(9, 16)]),
-    "gelu_tanh": (ops.gelu_tanh, gelu_tanh_of_build, [random(9, 16)]),
+    "gelu_tanh": (ops.gelu_tanh, builtin_gelu_tanh, [random(9, 16)]),
 }
 
 
@@ -34,7 +34,7 @@ def test_operations_in_16_bits_are_those_in_float32_rounded(
     name: str, dtype: torch.dtype, forced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if forced:
-        monkeypatch.setitem(AGREED.in_float32, dtype, frozenset(TRIALS))
+        monkeypatch.setitem(RANK_CONSENSUS.in_float32, dtype, frozenset(TRIALS))
     ours, judge, inputs = OPERATIONS[name]
     results: List[List[torch.Tensor]] = []
     for function, kind in ((ours, dtype), (judge, torch.float32)):
@@ -58,8 +58,8 @@ def test_sums_over_tokens_are_neither_rounded_nor_overflow_in_16_bits(dtype: tor
 
 
 def test_wide_types_are_computed_by_pytorch_s_own_operations_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activation, "gelu_by_erf", lambda: False)
-    ops.compute_by_compiled(False)
+    monkeypatch.setattr(activation, "uses_gelu_by_erf", lambda: False)
+    ops.choose_native_kernels(False)
     for ours, judge, inputs in OPERATIONS.values():
         for dtype in (torch.float32, torch.float64):
             wide = [x.to(dtype) for x in inputs]

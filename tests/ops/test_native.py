@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fugaku_gpt import compat, ops
-from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.kernels import library_file
 from fugaku_gpt.model.attention import attend_naively
 from fugaku_gpt.ops import native
@@ -45,12 +45,12 @@ def near(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
 
 
 def test_what_is_compiled_is_used() -> None:
-    assert ops.has_compiled() and ops.uses_compiled()
+    assert ops.has_native_kernels() and ops.uses_native_kernels()
 
 
 @pytest.mark.parametrize(
     "name",
-    ["attention", "attention_gradient", "loss_sums", "loss_of_whole_rows_", "sum_of_rows", "squares", "multiply_",
+    ["attention", "attention_gradient", "loss_sums", "loss_full_rows_", "sum_of_rows", "squares", "matmul_",
      "layer_norm", "layer_norm_gradient", "gelu", "gelu_gradient"],
 )  # fmt: skip
 def test_a_kernel_that_computes_something_else_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,11 +147,11 @@ def test_gradients_that_lie_apart_in_memory_are_taken_as_they_are() -> None:
 def test_results_do_not_depend_on_the_number_of_threads(threads: int) -> None:
     x, y_grad = numbers(1, 3, 100, 3, 5, 16).float(), numbers(1, 3, 100, 5, 16).float()
     logits, many = numbers(40, 999).float(), numbers(200_001).float()
-    found = (*attention_and_gradient(x, y_grad, None, 1.0), ops.loss_of_whole_rows_(logits, 1.0, True), logits)
+    found = (*attention_and_gradient(x, y_grad, None, 1.0), ops.loss_full_rows_(logits, 1.0, True), logits)
     norm = ops.sum_of_squares(many)
     torch.set_num_threads(2)
     logits = numbers(40, 999).float()
-    again = (*attention_and_gradient(x, y_grad, None, 1.0), ops.loss_of_whole_rows_(logits, 1.0, True), logits)
+    again = (*attention_and_gradient(x, y_grad, None, 1.0), ops.loss_full_rows_(logits, 1.0, True), logits)
     assert all(map(torch.equal, found, again)) and norm == ops.sum_of_squares(many)
 
 
@@ -160,8 +160,8 @@ def test_results_do_not_depend_on_the_number_of_threads(threads: int) -> None:
 def test_numbers_in_16_bits_are_added_up_in_float32(rows: int, width: int, seed: int) -> None:
     x, sums = numbers(rows, width, seed=seed).bfloat16(), numbers(rows, width, seed=seed + 1).float()
     expected = sums + x.float()
-    assert native.adds_up(x, sums)
-    native.add_to_sums_(sums, x)
+    assert native.has_native_accumulate(x, sums)
+    native.accumulate_(sums, x)
     assert torch.equal(sums, expected)
     found = ops.sum_of_rows(x)
     assert found.dtype == torch.float32 and found.shape == (width,)
@@ -176,29 +176,29 @@ def test_numbers_in_16_bits_are_added_up_in_float32(rows: int, width: int, seed:
 
 def test_a_product_in_16_bits_is_added_to_sums_with_gaps_too() -> None:
     x, y = numbers(40, 30).bfloat16(), numbers(30, 20).bfloat16()
-    compat.compute_in_float32(compat.without_kernel(torch.bfloat16), torch.bfloat16)  # however slow products are
+    compat.choose_float32_operations(compat.operations_without_kernel(torch.bfloat16), torch.bfloat16)  # however slow products are
     whole, apart = torch.zeros(40, 20), torch.zeros(40, 40)[:, ::2]
     for sums in (whole, apart):
         ops.add_product(sums, x, y)
         ops.add_product(sums, x, y)
     expected = 2.0 * (x.double() @ y.double())
     assert near(whole, expected, 1e-2) and near(apart, expected, 1e-2)
-    assert not native.adds_up(x, torch.zeros(40, 30).double()) and not native.adds_up(x.float())
+    assert not native.has_native_accumulate(x, torch.zeros(40, 30).double()) and not native.has_native_accumulate(x.float())
     with pytest.raises(RuntimeError):
         ops.add_product(torch.zeros(40, 19), x, y)
-    assert not native.adds_up(x, torch.zeros(40, 20)) and not native.adds_up(x[:, ::2])
+    assert not native.has_native_accumulate(x, torch.zeros(40, 20)) and not native.has_native_accumulate(x[:, ::2])
 
 
 def test_few_heads_for_many_threads_and_other_types_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.zeros(1, 2, 4, 3, 3, 8)
-    assert ops.attends(x) and ops.attends(x.bfloat16())
-    assert not ops.attends(x.double()) and not ops.attends(x.half())
+    assert ops.has_native_attention(x) and ops.has_native_attention(x.bfloat16())
+    assert not ops.has_native_attention(x.double()) and not ops.has_native_attention(x.half())
     monkeypatch.setattr(torch, "get_num_threads", lambda: 13)
-    assert not ops.attends(x)
+    assert not ops.has_native_attention(x)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 12)
-    assert ops.attends(x)
-    monkeypatch.setattr(AGREED, "compiled", False)
-    assert not ops.attends(x) and not ops.uses_compiled() and ops.has_compiled()
+    assert ops.has_native_attention(x)
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled", False)
+    assert not ops.has_native_attention(x) and not ops.uses_native_kernels() and ops.has_native_kernels()
 
 
 @DTYPES
@@ -215,8 +215,8 @@ def test_rows_of_logits_become_their_probabilities(
     wide = whole[:, :columns].double()
     log_sums, expected = torch.logsumexp(wide, 1), scale * torch.softmax(wide, 1)
     found, alone, apart = whole.clone(), whole.clone(), whole.clone()
-    its = ops.loss_of_whole_rows_(found[:, :columns], scale, True)
-    assert torch.equal(its, ops.loss_of_whole_rows_(alone[:, :columns], scale, False)) and torch.equal(alone, whole)
+    its = ops.loss_full_rows_(found[:, :columns], scale, True)
+    assert torch.equal(its, ops.loss_full_rows_(alone[:, :columns], scale, False)) and torch.equal(alone, whole)
     largest, sums = ops.loss_sums(apart[:, :columns])
     assert torch.equal(largest.double(), wide.max(1)[0])
     assert near(sums, (wide - wide.max(1, keepdim=True)[0]).exp().sum(1), 1e-5)
@@ -237,7 +237,7 @@ def test_of_no_columns_the_sum_is_nothing() -> None:
 def test_a_logit_that_is_no_number_is_not_lost(bad: float, dtype: torch.dtype) -> None:
     logits = torch.zeros(3, 50).to(dtype)
     logits[1, 20] = bad
-    found = ops.loss_of_whole_rows_(logits, 1.0, True)
+    found = ops.loss_full_rows_(logits, 1.0, True)
     assert torch.isfinite(found).tolist() == [True, False, True]
     assert not bool(torch.isfinite(logits[1].float()).all())
 
@@ -267,7 +267,7 @@ def test_layer_norm_by_autograd_is_that_of_the_operators(dtype: torch.dtype, mon
     y_grad = numbers(2, 9, 40, seed=2).to(dtype)
     found = []
     for use in (True, False):
-        monkeypatch.setattr(AGREED, "compiled", use)
+        monkeypatch.setattr(RANK_CONSENSUS, "compiled", use)
         leaves = [its.clone().requires_grad_() for its in (x, weight, bias)]
         y = ops.layer_norm(*leaves, 1e-5)
         y.backward(y_grad)
@@ -354,7 +354,7 @@ def test_gelu_by_autograd_is_that_of_the_operators(
     x, y_grad = numbers(9, 40).to(dtype).t(), numbers(40, 9, seed=2).to(dtype)
     found = []
     for use in (True, False):
-        monkeypatch.setattr(AGREED, "compiled", use)
+        monkeypatch.setattr(RANK_CONSENSUS, "compiled", use)
         leaf = x.clone().requires_grad_()
         y = function(leaf)
         y.backward(y_grad)
@@ -399,7 +399,7 @@ def test_a_team_of_fewer_threads_than_asked_for_does_all_the_work() -> None:
         "import torch; torch.set_num_threads(3)\n"
         "from fugaku_gpt import compat, ops\n"
         "from fugaku_gpt.ops import native\n"
-        "assert torch.get_num_threads() == 3 and ops.has_compiled()\n"
+        "assert torch.get_num_threads() == 3 and ops.has_native_kernels()\n"
         "assert all(native._near(*its) for its in native._trials())\n"
     )
     environment = {**os.environ, "OMP_THREAD_LIMIT": "1"}
@@ -422,7 +422,7 @@ class Calls:
 @pytest.fixture
 def calls() -> Iterator[Calls]:
     yield Calls()
-    ops.call_between(None, 0.0)
+    ops.set_progress_callback(None, 0.0)
 
 
 @DTYPES
@@ -435,13 +435,13 @@ def test_long_kernels_call_between_their_parts_and_compute_the_same(dtype: torch
         product = torch.zeros(500, 700, dtype=dtype)
         found = [y, native.attention_gradient(y, qkv, y, log_sums, None, 1.0)]
         if native._library().multiplies(native._TYPES[dtype]):
-            native.multiply_(product, x, weight)
+            native.matmul_(product, x, weight)
             found.append(product)
         return found
 
     without = results()
     assert not calls.threads
-    ops.call_between(calls, 0.0)
+    ops.set_progress_callback(calls, 0.0)
     for expected, found in zip(without, results()):
         assert torch.equal(expected, found)
     deadline = time.monotonic() + 60
@@ -450,8 +450,8 @@ def test_long_kernels_call_between_their_parts_and_compute_the_same(dtype: torch
         results()
     assert set(calls.threads) == {threading.get_ident()}
     seen = len(calls.threads)
-    ops.call_between(calls, 3600.0)
+    ops.set_progress_callback(calls, 3600.0)
     results()
-    ops.call_between(None, 0.0)
+    ops.set_progress_callback(None, 0.0)
     results()
     assert len(calls.threads) == seen

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fugaku_gpt import ops
-from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.compat.probes import TRIALS
 from fugaku_gpt.kernels.library import BFLOAT16
 from fugaku_gpt.ops import native
 
-pytestmark = pytest.mark.skipif(not ops.has_compiled(), reason="no kernels are compiled here")
+pytestmark = pytest.mark.skipif(not ops.has_native_kernels(), reason="no kernels are compiled here")
 
 SIZES = [1, 2, 3, 7, 8, 9, 16, 47, 48, 49, 97, 130]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -31,17 +31,17 @@ def multiplied(dtype: torch.dtype) -> bool:
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[List[Any]]:
     """Products are the kernels', from tiny matrices on; the shapes that they were asked for."""
     asked: List[Any] = []
-    multiply = native.multiply_
+    multiply = native.matmul_
 
     def noted(into: torch.Tensor, x: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
         asked.append((*into.shape, x.shape[1]))
         return multiply(into, x, *others, **options)
 
-    monkeypatch.setattr(native, "multiply_", noted)
-    monkeypatch.setattr(native, "LEAST", 4)
-    monkeypatch.setattr(native, "LEAST_PRODUCT", 1)
-    monkeypatch.setattr(AGREED, "compiled", True)
-    monkeypatch.setattr(AGREED, "compiled_products", True)
+    monkeypatch.setattr(native, "matmul_", noted)
+    monkeypatch.setattr(native, "MIN_DIMENSION", 4)
+    monkeypatch.setattr(native, "MIN_MULTIPLY_ADDS", 1)
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled", True)
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", True)
     yield asked
 
 
@@ -99,10 +99,10 @@ def test_a_product_is_its_definition_by_any_number_of_threads(
     had = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = native.multiply_(into, x, y, bias, adds=adds)
+        found = native.matmul_(into, x, y, bias, accumulate=adds)
         again = before.clone()
         torch.set_num_threads(1)
-        native.multiply_(again[:-1, :columns], x, y, bias, adds=adds)
+        native.matmul_(again[:-1, :columns], x, y, bias, accumulate=adds)
     finally:
         torch.set_num_threads(had)
     assert found is into
@@ -122,12 +122,12 @@ def test_what_is_no_number_stays_none_and_behind_the_last_nothing_is_read(dtype:
     x, y = memory_x[:7, :5], memory_y[:5, :7]  # an odd number in the middle: a pair has one
     x.fill_(1.0)
     y.fill_(2.0)
-    assert torch.equal(native.multiply_(torch.empty(7, 7), x, y), torch.full((7, 7), 10.0))
-    turned = native.multiply_(torch.empty(7, 7), memory_y.t()[:7, :5], memory_x.t()[:5, :7])
+    assert torch.equal(native.matmul_(torch.empty(7, 7), x, y), torch.full((7, 7), 10.0))
+    turned = native.matmul_(torch.empty(7, 7), memory_y.t()[:7, :5], memory_x.t()[:5, :7])
     assert torch.equal(turned, torch.full((7, 7), 10.0))
     x[3, 2] = float("inf")
     y[2, 4] = 0.0
-    found = native.multiply_(torch.empty(7, 7), x, y)
+    found = native.matmul_(torch.empty(7, 7), x, y)
     assert bool(found[3, 4].isnan()) and int(found.isnan().sum()) == 1 and int(found.isinf().sum()) == 6
 
 
@@ -166,7 +166,7 @@ def test_layers_of_bfloat16_are_and_sums_of_gradients_are_not_rounded(
         pytest.skip("this processor does not multiply pairs of them")
     x, y, sums = numbers(20, 30).bfloat16(), numbers(20, 24, seed=1).bfloat16(), torch.ones(30, 24)
     bias = numbers(20).bfloat16()
-    monkeypatch.setitem(AGREED.in_float32, torch.bfloat16, frozenset())
+    monkeypatch.setitem(RANK_CONSENSUS.in_float32, torch.bfloat16, frozenset())
     with torch.no_grad():
         ops.add_product(sums, x.t(), y)
         found = ops.linear(x.t().contiguous(), y.t().contiguous()), ops.matmul(x.t(), y)
@@ -182,7 +182,7 @@ def test_of_16_bits_that_are_computed_in_float32_the_products_are_too(
     taken: List[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, y, sums = numbers(20, 30).half(), numbers(20, 24, seed=1).half(), torch.ones(30, 24)
-    monkeypatch.setitem(AGREED.in_float32, torch.float16, frozenset(TRIALS))
+    monkeypatch.setitem(RANK_CONSENSUS.in_float32, torch.float16, frozenset(TRIALS))
     with torch.no_grad():
         ops.add_product(sums, x.t(), y)
         assert ops.matmul(x.t(), y).dtype == torch.float16
@@ -192,7 +192,7 @@ def test_of_16_bits_that_are_computed_in_float32_the_products_are_too(
 def test_what_does_not_suit_the_kernels_is_not_theirs(taken: List[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = numbers(20, 30), numbers(30, 24)
     with torch.no_grad():
-        assert native.multiplies(x, y) and native.multiplies(x, y, torch.empty(20, 24))
+        assert native.has_native_matmul(x, y) and native.has_native_matmul(x, y, torch.empty(20, 24))
         others: Dict[str, Any] = {
             "of three dimensions": (x.view(2, 10, 30), y),
             "of other types": (x, y.double()),
@@ -206,22 +206,22 @@ def test_what_does_not_suit_the_kernels_is_not_theirs(taken: List[Any], monkeypa
             "into too few rows": (x, y, torch.empty(19, 24)),
             "into columns with gaps": (x, y, torch.empty(24, 20).t()),
         }
-        assert [name for name, its in others.items() if native.multiplies(*its)] == []
+        assert [name for name, its in others.items() if native.has_native_matmul(*its)] == []
         rounded = x.bfloat16(), y.bfloat16(), torch.empty(20, 24).bfloat16()
-        assert native.multiplies(*rounded)  # where ranks have agreed on it; whether they may: _multiplies_better
-        assert not native.multiplies(*rounded, adds=True)
-        monkeypatch.setattr(native, "LEAST_PRODUCT", 20 * 30 * 24 + 1)
-        assert not native.multiplies(x, y)
-        monkeypatch.setattr(native, "LEAST_PRODUCT", 1)
-        monkeypatch.setattr(AGREED, "compiled_products", False)
-        assert not native.multiplies(x, y) and not ops.compiled_products()
-        monkeypatch.setattr(AGREED, "compiled_products", True)
-        monkeypatch.setattr(AGREED, "compiled", False)
-        assert not native.multiplies(x, y) and not ops.compiled_products()
-        monkeypatch.setattr(AGREED, "compiled", True)
-    assert not native.multiplies(x, y)  # autograd watches
+        assert native.has_native_matmul(*rounded)  # where ranks have agreed on it; whether they may: _native_matmul_is_better
+        assert not native.has_native_matmul(*rounded, accumulate=True)
+        monkeypatch.setattr(native, "MIN_MULTIPLY_ADDS", 20 * 30 * 24 + 1)
+        assert not native.has_native_matmul(x, y)
+        monkeypatch.setattr(native, "MIN_MULTIPLY_ADDS", 1)
+        monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", False)
+        assert not native.has_native_matmul(x, y) and not ops.uses_native_matmul()
+        monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", True)
+        monkeypatch.setattr(RANK_CONSENSUS, "compiled", False)
+        assert not native.has_native_matmul(x, y) and not ops.uses_native_matmul()
+        monkeypatch.setattr(RANK_CONSENSUS, "compiled", True)
+    assert not native.has_native_matmul(x, y)  # autograd watches
     with torch.no_grad():
-        assert native.multiplies(x, y)
+        assert native.has_native_matmul(x, y)
     with torch.enable_grad():
         leaf = y.clone().requires_grad_()
         ops.matmul(x, leaf).sum().backward()
@@ -250,15 +250,15 @@ def test_products_are_the_kernels_where_these_were_seen_to_be_faster_unless_agre
 ) -> None:
     monkeypatch.setattr(native, "processor_name", lambda: processor)
     monkeypatch.setattr(native, "vector_flags", lambda: flags)
-    monkeypatch.setattr(native, "_multiplies_better", native._multiplies_better.__wrapped__)
+    monkeypatch.setattr(native, "_native_matmul_is_better", native._native_matmul_is_better.__wrapped__)
     monkeypatch.setattr(native, "_library", lambda: Compiled(16, True))
-    monkeypatch.setattr(AGREED, "compiled_products", None)
-    assert ops.compiled_products() is better
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", None)
+    assert ops.uses_native_matmul() is better
     for lacking in (Compiled(8, True), Compiled(16, False)):  # of the same processor, by another compiler
         monkeypatch.setattr(native, "_library", lambda its=lacking: its)
-        assert not ops.compiled_products()
-    ops.compute_products_by_compiled(not better)
-    assert ops.compiled_products() is not better
+        assert not ops.uses_native_matmul()
+    ops.choose_native_matmul(not better)
+    assert ops.uses_native_matmul() is not better
 
 
 def test_pairs_of_16_bits_are_multiplied_where_the_processor_has_such_products() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fugaku_gpt import ops
-from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.ops import reductions
 
 WAYS = pytest.mark.parametrize("by_norms", [True, False, None], ids=["norms of rows", "dot products", "compiled"])
@@ -16,12 +16,12 @@ WAYS = pytest.mark.parametrize("by_norms", [True, False, None], ids=["norms of r
 
 def _have(monkeypatch: pytest.MonkeyPatch, by_norms: Optional[bool]) -> None:
     if by_norms is None:
-        if not ops.has_compiled():
+        if not ops.has_native_kernels():
             pytest.skip("no compiled kernels")
         return
     if by_norms and not hasattr(getattr(torch, "linalg", None), "vector_norm"):
         pytest.skip("this build has no norms of rows")
-    monkeypatch.setattr(AGREED, "compiled", False)
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled", False)
     monkeypatch.setattr(reductions, "_norms_add_in_lanes", lambda: by_norms)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fugaku_gpt.comm import BACKGROUND, Communicator
-from fugaku_gpt.layout.sequence import runs_alone
+from fugaku_gpt.layout.sequence import is_calibration_step
 from fugaku_gpt.layout.stages import split_layers, stage_tensors
 from fugaku_gpt.model import build_stage, named_parameters
 from fugaku_gpt.parallel.buffers import FlatBuffers
@@ -70,10 +70,10 @@ def test_so_many_buckets_are_summed_at_a_time_and_each_once(looks: int, at_once:
         sums.last_backward(0)
         pieces[0](tokens[:, :-1], tokens[:, 1:], 0).sum().backward()
         in_backward = replica.sums
-        if runs_alone(step):
+        if is_calibration_step(step):
             own.append(buffers.gradients.clone())
         sums.finish()
-        assert in_backward == 0 if runs_alone(step) else in_backward >= min(at_once, 2)
+        assert in_backward == 0 if is_calibration_step(step) else in_backward >= min(at_once, 2)
         assert replica.sums == len(buffers.buckets) > 10 and not replica.under_way
         assert 1 <= replica.most <= at_once
         if looks == 1000:
@@ -98,5 +98,5 @@ def test_what_kernels_let_mpi_get_on_with_meanwhile_is_exposed_too() -> None:
             pieces[0](tokens[:, :-1], tokens[:, 1:], 0).sum().backward()
             BACKGROUND._seconds += (1e6, 1e3)[micro_batch]  # of other things; of sums, if these have begun
         sums.finish()
-    assert sums.overlap.sums.steps == sum(not runs_alone(step) for step in (3, 4))
+    assert sums.overlap.sums.steps == sum(not is_calibration_step(step) for step in (3, 4))
     assert 1e3 < sums.overlap.sums.per_step < 2e3 and sums.overlap.sums.polled_seconds > 2e3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fugaku_gpt.pjm.codes import ENDINGS, NEVER, RESUME, RETRY, STATES, WAIT, ending_of, state_of
-from fugaku_gpt.records.job import CANCELLED, ENDED, HELD, OVER, QUEUED, REJECTED, RUNNING, SUSPENDED, UNKNOWN
+from fugaku_gpt.records.job import CANCELLED, ENDED, ON_HOLD, OVER, QUEUED, REJECTED, RUNNING, SUSPENDED, UNKNOWN
 from fugaku_gpt.records.job import STATES as OURS
 
 ALL = "ACC QUE RNA RNP RUN RNE RNO EXT CCL RJT HLD ERR SPP SPD RSM"
@@ -15,7 +15,7 @@ def test_every_state_of_the_manual_has_one_of_ours() -> None:
     assert set(STATES) == set(ALL.split())
     assert set(STATES.values()) <= set(OURS)
     assert [state_of(word) for word in ALL.split()] == [
-        *(QUEUED, QUEUED, QUEUED, RUNNING, RUNNING, RUNNING, RUNNING, ENDED, CANCELLED, REJECTED, HELD, HELD),
+        *(QUEUED, QUEUED, QUEUED, RUNNING, RUNNING, RUNNING, RUNNING, ENDED, CANCELLED, REJECTED, ON_HOLD, ON_HOLD),
         *(SUSPENDED, SUSPENDED, RUNNING),
     ]
     assert {word for word in STATES if STATES[word] in OVER} == {"EXT", "CCL", "RJT"}

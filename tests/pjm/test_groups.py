@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.pjm.groups import fugaku_limits, groups_in, load_limits, read_limits, with_groups, write_limits
+from fugaku_gpt.pjm.groups import fugaku_limits, read_acl_groups, load_limits, read_limits, with_groups, write_limits
 
 PJACL = """\
 pjsub option parameters
@@ -45,7 +45,7 @@ def test_a_limits_file_is_read_back() -> None:
 
 
 def test_pjacl_refreshes_a_group_and_keeps_what_it_does_not_say() -> None:
-    (small,) = groups_in(PJACL, "2027-05-01", "small.txt", "small")
+    (small,) = read_acl_groups(PJACL, "2027-05-01", "small.txt", "small")
     limits = with_groups(fugaku_limits(), [small], "pjacl")
     group = limits.groups["small"]
     assert (group.max_elapse, group.range_max, group.date) == (48 * 3600, 120 * 3600, "2027-05-01")
@@ -56,17 +56,17 @@ def test_pjacl_refreshes_a_group_and_keeps_what_it_does_not_say() -> None:
 
 def test_one_text_may_hold_several_groups_as_a_terminal_shows_them() -> None:
     text = f"$ pjacl -u $USER -g $GROUP --rg small\n{PJACL}$ pjacl --rg int\n{INTERACTIVE}"
-    small, int_ = groups_in(text, "2027-05-01", "x")
+    small, int_ = read_acl_groups(text, "2027-05-01", "x")
     assert (small.name, small.max_elapse) == ("small", 48 * 3600)
     assert (int_.name, int_.min_elapse, int_.max_elapse, int_.max_nodes) == ("int", 10, 6 * 3600, None)
 
 
 def test_a_group_that_is_not_named_or_has_no_limits_is_refused() -> None:
     with pytest.raises(UsageError, match="write GROUP=FILE, such as small=x.txt"):
-        groups_in(PJACL, "2027-05-01", "x.txt")
+        read_acl_groups(PJACL, "2027-05-01", "x.txt")
     with pytest.raises(UsageError, match="no limits of small"):
-        groups_in("nothing\n", "2027-05-01", "x.txt", "small")
-    assert groups_in("rscgrp: f-pt\n" + PJACL, "2027-05-01", "x.txt")[0].name == "f-pt"
+        read_acl_groups("nothing\n", "2027-05-01", "x.txt", "small")
+    assert read_acl_groups("rscgrp: f-pt\n" + PJACL, "2027-05-01", "x.txt")[0].name == "f-pt"
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,6 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 @given(st.text(max_size=200))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    for reader in (lambda: read_limits(text, "x"), lambda: groups_in(text, "2026-01-01", "x")):
+    for reader in (lambda: read_limits(text, "x"), lambda: read_acl_groups(text, "2026-01-01", "x")):
         with contextlib.suppress(UsageError):
             reader()

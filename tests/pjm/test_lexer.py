@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.pjm.canonical import as_json
-from fugaku_gpt.pjm.lexer import LINE_LENGTH, LINE_OPTIONS, read_script, read_script_file
+from fugaku_gpt.pjm.lexer import MAX_LINE_LENGTH, MAX_LINE_OPTIONS, read_script, read_script_file
 from fugaku_gpt.pjm.script import PjmScript
 from tests.pjm.forms import FORMS, ODD, Item
 
@@ -137,14 +137,14 @@ def test_vset_variables_are_put_in_below_and_no_others() -> None:
 
 
 def test_options_past_the_sixty_fourth_of_a_line_are_not_in_force_and_not_lost() -> None:
-    line = "#PJM " + " ".join(f"-x V{number}=1" for number in range(LINE_OPTIONS + 2))
+    line = "#PJM " + " ".join(f"-x V{number}=1" for number in range(MAX_LINE_OPTIONS + 2))
     script = read_script(line + "\n")
-    assert len(script.directives) == LINE_OPTIONS
+    assert len(script.directives) == MAX_LINE_OPTIONS
     assert [(found.kind, found.text) for found in script.problems] == [("too-many-options", "-x V64=1 -x V65=1")]
 
 
 def test_a_line_that_is_too_long_is_told_and_read() -> None:
-    line = "#PJM --comment " + "a" * LINE_LENGTH + " -j"
+    line = "#PJM --comment " + "a" * MAX_LINE_LENGTH + " -j"
     script = read_script(line)
     assert [(found.kind, found.text) for found in script.problems] == [("line-too-long", line)]
     assert script.options["join"] is True

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fugaku_gpt.pjm.catalogue import MEANINGS, RETRY, SITE, USER
+from fugaku_gpt.pjm.catalogue import ERROR_MEANINGS, RETRY, SITE, USER
 from fugaku_gpt.pjm.jobids import ID_PATTERN, PjmJobId, expand_job_ids, parse_job_id
-from fugaku_gpt.pjm.limits import INTERACTIVE, Use, parse_acl, parse_uses
+from fugaku_gpt.pjm.limits import INTERACTIVE, LimitUsage, parse_acl, parse_limit_usage
 from fugaku_gpt.pjm.messages import (
-    Message,
-    Waited,
+    PjmMessage,
+    WaitResult,
     operation_results,
     parse_messages,
-    parse_waited,
-    refusal_of,
-    refusals_of,
+    parse_wait_results,
+    first_refusal,
+    parse_refusals,
     submitted_ids,
 )
-from fugaku_gpt.pjm.pjstat import parse_data, parse_table, seconds_of, statuses_of
+from fugaku_gpt.pjm.pjstat import parse_data, parse_table, parse_seconds, statuses_of
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_ids_of_submitted_jobs(text: str, ids: List[str]) -> None:
     ],
 )
 def test_why_pjsub_has_refused(text: str, code: str, matter: str, words: str) -> None:
-    refusal = refusal_of(f"some banner\n{text}\n")
+    refusal = first_refusal(f"some banner\n{text}\n")
     assert refusal is not None
     assert (refusal.code, refusal.matter) == (code, matter)
     assert words in refusal.advice
@@ -96,17 +96,17 @@ def test_why_pjsub_has_refused(text: str, code: str, matter: str, words: str) ->
 
 def test_a_numbered_refusal_comes_before_one_without_and_none_twice() -> None:
     text = "The current directory is not a data area.\n[ERR.] PJM 0001 pjsub x\n[ERR.] PJM 0001 pjsub x\n"
-    assert [refusal.code for refusal in refusals_of(text)] == ["", "0001"]
-    refusal = refusal_of(text)
+    assert [refusal.code for refusal in parse_refusals(text)] == ["", "0001"]
+    refusal = first_refusal(text)
     assert refusal is not None and refusal.code == "0001"
 
 
 def test_accepted_jobs_and_warnings_are_no_refusals() -> None:
-    assert refusal_of("[INFO] PJM 0000 pjsub Job 1 submitted.\n[WARN] PJM 0029 pjsub x\n") is None
+    assert first_refusal("[INFO] PJM 0000 pjsub Job 1 submitted.\n[WARN] PJM 0029 pjsub x\n") is None
 
 
 def test_every_number_of_the_catalogue_is_explained() -> None:
-    for code, meaning in MEANINGS.items():
+    for code, meaning in ERROR_MEANINGS.items():
         assert re.fullmatch(r"\d{4}", code)
         assert meaning.meaning and meaning.advice
         assert meaning.matter in (USER, SITE, RETRY)
@@ -115,8 +115,8 @@ def test_every_number_of_the_catalogue_is_explained() -> None:
 def test_messages_have_a_level_a_number_and_a_command() -> None:
     text = "x [INFO] PJM 0081 .connected.\n[ERR.] PJM 0112 pjdel Job 9 does not exist.\n[WARN] PLE 0605 plexec x\n"
     assert parse_messages(text) == [
-        Message("INFO", "0081", "", ".connected."),
-        Message("ERR", "0112", "pjdel", "Job 9 does not exist."),
+        PjmMessage("INFO", "0081", "", ".connected."),
+        PjmMessage("ERR", "0112", "pjdel", "Job 9 does not exist."),
     ]
 
 
@@ -141,12 +141,12 @@ def test_what_pjdel_did() -> None:
 
 
 def test_what_pjwait_prints() -> None:
-    assert parse_waited("waiting\n238 0 0 0\n239[1] 11 0 24\n240_0 X X X\n241 - - -\n242 E E E\nx 1 2 3\n") == [
-        Waited("238", 0, 0, 0),
-        Waited("239[1]", 11, 0, 24),
-        Waited("240_0", None, None, None, "X"),
-        Waited("241", None, None, None, "-"),
-        Waited("242", None, None, None, "E"),
+    assert parse_wait_results("waiting\n238 0 0 0\n239[1] 11 0 24\n240_0 X X X\n241 - - -\n242 E E E\nx 1 2 3\n") == [
+        WaitResult("238", 0, 0, 0),
+        WaitResult("239[1]", 11, 0, 24),
+        WaitResult("240_0", None, None, None, "X"),
+        WaitResult("241", None, None, None, "-"),
+        WaitResult("242", None, None, None, "E"),
     ]
 
 
@@ -228,11 +228,11 @@ ALL:
 
 
 def test_how_much_of_the_limits_is_used() -> None:
-    assert parse_uses(USES) == [
-        Use("rscunit_ft01", "USER", "user1", "ru-accept", 100, 7),
-        Use("rscunit_ft01", "USER", "user1", "ru-run-job", None, 0),
-        Use("rscunit_ft01", "GROUP", "group1", "ru-accept", None, 0),
-        Use("rscunit_ft01", "ALL", "", "ru-accept", 40000, 3870),
+    assert parse_limit_usage(USES) == [
+        LimitUsage("rscunit_ft01", "USER", "user1", "ru-accept", 100, 7),
+        LimitUsage("rscunit_ft01", "USER", "user1", "ru-run-job", None, 0),
+        LimitUsage("rscunit_ft01", "GROUP", "group1", "ru-accept", None, 0),
+        LimitUsage("rscunit_ft01", "ALL", "", "ru-accept", 40000, 3870),
     ]
 
 
@@ -253,17 +253,17 @@ _LINES = st.sampled_from(
 def test_any_text_can_be_read(text: str, delimiter: str) -> None:
     for job_id in submitted_ids(text):
         assert str(parse_job_id(job_id))
-    refusal_of(text)
+    first_refusal(text)
     operation_results(text)
-    parse_waited(text)
+    parse_wait_results(text)
     limits = parse_acl(text)
     for row in limits.rows:
         limits.seconds(row.name, row.option)
         limits.nodes(row.name, row.option)
         limits.sizes(row.name, row.option)
         limits.counts(row.name, row.option)
-    parse_uses(text)
+    parse_limit_usage(text)
     statuses_of(parse_data(text))
     statuses_of(parse_data(text, delimiter or "|"))
     statuses_of(parse_table(text))
-    seconds_of(text)
+    parse_seconds(text)

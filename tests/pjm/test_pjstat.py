@@ -6,8 +6,8 @@ from typing import Optional
 
 import pytest
 
-from fugaku_gpt.pjm.pjstat import clean_value, parse_data, parse_table, seconds_of, status_of, statuses_of
-from fugaku_gpt.records.job import CANCELLED, ENDED, HELD, QUEUED, RUNNING, UNKNOWN, JobStatus
+from fugaku_gpt.pjm.pjstat import clean_value, parse_data, parse_table, parse_seconds, status_of, statuses_of
+from fugaku_gpt.records.job import CANCELLED, ENDED, ON_HOLD, QUEUED, RUNNING, UNKNOWN, JobStatus
 
 VERBOSE_HEADER = (
     "JOB_ID     JOB_NAME   MD ST  USER     GROUP    START_DATE      ELAPSE_TIM ELAPSE_LIM            NODE_REQUIRE    "
@@ -41,8 +41,8 @@ def test_data_are_read_by_name_in_any_order() -> None:
 def test_data_with_another_delimiter_quotes_and_several_headers() -> None:
     text = 'H|JOB_ID|ST\n|1|HLD\nH|ST|JOB_ID\n|ERR|2\n|"CCL"|"3"\n'
     assert {key: status.state for key, status in statuses_of(parse_data(text, "|")).items()} == {
-        "1": HELD,
-        "2": HELD,
+        "1": ON_HOLD,
+        "2": ON_HOLD,
         "3": CANCELLED,
     }
 
@@ -118,4 +118,4 @@ def test_a_reason_need_not_be_the_last_column() -> None:
     ],
 )
 def test_times(text: str, seconds: Optional[int]) -> None:
-    assert seconds_of(text) == seconds
+    assert parse_seconds(text) == seconds

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.pjm.stats import IDEAL, MEASURED, JobStatistics, Knob, NodeCount, parse_stats, read_stats_file
+from fugaku_gpt.pjm.stats import IDEAL, MEASURED, JobStatistics, KnobStatistics, NodeCount, parse_stats, read_stats_file
 
 JOB = """\
 Job Statistical Information
@@ -80,7 +80,7 @@ def test_a_finished_job() -> None:
     assert (job.energy_usable, job.measured_joules, job.measured_watts) == (True, 1_440_000.0, 1600.0)
     assert job.capping_date == "2024/02/14 20:55:17"
     assert job.max_memory_bytes == 13207024435
-    assert job.knobs == {"freq": Knob("2200", "2200", "2000"), "eco_state": Knob("2"), "knob_io": Knob("SYSTEM")}
+    assert job.knobs == {"freq": KnobStatistics("2200", "2200", "2000"), "eco_state": KnobStatistics("2"), "knob_io": KnobStatistics("SYSTEM")}
     assert job.values["PRIORITY"] == "127"
     assert job.values["COMMENT"] is None and job.values["SUB JOB NUM"] is None
     assert job.nodes == (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Dict, List
 
-from fugaku_gpt.planner.tables.fitting import Measurement
-from fugaku_gpt.planner.tables.rows import Row, parse_row, read_table, usable_rows
+from fugaku_gpt.planner.tables.fitting import MeasuredRow
+from fugaku_gpt.planner.tables.rows import ConfigRow, parse_row, read_table, parse_measured_rows
 
 REFERENCE = Path(__file__).parents[2] / "benchmarks" / "reference" / "measurements.csv"
 MEASURED = ("mem_value", "sec_per_it", "tflops", "tflops_formula", "status", "remarks")
@@ -16,8 +16,8 @@ def reference() -> List[Dict[str, str]]:
     return read_table(REFERENCE)
 
 
-def of_hardware(start: str) -> List[Measurement]:
-    return [one for one in usable_rows(reference()) if one[0].hardware.startswith(start)]
+def of_hardware(start: str) -> List[MeasuredRow]:
+    return [one for one in parse_measured_rows(reference()) if one[0].hardware.startswith(start)]
 
 
 def cells(**changes: object) -> Dict[str, str]:
@@ -48,7 +48,7 @@ def cells(**changes: object) -> Dict[str, str]:
     return {key: str(value) for key, value in line.items()}
 
 
-def row(**changes: object) -> Row:
+def row(**changes: object) -> ConfigRow:
     found = parse_row(cells(**changes))
-    assert isinstance(found, Row), found
+    assert isinstance(found, ConfigRow), found
     return found

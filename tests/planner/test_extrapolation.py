@@ -14,7 +14,7 @@ from fugaku_gpt.planner.extrapolation import distance, in_no_table, outside, see
 from fugaku_gpt.planner.intervals import NORMAL_80, Guess, total_width
 from fugaku_gpt.planner.tables.fitting import left_out, time_problem
 from fugaku_gpt.planner.tables.predict import predict_rows
-from fugaku_gpt.planner.tables.rows import Row
+from fugaku_gpt.planner.tables.rows import ConfigRow
 from tests.planner.samples import of_hardware
 
 MACHINE = load_machine("a64fx")
@@ -102,6 +102,6 @@ def test_what_no_row_of_any_machine_has_widens_the_interval_too() -> None:
 
 
 def test_a_row_keeps_its_words() -> None:
-    row: Row = replace(INSIDE, freq_ghz=0.0, micro_batch=64)
+    row: ConfigRow = replace(INSIDE, freq_ghz=0.0, micro_batch=64)
     texts = [one.text for one in outside(row, MACHINE.time.seen)]
     assert texts == ["micro_batch 64: measured 1 to 4", "freq_ghz not given: measured 2.0, 2.2"]

@@ -59,7 +59,7 @@ def test_energy_is_the_measured_one_of_all_jobs() -> None:
 
 def test_a_job_shorter_than_the_sampling_says_nothing() -> None:
     short = JobAccount("pjm", "1", elapsed_seconds=59.0, energy_joules=1000.0)
-    assert energy_of((short,)) == Energy(words=TOO_SHORT)
+    assert energy_of((short,)) == Energy(basis=TOO_SHORT)
     assert energy_of((short, JOB)).watts == 400.0
     assert energy_of((JobAccount("local", "local-1", elapsed_seconds=5.0),)) == Energy()
 

@@ -15,7 +15,7 @@ from fugaku_gpt.records import job as jobs
 from fugaku_gpt.records.job import (
     JobEvent,
     JobStatus,
-    aggregate,
+    aggregate_status,
     append_event,
     append_status,
     bulk_numbers,
@@ -143,7 +143,7 @@ def test_a_damaged_exit_record_is_told(tmp_path: Path, text: str) -> None:
 )
 def test_a_bulk_job_is_over_when_all_its_sub_jobs_are(states: List[str], whole: str) -> None:
     parts = [JobStatus(f"5[{number}]", state) for number, state in enumerate(states)]
-    assert aggregate("5", parts).state == whole
+    assert aggregate_status("5", parts).state == whole
 
 
 def test_the_first_number_that_is_not_0_counts() -> None:
@@ -152,9 +152,9 @@ def test_the_first_number_that_is_not_0_counts() -> None:
         JobStatus("5[2]", jobs.ENDED, "EXT", 3, None, 0),
         JobStatus("5[10]", jobs.ENDED, "EXT", 4, 9, 12),
     ]
-    whole = aggregate("5", parts)
+    whole = aggregate_status("5", parts)
     assert (whole.exit_code, whole.signal, whole.code, whole.raw) == (3, 9, 12, "EXT:3")
-    assert aggregate("5", [JobStatus("5[0]", jobs.ENDED)]).exit_code is None
+    assert aggregate_status("5", [JobStatus("5[0]", jobs.ENDED)]).exit_code is None
 
 
 def test_bulk_numbers_are_a_range() -> None:

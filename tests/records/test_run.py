@@ -15,8 +15,17 @@ from typing import Any, Callable, Dict, Iterator, List
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.records.claim import HOLDER_VARIABLE, Holder, newest, take, this_process
-from fugaku_gpt.records.run import CLAIM, FAILED, OK, MetricsWriter, Result, RunDirectory, goes_on_in, last_line
+from fugaku_gpt.records.claim import HOLDER_VARIABLE, Holder, claim_folder, current_process, newest_claim
+from fugaku_gpt.records.run import (
+    CLAIM,
+    FAILED,
+    OK,
+    MetricsWriter,
+    Result,
+    RunDirectory,
+    last_line,
+    resumes_in_same_folder,
+)
 
 
 def test_a_round_trip(tmp_path: Path) -> None:
@@ -137,7 +146,7 @@ def test_a_folder_claimed_by_a_living_process_is_refused_and_a_dead_ones_is_not(
     assert (out / "config.yaml").read_text() == "a: 1\n"
     other.kill()
     RunDirectory(out).create("a: 2\n")
-    assert newest(out, CLAIM)[0] == 2
+    assert newest_claim(out, CLAIM)[0] == 2
 
 
 def test_a_starter_and_its_rank_share_a_claim(tmp_path: Path, start: Callable[..., Starter]) -> None:
@@ -154,7 +163,7 @@ def test_a_starter_and_its_rank_share_a_claim(tmp_path: Path, start: Callable[..
 
 def test_a_job_that_its_batch_system_starts_again_elsewhere_goes_on(tmp_path: Path) -> None:
     variables = {"SLURM_JOB_ID": "17", HOLDER_VARIABLE: "x"}
-    elsewhere = Holder("a", "node1", 4711, 1.0, this_process("a", variables).job)
+    elsewhere = Holder("a", "node1", 4711, 1.0, current_process("a", variables).job)
     (tmp_path / f"{CLAIM}.1").write_text(json.dumps(elsewhere.__dict__))
     with pytest.raises(UsageError, match="process 4711 on node1 is starting a run"):
         RunDirectory(tmp_path).create("a: 1\n")
@@ -188,7 +197,7 @@ def test_of_several_at_once_one_gets_the_folder(tmp_path: Path) -> None:
         if attempt % 2:  # as prepared for a job, and with the claim of a process that is gone
             out.mkdir()
             (out / "job.sh").write_text("#!/bin/sh\n")
-            gone = Holder("x", this_process("x").host, 2**22 + 1, 1.0)
+            gone = Holder("x", current_process("x").host, 2**22 + 1, 1.0)
             (out / f"{CLAIM}.1").write_text(json.dumps(gone.__dict__))
         barrier, told = context.Barrier(4), context.Queue()
         processes = [context.Process(target=_create, args=(out, barrier, told)) for _ in range(4)]
@@ -295,7 +304,7 @@ def test_nobody_goes_on_in_the_folder_of_a_living_run(tmp_path: Path, start: Cal
 
 def test_of_a_run_on_another_host_its_result_tells_that_it_is_over(tmp_path: Path) -> None:
     elsewhere = Holder("ranks", "another-host", 17, 5.0)
-    take(tmp_path, CLAIM, elsewhere)
+    claim_folder(tmp_path, CLAIM, elsewhere)
     with pytest.raises(UsageError, match="process 17 on another-host is writing"):
         RunDirectory(tmp_path).create("a: 2\n", resume=True)
     RunDirectory(tmp_path).write_result(Result("failed", "before that claim was made", 1.0, 2.0))
@@ -313,7 +322,7 @@ def test_in_which_folder_a_run_goes_on(tmp_path: Path, wanted: str) -> None:
     path = wanted if wanted in ("auto", "none") else str(directory.checkpoints_dir / wanted)
     if wanted == "step-00000002":
         with pytest.raises(UsageError, match=r"holds a newer checkpoint, step-00000004; go on from step-00000002"):
-            goes_on_in(directory, path)
+            resumes_in_same_folder(directory, path)
     else:
-        assert goes_on_in(directory, path) == (wanted != "none")
-        assert wanted == "auto" or not goes_on_in(RunDirectory(tmp_path / "another"), path)
+        assert resumes_in_same_folder(directory, path) == (wanted != "none")
+        assert wanted == "auto" or not resumes_in_same_folder(RunDirectory(tmp_path / "another"), path)

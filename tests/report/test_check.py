@@ -8,10 +8,10 @@ from typing import List, Tuple
 import pytest
 
 from fugaku_gpt.report.check import check_text
-from fugaku_gpt.report.findings import Finding
+from fugaku_gpt.report.findings import RowFinding
 from fugaku_gpt.report.notes_table import notes_tables
-from fugaku_gpt.report.rows import Row
-from tests.report.kept_tables import cells_of, column, measured_tables, row_lines, table_of
+from fugaku_gpt.report.rows import ResultRow
+from tests.report.example_tables import cells_of, column, measured_tables, row_lines, table_of
 from tests.report.test_notes_table import EXPECTED, INCONSISTENT, by_hand, measurements
 
 # Rows of the notes that cannot be right, with the rule that names them.
@@ -30,7 +30,7 @@ def found(text: str, **options: object) -> List[Tuple[int, str]]:
     return [(finding.line, finding.rule) for finding in findings]
 
 
-def only(text: str) -> Finding:
+def only(text: str) -> RowFinding:
     """The one finding of a text."""
     _, findings = check_text(text)
     assert len(findings) == 1, findings
@@ -63,13 +63,13 @@ def test_the_notes_page_lacks_two_causes_and_has_one_slip() -> None:
     assert found(EXPECTED) == [(5, "no-cause"), (6, "tflops"), (8, "no-cause")]
 
 
-def row(name: str = "fsweep.t2.L26", **values: object) -> Row:
+def row(name: str = "fsweep.t2.L26", **values: object) -> ResultRow:
     """A correct row of the notes: 124M on one node with four ranks, by default."""
     line = measurements()[name]
     return replace(by_hand(line), torch=line["torch"], **values)  # type: ignore[arg-type]
 
 
-def with_cells(base: Row, **cells: str) -> str:
+def with_cells(base: ResultRow, **cells: str) -> str:
     """The table of a row with cells replaced, by title."""
     own = cells_of(base)
     for title, text in cells.items():

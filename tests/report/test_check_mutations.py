@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from fugaku_gpt.report.check import check_text
 from fugaku_gpt.report.figures import Interval, read_figure
 from fugaku_gpt.report.notes_table import COLUMNS, NO_VALUE, notes_tables
-from fugaku_gpt.report.rows import Row
-from tests.report.kept_tables import cells_of, column, rows, table_of
+from fugaku_gpt.report.rows import ResultRow
+from tests.report.example_tables import cells_of, column, rows, table_of
 
 few = settings(max_examples=40, deadline=None)
 many = settings(max_examples=150, deadline=None)
@@ -27,7 +27,7 @@ def rules(text: str) -> List[str]:
 
 @few
 @given(st.lists(rows(), min_size=1, max_size=4, unique_by=lambda row: (row.size, row.nodes, row.dp, row.tp, row.pp)))
-def test_correct_rows_are_silent(kept: List[Row]) -> None:
+def test_correct_rows_are_silent(kept: List[ResultRow]) -> None:
     text = notes_tables(kept)
     count, findings = check_text(text)
     assert count == len(kept) and findings == []
@@ -35,7 +35,7 @@ def test_correct_rows_are_silent(kept: List[Row]) -> None:
 
 @few
 @given(rows(failed=True))
-def test_failures_with_a_cause_are_silent_and_without_one_are_not(row: Row) -> None:
+def test_failures_with_a_cause_are_silent_and_without_one_are_not(row: ResultRow) -> None:
     assert rules(notes_tables([row])) == []
     assume(row.remarks != ("forward and backward reduce are slow",))
     assert rules(notes_tables([replace(row, status="ok")])) == ["no-cause"]
@@ -43,7 +43,7 @@ def test_failures_with_a_cause_are_silent_and_without_one_are_not(row: Row) -> N
 
 @few
 @given(rows())
-def test_swapped_seconds_and_tflops(row: Row) -> None:
+def test_swapped_seconds_and_tflops(row: ResultRow) -> None:
     own = cells_of(row)
     a, b = column("Sec/it"), column("TFLOPs")
     own[a], own[b] = own[b], own[a]
@@ -53,14 +53,14 @@ def test_swapped_seconds_and_tflops(row: Row) -> None:
 @many
 @given(rows(), st.sampled_from(list(combinations(range(len(COLUMNS)), 2))))
 @pytest.mark.slow
-def test_any_two_cells_swapped(row: Row, places: "tuple[int, int]") -> None:
+def test_any_two_cells_swapped(row: ResultRow, places: "tuple[int, int]") -> None:
     own = cells_of(row)
     first, second = places
     assume(own[first] != own[second])
     assume(not {first, second} <= LAYOUT)  # another layout, as good as the first: see below
     if {first, second} == {column("TFLOPs"), column("Est. Aggr. PetaFLOPs")}:
         speed, aggregate = (read_figure(own[place]) for place in (first, second))
-        assume(not speed.interval.meets(aggregate.interval))  # about 1024 nodes: the same figure twice
+        assume(not speed.interval.overlaps(aggregate.interval))  # about 1024 nodes: the same figure twice
         assume(aggregate.value > 0.02)  # else it is rounded to nothing
     own[first], own[second] = own[second], own[first]
     assert rules(table_of(row, own))
@@ -68,7 +68,7 @@ def test_any_two_cells_swapped(row: Row, places: "tuple[int, int]") -> None:
 
 @few
 @given(rows(), st.integers(2, 6))
-def test_a_tensor_split_that_the_heads_do_not_have(row: Row, factor: int) -> None:
+def test_a_tensor_split_that_the_heads_do_not_have(row: ResultRow, factor: int) -> None:
     dp, nodes, batch = (100 * factor * (value or 0) for value in (row.dp, row.nodes, row.global_batch))
     wide = replace(row, dp=dp, nodes=nodes, global_batch=batch)
     assert rules(notes_tables([wide])) == []
@@ -80,7 +80,7 @@ def test_a_tensor_split_that_the_heads_do_not_have(row: Row, factor: int) -> Non
 
 @few
 @given(rows(), st.integers(0, len(COLUMNS) - 2), st.sampled_from(["", "-"]))
-def test_a_cell_too_many(row: Row, place: int, blank: str) -> None:
+def test_a_cell_too_many(row: ResultRow, place: int, blank: str) -> None:
     own = cells_of(row)
     assert rules(table_of(row, [*own[:place], blank, *own[place:-1]]))
     assert rules(table_of(row, [*own[:place], blank, *own[place:]]))
@@ -88,7 +88,7 @@ def test_a_cell_too_many(row: Row, place: int, blank: str) -> None:
 
 @few
 @given(rows(), st.integers(0, len(COLUMNS) - 2))
-def test_a_cell_too_few(row: Row, place: int) -> None:
+def test_a_cell_too_few(row: ResultRow, place: int) -> None:
     own = cells_of(row)
     # without notes, what is left says no aggregate, and is right
     assume(place != column("Est. Aggr. PetaFLOPs") or own[column("Notes")] != NO_VALUE)
@@ -97,7 +97,7 @@ def test_a_cell_too_few(row: Row, place: int) -> None:
 
 @few
 @given(rows(), st.sampled_from([("MiB", "GiB"), ("MiB", ""), ("MiB", "KiB")]))
-def test_another_unit_of_memory(row: Row, units: "tuple[str, str]") -> None:
+def test_another_unit_of_memory(row: ResultRow, units: "tuple[str, str]") -> None:
     own = cells_of(row)
     own[column("Mem")] = own[column("Mem")].replace(*units)
     assert rules(table_of(row, own))
@@ -105,7 +105,7 @@ def test_another_unit_of_memory(row: Row, units: "tuple[str, str]") -> None:
 
 @few
 @given(rows(), st.sampled_from(["2.2Hz", "2.0Hz", "2200GHz", "2.2MHz"]))
-def test_another_unit_of_the_clock(row: Row, clock: str) -> None:
+def test_another_unit_of_the_clock(row: ResultRow, clock: str) -> None:
     own = cells_of(row)
     nodes, _, toggles = own[0].partition(" (")
     others = [word for word in toggles.rstrip(")").split(", ") if word and "GHz" not in word]
@@ -115,7 +115,7 @@ def test_another_unit_of_the_clock(row: Row, clock: str) -> None:
 
 @few
 @given(rows(), st.sampled_from([1000.0, 60.0, 0.001]))
-def test_another_unit_of_time(row: Row, factor: float) -> None:
+def test_another_unit_of_time(row: ResultRow, factor: float) -> None:
     assert row.seconds_per_iteration is not None
     seconds = row.seconds_per_iteration * factor
     assume(seconds > 1e-3)
@@ -124,7 +124,7 @@ def test_another_unit_of_time(row: Row, factor: float) -> None:
 
 @few
 @given(rows())
-def test_the_speed_of_one_rank(row: Row) -> None:
+def test_the_speed_of_one_rank(row: ResultRow) -> None:
     assume(row.ranks_per_node > 1 and row.tflops_notes is not None)
     one = replace(row, tflops_notes=(row.tflops_notes or 0) / row.ranks_per_node)
     findings = check_text(notes_tables([one]))[1]
@@ -133,7 +133,7 @@ def test_the_speed_of_one_rank(row: Row) -> None:
 
 @few
 @given(rows(), st.integers(2, 40))
-def test_another_global_batch(row: Row, factor: int) -> None:
+def test_another_global_batch(row: ResultRow, factor: int) -> None:
     """The formula sees it, or at least the micro-batches do."""
     assert row.global_batch is not None
     assert set(rules(notes_tables([replace(row, global_batch=row.global_batch * factor)]))) & {"tflops", "swapped"}
@@ -141,12 +141,12 @@ def test_another_global_batch(row: Row, factor: int) -> None:
 
 @few
 @given(rows(), st.floats(1.1, 5.0))
-def test_an_aggregate_of_another_row(row: Row, factor: float) -> None:
+def test_an_aggregate_of_another_row(row: ResultRow, factor: float) -> None:
     own = cells_of(row)
     place = column("Est. Aggr. PetaFLOPs")
     wrong = f"{float(own[place]) * factor + 0.002:.3f}"
     speed = read_figure(own[column("TFLOPs")]).interval.times((row.nodes or 0) / 1024.0)
-    assume(not speed.meets(Interval(float(wrong) - 0.0005, float(wrong) + 0.0005)))
+    assume(not speed.overlaps(Interval(float(wrong) - 0.0005, float(wrong) + 0.0005)))
     own[place] = wrong
     (found,) = rules(table_of(row, own))
     assert found in {"aggregate", "swapped"}  # it may be right for a row whose nodes and another cell are swapped
@@ -154,7 +154,7 @@ def test_an_aggregate_of_another_row(row: Row, factor: float) -> None:
 
 @few
 @given(st.lists(rows(), min_size=1, max_size=3), st.data())
-def test_a_row_copied(kept: List[Row], data: st.DataObject) -> None:
+def test_a_row_copied(kept: List[ResultRow], data: st.DataObject) -> None:
     row = data.draw(st.sampled_from(kept))
     assert "duplicate" in rules(notes_tables([*kept, row]))
 

@@ -11,8 +11,8 @@ from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.run import FAILED, OK, OUT_OF_MEMORY
 from fugaku_gpt.report.collect import collect_rows, find_runs, read_run
-from fugaku_gpt.report.notes_table import cells, notes_cell
-from fugaku_gpt.report.rows import Row, merge_repeats
+from fugaku_gpt.report.notes_table import notes_cell, row_cells
+from fugaku_gpt.report.rows import ResultRow, merge_repeats
 from fugaku_gpt.sweep.expand import expand_sweep
 from fugaku_gpt.sweep.run import run_sweep
 from tests.sweep.fake import FakeLaunch, Quiet, failing, leave_run
@@ -30,8 +30,8 @@ def test_a_run_is_a_row_with_its_applied_toggles_only(tmp_path: Path) -> None:
     assert (row.size, row.torch, row.torch_build, row.git_commit) == ("1.1M", "2.13", "2.13.0+cpu", "0123abc")
     assert row.tcmalloc and row.freq_mhz is None and row.retention_state is None
     assert row.not_applied == ("2.2GHz", "retention_state=0")
-    assert cells(row)[0] == "1 (max-proc-per-node=2, LD_PRELOAD=libtcmalloc.so)"
-    assert cells(row)[7:9] == ["1028.0 MiB", "0.500"]
+    assert row_cells(row)[0] == "1 (max-proc-per-node=2, LD_PRELOAD=libtcmalloc.so)"
+    assert row_cells(row)[7:9] == ["1028.0 MiB", "0.500"]
     assert notes_cell(row) == "11-14, not applied: 2.2GHz, retention_state=0"
     assert (row.first_validation_loss, row.last_validation_loss) == (8.0, 4.5)
 
@@ -74,8 +74,8 @@ def test_repeats_are_one_row_of_medians(tmp_path: Path) -> None:
 
 
 def test_if_all_repeats_fail_the_row_says_so() -> None:
-    def row(status: str) -> Row:
-        return Row("1M", 8, 1, 1, 1, 1, 1, 8, status=status, reason="why")
+    def row(status: str) -> ResultRow:
+        return ResultRow("1M", 8, 1, 1, 1, 1, 1, 8, status=status, reason="why")
 
     assert merge_repeats([row(FAILED), row("timeout")]).status == "timeout"
     assert merge_repeats([row(FAILED), row(OK)]).status == OK
@@ -90,9 +90,9 @@ def test_a_sweep_is_in_its_order_with_refusals_and_attempts(tmp_path: Path) -> N
     rows, runs = collect_rows([out])
     assert [row.tp for row in rows] == [4, 3, 1] and len(runs) == 6
     assert notes_cell(rows[1]).endswith("refused: layout.tp: 3: must divide model.heads 4; valid: 1, 2, 4 (and 1 more)")
-    assert cells(rows[1])[:7] == ["1 (max-proc-per-node=3)", "1.1M", "1", "3", "1", "4", "16"]
+    assert row_cells(rows[1])[:7] == ["1 (max-proc-per-node=3)", "1.1M", "1", "3", "1", "4", "16"]
     assert rows[2].remarks == ("n=2", "attempt 2")
-    again: List[Row] = collect_rows([out])[0]
+    again: List[ResultRow] = collect_rows([out])[0]
     assert again == rows
 
 

@@ -14,7 +14,7 @@ from fugaku_gpt.records.job import ENDED, LOST, REJECTED, RUNNING, JobStatus, ap
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.report.collect import collect_rows, find_runs, read_run
 from fugaku_gpt.report.gather import gather
-from fugaku_gpt.report.notes_table import cells, columns, notes_cell
+from fugaku_gpt.report.notes_table import column_titles, notes_cell, row_cells
 from fugaku_gpt.report.rows import raw_values
 from tests.report.jobs import SUBMITTED, ToldScheduler, exit_record, over, stats, submitted
 from tests.sweep.fake import leave_run
@@ -49,7 +49,7 @@ def test_statistics_go_into_the_run_and_its_row(tmp_path: Path) -> None:
     assert account.max_memory_bytes == 8 * 2**30 and account.source == "run.21103755.stats"
     assert account.knobs["freq"].require == "2200" and account.values["JOB NAME"] == "run"
     row = read_run(directory)
-    assert row.job_id == "21103755" and row.energy_words == "measured"
+    assert row.job_id == "21103755" and row.energy_basis == "measured"
     assert row.watts_per_node == pytest.approx(100.0)
     assert row.joules_per_iteration == pytest.approx(200.0)
     assert row.joules_per_token == pytest.approx(200.0 / (16 * 128))
@@ -66,7 +66,7 @@ def test_knobs_really_used_are_the_applied_toggles(tmp_path: Path) -> None:
     row = read_run(directory)
     assert (row.freq_mhz, row.retention_state, row.knobs) == (2200, 0, (("eco_state", 2),))
     assert row.not_applied == ("eco_state=0",)
-    assert cells(row)[0] == '4 (2.2GHz, "retention_state=0", "eco_state=2")'
+    assert row_cells(row)[0] == '4 (2.2GHz, "retention_state=0", "eco_state=2")'
     assert row.remarks == ("power capped 2026/11/20 10:00:00",)
 
 
@@ -75,7 +75,7 @@ def test_a_clock_and_half_the_pipes_that_nobody_asked_for_are_said(tmp_path: Pat
     (directory / "run.21103755.stats").write_text(stats("21103755"))
     gather([directory], told(ToldScheduler()))
     row = read_run(directory)
-    assert cells(row)[0] == '1 (2.2GHz, "eco_state=2")' and row.not_applied == ()
+    assert row_cells(row)[0] == '1 (2.2GHz, "eco_state=2")' and row.not_applied == ()
 
 
 def test_the_simulators_energy_is_called_so(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_the_simulators_energy_is_called_so(tmp_path: Path) -> None:
     (directory / "run.21103755.stats").write_text(text)
     gather([directory], told(ToldScheduler()))
     row = read_run(directory)
-    assert row.energy_words == "simulated" and row.remarks == ("energy simulated",)
+    assert row.energy_basis == "simulated" and row.remarks == ("energy simulated",)
 
 
 def test_a_job_shorter_than_the_sampling_has_no_energy(tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def test_a_job_shorter_than_the_sampling_has_no_energy(tmp_path: Path) -> None:
     (directory / "run.21103755.stats").write_text(stats("21103755", elapse="00:00:30 (30)"))
     gather([directory], told(ToldScheduler()))
     row = read_run(directory)
-    assert row.energy_joules is None and row.energy_words == TOO_SHORT
-    shown = dict(zip(columns(energy=True), cells(row, energy=True)))
+    assert row.energy_joules is None and row.energy_basis == TOO_SHORT
+    shown = dict(zip(column_titles(energy=True), row_cells(row, energy=True)))
     assert shown["W/node"] == TOO_SHORT and shown["J/token"] == "-"
 
 
@@ -101,8 +101,8 @@ def test_energy_columns_stand_before_the_notes(tmp_path: Path) -> None:
     directory = run(tmp_path / "run")
     (directory / "run.21103755.stats").write_text(stats("21103755"))
     gather([directory], told(ToldScheduler()))
-    assert columns(energy=True)[-4:] == ("W/node", "J/it", "J/token", "Notes")
-    assert cells(read_run(directory), energy=True)[-4:-1] == ["100", "200", "0.09766"]
+    assert column_titles(energy=True)[-4:] == ("W/node", "J/it", "J/token", "Notes")
+    assert row_cells(read_run(directory), energy=True)[-4:-1] == ["100", "200", "0.09766"]
 
 
 def test_slurm_accounts_come_from_the_scheduler(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def prepared(directory: Path, job_id: str = "7") -> Path:
 def test_a_run_whose_ranks_left_no_result_gets_one(tmp_path: Path) -> None:
     directory = prepared(tmp_path / "run")
     status = JobStatus("7", ENDED, "EXT", exit_code=0, signal=24, code=11, reason="ELAPSE LIMIT EXC")
-    (one,) = gather([directory], told(ToldScheduler({"7": status})), now=lambda: SUBMITTED + 900)
+    (one,) = gather([directory], told(ToldScheduler({"7": status})), clock=lambda: SUBMITTED + 900)
     assert one.status == "timeout" and any(note.startswith("result written: timeout") for note in one.notes)
     result = RunDirectory(directory).result()
     assert result is not None and result.status == "timeout"
@@ -176,11 +176,11 @@ def test_a_job_whose_submission_was_killed_is_looked_for_by_its_tag(tmp_path: Pa
     directory.mkdir()
     (directory / "config.yaml").write_text(dump_run_config(CONFIG))
     append_event(directory, "intent", SUBMITTED, scheduler="pjm", tag="t-1", link=1, chain=1, bulk="")
-    (silent,) = gather([directory], told(ToldScheduler(trouble="pjstat: no answer")), now=lambda: SUBMITTED + 900)
+    (silent,) = gather([directory], told(ToldScheduler(trouble="pjstat: no answer")), clock=lambda: SUBMITTED + 900)
     assert silent.jobs == () and "pjstat: no answer" in silent.notes[0]
     status = JobStatus("7", ENDED, "EXT", exit_code=0, signal=24, code=11, reason="ELAPSE LIMIT EXC")
     scheduler = ToldScheduler({"7": status}, tags={"t-1": "7"})
-    (one,) = gather([directory], told(scheduler), now=lambda: SUBMITTED + 900)
+    (one,) = gather([directory], told(scheduler), clock=lambda: SUBMITTED + 900)
     assert (one.jobs, one.status, scheduler.asked) == (("7",), "timeout", [["7"]])
     assert read_run(directory).job_id == "7"
 
@@ -236,7 +236,7 @@ def test_sub_jobs_of_a_bulk_job_are_repeats_with_their_own_energy(tmp_path: Path
     assert find_runs([directory]) == [directory / "repeat-0", directory / "repeat-1"]
     (merged,), singles = collect_rows([tmp_path])
     assert merged.remarks == ("n=2",) and [row.job_id for row in singles] == ["239[0]", "239[1]"]
-    assert [row.energy_words for row in singles] == ["measured", TOO_SHORT]
+    assert [row.energy_basis for row in singles] == ["measured", TOO_SHORT]
 
 
 def test_a_chain_counts_the_energy_of_all_its_links(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 from typing import List, Optional, Tuple
 
 from fugaku_gpt.report.html import TEMPLATE, html_tables
-from fugaku_gpt.report.notes_table import COLUMNS, cells
-from fugaku_gpt.report.rows import Row
+from fugaku_gpt.report.notes_table import COLUMNS, row_cells
+from fugaku_gpt.report.rows import ResultRow
 from tests.report.test_notes_table import by_hand, measurements
 
 ROW = by_hand(measurements()["fsweep.t1.L6"])
@@ -43,12 +43,12 @@ def test_a_page_that_needs_nothing_else() -> None:
     assert tags.open == [] and tags.links == [] and "script" not in tags.seen
     assert not re.search(r"https?:|//|@import|url\(", text)
     assert tags.seen.count("h2") == 2 and tags.seen.count("th") == 2 * len(COLUMNS)
-    assert all(f"<td>{cell}</td>" in text for cell in cells(ROW)[:-1]) and text.count('class="bad"') == 1
+    assert all(f"<td>{cell}</td>" in text for cell in row_cells(ROW)[:-1]) and text.count('class="bad"') == 1
     assert "TFLOPs &times; nodes / 1024" in text and "/ 1000;" in html_tables([ROW], si=True)
 
 
 def test_text_from_outside_is_escaped() -> None:
-    evil: Row = replace(ROW, size=EVIL, remarks=(EVIL,), reason=EVIL, status="failed")
+    evil: ResultRow = replace(ROW, size=EVIL, remarks=(EVIL,), reason=EVIL, status="failed")
     text = html_tables([evil])
     assert "<script>" not in text and "&lt;script&gt;" in text
 

@@ -13,9 +13,9 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.report.collect import collect_rows, read_run
 from fugaku_gpt.report.imported import import_logs, imported_row, is_imported, parse_settings
-from fugaku_gpt.report.notes_table import cells, notes_cell, notes_tables
+from fugaku_gpt.report.notes_table import notes_cell, notes_tables, row_cells
 from fugaku_gpt.report.reparse import DAMAGED, logs_of, reparse
-from fugaku_gpt.report.rows import Row
+from fugaku_gpt.report.rows import ResultRow
 from tests.report.jobs import submitted
 from tests.sweep.fake import leave_run
 
@@ -55,14 +55,14 @@ def log_of(
     return text
 
 
-def imported(tmp_path: Path, text: str, *settings: str) -> Row:
+def imported(tmp_path: Path, text: str, *settings: str) -> ResultRow:
     (tmp_path / "run.out").write_text(text)
     return import_logs([tmp_path / "run.out"], tmp_path / "imported", parse_settings(settings))
 
 
 def test_a_log_becomes_the_row_that_the_notes_have(tmp_path: Path) -> None:
     row = imported(tmp_path, log_of(ARGUMENTS), "nodes=4", "torch=1.7", "date=02-15")
-    assert cells(row)[:-1] == ["4", "1.3B", "1", "4", "1", "2", "1024", "-", "3231.4", "0.90", "0.004"]
+    assert row_cells(row)[:-1] == ["4", "1.3B", "1", "4", "1", "2", "1024", "-", "3231.4", "0.90", "0.004"]
     assert notes_cell(row) == "02-15, from a log of megatron"
     assert notes_tables([row]).startswith(
         "### 1.3B model, Sequence Length=1024, Activation Checkpointing, PyTorch 1.7\n"
@@ -74,11 +74,11 @@ def test_a_log_becomes_the_row_that_the_notes_have(tmp_path: Path) -> None:
 
 def test_what_nobody_says_stays_unknown(tmp_path: Path) -> None:
     row = imported(tmp_path, log_of(ARGUMENTS))
-    assert row.nodes is None and cells(row)[0] == "-" and cells(row)[9:11] == ["-", "-"]
+    assert row.nodes is None and row_cells(row)[0] == "-" and row_cells(row)[9:11] == ["-", "-"]
     assert "the log claims 0.9 TFLOPs per rank" in row.remarks
     bare = imported(tmp_path, log_of({}), "nodes=4")
     assert (bare.dp, bare.tp, bare.pp, bare.micro_batch, bare.seq_len, bare.size) == (None, None, None, None, None, "-")
-    assert bare.global_batch == 1024 and bare.tflops_notes is None and cells(bare)[2:6] == ["-"] * 4
+    assert bare.global_batch == 1024 and bare.tflops_notes is None and row_cells(bare)[2:6] == ["-"] * 4
 
 
 def test_sums_and_quotients_of_what_is_known(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.formulas.flops import notes_flops, tflops_per_node
-from fugaku_gpt.report.notes_table import cells, nodes_cell, notes_cell, notes_tables, seconds_cell, toggle_words
-from fugaku_gpt.report.rows import Row
+from fugaku_gpt.report.notes_table import nodes_cell, notes_cell, notes_tables, row_cells, seconds_cell, toggle_text
+from fugaku_gpt.report.rows import ResultRow
 
 MEASUREMENTS = Path(__file__).resolve().parents[2] / "benchmarks" / "reference" / "measurements.csv"
 DEFAULT_GHZ = 2.0  # of the machine when those tables were kept
@@ -56,14 +56,14 @@ def measurements() -> Dict[str, Dict[str, str]]:
         return {line["id"]: line for line in csv.DictReader(stream)}
 
 
-def by_hand(line: Dict[str, str], job: str = "") -> Row:
+def by_hand(line: Dict[str, str], job: str = "") -> ResultRow:
     """A row of a hand-kept table."""
 
     def whole(name: str) -> Optional[int]:
         return int(line[name]) if line[name] else None
 
     ghz = float(line["freq_ghz"])
-    return Row(
+    return ResultRow(
         size=line["model"],
         seq_len=whole("seq_len"),
         nodes=int(line["nodes"]),
@@ -94,7 +94,7 @@ def test_the_rows_of_the_notes_byte_for_byte() -> None:
 
 def test_petaflops_by_powers_of_ten_on_request() -> None:
     row = by_hand(measurements()["fsweep.t1.L12"])
-    assert cells(row)[10] == "0.250" and cells(row, si=True)[10] == "0.256"
+    assert row_cells(row)[10] == "0.250" and row_cells(row, si=True)[10] == "0.256"
 
 
 def applicable() -> List[str]:
@@ -122,8 +122,8 @@ def test_the_notes_tflops_follow_from_their_seconds(name: str) -> None:
 
 
 def test_headings_and_order() -> None:
-    def row(size: str, torch: str, recompute: bool = False, **values: object) -> Row:
-        return Row(size, 1024, 1, 1, 1, 1, 1, 8, torch=torch, recompute=recompute, **values)  # type: ignore[arg-type]
+    def row(size: str, torch: str, recompute: bool = False, **values: object) -> ResultRow:
+        return ResultRow(size, 1024, 1, 1, 1, 1, 1, 8, torch=torch, recompute=recompute, **values)  # type: ignore[arg-type]
 
     text = notes_tables([row("124M", "2.13"), row("1.3B", "2.13", True), row("124M", "", status="refused")])
     headings = [line for line in text.splitlines() if line.startswith("#")]
@@ -141,7 +141,7 @@ def test_headings_and_order() -> None:
 
 def test_failures_are_rows_and_what_was_not_applied_is_said() -> None:
     def notes(**values: object) -> str:
-        return notes_cell(Row("124M", 1024, 1, 1, 1, 1, 1, 8, **values))  # type: ignore[arg-type]
+        return notes_cell(ResultRow("124M", 1024, 1, 1, 1, 1, 1, 8, **values))  # type: ignore[arg-type]
 
     assert notes() == ""
     assert notes(status="oom", reason="MemoryError") == "OOM"
@@ -152,7 +152,7 @@ def test_failures_are_rows_and_what_was_not_applied_is_said() -> None:
     assert long == "failed: " + "x" * 79 + "…"
     applied = notes(not_applied=("2.2GHz", "retention_state=0"), remarks=("n=3",))
     assert applied == "n=3, not applied: 2.2GHz, retention_state=0"
-    row = Row("124M", 1024, 1, 1, 1, 1, 1, 8, status="failed", reason="a | b")
+    row = ResultRow("124M", 1024, 1, 1, 1, 1, 1, 8, status="failed", reason="a | b")
     assert notes_tables([row]).splitlines()[-1].count("\\|") == 1
 
 
@@ -185,12 +185,12 @@ def test_seconds_are_rounded_not_changed(seconds: float) -> None:
 
 @given(st.integers(1, 9999))
 def test_clocks_are_read_back(mhz: int) -> None:
-    words = toggle_words("freq_mhz", mhz)
+    words = toggle_text("freq_mhz", mhz)
     assert words.endswith("GHz") and round(float(words[:-3]) * 1000) == mhz
-    assert toggle_words("freq_mhz", 2200) == "2.2GHz" and toggle_words("freq_mhz", 2000) == "2.0GHz"
+    assert toggle_text("freq_mhz", 2200) == "2.2GHz" and toggle_text("freq_mhz", 2000) == "2.0GHz"
 
 
 def test_only_toggles_that_differ_stand_in_the_nodes_cell() -> None:
-    assert nodes_cell(Row("124M", 1024, 3, 1, 1, 1, 1, 8)) == "3"
-    row = Row("124M", 1024, 3, 1, 1, 1, 1, 8, ranks_per_node=2, retention_state=1)
+    assert nodes_cell(ResultRow("124M", 1024, 3, 1, 1, 1, 1, 8)) == "3"
+    row = ResultRow("124M", 1024, 3, 1, 1, 1, 1, 8, ranks_per_node=2, retention_state=1)
     assert nodes_cell(row) == '3 (max-proc-per-node=2, "retention_state=1")'

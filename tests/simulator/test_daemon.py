@@ -13,7 +13,14 @@ import psutil
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.simulator.session import Simulator, find, send, start, status, stop
+from fugaku_gpt.simulator.session import (
+    Simulator,
+    find_spool,
+    send_order,
+    simulator_status,
+    start_simulator,
+    stop_simulator,
+)
 from fugaku_gpt.simulator.settings import Settings, read_settings
 from fugaku_gpt.simulator.spool import Spool
 from tests.simulator.conftest import Write
@@ -37,7 +44,7 @@ def test_stop_ends_every_job_and_the_daemon(tmp_path: Path, write: Write) -> Non
         refused = site.run("pjstat")
         assert (refused.returncode, refused.stderr[:23]) == (1, "[ERR.] PJM 0290 pjstat ")
         site.start()
-        assert [site.state(job_id) for job_id in (running, held)] == ["CCL", "CCL"]
+        assert [site.job_state(job_id) for job_id in (running, held)] == ["CCL", "CCL"]
 
 
 def test_a_killed_daemon_loses_only_what_ran(tmp_path: Path, write: Write) -> None:
@@ -57,26 +64,26 @@ def test_a_killed_daemon_loses_only_what_ran(tmp_path: Path, write: Write) -> No
         assert alive(tmp_path / f"pid.{running}")  # nobody has ended it yet
         site.start()
         assert not alive(tmp_path / f"pid.{running}")
-        assert site.state(over) == "CCL" and site.state(bulk) == "QUE"
+        assert site.job_state(over) == "CCL" and site.job_state(bulk) == "QUE"
         assert site.wait(running) == [[running, "20", "0", "0"]]
         assert " PJM CODE                  : 20\n" in (tmp_path / f"job.sh.{running}.stats").read_text()
-        until(lambda: {site.state(job_id) for job_id in (again, waiting)} == {"RUN"})
+        until(lambda: {site.job_state(job_id) for job_id in (again, waiting)} == {"RUN"})
         assert int(site.submit("--at", "20991231", "job.sh", cwd=tmp_path)) > int(bulk)
 
 
 def test_what_a_killed_daemon_has_left_ends_with_stop(tmp_path: Path, write: Write) -> None:
     write("echo $$ > pid; sleep 300")
-    spool = start(tmp_path / "sim", Settings(**QUICK))
+    spool = start_simulator(tmp_path / "sim", Settings(**QUICK))
     subprocess.run([str(spool.bin / "pjsub"), "job.sh"], cwd=tmp_path, check=True, capture_output=True)
     until((tmp_path / "pid").exists)
     pid = spool.daemon_pid()
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     until(lambda: spool.daemon_pid() is None)
-    stop(spool)
+    stop_simulator(spool)
     assert not alive(tmp_path / "pid")
     with pytest.raises(UsageError, match="no simulator runs"):
-        stop(spool)
+        stop_simulator(spool)
 
 
 def test_a_process_that_has_got_a_jobs_number_is_not_ended(tmp_path: Path, write: Write) -> None:
@@ -86,10 +93,10 @@ def test_a_process_that_has_got_a_jobs_number_is_not_ended(tmp_path: Path, write
         site.stop()
         innocent = subprocess.Popen(["sleep", "300"], start_new_session=True)
         try:
-            record = json.loads(site.spool.record(job_id).read_text())
+            record = json.loads(site.spool.record_path(job_id).read_text())
             record.update(state="RUN", pid=innocent.pid, started=True)  # as a power cut leaves it
             record["dates"].update(RUN=record["dates"]["accept"])
-            site.spool.record(job_id).write_text(json.dumps(record))
+            site.spool.record_path(job_id).write_text(json.dumps(record))
             site.start()
             assert site.wait(job_id) == [[job_id, "20", "0", "0"]]
             assert innocent.poll() is None
@@ -102,18 +109,18 @@ def test_another_users_folder_is_not_touched(tmp_path: Path, monkeypatch: pytest
     with simulated(tmp_path / "sim") as site:
         monkeypatch.setattr(os, "getuid", lambda: 4711)
         with pytest.raises(UsageError, match="another user"):
-            find(tmp_path / "sim")
+            find_spool(tmp_path / "sim")
         with pytest.raises(UsageError, match="another user"):
-            start(tmp_path / "sim")
+            start_simulator(tmp_path / "sim")
         monkeypatch.undo()
-        assert find(tmp_path / "sim") == site.spool
-    assert find(tmp_path / "none").daemon_pid() is None
+        assert find_spool(tmp_path / "sim") == site.spool
+    assert find_spool(tmp_path / "none").daemon_pid() is None
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be written"):
-        start(tmp_path / "file" / "sim")
+        start_simulator(tmp_path / "file" / "sim")
 
 
 def test_a_folder_that_a_kill_has_left_half_written(tmp_path: Path, write: Write) -> None:
@@ -124,10 +131,10 @@ def test_a_folder_that_a_kill_has_left_half_written(tmp_path: Path, write: Write
         bulk = site.submit("--bulk", "--sparam", "0-1", "--at", "20991231", "job.sh", cwd=tmp_path)
         site.stop()
         (site.spool.jobs / f".{job_id}.json.tmp").write_text('{"half')
-        site.spool.record(bulk).unlink()  # a bulk job's own record is written after those of its sub-jobs
+        site.spool.record_path(bulk).unlink()  # a bulk job's own record is written after those of its sub-jobs
         site.start()
-        assert site.state(job_id) == "EXT"
-        assert site.state(bulk) == ""
+        assert site.job_state(job_id) == "EXT"
+        assert site.job_state(bulk) == ""
         assert sorted(path.name for path in site.spool.jobs.glob("*")) == [job_id, f"{job_id}.json"]
 
 
@@ -143,10 +150,10 @@ def test_one_simulator_per_folder(tmp_path: Path) -> None:
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(UsageError, match="something else"):
-        start(tmp_path)
+        start_simulator(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(UsageError, match="no simulator runs"):
-        stop(Spool(tmp_path / "none"))
+        stop_simulator(Spool(tmp_path / "none"))
 
 
 def test_only_the_owner_may_enter(tmp_path: Path) -> None:
@@ -157,16 +164,16 @@ def test_only_the_owner_may_enter(tmp_path: Path) -> None:
 
 def test_it_outlives_its_starter_and_keeps_its_settings(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from fugaku_gpt.simulator.session import start;"
-        "from fugaku_gpt.simulator.settings import Settings; start(Path(sys.argv[1]), Settings(nodes=77))"
+        "import sys; from pathlib import Path; from fugaku_gpt.simulator.session import start_simulator;"
+        "from fugaku_gpt.simulator.settings import Settings; start_simulator(Path(sys.argv[1]), Settings(nodes=77))"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "sim")], check=True)
     spool = Spool(tmp_path / "sim")
     try:
-        assert status(spool) == {"jobs": {}, "faults": ""}
+        assert simulator_status(spool) == {"jobs": {}, "faults": ""}
         assert read_settings(spool.settings).nodes == 77
     finally:
-        stop(spool)
+        stop_simulator(spool)
     assert not spool.socket.exists()
 
 
@@ -193,7 +200,7 @@ def test_it_ends_when_its_folder_is_removed(tmp_path: Path, write: Write) -> Non
     import shutil
 
     write("echo $$ > pid; sleep 300")
-    spool = start(tmp_path / "sim", Settings(**QUICK))
+    spool = start_simulator(tmp_path / "sim", Settings(**QUICK))
     pid = spool.daemon_pid()
     assert pid is not None
     subprocess.run([str(spool.bin / "pjsub"), "job.sh"], cwd=tmp_path, check=True, capture_output=True)
@@ -212,19 +219,19 @@ def test_a_long_path_of_the_folder_is_no_hindrance(tmp_path: Path, write: Write)
 
 
 def test_nonsense_on_the_socket_does_not_end_it(tmp_path: Path) -> None:
-    from fugaku_gpt.simulator.client import ask, connect
+    from fugaku_gpt.simulator.client import connect, send_request
 
     with simulated(tmp_path / "sim") as site:
-        answer = ask(str(site.spool.root), {"nonsense": 1})
+        answer = send_request(str(site.spool.root), {"nonsense": 1})
         assert answer["code"] == 1 and "internal error" in answer["err"]
         with connect(str(site.spool.root)) as connection:
             connection.sendall(b"half a line")
         with connect(str(site.spool.root)) as connection:
             connection.sendall(b"\xff\xfe no json\n")
             assert json.loads(connection.makefile().readline())["code"] == 1
-        assert status(site.spool) == {"jobs": {}, "faults": ""}
+        assert simulator_status(site.spool) == {"jobs": {}, "faults": ""}
         with pytest.raises(UsageError):
-            send(site.spool, ["nothing"])
+            send_order(site.spool, ["nothing"])
 
 
 def test_settings_are_checked() -> None:
@@ -241,7 +248,7 @@ def test_hundreds_of_sub_jobs(tmp_path: Path, write: Write) -> None:
         rows = site.run("pjstat", "-E", "--data", "--choose", "jid", bulk).stdout.splitlines()
         assert len(rows) == 302
         assert site.run("pjdel", bulk).stdout == f"[INFO] PJM 0100 pjdel Accepted job {bulk}.\n"
-        assert site.state(bulk) == "CCL"
+        assert site.job_state(bulk) == "CCL"
 
 
 def test_the_context_manager_cleans_up_a_folder_of_its_own() -> None:

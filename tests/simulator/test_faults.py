@@ -12,7 +12,7 @@ import pytest
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.pjm.pjstat import parse_data, statuses_of
 from fugaku_gpt.simulator import client
-from fugaku_gpt.simulator.session import Simulator, status
+from fugaku_gpt.simulator.session import Simulator, simulator_status
 from tests.simulator.conftest import Write
 from tests.simulator.test_running import GO, alive, until
 
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def _no_faults_left(site: Simulator) -> Iterator[None]:
     yield
-    site.fault("clear")
+    site.inject_fault("clear")
 
 
 def test_refusals_with_any_code_and_then_no_more(site: Simulator, write: Write, tmp_path: Path) -> None:
     script = write("true")
-    site.fault("refuse", "72", "2")
+    site.inject_fault("refuse", "72", "2")
     for _ in range(2):
         done = site.run("pjsub", script, cwd=tmp_path)
         assert (done.returncode, done.stderr[:23]) == (1, "[ERR.] PJM 0072 pjsub T")
@@ -36,13 +36,13 @@ def test_refusals_with_any_code_and_then_no_more(site: Simulator, write: Write, 
 
 def test_a_lost_job_is_known_to_nobody(site: Simulator, write: Write, tmp_path: Path) -> None:
     script = write("echo $$ > pid; sleep 60")
-    site.fault("lose", "next")
+    site.inject_fault("lose", "next")
     gone = site.submit(script, cwd=tmp_path)
     running = site.submit("-L", "elapse=1:00", script, cwd=tmp_path)
     until((tmp_path / "pid").exists)
-    site.fault("lose", running)
+    site.inject_fault("lose", running)
     for job_id in (gone, running):
-        assert site.state(job_id) == ""
+        assert site.job_state(job_id) == ""
         assert "PJM 0112" in site.run("pjdel", job_id).stderr
     assert not alive(tmp_path / "pid")
 
@@ -52,9 +52,9 @@ def test_a_waiting_caller_is_not_left_waiting_for_a_lost_job(site: Simulator, wr
     root = str(site.spool.root)
     with client.connect(root) as waiting:
         waiting.settimeout(60)
-        waiting.sendall((json.dumps(client.values_of("pjwait", [job_id])) + "\n").encode())
-        assert site.state(job_id) == "RUN"  # the daemon reads in order: it has that caller by now
-        site.fault("lose", job_id)
+        waiting.sendall((json.dumps(client.invocation_values("pjwait", [job_id])) + "\n").encode())
+        assert site.job_state(job_id) == "RUN"  # the daemon reads in order: it has that caller by now
+        site.inject_fault("lose", job_id)
         assert json.loads(waiting.makefile().readline())["code"] == 1
 
 
@@ -62,7 +62,7 @@ def test_a_node_goes_down(site: Simulator, write: Write, tmp_path: Path) -> None
     script = write("echo start >> starts; touch up; sleep 60")
     job_id = site.submit("-L", "elapse=1:00", script, cwd=tmp_path)
     until((tmp_path / "up").exists)
-    site.fault("node-down", job_id)
+    site.inject_fault("node-down", job_id)
     assert site.wait(job_id) == [[job_id, "20", "0", "0"]]
     (status_of,) = statuses_of(
         parse_data(site.run("pjstat", "-H", "--data", "--choose", "jid,st,pc,ermsg", job_id).stdout)
@@ -71,7 +71,7 @@ def test_a_node_goes_down(site: Simulator, write: Write, tmp_path: Path) -> None
 
 
 def test_a_job_that_may_is_run_again_after_a_node_failure(site: Simulator, write: Write, tmp_path: Path) -> None:
-    site.fault("node-down", "next")
+    site.inject_fault("node-down", "next")
     job_id = site.submit("-s", "--restart", "-L", "elapse=1:00", write(GO), cwd=tmp_path)
     (tmp_path / "go").touch()  # the node was gone before pjsub had its answer: this is for the second start
     assert site.wait(job_id) == [[job_id, "0", "0", "0"]]
@@ -79,7 +79,7 @@ def test_a_job_that_may_is_run_again_after_a_node_failure(site: Simulator, write
 
 
 def test_an_answer_that_gets_lost_leaves_a_job(site: Simulator, write: Write, tmp_path: Path) -> None:
-    site.fault("unanswered")
+    site.inject_fault("unanswered")
     done = site.run("pjsub", "-z", "jid", "--comment", "tag-17", write("true"), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("[ERR.] PJM 0091 pjsub ")
@@ -89,27 +89,27 @@ def test_an_answer_that_gets_lost_leaves_a_job(site: Simulator, write: Write, tm
 
 
 def test_pjstat_fails_is_slow_or_prints_nonsense(site: Simulator) -> None:
-    site.fault("pjstat-fails", "1")
+    site.inject_fault("pjstat-fails", "1")
     assert site.run("pjstat").returncode == 1
     assert site.run("pjstat").returncode == 0
-    site.fault("garbage")
+    site.inject_fault("garbage")
     garbage = site.run("pjstat", "--data").stdout
     assert garbage and parse_data(garbage) == []
-    site.fault("slow-pjstat", "0.5")
+    site.inject_fault("slow-pjstat", "0.5")
     begun = time.monotonic()
     assert site.run("pjstat").returncode == 0
     assert time.monotonic() - begun >= 0.5  # not a measurement: it cannot be sooner
-    assert "slow-pjstat 0.5" in status(site.spool)["faults"]
-    site.fault("clear")
-    assert status(site.spool)["faults"] == ""
+    assert "slow-pjstat 0.5" in simulator_status(site.spool)["faults"]
+    site.inject_fault("clear")
+    assert simulator_status(site.spool)["faults"] == ""
 
 
 @pytest.mark.parametrize("words", [["explode"], ["lose"], ["lose", "999999"], ["refuse", "x"], ["slow-pjstat"]])
 def test_unknown_faults_are_named(site: Simulator, words: "list[str]") -> None:
     with pytest.raises(UsageError, match="valid are: refuse"):
-        site.fault(*words)
+        site.inject_fault(*words)
 
 
 def test_no_running_job_for_a_node_to_fail(site: Simulator) -> None:
     with pytest.raises(UsageError, match="no running job"):
-        site.fault("node-down")
+        site.inject_fault("node-down")

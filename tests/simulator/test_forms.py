@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from fugaku_gpt.pjm.limits import parse_acl, parse_uses
-from fugaku_gpt.pjm.messages import operation_results, parse_waited, submitted_ids
+from fugaku_gpt.pjm.limits import parse_acl, parse_limit_usage
+from fugaku_gpt.pjm.messages import operation_results, parse_wait_results, submitted_ids
 from fugaku_gpt.pjm.pjstat import parse_data, parse_table, statuses_of
-from fugaku_gpt.simulator.client import ask, values_of
+from fugaku_gpt.simulator.client import invocation_values, send_request
 from fugaku_gpt.simulator.session import Simulator
 from tests.simulator.conftest import Write
 
@@ -27,7 +27,7 @@ VERBOSE_HEADER = (
 
 def asked(site: Simulator, directory: Path, *words: str) -> "dict[str, Any]":
     """The daemon's answer to a pjsub, without the cost of a process."""
-    return ask(str(site.spool.root), {**values_of("pjsub", list(words)), "directory": str(directory)})
+    return send_request(str(site.spool.root), {**invocation_values("pjsub", list(words)), "directory": str(directory)})
 
 
 def test_submission_is_told_in_one_line_on_standard_output(site: Simulator, write: Write, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_pjwait_lines(site: Simulator, write: Write, tmp_path: Path) -> None:
     bad = site.submit(write("exit 9"), cwd=tmp_path)
     done = site.run("pjwait", good, bad)
     assert done.stdout == f"{good} 0 0 0\n{bad} 0 9 0\n"
-    assert [waited.exit_code for waited in parse_waited(done.stdout)] == [0, 9]
+    assert [waited.exit_code for waited in parse_wait_results(done.stdout)] == [0, 9]
     assert site.run("pjwait", "-z", good).stdout == ""
     waiting = site.submit("--at", "20991231", write("true"), cwd=tmp_path)
     assert site.run("pjwait", "-w", "waitnone", waiting).stdout == f"{waiting} X X X\n"
@@ -233,7 +233,7 @@ def test_limits_of_a_user_are_read_back(site: Simulator, write: Write, tmp_path:
     assert out.startswith("System Resource Information:\nRSCUNIT: rscunit_ft01\nUSER: ")
     assert " LIMIT-NAME                    LIMIT  ALLOC\n ru-accept                       100      1\n" in out
     assert " ru-accept-allsubjob       unlimited      0\n" in out
-    accept = next(use for use in parse_uses(out) if use.scope == "USER" and use.name == "ru-accept")
+    accept = next(use for use in parse_limit_usage(out) if use.scope == "USER" and use.name == "ru-accept")
     assert (accept.limit, accept.used) == (100, 1)
 
 

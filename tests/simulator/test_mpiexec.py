@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.simulator.mpiexec import expand, places, read_command
+from fugaku_gpt.simulator.mpiexec import expand_path, node_local_ranks, parse_command
 from fugaku_gpt.simulator.session import Simulator
 from tests.simulator.conftest import Write
 
@@ -27,32 +27,46 @@ JOB = {"PJM_JOBID": "9999", "PJM_SUBJOBID": "9999[4]", "PJM_BULKNUM": "4", "PJM_
     ],
 )
 def test_metacharacters_of_paths(path: str, rank: int, expanded: str) -> None:
-    assert expand(path, JOB, 2, rank) == expanded
+    assert expand_path(path, JOB, 2, rank) == expanded
 
 
 def test_places_of_ranks_on_their_nodes() -> None:
-    assert places(6, {"PJM_PROC_BY_NODE": "3", "PJM_NODE": "2", "PJM_RANK_MAP_BYCHIP": "1"}) == [0, 1, 2, 0, 1, 2]
-    assert places(6, {"PJM_PROC_BY_NODE": "3", "PJM_NODE": "2", "PJM_RANK_MAP_BYNODE": "1"}) == [0, 0, 1, 1, 2, 2]
+    assert node_local_ranks(6, {"PJM_PROC_BY_NODE": "3", "PJM_NODE": "2", "PJM_RANK_MAP_BYCHIP": "1"}) == [
+        0,
+        1,
+        2,
+        0,
+        1,
+        2,
+    ]
+    assert node_local_ranks(6, {"PJM_PROC_BY_NODE": "3", "PJM_NODE": "2", "PJM_RANK_MAP_BYNODE": "1"}) == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+    ]
 
 
 def test_options_of_the_command_line() -> None:
     policy = ["-mca", "plm_ple_numanode_assign_policy", "simplex", "--mca", "a", "b"]
     words = ["--vcoordfile", "v", *policy, "-np", "4", "-x", "A=1", "-x", "B", "./a.out", "-n", "3"]
-    command = read_command(words, {"B": "of the job"})
+    command = parse_command(words, {"B": "of the job"})
     (segment,) = command.segments
-    assert (segment.ranks, segment.environment, segment.words) == (
+    assert (segment.ranks, segment.environment, segment.argv) == (
         4,
         {"A": "1", "B": "of the job"},
         ["./a.out", "-n", "3"],
     )
-    two = read_command(["-n", "2", "./a", ":", "-n", "4", "./b", "x"], {})
-    assert [(part.ranks, part.words) for part in two.segments] == [(2, ["./a"]), (4, ["./b", "x"])]
+    two = parse_command(["-n", "2", "./a", ":", "-n", "4", "./b", "x"], {})
+    assert [(part.ranks, part.argv) for part in two.segments] == [(2, ["./a"]), (4, ["./b", "x"])]
 
 
 @pytest.mark.parametrize("words", [[], ["-n", "2"], ["-n", "none", "a"], ["--unheard-of", "a"], ["-n"]])
 def test_a_command_line_that_cannot_be_meant(words: "list[str]") -> None:
     with pytest.raises(UsageError, match="mpiexec"):
-        read_command(words, {})
+        parse_command(words, {})
 
 
 def run_job(site: Simulator, write: Write, tmp_path: Path, body: str, directives: str = "--mpi proc=2") -> "list[str]":

@@ -156,7 +156,7 @@ def test_a_script_with_carriage_returns_does_not_start(site: Simulator, write: W
 def test_a_shell_that_is_not_there_is_pjm_code_21(site: Simulator, write: Write, tmp_path: Path) -> None:
     job_id = site.submit(write("true", interpreter="#!/no/such/shell"), cwd=tmp_path)
     assert site.wait(job_id)[0][1] == "21"
-    assert site.state(job_id) == "EXT"
+    assert site.job_state(job_id) == "EXT"
 
 
 def test_output_that_cannot_be_written_is_pjm_code_16(site: Simulator, write: Write, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_rank_keeps_its_grace_when_the_shell_is_gone_at_once(
     assert site.run("pjdel", job_id).returncode == 0
     assert site.wait(job_id)[0][1] == "1"
     assert (tmp_path / "saved").read_text() == "saved\n"
-    assert site.state(job_id) == "CCL"
+    assert site.job_state(job_id) == "CCL"
 
 
 def test_what_a_script_leaves_running_ends_with_it(site: Simulator, write: Write, tmp_path: Path) -> None:
@@ -243,14 +243,14 @@ def test_deleting_before_while_and_after_running(tmp_path: Path, write: Write) -
         running = site.submit("-L", "elapse=1:00", "job.sh", cwd=tmp_path)
         waiting = site.submit("-s", "job.sh", cwd=tmp_path)
         until((tmp_path / "pid").exists)
-        assert [site.state(job_id) for job_id in (running, waiting)] == ["RUN", "QUE"]
+        assert [site.job_state(job_id) for job_id in (running, waiting)] == ["RUN", "QUE"]
         assert site.run("pjdel", waiting).returncode == 0
-        assert site.state(waiting) == "CCL"
+        assert site.job_state(waiting) == "CCL"
         assert site.run("pjdel", running).returncode == 0
         again = site.run("pjdel", running)
         assert again.stdout in (f"[INFO] PJM 0119 pjdel Already accepted job {running}.\n", "")
         assert site.wait(running)[0][1] == "1"
-        assert site.state(running) == "CCL"
+        assert site.job_state(running) == "CCL"
         assert not alive(tmp_path / "pid")
         over = site.run("pjdel", running)
         assert over.stderr == f"[ERR.] PJM 0112 pjdel Job {running} does not exist.\n"
@@ -265,12 +265,12 @@ def test_hold_and_release(tmp_path: Path, write: Write) -> None:
         first = site.submit("-L", "elapse=1:00", "long.sh", cwd=tmp_path)
         second = site.submit("job.sh", cwd=tmp_path)
         assert site.run("pjhold", second).returncode == 0
-        assert site.state(second) == "HLD"
+        assert site.job_state(second) == "HLD"
         refused = site.run("pjhold", first)  # it runs, and may not be run again
         assert (refused.returncode, refused.stdout) == (1, "")
         (tmp_path / "go").touch()
         site.wait(first)
-        assert site.state(second) == "HLD"
+        assert site.job_state(second) == "HLD"
         assert site.run("pjrls", second).returncode == 0
         assert site.wait(second) == [[second, "0", "0", "0"]]
         assert site.run("pjrls", second).returncode == 1
@@ -279,7 +279,7 @@ def test_hold_and_release(tmp_path: Path, write: Write) -> None:
         again = site.submit("--restart", "-L", "elapse=1:00", "long.sh", cwd=tmp_path)
         until(lambda: len((tmp_path / "runs").read_text().split()) == 3)
         assert site.run("pjhold", again).returncode == 0
-        until(lambda: site.state(again) == "HLD")
+        until(lambda: site.job_state(again) == "HLD")
         (tmp_path / "go").touch()
         site.run("pjrls", again)
         assert site.wait(again) == [[again, "0", "0", "0"]]
@@ -301,8 +301,8 @@ def test_order_slots_priority_and_nodes(tmp_path: Path, write: Write) -> None:
     (tmp_path / "go").unlink()
     with simulated(tmp_path / "wide", slots=2, nodes=8) as site:  # the nodes hold the second one up
         ids = [site.submit("-L", "node=5,elapse=1:00", "job.sh", cwd=tmp_path) for _ in range(2)]
-        until(lambda: "RUN" in [site.state(job_id) for job_id in ids])
-        assert site.state(ids[1]) == "QUE"
+        until(lambda: "RUN" in [site.job_state(job_id) for job_id in ids])
+        assert site.job_state(ids[1]) == "QUE"
         (tmp_path / "go").touch()
         assert [codes[1] for codes in site.wait(*ids)] == ["0", "0"]
 
@@ -313,10 +313,10 @@ def test_a_range_gives_way_after_its_minimum(tmp_path: Path, write: Write) -> No
     with simulated(tmp_path / "sim", slots=1) as site:
         long = site.submit("-L", "elapse=1-1:00:00", "long.sh", cwd=tmp_path)
         time.sleep(1.3)
-        assert site.state(long) == "RUN"  # nobody waits
+        assert site.job_state(long) == "RUN"  # nobody waits
         short = site.submit("job.sh", cwd=tmp_path)
         assert site.wait(long, short)[0][:2] == [long, "18"]
-        assert site.state(long) == "CCL"
+        assert site.job_state(long) == "CCL"
         assert (tmp_path / f"long.sh.{long}.out").read_text() == "checkpoint\n"
         row = site.run("pjstat", "-H", "-v", long).stdout.splitlines()[1]
         assert "0000:00:01-0001:00:00" in row and "ANOTHER JOB STAR" in row
@@ -369,7 +369,7 @@ def test_step_conditions_cancel(
     site.run("pjwait", number)
     waited = [line.split() for line in site.run("pjwait", *ids).stdout.splitlines()]
     assert [line[1] for line in waited] == ["0", *codes]
-    assert [site.state(job_id) for job_id in ids[1:]] == ["CCL" if code == "6" else "EXT" for code in codes]
+    assert [site.job_state(job_id) for job_id in ids[1:]] == ["CCL" if code == "6" else "EXT" for code in codes]
 
 
 def test_steps_run_one_after_the_other_and_are_joined_by_name(site: Simulator, write: Write, tmp_path: Path) -> None:
@@ -413,8 +413,8 @@ def test_the_short_states_can_be_seen(tmp_path: Path, write: Write) -> None:
     with simulated(tmp_path / "sim", transition=1.0) as site:
         job_id = site.submit("-L", "elapse=1:00", "job.sh", cwd=tmp_path)
         while seen[-1:] != ["EXT"]:
-            seen.append(site.state(job_id))
+            seen.append(site.job_state(job_id))
             if seen[-1] == "RNE":  # neither before nor after the script can a job be deleted
                 refused = site.run("pjdel", job_id)
-                assert site.state(job_id) == "EXT" or refused.stderr.startswith("[ERR.] PJM 0113 pjdel Job ")
+                assert site.job_state(job_id) == "EXT" or refused.stderr.startswith("[ERR.] PJM 0113 pjdel Job ")
     assert {"RNA", "RNP", "RUN", "RNE", "RNO", "EXT"} <= set(seen)

@@ -9,10 +9,10 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 import numpy as np
 
 from fugaku_gpt.checkpoint.data_file import Entry, describe_dtype, file_name, plan_file, write_pieces
-from fugaku_gpt.checkpoint.directory import abandon, begin, commit, track
+from fugaku_gpt.checkpoint.directory import discard_temporary, begin_checkpoint, commit_checkpoint, update_tracker
 from fugaku_gpt.checkpoint.manifest import LogicalTensor, Manifest, describe_file
 from fugaku_gpt.checkpoint.safetensors import DTYPES
-from fugaku_gpt.layout.regions import Region, rectangles, whole
+from fugaku_gpt.layout.regions import Region, rectangles, full_region
 
 Arrays = Mapping[str, Any]  # "kind/tensor" → array
 Held = List[Tuple[str, Region]]  # one rank's pieces: ("kind/tensor", region)
@@ -48,13 +48,13 @@ def save(
     directory: Path, iteration: int, arrays: Arrays, held: Sequence[Held], ranks_per_file: int = 1, **more: Any
 ) -> Path:
     """Write a checkpoint; the last of the ranks that share a file writes first, the first of them the header."""
-    temporary = begin(directory, iteration)
+    temporary = begin_checkpoint(directory, iteration)
     try:
         path = _save(temporary, iteration, arrays, held, ranks_per_file, **more)
-        track(path)
+        update_tracker(path)
         return path
     finally:
-        abandon(temporary)
+        discard_temporary(temporary)
 
 
 def _save(
@@ -81,7 +81,7 @@ def _save(
             end = mine.start
         files.append(describe_file(name, plan, sums, sorted(tensors)))
     manifest = Manifest(iteration, iteration * 8, iteration * 64, tensors, tuple(files), **more)
-    return commit(temporary, manifest)
+    return commit_checkpoint(temporary, manifest)
 
 
 def _entry(arrays: Arrays, key: str, region: Region) -> Entry:
@@ -90,4 +90,4 @@ def _entry(arrays: Arrays, key: str, region: Region) -> Entry:
 
 
 def _content(arrays: Arrays, key: str, region: Region) -> Any:
-    return arrays[key][region.within(whole(arrays[key].shape))]
+    return arrays[key][region.within(full_region(arrays[key].shape))]

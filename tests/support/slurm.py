@@ -15,7 +15,7 @@ import uuid
 from pathlib import Path
 from typing import Dict, Iterator, List
 
-from fugaku_gpt.launch.processes import MARK, end_marked
+from fugaku_gpt.launch.processes import MARK, end_marked_processes
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "setpriv")
 _SYSTEM_PATH = "/usr/sbin:/sbin"
@@ -95,7 +95,7 @@ def slurm_cluster() -> Iterator[Path]:
         for daemon in daemons:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 daemon.wait(timeout=15)
-        end_marked(mark, grace=5.0)
+        end_marked_processes(mark, grace=5.0)
         for daemon in daemons:
             daemon.wait()
         for name, value in before.items():

@@ -20,7 +20,7 @@ import pytest
 
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.launch.processes import Outcome, marked
+from fugaku_gpt.launch.processes import Outcome, marked_processes
 from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.records.run import INTERRUPTED, RunDirectory
 from fugaku_gpt.records.sweep import read_sweep_entry
@@ -201,9 +201,9 @@ def test_a_killed_sweep_leaves_no_lock_and_its_ranks_are_ended(tmp_path: Path) -
         SweepLock(tmp_path).__enter__()
     holder.kill()
     holder.communicate()
-    assert len(marked(mark)) == 1
+    assert len(marked_processes(mark)) == 1
     with SweepLock(tmp_path):
-        assert marked(mark) == []
+        assert marked_processes(mark) == []
     assert uuid.UUID(mark)
 
 

@@ -15,7 +15,7 @@ import torch
 from fugaku_gpt.checkpoint import file_system
 from fugaku_gpt.checkpoint.directory import TRACKER, list_checkpoints
 from fugaku_gpt.checkpoint.manifest import read_manifest
-from fugaku_gpt.checkpoint.retention import verify
+from fugaku_gpt.checkpoint.retention import verify_checkpoint
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.records.run import MetricsWriter, Result, RunDirectory
@@ -172,7 +172,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, monkeypa
     assert [line["iteration"] for line in lines] == [2, 4, 6] and "No space left" in lines[0]["error"]
     assert "checkpoint at iteration 2 FAILED, nothing of it is kept: rank 0: " in run.said.getvalue()
     assert run.names() == ["latest.json", "step-00000004", "step-00000006"]
-    assert all(verify(info.path) == [] for info in list_checkpoints(run.directory.checkpoints_dir))
+    assert all(verify_checkpoint(info.path) == [] for info in list_checkpoints(run.directory.checkpoints_dir))
 
 
 def test_a_checkpoint_that_only_the_tracker_does_not_name_is_there(

@@ -14,15 +14,15 @@ import torch
 
 from fugaku_gpt import compat, ops
 from fugaku_gpt.comm import ProcessGrid
-from fugaku_gpt.compat import Call
-from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat import OperatorCall
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import RunFailed
-from fugaku_gpt.launch.launch_result import result_of
+from fugaku_gpt.launch.launch_result import result_of_launch
 from fugaku_gpt.launch.launcher import exit_code_of, find_launcher
 from fugaku_gpt.launch.processes import run_command
 from fugaku_gpt.records.operators import (
-    BATCHED_PRODUCT,
+    BATCHED_MATMUL,
     CAST,
     CLASSES,
     COMMUNICATION,
@@ -30,7 +30,7 @@ from fugaku_gpt.records.operators import (
     GELU,
     OPTIMISER,
     OTHER,
-    PRODUCT,
+    MATMUL,
     PYTHON,
     SOFTMAX,
     Operators,
@@ -62,11 +62,11 @@ def profile(*overrides: str) -> Operators:
     return found
 
 
-def call(name: str, start: float, end: float, thread: int = 1) -> Call:
-    return Call(name, thread, start, end)
+def call(name: str, start: float, end: float, thread: int = 1) -> OperatorCall:
+    return OperatorCall(name, thread, start, end)
 
 
-def seconds(*calls: Call) -> Dict[str, float]:
+def seconds(*calls: OperatorCall) -> Dict[str, float]:
     """Of the classes that have any, in an iteration of 100 seconds."""
     found = seconds_of_classes([call("iteration", 0.0, 100.0), *calls])
     assert list(found) == list(CLASSES) and sum(found.values()) == pytest.approx(100.0)
@@ -82,7 +82,7 @@ def test_a_call_s_own_time_is_without_the_calls_inside_it() -> None:
         call("aten::matmul", 60.0, 70.0), call("aten::bmm", 61.0, 69.0),
         call("aten::mm", 80.0, 90.0, thread=2), call("aten::mm", 100.0, 101.0), call("aten::mm", -2.0, -1.0),
     )  # fmt: skip
-    assert found == {PRODUCT: 20.0, OTHER: 5.0 + 2.0 + 2.0, CAST: 5.0, BATCHED_PRODUCT: 8.0, PYTHON: 58.0}
+    assert found == {MATMUL: 20.0, OTHER: 5.0 + 2.0 + 2.0, CAST: 5.0, BATCHED_MATMUL: 8.0, PYTHON: 58.0}
 
 
 def test_operators_without_a_class_of_their_own_have_that_of_the_function_they_are_in() -> None:
@@ -95,7 +95,7 @@ def test_operators_without_a_class_of_their_own_have_that_of_the_function_they_a
         call("masks of dropout", 40.0, 42.0),
     )  # fmt: skip
     assert found == {
-        PRODUCT: 5.0, CROSS_ENTROPY: 3.0, CAST: 1.0 + 2.0, COMMUNICATION: 4.0, BATCHED_PRODUCT: 3.0, SOFTMAX: 1.0,
+        MATMUL: 5.0, CROSS_ENTROPY: 3.0, CAST: 1.0 + 2.0, COMMUNICATION: 4.0, BATCHED_MATMUL: 3.0, SOFTMAX: 1.0,
         OTHER: 2.0 + 2.0, OPTIMISER: 5.0, PYTHON: 100.0 - 28.0,
     }  # fmt: skip
 
@@ -108,7 +108,7 @@ def test_a_compiled_kernel_s_own_time_is_of_its_class_whatever_it_is_in() -> Non
         call("optimiser", 30.0, 40.0), call("kernel of optimiser", 31.0, 38.0),
     )  # fmt: skip
     assert found == {
-        BATCHED_PRODUCT: 15.0, OTHER: 2.0, PRODUCT: 4.0, CROSS_ENTROPY: 4.0, OPTIMISER: 7.0, PYTHON: 100.0 - 32.0,
+        BATCHED_MATMUL: 15.0, OTHER: 2.0, MATMUL: 4.0, CROSS_ENTROPY: 4.0, OPTIMISER: 7.0, PYTHON: 100.0 - 32.0,
     }  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def test_what_autograd_does_after_a_row_parallel_layer_is_gelu(prefix: str) -> N
         call(f"{prefix}MulBackward0", 10.0, 14.0), call("aten::mul", 11.0, 13.0), call("aten::add", 14.0, 15.0),
         call(f"{prefix}AddBackward0", 20.0, 24.0), call("aten::mul", 21.0, 23.0),
     )  # fmt: skip
-    assert found == {PRODUCT: 3.0, OTHER: 1.0 + 2.0, GELU: 3.0, PYTHON: 91.0}
+    assert found == {MATMUL: 3.0, OTHER: 1.0 + 2.0, GELU: 3.0, PYTHON: 91.0}
 
 
 def test_functions_of_autograd_are_known_by_names_that_they_have() -> None:
@@ -132,8 +132,8 @@ def test_functions_of_autograd_are_known_by_names_that_they_have() -> None:
 
 
 def test_operators_that_are_more_than_all_share_what_there_is() -> None:
-    assert fit({PRODUCT: 6.0, CAST: 2.0, PYTHON: 1.0}, 10.0) == {PRODUCT: 6.0, CAST: 2.0, PYTHON: 2.0}
-    assert fit({PRODUCT: 6.0, CAST: 2.0, PYTHON: 0.0}, 4.0) == {PRODUCT: 3.0, CAST: 1.0, PYTHON: 0.0}
+    assert fit({MATMUL: 6.0, CAST: 2.0, PYTHON: 1.0}, 10.0) == {MATMUL: 6.0, CAST: 2.0, PYTHON: 2.0}
+    assert fit({MATMUL: 6.0, CAST: 2.0, PYTHON: 0.0}, 4.0) == {MATMUL: 3.0, CAST: 1.0, PYTHON: 0.0}
 
 
 @pytest.mark.skipif(not ops.has_onednn(), reason="this build cannot ask oneDNN for a product")
@@ -141,8 +141,8 @@ def test_operators_that_are_more_than_all_share_what_there_is() -> None:
 def test_onednn_s_operators_are_known_as_products_by_the_names_that_this_build_gives_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(AGREED, "products_by_onednn", True)
-    monkeypatch.setattr(AGREED, "compiled_products", False)
+    monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", True)
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", False)
     x, weight, bias, sums = torch.ones(256, 512), torch.ones(5000, 512), torch.ones(5000), torch.ones(512, 5000)
 
     def products() -> None:
@@ -151,8 +151,8 @@ def test_onednn_s_operators_are_known_as_products_by_the_names_that_this_build_g
             ops.matmul(y, weight)
             ops.add_product(sums, x.t(), y)
 
-    its = {call.name for call in compat.profiled(products) if "mkldnn" in call.name or "dense" in call.name}
-    products_here = {name for name, kind in operators._CLASS_OF.items() if kind == PRODUCT}
+    its = {call.name for call in compat.profile_operators(products) if "mkldnn" in call.name or "dense" in call.name}
+    products_here = {name for name, kind in operators._CLASS_OF.items() if kind == MATMUL}
     assert its and its <= products_here
 
 
@@ -170,10 +170,10 @@ def test_every_class_but_communication_has_its_part_of_a_real_iteration(
 ) -> None:
     if name == "bfloat16" and not compat.can_train(torch.bfloat16):
         pytest.skip("this PyTorch does not train in bfloat16")
-    if compiled and not ops.has_compiled():
+    if compiled and not ops.has_native_kernels():
         pytest.skip("no kernels are compiled here")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # of more, few heads are too few for the kernels
-    monkeypatch.setattr(AGREED, "compiled", None)  # what is agreed on here holds here
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled", None)  # what is agreed on here holds here
     found = profile(*CONFIGS[name], f"node.compiled_kernels={compiled}")
     assert tuple(found.classes) == CLASSES and found.ranks == found.iterations == 1
     assert sum(found.classes.values()) == pytest.approx(found.seconds_per_iteration, rel=1e-9)
@@ -264,7 +264,7 @@ def full(*_):
     raise OSError(28, "No space left on device")
 
 if sys.argv.pop(1) == "profiler":
-    compat.profiled = fail
+    compat.profile_operators = fail
 else:
     training.write_operators = full
 main()
@@ -280,7 +280,7 @@ def test_a_failure_of_profiling_does_not_make_a_failed_run(tmp_path: Path, ranks
     config = load_run_config(overrides=list(settings))
     command = [sys.executable, "-c", PLANTED, what, "train", *words]
     if ranks > 1:
-        command = [*find_launcher().start(ranks), *command]
+        command = [*find_launcher().command_prefix(ranks), *command]
     log, started = tmp_path / "log.txt", time.time()
     done = run_command(command, find_launcher().environment, log=log, timeout=600.0)
     said = log.read_text()
@@ -289,7 +289,7 @@ def test_a_failure_of_profiling_does_not_make_a_failed_run(tmp_path: Path, ranks
     assert done.exit_code == 0 or ranks > 1, said
     recorded = RunDirectory(out).result()
     assert recorded is not None and (recorded.status, recorded.iterations) == ("ok", 2), said
-    assert result_of(RunDirectory(out), config, done, log, started) == recorded
+    assert result_of_launch(RunDirectory(out), config, done, log, started) == recorded
     assert exit_code_of(done, recorded) == 0
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fugaku_gpt import compat, ops
 from fugaku_gpt.comm import Communicator
-from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.layout.tensors import model_tensors
 from fugaku_gpt.model import build_model
 from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights, Run
@@ -71,9 +71,9 @@ def test_each_way_equals_the_algorithm(build: Any, block: int, divisor: float, m
 def test_in_float32_too_each_way_divides_the_gradients(
     divisor: float, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if compiled and not ops.has_compiled():
+    if compiled and not ops.has_native_kernels():
         pytest.skip("no compiled kernels")
-    monkeypatch.setattr(AGREED, "compiled", compiled)
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled", compiled)
 
     def stepped(build: Any) -> List[torch.Tensor]:
         generator = torch.Generator().manual_seed(0)
@@ -82,7 +82,7 @@ def test_in_float32_too_each_way_divides_the_gradients(
         adamw = build([run], CONFIG.training)
         run.gradients.copy_(gradients * divisor)
         if isinstance(adamw, FusedAdamW):
-            assert compat.divides_gradients(torch.float32)
+            assert compat.has_gradient_scale(torch.float32)
         assert build is BlockedAdamW or isinstance(adamw, CompiledAdamW) == compiled
         adamw.step(0.01, divisor)
         return [values, *adamw.moments[0]]
@@ -98,7 +98,7 @@ def test_the_fused_kernel_is_taken_where_the_probe_finds_one() -> None:
     assert isinstance(build_optimizer(runs_of(buffers), CONFIG.training), FusedAdamW if has_one else BlockedAdamW)
 
 
-@pytest.mark.skipif(not ops.has_compiled(), reason="no compiled kernels")
+@pytest.mark.skipif(not ops.has_native_kernels(), reason="no compiled kernels")
 @pytest.mark.parametrize("shards", [1, 3])
 def test_the_compiled_kernel_rounds_the_masters_that_a_rank_owns(shards: int) -> None:
     config = tiny_config("training.dtype=bfloat16")

@@ -10,7 +10,7 @@ import torch
 from fugaku_gpt import compat, ops
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.compat import probes
-from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.compat.probes import TRIALS
 from fugaku_gpt.config import TrainingConfig
 from fugaku_gpt.errors import RunFailed, UsageError
@@ -58,7 +58,7 @@ def test_the_curve_in_16_bits_is_near_that_in_float32(dtype: str, settings: Any)
 def test_the_curve_without_a_kernel_is_near_that_with_it(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = steps_of(trainer(), 4)
     others = list(TRIALS) if missing == "all" else [missing]
-    monkeypatch.setitem(AGREED.in_float32, torch.bfloat16, frozenset([*compat.without_kernel(torch.bfloat16), *others]))
+    monkeypatch.setitem(RANK_CONSENSUS.in_float32, torch.bfloat16, frozenset([*compat.operations_without_kernel(torch.bfloat16), *others]))
     assert is_near(steps_of(trainer("training.dtype=bfloat16"), 4), judge, "bfloat16")
 
 
@@ -218,24 +218,24 @@ def test_another_start_computes_as_the_first_did_whatever_a_clock_says(
 ) -> None:
     config, alone = tiny_config("training.dtype=bfloat16", f"node.compiled_kernels={kernels}"), Communicator.alone()
     own = {
-        "compiled": kernels == "true" and ops.has_compiled(),
-        "compiled_products": kernels == "true" and ops.compiled_products(),
+        "compiled": kernels == "true" and ops.has_native_kernels(),
+        "compiled_products": kernels == "true" and ops.uses_native_matmul(),
     }
-    monkeypatch.setattr(AGREED, "in_float32", {})
-    monkeypatch.setattr(AGREED, "products_by_onednn", None)
+    monkeypatch.setattr(RANK_CONSENSUS, "in_float32", {})
+    monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", None)
     monkeypatch.setattr(gemm, "_onednn_is_better", lambda: False)
     monkeypatch.setattr(probes, "_is_fast", lambda operation, dtype: operation != "linear")
     monkeypatch.setattr(probes, "_is_precise", lambda operation, dtype: True)
-    monkeypatch.setattr(AGREED, "gelu_by_erf", None)
+    monkeypatch.setattr(RANK_CONSENSUS, "gelu_by_erf", None)
     monkeypatch.setattr(activation, "_gelu_is_slow", lambda: True)
     by_erf = not own["compiled"]  # our own kernel is neither fast nor slow: nobody asks
     kept = startup.agree_on_kernels(config, alone)
     assert kept == {"dtype": "bfloat16", "in_float32": ["linear"], "gelu_by_erf": by_erf, "onednn": False, **own}
     assert kept == startup.agree_on_kernels(config, alone) == startup.kernels_in_use(config)
-    monkeypatch.setattr(AGREED, "in_float32", {})
+    monkeypatch.setattr(RANK_CONSENSUS, "in_float32", {})
     monkeypatch.setattr(probes, "_is_fast", lambda operation, dtype: operation == "linear")
     monkeypatch.setattr(probes, "_is_precise", lambda operation, dtype: operation != "gelu")
-    monkeypatch.setattr(AGREED, "gelu_by_erf", None)
+    monkeypatch.setattr(RANK_CONSENSUS, "gelu_by_erf", None)
     monkeypatch.setattr(activation, "_gelu_is_slow", lambda: False)
     found = startup.agree_on_kernels(config, alone, kept)
     expected = {"dtype": "bfloat16", "in_float32": ["linear", "gelu"], "gelu_by_erf": by_erf, "onednn": False, **own}
@@ -245,8 +245,8 @@ def test_another_start_computes_as_the_first_did_whatever_a_clock_says(
 
 
 def test_a_start_without_our_own_gelu_asks_although_one_with_it_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AGREED, "in_float32", {})
-    monkeypatch.setattr(AGREED, "gelu_by_erf", None)
+    monkeypatch.setattr(RANK_CONSENSUS, "in_float32", {})
+    monkeypatch.setattr(RANK_CONSENSUS, "gelu_by_erf", None)
     monkeypatch.setattr(activation, "_gelu_is_slow", lambda: True)
     kept = {"dtype": "float32", "in_float32": [], "gelu_by_erf": False, "onednn": False, "compiled": True}
     config = tiny_config("node.compiled_kernels=false")
@@ -258,8 +258,8 @@ def test_a_start_without_our_own_gelu_asks_although_one_with_it_did_not(monkeypa
 def test_what_a_start_was_told_of_gelu_holds_in_types_that_no_kernel_of_ours_computes(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(AGREED, "in_float32", {})
-    monkeypatch.setattr(AGREED, "gelu_by_erf", None)
+    monkeypatch.setattr(RANK_CONSENSUS, "in_float32", {})
+    monkeypatch.setattr(RANK_CONSENSUS, "gelu_by_erf", None)
     monkeypatch.setattr(activation, "_gelu_is_slow", lambda: pytest.fail("asked of a clock"))
     kept = {"dtype": dtype, "in_float32": [], "gelu_by_erf": True, "onednn": False, "compiled": True}
     found = startup.agree_on_kernels(tiny_config(f"training.dtype={dtype}"), Communicator.alone(), kept)
@@ -289,30 +289,30 @@ def test_what_is_slow_on_one_rank_is_done_otherwise_on_all_and_said(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(f"training.dtype={dtype}")
-    monkeypatch.setattr(AGREED, "in_float32", {})
-    monkeypatch.setattr(AGREED, "gelu_by_erf", None)
+    monkeypatch.setattr(RANK_CONSENSUS, "in_float32", {})
+    monkeypatch.setattr(RANK_CONSENSUS, "gelu_by_erf", None)
     monkeypatch.setattr(activation, "_gelu_is_slow", lambda: False)
     facts = startup.collect_environment(config, ProcessGrid.alone(), startup.prepare_process(1))
     assert not any(line.startswith("GELU from") for line in startup.describe_environment(facts))
     monkeypatch.setattr(TwoRanks, "other", {"gelu_by_erf": True}, raising=False)
     world = TwoRanks.alone()
-    assert startup.agree_on_kernels(config, world)["gelu_by_erf"] and ops.gelu_by_erf()
+    assert startup.agree_on_kernels(config, world)["gelu_by_erf"] and ops.uses_gelu_by_erf()
     facts = startup.collect_environment(config, ProcessGrid.alone(), startup.prepare_process(1))
     assert any(line.startswith("GELU from") for line in startup.describe_environment(facts))
     # from a checkpoint that says nothing of it, and for a model that has no use for it
-    monkeypatch.setattr(AGREED, "gelu_by_erf", None)
+    monkeypatch.setattr(RANK_CONSENSUS, "gelu_by_erf", None)
     monkeypatch.setattr(TwoRanks, "other", {})
     assert not startup.agree_on_kernels(config, world, {"dtype": dtype, "in_float32": []})["gelu_by_erf"]
     monkeypatch.setattr(activation, "_gelu_is_slow", lambda: pytest.fail("asked of a clock"))
-    monkeypatch.setattr(AGREED, "gelu_by_erf", None)
+    monkeypatch.setattr(RANK_CONSENSUS, "gelu_by_erf", None)
     tanh = tiny_config(f"training.dtype={dtype}", "model.gelu=tanh")
     assert not startup.agree_on_kernels(tanh, world)["gelu_by_erf"]
 
 
 def test_whoever_makes_a_trainer_has_agreed_on_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AGREED, "in_float32", {})
+    monkeypatch.setattr(RANK_CONSENSUS, "in_float32", {})
     trainer("training.dtype=float16")
-    assert list(AGREED.in_float32) == [torch.float16]
+    assert list(RANK_CONSENSUS.in_float32) == [torch.float16]
 
 
 def test_products_are_onednn_s_on_all_ranks_or_on_none_and_another_start_does_the_same(
@@ -322,12 +322,12 @@ def test_products_are_onednn_s_on_all_ranks_or_on_none_and_another_start_does_th
     config = tiny_config()
 
     def begin(better: bool, other: Dict[str, Any], keep: Any = None) -> bool:
-        monkeypatch.setattr(AGREED, "products_by_onednn", None)
+        monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", None)
         monkeypatch.setattr(gemm, "_onednn_is_better", lambda: better)
         monkeypatch.setattr(TwoRanks, "other", other, raising=False)
         found = startup.agree_on_kernels(config, TwoRanks.alone(), keep)
-        assert found["onednn"] == ops.products_by_onednn()
-        return ops.products_by_onednn()
+        assert found["onednn"] == ops.uses_onednn_matmul()
+        return ops.uses_onednn_matmul()
 
     assert begin(True, {}) and not begin(False, {}) and not begin(True, {"onednn": False})
     kept = {"dtype": "float32", "in_float32": [], "gelu_by_erf": False}
@@ -342,13 +342,13 @@ def test_compiled_kernels_are_used_by_all_ranks_or_by_none_and_by_another_start_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def begin(mine: bool, other: Dict[str, Any], keep: Any = None, wanted: bool = True) -> bool:
-        monkeypatch.setattr(AGREED, "compiled", None)
-        monkeypatch.setattr(native, "has_compiled", lambda: mine)
-        monkeypatch.setattr(ops, "has_compiled", lambda: mine)
+        monkeypatch.setattr(RANK_CONSENSUS, "compiled", None)
+        monkeypatch.setattr(native, "has_native_kernels", lambda: mine)
+        monkeypatch.setattr(ops, "has_native_kernels", lambda: mine)
         monkeypatch.setattr(TwoRanks, "other", other, raising=False)
         config = tiny_config(f"node.compiled_kernels={wanted}")
         found = startup.agree_on_kernels(config, TwoRanks.alone(), keep)
-        assert found["compiled"] == ops.uses_compiled()
+        assert found["compiled"] == ops.uses_native_kernels()
         if wanted:  # of a trainer that is made afterwards, which has heard of no earlier start
             assert startup.agree_on_kernels(config, TwoRanks.alone())["compiled"] == found["compiled"]
         facts = startup.collect_environment(config, ProcessGrid.alone(), startup.prepare_process(1))
@@ -364,17 +364,17 @@ def test_compiled_kernels_are_used_by_all_ranks_or_by_none_and_by_another_start_
     assert not begin(False, {}, {**kept, "compiled": True})
 
 
-@pytest.mark.skipif(not ops.has_compiled(), reason="no kernels are compiled here")
+@pytest.mark.skipif(not ops.has_native_kernels(), reason="no kernels are compiled here")
 def test_products_are_the_kernels_on_all_ranks_or_on_none_and_another_start_does_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def begin(better: bool, other: Dict[str, Any], keep: Any = None, *settings: str) -> bool:
-        monkeypatch.setattr(AGREED, "compiled", None)
-        monkeypatch.setattr(AGREED, "compiled_products", None)
-        monkeypatch.setattr(native, "_multiplies_better", lambda: better)
+        monkeypatch.setattr(RANK_CONSENSUS, "compiled", None)
+        monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", None)
+        monkeypatch.setattr(native, "_native_matmul_is_better", lambda: better)
         monkeypatch.setattr(TwoRanks, "other", other, raising=False)
         found = startup.agree_on_kernels(tiny_config(*settings), TwoRanks.alone(), keep)
-        assert found["compiled_products"] == ops.compiled_products()
+        assert found["compiled_products"] == ops.uses_native_matmul()
         facts = startup.collect_environment(tiny_config(*settings), ProcessGrid.alone(), startup.prepare_process(1))
         said = [line for line in startup.describe_environment(facts) if "products of layers that are large" in line]
         assert len(said) == found["compiled_products"]
@@ -396,14 +396,14 @@ def test_products_of_16_bits_are_onednn_s_where_any_rank_s_clock_wants_them_in_f
     config = tiny_config("training.dtype=bfloat16")
 
     def begin(slow: List[str], other: Dict[str, Any], keep: Any = None, better: bool = True) -> Any:
-        monkeypatch.setattr(AGREED, "in_float32", {})
-        monkeypatch.setattr(AGREED, "products_by_onednn", None)
+        monkeypatch.setattr(RANK_CONSENSUS, "in_float32", {})
+        monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", None)
         monkeypatch.setattr(gemm, "_onednn_is_better", lambda: better)
         monkeypatch.setattr(probes, "_is_fast", lambda operation, dtype: operation not in slow)
         monkeypatch.setattr(TwoRanks, "other", other, raising=False)
         found = startup.agree_on_kernels(config, TwoRanks.alone(), keep)
         # what there are no products for is not agreed on: a run in float32 in the same process may do otherwise
-        assert AGREED.products_by_onednn is (
+        assert RANK_CONSENSUS.products_by_onednn is (
             found["onednn"] if {"linear", "matmul"} & set(found["in_float32"]) else None
         )
         return found["onednn"]

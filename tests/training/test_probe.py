@@ -9,7 +9,7 @@ import torch
 
 from fugaku_gpt import ops
 from fugaku_gpt.comm import Communicator
-from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD, COMPILED, PRODUCTS
 from fugaku_gpt.training.probe import Probe, small_runs, spread_of
@@ -42,7 +42,7 @@ def test_compiled_attention_is_measured_with_work_for_all_threads(threads: int, 
     assert without == list(shapes(False, threads, False))
 
 
-@pytest.mark.skipif(not ops.has_compiled(), reason="no kernels are compiled here")
+@pytest.mark.skipif(not ops.has_native_kernels(), reason="no kernels are compiled here")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_attention_is_timed_on_real_shapes(dtype: torch.dtype) -> None:
     pool = Pool(dtype)
@@ -56,7 +56,7 @@ def test_compiled_attention_is_timed_on_real_shapes(dtype: torch.dtype) -> None:
 def test_an_empty_layer_has_heads_for_all_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     attended = []
-    monkeypatch.setattr(ops, "attends", lambda qkv: attended.append(qkv.shape[1] * qkv.shape[4]))
+    monkeypatch.setattr(ops, "has_native_attention", lambda qkv: attended.append(qkv.shape[1] * qkv.shape[4]))
     tokens, forward, _ = layer_calls("float32")
     forward()
     assert attended == [2 * -(-threads // 2)] and tokens == 8 * -(-threads // 2)
@@ -64,9 +64,9 @@ def test_an_empty_layer_has_heads_for_all_threads(threads: int, monkeypatch: pyt
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_probe_times_compiled_attention_where_there_is_any(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if compiled and not ops.has_compiled():
+    if compiled and not ops.has_native_kernels():
         pytest.skip("no kernels are compiled here")
-    monkeypatch.setattr(AGREED, "compiled", None if compiled else False)
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled", None if compiled else False)
     probe = Probe(Communicator.alone(), 1, 0.5, lambda text: None)
     probe._clock.begin(0.2)
     found = probe._products(["float32"]).products

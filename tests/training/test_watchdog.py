@@ -62,7 +62,7 @@ class Ranks:
 
     def progress(self, ranks: Iterable[int], phase: int) -> None:
         for rank in ranks:
-            self.recorders[rank].progress(phase, 3, 0)
+            self.recorders[rank].mark_phase(phase, 3, 0)
 
     def pass_time(self, seconds: float, ranks: Iterable[int] = (0,)) -> None:
         """So long, in which these ranks' watchdogs look at every tick."""
@@ -236,7 +236,7 @@ from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.training.watchdog import Watchdog
 directory = RunDirectory(Path(sys.argv[1]))
 recorder = FlightRecorder(directory.flight_dir, 0, 1)
-recorder.progress(FORWARD, 3, 0)
+recorder.mark_phase(FORWARD, 3, 0)
 Watchdog(recorder, directory, 0.5, time.time()).start()
 time.sleep(120)
 """

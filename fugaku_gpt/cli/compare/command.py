@@ -180,7 +180,7 @@ def _print_again(out: Path, options: CompareOptions) -> int:
     """Print the report of an earlier comparison or design once more; returns the exit code."""
     from fugaku_gpt.cli.compare.factorial import design_in, print_effects_of_design
     from fugaku_gpt.compare.job import FOLDER
-    from fugaku_gpt.compare.pairs import FILE, read_kept
+    from fugaku_gpt.compare.pairs import PLAN_FILE, read_comparison
     from fugaku_gpt.compare.report import report_live
     from fugaku_gpt.sweep.plan import FILE as PLAN_FILE
 
@@ -189,19 +189,19 @@ def _print_again(out: Path, options: CompareOptions) -> int:
     design = design_in(out, options) if (out / PLAN_FILE).exists() else None
     if design is not None:
         return print_effects_of_design(out, *design, options.form)
-    if not (out / FILE).exists() and (out / FOLDER / FILE).exists():  # the folder of a job
+    if not (out / PLAN_FILE).exists() and (out / FOLDER / PLAN_FILE).exists():  # the folder of a job
         out = out / FOLDER
-    return _print_report(report_live(read_kept(out)), options)
+    return _print_report(report_live(read_comparison(out)), options)
 
 
 def _print_report(report: "Report", options: CompareOptions) -> int:
     """Print and draw a report; returns the exit code."""
-    from fugaku_gpt.compare.picture import draw
+    from fugaku_gpt.compare.picture import draw_report
     from fugaku_gpt.compare.report import NO_VERDICT
 
     click.echo(report_text(report, options.form), nl=False)
     if options.plot is not None:
-        draw(report, options.plot)
+        draw_report(report, options.plot)
     if report.stopped:
         return EXIT_RESUME
     if report.verdict == NO_VERDICT:

@@ -15,8 +15,8 @@ from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, 
 from fugaku_gpt.sweep.plan import Plan, read_plan
 
 if TYPE_CHECKING:
-    from fugaku_gpt.compare.factorial import Design, Timed
-    from fugaku_gpt.compare.observations import Observed
+    from fugaku_gpt.compare.factorial import Design, AnalysisSettings
+    from fugaku_gpt.compare.observations import ToggleObservations
 
 NAME = "factorial"
 _FILE = "factorial.yaml"
@@ -34,39 +34,39 @@ def run_factorial(options: CompareOptions, shared: SharedRun, recorded: Optional
         UsageError: the toggles make no design, or no run has them.
         RunFailed: a run has failed, or a scheduler has refused a job.
     """
-    from fugaku_gpt.compare.factorial import Timed, describe, parse, plan_design, sweep_text
-    from fugaku_gpt.compare.observations import of_runs, of_table
+    from fugaku_gpt.compare.factorial import AnalysisSettings, describe, parse_factors, plan_design, sweep_text
+    from fugaku_gpt.compare.observations import observe_runs, observe_table
 
     assert options.factorial is not None
     toggles, out, tolerance = options.factorial, options.out, options.tolerance_or_default
     if recorded is not None:
         is_table = recorded.suffix == ".csv"
-        observed = of_table(recorded, toggles) if is_table else of_runs(recorded, toggles, shared.warm_up_of_recorded)
+        observed = observe_table(recorded, toggles) if is_table else observe_runs(recorded, toggles, shared.warm_up_of_recorded)
         return _print_effects(observed, tolerance, options.form)
     base = shared.base(profiled=False)
-    design = plan_design(parse(toggles, base), options.fraction, options.repeats, options.seed)
+    design = plan_design(parse_factors(toggles, base), options.fraction, options.repeats, options.seed)
     for line in describe(design):
         click.echo(line, err=out is not None)
-    timed = Timed(shared.warm_up_of_live, tolerance)
+    timed = AnalysisSettings(shared.warm_up_of_live, tolerance)
     plan = Plan(_FILE, NAME, sweep_text(design, base, NAME, timed), (), str(Path.cwd()))
     if out is None:
         return EXIT_OK
     if options.scheduler is not None:
         return _submit(plan, out)
-    if _run_here(plan, out):
+    if _run_locally(plan, out):
         click.echo("stopped: the same command resumes", err=True)
         return EXIT_RESUME
     return print_effects_of_design(out, design, timed, options.form)
 
 
-def print_effects_of_design(out: Path, design: "Design", timed: "Timed", form: str) -> int:
+def print_effects_of_design(out: Path, design: "Design", timed: "AnalysisSettings", form: str) -> int:
     """Print the effects that the runs in a design's folder show; returns the exit code."""
-    from fugaku_gpt.compare.observations import of_runs
+    from fugaku_gpt.compare.observations import observe_runs
 
-    return _print_effects(of_runs(out, design, timed.warm_up), timed.tolerance, form)
+    return _print_effects(observe_runs(out, design, timed.warm_up), timed.tolerance, form)
 
 
-def design_in(out: Path, options: CompareOptions) -> Optional[Tuple["Design", "Timed"]]:
+def design_in(out: Path, options: CompareOptions) -> Optional[Tuple["Design", "AnalysisSettings"]]:
     """The design whose runs a folder holds, and how they are judged; None where the folder has no plan.
 
     Args:
@@ -75,37 +75,37 @@ def design_in(out: Path, options: CompareOptions) -> Optional[Tuple["Design", "T
     Raises:
         UsageError: it holds another sweep.
     """
-    from fugaku_gpt.compare.factorial import Timed, read_design
+    from fugaku_gpt.compare.factorial import AnalysisSettings, read_design
 
     plan = read_plan(out)
     if plan is None:
         return None
-    design, kept = read_design(plan.text, str(out))
-    kept = kept or Timed(LIVE_WARM_UP, TOLERANCE)
-    warm_up = options.warm_up if options.warm_up is not None else kept.warm_up
-    return design, Timed(warm_up, options.tolerance if options.tolerance is not None else kept.tolerance)
+    design, recorded_timing = read_design(plan.text, str(out))
+    recorded_timing = recorded_timing or AnalysisSettings(LIVE_WARM_UP, TOLERANCE)
+    warm_up = options.warm_up if options.warm_up is not None else recorded_timing.warm_up
+    return design, AnalysisSettings(warm_up, options.tolerance if options.tolerance is not None else recorded_timing.tolerance)
 
 
-def _print_effects(observed: "Observed", tolerance: float, form: str) -> int:
-    from fugaku_gpt.compare.effects import COLUMNS, as_json, attribute, effect_rows, remarks
+def _print_effects(observed: "ToggleObservations", tolerance: float, form: str) -> int:
+    from fugaku_gpt.compare.effects import COLUMNS, as_json, estimate_effects, effect_rows, remarks
 
     try:
-        found = attribute(observed.observations, observed.names, observed.levels, tolerance, observed.notes)
+        effects = estimate_effects(observed.observations, observed.names, observed.levels, tolerance, observed.notes)
     except UsageError as error:
         if not observed.failures:
             raise
         raise RunFailed("\n".join([str(error), *observed.failures])) from None
     code = EXIT_RUN_FAILED if observed.failures else EXIT_OK
     if form == "json":
-        click.echo(json.dumps(as_json(found), indent=2, allow_nan=False))
+        click.echo(json.dumps(as_json(effects), indent=2, allow_nan=False))
         return code
-    click.echo(render_rows(COLUMNS, effect_rows(found), form))
+    click.echo(render_rows(COLUMNS, effect_rows(effects), form))
     mark = "* " if form == "md" else ""
-    click.echo("\n".join(f"{mark}{line}" for line in remarks(found)))
+    click.echo("\n".join(f"{mark}{line}" for line in remarks(effects)))
     return code
 
 
-def _run_here(plan: Plan, out: Path) -> bool:
+def _run_locally(plan: Plan, out: Path) -> bool:
     """Run on this machine the runs that are missing; returns whether that was stopped.
 
     Raises:
@@ -116,30 +116,30 @@ def _run_here(plan: Plan, out: Path) -> bool:
     from fugaku_gpt.sweep.run import run_sweep
 
     find_launcher()  # says how to get one, before anything is written
-    shown: Union[LiveProgress, PlainProgress] = LiveProgress() if sys.stderr.isatty() else PlainProgress(sys.stderr)
-    with shown as progress:
+    display: Union[LiveProgress, PlainProgress] = LiveProgress() if sys.stderr.isatty() else PlainProgress(sys.stderr)
+    with display as progress:
         ended = run_sweep(plan.sweep(), out, launch, progress, plan=plan)
-    if any(one.stopped for one in ended):
+    if any(ended_run.stopped for ended_run in ended):
         return True
-    if ended and all(one.failed for one in ended):
-        raise RunFailed("\n".join(f"{one.run.name}: {one.result.status}: {one.result.reason}" for one in ended))
+    if ended and all(ended_run.failed for ended_run in ended):
+        raise RunFailed("\n".join(f"{ended_run.run.name}: {ended_run.result.status}: {ended_run.result.reason}" for ended_run in ended))
     return False
 
 
 def _submit(plan: Plan, out: Path) -> int:
     from fugaku_gpt.sweep.submit import Planned, submit_sweep
 
-    def told(number: int, total: int, planned: "Planned", said: str) -> None:
-        click.echo(f"[{number}/{total}] {planned.run.name}: {said}", err=True)
+    def report_submission(number: int, total: int, planned: "Planned", message: str) -> None:
+        click.echo(f"[{number}/{total}] {planned.run.name}: {message}", err=True)
 
-    def agreed(planned: Sequence["Planned"]) -> bool:
+    def confirm_submission(planned: Sequence["Planned"]) -> bool:
         return not planned or not sys.stdin.isatty() or click.confirm(f"submit {len(planned)} jobs?", err=True)
 
-    handed = submit_sweep(plan, out, told=told, agreed=agreed)
-    lines = [f"{name}: not taken: {why}" for name, why in handed.refused.items()]
-    lines += [handed.stopped] if handed.stopped else []
+    submission = submit_sweep(plan, out, told=report_submission, agreed=confirm_submission)
+    lines = [f"{name}: not taken: {why}" for name, why in submission.refused.items()]
+    lines += [submission.stopped] if submission.stopped else []
     if lines:
         raise RunFailed("\n".join(lines))
-    click.echo(f"{len(handed.taken)} submitted; to follow: fugaku-gpt sweep status {out}", err=True)
+    click.echo(f"{len(submission.taken)} submitted; to follow: fugaku-gpt sweep status {out}", err=True)
     click.echo(f"the effects, when they have run: fugaku-gpt compare {out}", err=True)
     return EXIT_OK

@@ -32,21 +32,21 @@ class LiveComparison:
         Raises:
             UsageError: no run is named, or the sides do not do the same work.
         """
-        from fugaku_gpt.compare.sides import refuse_unlike, work_of
+        from fugaku_gpt.compare.sides import refuse_unequal_work, work_per_iteration
 
         a, b = (self.shared.config_of(side) for side in self.sides)
-        refuse_unlike(work_of(a), work_of(b))
+        refuse_unequal_work(work_per_iteration(a), work_per_iteration(b))
         return a, b
 
-    def words(self) -> List[str]:
+    def arguments(self) -> List[str]:
         """The options of the same comparison inside a job."""
         options = self.options
-        words = [f"--iterations={self.shared.iterations}", f"--warm-up={self.shared.warm_up_of_live}"]
-        words += [f"--pairs={options.pairs}", f"--at-least={options.at_least}"]
-        words += [f"--tolerance={options.tolerance_or_default:g}"]
-        words += [f"--load={options.load:g}", f"--reruns={options.reruns}"]
-        words += [f"--set={text}" for text in self.shared.overrides_of_timing]
-        return words + ([f"--budget={format_duration(options.budget)}"] if options.budget is not None else [])
+        arguments = [f"--iterations={self.shared.iterations}", f"--warm-up={self.shared.warm_up_of_live}"]
+        arguments += [f"--pairs={options.pairs}", f"--at-least={options.at_least}"]
+        arguments += [f"--tolerance={options.tolerance_or_default:g}"]
+        arguments += [f"--load={options.load:g}", f"--reruns={options.reruns}"]
+        arguments += [f"--set={text}" for text in self.shared.overrides_of_timing]
+        return arguments + ([f"--budget={format_duration(options.budget)}"] if options.budget is not None else [])
 
 
 class _Progress:
@@ -59,9 +59,9 @@ class _Progress:
         if pair.a.seconds is None or pair.b.seconds is None or not pair.ended_well:
             click.echo(f"{pair.name}: a job has failed", err=True)
             return
-        said = f"{pair.name}: A {pair.a.seconds:.4g} s, B {pair.b.seconds:.4g} s, B/A "
-        said += f"{pair.b.seconds / pair.a.seconds:.3f}"
-        click.echo(said + (f"; disturbed, left out: {'; '.join(pair.disturbed)}" if pair.disturbed else ""), err=True)
+        line = f"{pair.name}: A {pair.a.seconds:.4g} s, B {pair.b.seconds:.4g} s, B/A "
+        line += f"{pair.b.seconds / pair.a.seconds:.3f}"
+        click.echo(line + (f"; disturbed, left out: {'; '.join(pair.disturbed)}" if pair.disturbed else ""), err=True)
 
 
 def run_live(comparison: LiveComparison) -> "Report":
@@ -70,9 +70,9 @@ def run_live(comparison: LiveComparison) -> "Report":
     Raises:
         UsageError: it cannot be run as asked.
     """
-    from fugaku_gpt.compare.environments import build_of, environment_of
+    from fugaku_gpt.compare.environments import build_json, usable_profile
     from fugaku_gpt.compare.live import Limits, Session, SideRun, run_pairs
-    from fugaku_gpt.compare.pairs import Plan, SidePlan, read_kept
+    from fugaku_gpt.compare.pairs import ComparisonPlan, SidePlan, read_comparison
     from fugaku_gpt.compare.report import report_live
     from fugaku_gpt.launch.launcher import find_launcher, launch
     from fugaku_gpt.machine.checkout import git_commit
@@ -81,20 +81,20 @@ def run_live(comparison: LiveComparison) -> "Report":
     if options.out is None:
         raise UsageError("where are the jobs to be kept? give --out, a folder; the same command resumes there")
     configs = comparison.configs()
-    profiles = [environment_of(side.environment, options.unpacked) for side in sides]
+    profiles = [usable_profile(side.environment, options.unpacked) for side in sides]
     if not options.start:
         for profile in profiles:
             find_launcher(profile=profile)  # says how to get one, before anything is written
     plans = [
-        SidePlan(side.label, side.environment, side.settings, config_values(config), build_of(side.environment))
+        SidePlan(side.label, side.environment, side.settings, config_values(config), build_json(side.environment))
         for side, config in zip(sides, configs)
     ]
     warm_up, tolerance = comparison.shared.warm_up_of_live, options.tolerance_or_default
-    plan = Plan(plans[0], plans[1], warm_up, tolerance, options.load, git_commit())
+    plan = ComparisonPlan(plans[0], plans[1], warm_up, tolerance, options.load, git_commit())
     first, second = (SideRun(config, profile) for config, profile in zip(configs, profiles))
     limits = Limits(options.pairs, options.budget, options.at_least, options.reruns)
     run_pairs(Session(options.out, plan, (first, second), limits, launch, _Progress(), options.start))
-    return report_live(read_kept(options.out))
+    return report_live(read_comparison(options.out))
 
 
 def render_job(comparison: LiveComparison) -> int:
@@ -106,18 +106,18 @@ def render_job(comparison: LiveComparison) -> int:
     from fugaku_gpt.compare.job import FOLDER, comparison_script
     from fugaku_gpt.config import dump_run_config
     from fugaku_gpt.environments.registry import with_profile_file
-    from fugaku_gpt.jobs.submission import SCRIPT, refuse_a_run
+    from fugaku_gpt.jobs.submission import SCRIPT, require_no_run
     from fugaku_gpt.records.files import write_text_atomically
 
     run = with_profile_file(comparison.shared.base(), comparison.shared.source.run_file)
-    base, script = comparison_script(comparison.sides, run, comparison.configs(), comparison.words())
+    base, script = comparison_script(comparison.sides, run, comparison.configs(), comparison.arguments())
     for note in script.notes:
         click.echo(f"note: {note}", err=True)
     out = comparison.options.out
     if out is None:
         click.echo(script.text, nl=False)
         return EXIT_OK
-    refuse_a_run(out)
+    require_no_run(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_text_atomically(out / "config.yaml", dump_run_config(base))

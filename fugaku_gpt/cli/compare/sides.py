@@ -67,9 +67,9 @@ class SharedRun:
         source = self.source
         if source.run_file is None and source.preset is None:
             raise UsageError("which run is to be timed? give --preset, such as tiny, or --run RUN.yaml")
-        words: List[str] = [*_TIMED, f"{_ITERATIONS}={self.warm_up_of_live + self.iterations}"]
-        words += [_PROFILED] if profiled else []
-        return config_of(side, source.run_file, source.preset, [*words, *source.settings], self.ranks)
+        overrides: List[str] = [*_TIMED, f"{_ITERATIONS}={self.warm_up_of_live + self.iterations}"]
+        overrides += [_PROFILED] if profiled else []
+        return config_of(side, source.run_file, source.preset, [*overrides, *source.settings], self.ranks)
 
     def base(self, profiled: bool = True) -> RunConfig:
         """Load the run without the settings of any side.

@@ -48,13 +48,13 @@ def collect(
     Slurm) are written to accounting.json in each run; a run whose ranks wrote no result gets one that follows from how
     its job ended. Energy is reported only for jobs that ran for more than a minute: power is sampled no faster.
     """
-    given = parse_settings(settings)
+    log_settings = parse_settings(settings)
     if settings and not again:
         raise UsageError("--set: says what a log lacks; give it together with --reparse")
-    reparsed = _reparse(directories, given) if again else []
-    places = _job_places(directories)
-    gathered = _gather(places)
-    _tell(gathered, reparsed)
+    reparsed = _reparse(directories, log_settings) if again else []
+    job_directories = _job_directories(directories)
+    gathered = _gather(job_directories)
+    _print_gathered(gathered, reparsed)
     if out is not None:
         rows = write_tables(directories, out, ("md", "html", "csv", "json"))
     else:
@@ -62,51 +62,51 @@ def collect(
     print_table(rows, form, energy=energy)
 
 
-def _job_places(directories: Tuple[Path, ...]) -> List[Path]:
+def _job_directories(directories: Tuple[Path, ...]) -> List[Path]:
     """The directories with the records of jobs; a bulk job's sub-runs are of one."""
     runs = find_runs(directories)
-    places = [run if (run / JOB_FILE).exists() or not (run.parent / JOB_FILE).exists() else run.parent for run in runs]
-    return list(dict.fromkeys(places))
+    job_directories = [run if (run / JOB_FILE).exists() or not (run.parent / JOB_FILE).exists() else run.parent for run in runs]
+    return list(dict.fromkeys(job_directories))
 
 
-def _gather(places: List[Path]) -> List[Gathered]:
-    if not sys.stderr.isatty() or len(places) < 2:
-        return gather(places)
-    with click.progressbar(length=len(places), label="collecting", file=sys.stderr) as bar:
-        return gather(places, progress=lambda _directory: bar.update(1))
+def _gather(job_directories: List[Path]) -> List[Gathered]:
+    if not sys.stderr.isatty() or len(job_directories) < 2:
+        return gather(job_directories)
+    with click.progressbar(length=len(job_directories), label="collecting", file=sys.stderr) as bar:
+        return gather(job_directories, on_run=lambda _directory: bar.update(1))
 
 
-def _reparse(directories: Tuple[Path, ...], given: LoggedRun) -> List[Reparsed]:
+def _reparse(directories: Tuple[Path, ...], log_settings: LoggedRun) -> List[Reparsed]:
     """Logs first: a folder that holds nothing else becomes a run by them."""
     targets: List[Path] = []
     for directory in directories:
         if not directory.is_dir():
             raise UsageError(f"{directory}: no such folder; give a run directory, or a folder of run directories")
         try:
-            targets += _job_places((directory,))
+            targets += _job_directories((directory,))
         except UsageError:
             if not logs_of(directory):
                 raise
             targets.append(directory)
-    return [reparse(target, given) for target in dict.fromkeys(targets)]
+    return [reparse(target, log_settings) for target in dict.fromkeys(targets)]
 
 
-def _tell(gathered: List[Gathered], reparsed: List[Reparsed]) -> None:
+def _print_gathered(gathered: List[Gathered], reparsed: List[Reparsed]) -> None:
     """What was brought together, on standard error: the table alone goes to standard output."""
     shown: List[Dict[str, Any]] = []
-    for one in gathered:
-        if one.jobs or one.accounts or one.notes:
+    for gathered_run in gathered:
+        if gathered_run.jobs or gathered_run.accounts or gathered_run.notes:
             shown.append(
                 {
-                    "run": one.directory.name or str(one.directory),
-                    "jobs": " ".join(one.jobs) or None,
-                    "status": one.status or None,
-                    "accounts": one.accounts,
-                    "notes": "; ".join(one.notes) or None,
+                    "run": gathered_run.directory.name or str(gathered_run.directory),
+                    "jobs": " ".join(gathered_run.jobs) or None,
+                    "status": gathered_run.status or None,
+                    "accounts": gathered_run.accounts,
+                    "notes": "; ".join(gathered_run.notes) or None,
                 }
             )
     if shown:
         click.echo(render_rows(_COLUMNS, shown, "table"), err=True)
-    for done in reparsed:
-        words = f"{done.lines} iteration lines of {done.trainer}, {done.added} new" if done.trainer else "nothing"
-        click.echo("; ".join([f"{done.directory}: {words}", *done.notes]), err=True)
+    for log in reparsed:
+        summary = f"{log.lines} iteration lines of {log.trainer}, {log.added} new" if log.trainer else "nothing"
+        click.echo("; ".join([f"{log.directory}: {summary}", *log.notes]), err=True)

@@ -15,7 +15,7 @@ from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import RunFailed, UsageError
 
 if TYPE_CHECKING:
-    from fugaku_gpt.jobs.follow import Followed
+    from fugaku_gpt.jobs.poll import PolledRun
     from fugaku_gpt.jobs.submission import PreparedJob
 
 STORE = Path("runs")
@@ -63,11 +63,11 @@ def submit(source: RunSource, scheduler: Optional[str], out: Optional[Path], dry
         name = job_name(config)
         directory = out if out is not None else STORE / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         if dry_run:
-            _show_plan(submission.plan(config, directory))
+            _show_plan(submission.plan_job(config, directory))
             return
-        if not _confirmed([submission.plan(config, directory)], yes):
+        if not _confirmed([submission.plan_job(config, directory)], yes):
             return
-        prepared = submission.prepare(config, directory)
+        prepared = submission.prepare_job(config, directory)
         yes = True
     if not _confirmed([prepared], yes):
         return
@@ -83,10 +83,10 @@ def status(directories: Tuple[Path, ...], store: Path, form: str) -> None:
 
     DIR is a run directory or a folder of them. The exit code is 0, whatever the jobs did.
     """
-    from fugaku_gpt.jobs.follow import job_directories, poll_runs
+    from fugaku_gpt.jobs.poll import job_directories, poll_runs
 
-    seen = poll_runs(job_directories(directories or (store,)))
-    click.echo(render_rows(COLUMNS, [_row(one) for one in seen], form), nl=False)
+    runs = poll_runs(job_directories(directories or (store,)))
+    click.echo(render_rows(COLUMNS, [_row(run) for run in runs], form), nl=False)
 
 
 @click.command()
@@ -106,14 +106,14 @@ def watch(directories: Tuple[Path, ...], store: Path, longest: float) -> None:
 
     Exit codes: 0 all jobs ended well, 1 at least one did not.
     """
-    from fugaku_gpt.jobs import follow
+    from fugaku_gpt.jobs import poll
 
-    steps = follow.watch(follow.job_directories(directories or (store,)), longest=longest)
+    steps = poll.watch_runs(poll.job_directories(directories or (store,)), max_wait=longest)
     last = _watch_live(steps) if sys.stdout.isatty() else _watch_lines(steps)
-    failed = [one for one in last if one.verdict.status != "ok"]
+    failed = [run for run in last if run.verdict.status != "ok"]
     if failed:
         raise RunFailed(
-            f"{len(failed)} of {len(last)} did not end well: {', '.join(str(one.directory) for one in failed)}"
+            f"{len(failed)} of {len(last)} did not end well: {', '.join(str(run.directory) for run in failed)}"
         )
 
 
@@ -127,22 +127,22 @@ def logs(directory: Path, follow: bool, rank: Optional[int], lines: Optional[int
 
     Exit codes: 0 something was printed, 2 there is nothing to print yet.
     """
-    from fugaku_gpt.jobs.follow import output_of, poll_runs
+    from fugaku_gpt.jobs.poll import output_of, poll_runs
 
-    seen = poll_runs([_with_job(directory)])[0]
-    files = _shown_files(output_of(seen), rank)
-    if not files and not (follow and not seen.over):
-        raise UsageError(_nothing_printed(seen, rank, output_of(seen)))
+    run = poll_runs([_only_run_directory(directory)])[0]
+    files = _shown_files(output_of(run), rank)
+    if not files and not (follow and not run.over):
+        raise UsageError(_no_output_message(run, rank, output_of(run)))
     ends = {path: _print_file(path, len(files) > 1, lines) for path in files}
-    while follow and not seen.over:
+    while follow and not run.over:
         deadline = time.monotonic() + 10 * _FOLLOW_SECONDS
         while time.monotonic() < deadline:
             time.sleep(_FOLLOW_SECONDS)
-            _print_news(ends)
-        seen = poll_runs([directory])[0]
-        for path in _shown_files(output_of(seen), rank):
+            _print_new_output(ends)
+        run = poll_runs([directory])[0]
+        for path in _shown_files(output_of(run), rank):
             ends.setdefault(path, 0)
-        _print_news(ends)
+        _print_new_output(ends)
 
 
 @click.command()
@@ -152,7 +152,7 @@ def cancel(directories: Tuple[Path, ...]) -> None:
 
     Exit codes: 0 every request was accepted, 1 at least one was not.
     """
-    _change(directories, "cancel", "cancelled")
+    _change_jobs(directories, "cancel", "cancelled")
 
 
 @click.command()
@@ -162,7 +162,7 @@ def hold(directories: Tuple[Path, ...]) -> None:
 
     Exit codes: 0 every request was accepted, 1 at least one was not.
     """
-    _change(directories, "hold", "held")
+    _change_jobs(directories, "hold", "held")
 
 
 @click.command()
@@ -172,7 +172,7 @@ def release(directories: Tuple[Path, ...]) -> None:
 
     Exit codes: 0 every request was accepted, 1 at least one was not.
     """
-    _change(directories, "release", "released")
+    _change_jobs(directories, "release", "released")
 
 
 @click.command()
@@ -188,16 +188,16 @@ def resume(directories: Tuple[Path, ...], force: bool, dry_run: bool, yes: bool)
 
     Exit codes: 0 submitted, 2 not submitted.
     """
-    from fugaku_gpt.jobs.follow import job_directories, poll_runs
+    from fugaku_gpt.jobs.poll import job_directories, poll_runs
     from fugaku_gpt.jobs.submission import load_prepared
 
-    chosen = [one for one in poll_runs(job_directories(directories)) if _may_resume(one, force, len(directories) == 1)]
-    for one in chosen:
-        click.echo(f"{one.directory}: {one.verdict.retry}: {one.verdict.cause or one.verdict.status}", err=True)
-    if dry_run or not chosen or not _confirmed([load_prepared(one.directory) for one in chosen], yes):
+    chosen = [run for run in poll_runs(job_directories(directories)) if _may_resume(run, force, len(directories) == 1)]
+    for run in chosen:
+        click.echo(f"{run.directory}: {run.verdict.retry}: {run.verdict.cause or run.verdict.status}", err=True)
+    if dry_run or not chosen or not _confirmed([load_prepared(run.directory) for run in chosen], yes):
         return
-    for one in chosen:
-        _resume(one)
+    for run in chosen:
+        _resume(run)
 
 
 def _show_plan(prepared: PreparedJob) -> None:
@@ -210,17 +210,17 @@ def _show_plan(prepared: PreparedJob) -> None:
     scheduler = scheduler_named(prepared.config.job.scheduler)
     click.echo(prepared.text, nl=False)
     for submission in submissions(prepared):
-        words = scheduler.command_of(replace(submission, tag=TAG_PREFIX + "TAG"))
-        click.echo(f"command: cd {shlex.quote(str(prepared.directory))} && {shlex.join(words)}", err=True)
-    click.echo(_cost([prepared]), err=True)
+        command = scheduler.command_of(replace(submission, tag=TAG_PREFIX + "TAG"))
+        click.echo(f"command: cd {shlex.quote(str(prepared.directory))} && {shlex.join(command)}", err=True)
+    click.echo(_cost_text([prepared]), err=True)
     for note in prepared.notes:
         click.echo(f"note: {note}", err=True)
 
 
-def _cost(prepared: Sequence[PreparedJob]) -> str:
-    hours = [one.node_hours for one in prepared]
-    known = sum(hour for hour in hours if hour is not None)
-    text = f"node-hours: {known:.4g} at most" if any(hour is not None for hour in hours) else "node-hours: not known"
+def _cost_text(prepared: Sequence[PreparedJob]) -> str:
+    hours = [job.node_hours for job in prepared]
+    total = sum(hour for hour in hours if hour is not None)
+    text = f"node-hours: {total:.4g} at most" if any(hour is not None for hour in hours) else "node-hours: not known"
     open_ended = sum(1 for hour in hours if hour is None)
     return text + (f"; {open_ended} without job.elapse" if open_ended else "")
 
@@ -229,11 +229,11 @@ def _confirmed(prepared: Sequence[PreparedJob], yes: bool) -> bool:
     """Whether to submit; the user is asked on a terminal only, so that scripts do not wait for an answer."""
     if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
-    for one in prepared:
-        click.echo(f"{one.directory}: {one.config.job.nodes} nodes, {one.config.job.scheduler}", err=True)
-        for note in one.notes:
+    for job in prepared:
+        click.echo(f"{job.directory}: {job.config.job.nodes} nodes, {job.config.job.scheduler}", err=True)
+        for note in job.notes:
             click.echo(f"note: {note}", err=True)
-    return click.confirm(f"{_cost(prepared)}; submit?", err=True)
+    return click.confirm(f"{_cost_text(prepared)}; submit?", err=True)
 
 
 def _submit(prepared: PreparedJob) -> None:
@@ -248,27 +248,27 @@ def _submit(prepared: PreparedJob) -> None:
     click.echo(f"{prepared.directory}: submitted; `fugaku-gpt job watch {prepared.directory}` follows it", err=True)
 
 
-def _resume(one: Followed) -> None:
+def _resume(run: PolledRun) -> None:
     from fugaku_gpt.jobs.schedulers.registry import scheduler_named
     from fugaku_gpt.jobs.submission import load_prepared, new_attempt
     from fugaku_gpt.records.job import LOST
 
-    if one.verdict.state == LOST:  # it may be there all the same: two jobs must not write into one directory
-        scheduler_named(one.scheduler).cancel([one.job_id])
-    if one.job_id:
-        kept = new_attempt(one.directory, time.time())
-        click.echo(f"{one.directory}: the earlier attempt is kept in {kept}", err=True)
-    _submit(load_prepared(one.directory))
+    if run.verdict.state == LOST:  # it may be there all the same: two jobs must not write into one directory
+        scheduler_named(run.scheduler).cancel([run.job_id])
+    if run.job_id:
+        archive = new_attempt(run.directory, time.time())
+        click.echo(f"{run.directory}: the earlier attempt is kept in {archive}", err=True)
+    _submit(load_prepared(run.directory))
 
 
-def _may_resume(one: Followed, force: bool, alone: bool) -> bool:
+def _may_resume(run: PolledRun, force: bool, is_only_target: bool) -> bool:
     """Whether to submit a run again.
 
     Raises:
         UsageError: it must not be; where several were named, those are left out instead.
     """
-    verdict = one.verdict
-    if not one.over or verdict.retry == "wait":
+    verdict = run.verdict
+    if not run.over or verdict.retry == "wait":
         why = f"is {verdict.state}: cancel it, or wait for its end"
     elif verdict.retry in ("resume", "retry") or force:
         return True
@@ -276,20 +276,20 @@ def _may_resume(one: Followed, force: bool, alone: bool) -> bool:
         why = "has ended well; --force runs it again"
     else:
         why = f"would end the same way ({verdict.cause}): {verdict.advice or 'mend the cause'}; --force submits it"
-    if alone:
-        raise UsageError(f"{one.directory}: {why}")
-    click.echo(f"{one.directory}: left out: {why}", err=True)
+    if is_only_target:
+        raise UsageError(f"{run.directory}: {why}")
+    click.echo(f"{run.directory}: left out: {why}", err=True)
     return False
 
 
-def _change(directories: Sequence[Path], verb: str, event: str) -> None:
+def _change_jobs(directories: Sequence[Path], verb: str, event: str) -> None:
     """Ask the schedulers for something, once each, and tell and record what they accepted."""
-    from fugaku_gpt.jobs.follow import job_directories
+    from fugaku_gpt.jobs.poll import job_directories
     from fugaku_gpt.jobs.schedulers.registry import scheduler_named
     from fugaku_gpt.jobs.submission import resolve_intents
     from fugaku_gpt.records.job import LOST, OVER, append_event, read_history
 
-    wanted: Dict[str, Dict[str, Path]] = {}
+    jobs_of_scheduler: Dict[str, Dict[str, Path]] = {}
     refused = []
     for directory in job_directories(directories):
         history = read_history(directory)
@@ -301,10 +301,10 @@ def _change(directories: Sequence[Path], verb: str, event: str) -> None:
         for job in history.jobs:
             last = history.statuses.get(job.job_id)
             if last is None or last.state not in OVER or (verb == "cancel" and last.state == LOST):
-                wanted.setdefault(job.scheduler, {})[job.job_id] = directory
-    if not wanted and not refused:
+                jobs_of_scheduler.setdefault(job.scheduler, {})[job.job_id] = directory
+    if not jobs_of_scheduler and not refused:
         raise UsageError("no job is waiting or running there")
-    for name, jobs in wanted.items():
+    for name, jobs in jobs_of_scheduler.items():
         for job_id, why in getattr(scheduler_named(name), verb)(list(jobs)).items():
             click.echo(f"{jobs[job_id]}: {job_id}: {why or event}")
             if why:
@@ -315,11 +315,11 @@ def _change(directories: Sequence[Path], verb: str, event: str) -> None:
         raise RunFailed(f"not {event}: {', '.join(refused)}")
 
 
-def _row(one: Followed) -> Dict[str, Any]:
-    verdict = one.verdict
-    job = one.job_id + (f" ({one.link} of {one.chain})" if one.chain > 1 else "")
+def _row(run: PolledRun) -> Dict[str, Any]:
+    verdict = run.verdict
+    job = run.job_id + (f" ({run.link} of {run.chain})" if run.chain > 1 else "")
     cells = {
-        "run": str(one.directory),
+        "run": str(run.directory),
         "job": job,
         "state": verdict.state,
         "status": verdict.status,
@@ -329,46 +329,46 @@ def _row(one: Followed) -> Dict[str, Any]:
     return {name: cell or None for name, cell in cells.items()}
 
 
-def _watch_lines(steps: Any) -> List[Followed]:
-    told: Dict[Path, str] = {}
-    last: List[Followed] = []
+def _watch_lines(steps: Any) -> List[PolledRun]:
+    printed_lines: Dict[Path, str] = {}
+    last: List[PolledRun] = []
     for last in steps:
-        for one in last:
-            verdict = one.verdict
-            parts = [one.job_id, verdict.status or verdict.state, verdict.cause]
-            line = f"{one.directory}: {' '.join(part for part in parts if part)}"
-            if told.get(one.directory) != line:
-                told[one.directory] = line
+        for run in last:
+            verdict = run.verdict
+            cells = [run.job_id, verdict.status or verdict.state, verdict.cause]
+            line = f"{run.directory}: {' '.join(cell for cell in cells if cell)}"
+            if printed_lines.get(run.directory) != line:
+                printed_lines[run.directory] = line
                 click.echo(f"{time.strftime('%H:%M:%S')} {line}")
                 sys.stdout.flush()
     return last
 
 
-def _watch_live(steps: Any) -> List[Followed]:
+def _watch_live(steps: Any) -> List[PolledRun]:
     from rich.live import Live
     from rich.table import Table
     from rich.text import Text
 
-    last: List[Followed] = []
+    last: List[PolledRun] = []
     with Live(auto_refresh=False) as live:
         for last in steps:
             table = Table(caption=f"{time.strftime('%H:%M:%S')}  Ctrl-C stops looking; the jobs go on")
             for name in COLUMNS:
                 table.add_column(name)
-            for one in last:
-                row = _row(one)
+            for run in last:
+                row = _row(run)
                 table.add_row(*(Text(str(row[name] or "-")) for name in COLUMNS))
             live.update(table, refresh=True)
     return last
 
 
-def _with_job(directory: Path) -> Path:
-    from fugaku_gpt.jobs.follow import job_directories
+def _only_run_directory(directory: Path) -> Path:
+    from fugaku_gpt.jobs.poll import job_directories
 
-    found = job_directories([directory])
-    if len(found) != 1:
-        raise UsageError(f"{directory}: holds {len(found)} run directories; name one")
-    return found[0]
+    run_directories = job_directories([directory])
+    if len(run_directories) != 1:
+        raise UsageError(f"{directory}: holds {len(run_directories)} run directories; name one")
+    return run_directories[0]
 
 
 def _shown_files(files: Sequence[Path], rank: Optional[int]) -> List[Path]:
@@ -378,10 +378,10 @@ def _shown_files(files: Sequence[Path], rank: Optional[int]) -> List[Path]:
     return [path for path in ranks if path.name.endswith(f".{rank}")]
 
 
-def _nothing_printed(seen: Followed, rank: Optional[int], files: Sequence[Path]) -> str:
-    of = f"rank {rank}" if rank is not None else "its job"
+def _no_output_message(run: PolledRun, rank: Optional[int], files: Sequence[Path]) -> str:
+    source = f"rank {rank}" if rank is not None else "its job"
     hint = "; its ranks print into one file: leave --rank out" if rank is not None and files else ""
-    return f"{seen.directory}: {of} has printed nothing yet; state: {seen.verdict.state or 'not submitted'}{hint}"
+    return f"{run.directory}: {source} has printed nothing yet; state: {run.verdict.state or 'not submitted'}{hint}"
 
 
 def _print_file(path: Path, named: bool, lines: Optional[int]) -> int:
@@ -395,17 +395,17 @@ def _print_file(path: Path, named: bool, lines: Optional[int]) -> int:
     return len(content)
 
 
-def _print_news(ends: Dict[Path, int]) -> None:
+def _print_new_output(ends: Dict[Path, int]) -> None:
     for path, end in ends.items():
         try:
             with open(path, "rb") as stream:
                 stream.seek(end)
-                news = stream.read()
+                new_output = stream.read()
         except FileNotFoundError:  # moved away as an earlier attempt
             continue
-        if news:
-            _print(news)
-            ends[path] = end + len(news)
+        if new_output:
+            _print(new_output)
+            ends[path] = end + len(new_output)
 
 
 def _print(content: bytes) -> None:

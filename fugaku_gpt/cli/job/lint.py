@@ -110,9 +110,9 @@ def lint(files: Tuple[str, ...], options: LintOptions) -> int:
 def _check(files: Sequence[str], options: LintOptions) -> int:
     from fugaku_gpt.pjm.lint.engine import Linter
     from fugaku_gpt.pjm.lint.formats import as_json, as_sarif, as_text
-    from fugaku_gpt.pjm.lint.registry import at_least, choose
+    from fugaku_gpt.pjm.lint.registry import is_at_least, select_rules
 
-    rules = choose(_ids(options.select), _ids(options.ignore))
+    rules = select_rules(_ids(options.select), _ids(options.ignore))
     limits = _limits(options.limits_file)
     reports, unreadable = _reports(Linter(rules, limits, options.site, options.strict), files)
     if options.form == "sarif":
@@ -124,7 +124,7 @@ def _check(files: Sequence[str], options: LintOptions) -> int:
         click.echo(f"fugaku-gpt: {message}", err=True)
     if unreadable:
         return EXIT_USAGE
-    fails = any(at_least(item.severity, options.fail_on) for report in reports for item in report.findings)
+    fails = any(is_at_least(item.severity, options.fail_on) for report in reports for item in report.findings)
     return EXIT_FINDINGS if fails else EXIT_OK
 
 
@@ -142,8 +142,8 @@ def _reports(linter: "Linter", files: Sequence[str]) -> "Tuple[List[FileReport],
     return reports, unreadable
 
 
-def _ids(words: Sequence[str]) -> List[str]:
-    return [part for word in words for part in word.replace(",", " ").split()]
+def _ids(texts: Sequence[str]) -> List[str]:
+    return [rule_id for text in texts for rule_id in text.replace(",", " ").split()]
 
 
 def _limits(path: Optional[Path]) -> "SiteLimits":
@@ -169,15 +169,15 @@ def _rules(form: str) -> str:
 
 
 def _update_limits(files: Sequence[str], limits_file: Optional[Path], out: Optional[Path]) -> int:
-    from fugaku_gpt.pjm.groups import GroupLimits, groups_in, with_groups, write_limits
+    from fugaku_gpt.pjm.groups import GroupLimits, read_acl_groups, with_groups, write_limits
 
     groups: List[GroupLimits] = []
-    for word in files:
-        name, equals, path = word.partition("=")
-        if not equals or os.path.exists(word):
-            name, path = "", word
+    for argument in files:
+        name, equals, path = argument.partition("=")
+        if not equals or os.path.exists(argument):
+            name, path = "", argument
         text, date = _saved_output(path)
-        groups.extend(groups_in(text, date, path, name))
+        groups.extend(read_acl_groups(text, date, path, name))
     limits = with_groups(_limits(limits_file), groups, "pjacl")
     text = write_limits(limits)
     if out is None or str(out) == _STDIN:

@@ -32,8 +32,8 @@ def parse(files: Tuple[Path, ...], form: str) -> None:
     """
     scripts = [(str(path), _read(path)) for path in files]
     if form == "json":
-        found = [{"file": name, **as_json(script), **_settings(script)} for name, script in scripts]
-        click.echo(json.dumps(found[0] if len(found) == 1 else found, indent=2, allow_nan=False))
+        documents = [{"file": name, **as_json(script), **_settings(script)} for name, script in scripts]
+        click.echo(json.dumps(documents[0] if len(documents) == 1 else documents, indent=2, allow_nan=False))
         return
     rows = [row for name, script in scripts for row in _rows(name, script)]
     columns = ("file", "line", "option", "key", "value", "note")

@@ -40,7 +40,7 @@ def batches_of(texts: Sequence[str], usual: int, expressions: "Sequence[Expressi
     Raises:
         UsageError: they are too many, too large, or none is left.
     """
-    found: List[int] = [] if texts else [usual]
+    batches: List[int] = [] if texts else [usual]
     for text in texts:
         first, _, last = text.partition("-")
         try:
@@ -49,15 +49,15 @@ def batches_of(texts: Sequence[str], usual: int, expressions: "Sequence[Expressi
             raise UsageError(f"--global-batch {text}: must be a number, or two as in 1920-2048") from None
         if not 1 <= low <= high or high - low >= _MOST_BATCHES:
             raise UsageError(f"--global-batch {text}: must go up from 1 or more, over at most {_MOST_BATCHES}")
-        found += range(low, high + 1)
-    if max(found) > _LARGEST_BATCH:
-        raise UsageError(f"global batch {max(found)}: must be at most {_LARGEST_BATCH}")
-    alone = [one for one in expressions if {NAMES[name] for name in one.names} == {"global_batch"}]
-    kept = [one for one in dict.fromkeys(found) if all(_holds(rule, {"global_batch": one}) for rule in alone)]
-    if not kept:
-        rules = " and ".join(rule.text for rule in alone)
-        raise UsageError(f"--constraint {rules}: no global batch of {found[0]} to {found[-1]} meets it")
-    return tuple(kept)
+        batches += range(low, high + 1)
+    if max(batches) > _LARGEST_BATCH:
+        raise UsageError(f"global batch {max(batches)}: must be at most {_LARGEST_BATCH}")
+    batch_rules = [expression for expression in expressions if {NAMES[name] for name in expression.names} == {"global_batch"}]
+    allowed = [batch for batch in dict.fromkeys(batches) if all(_holds(rule, {"global_batch": batch}) for rule in batch_rules)]
+    if not allowed:
+        rules = " and ".join(rule.text for rule in batch_rules)
+        raise UsageError(f"--constraint {rules}: no global batch of {batches[0]} to {batches[-1]} meets it")
+    return tuple(allowed)
 
 
 def rules_of(expressions: "Sequence[Expression]") -> "List[Rule]":
@@ -68,36 +68,36 @@ def rules_of(expressions: "Sequence[Expression]") -> "List[Rule]":
     """
     from fugaku_gpt.planner.search.topology import Rule
 
-    found: "List[Rule]" = []
+    rules: "List[Rule]" = []
     for expression in expressions:
         left = frozenset(("global_batch",))  # the column that is there first, for parts without any name
         for part in expression.conjuncts:
-            own = frozenset(NAMES[name] for name in part.names)
-            left |= own
-            found.append(Rule(left if part.may_divide_by_zero else own or left, _mask(part)))
-    return found
+            names = frozenset(NAMES[name] for name in part.names)
+            left |= names
+            rules.append(Rule(left if part.may_divide_by_zero else names or left, _mask(part)))
+    return rules
 
 
 def _mask(part: "Expression") -> "Callable[[Columns], np.ndarray]":
     """Which layouts a part allows; it is looked at once for every combination of the values it names."""
     names = list(dict.fromkeys(NAMES[name] for name in part.names)) or ["global_batch"]
 
-    def holds(columns: "Columns") -> "np.ndarray":
+    def allows(columns: "Columns") -> "np.ndarray":
         import numpy as np
 
         from fugaku_gpt.planner.search.topology import FLAGS
 
         values = np.stack([columns[name] for name in names], axis=1)
-        combinations, of = np.unique(values, axis=0, return_inverse=True)
-        held = [
-            _holds(part, {key: bool(one) if key in FLAGS else one for key, one in zip(names, combination)})
+        combinations, row_of_combination = np.unique(values, axis=0, return_inverse=True)
+        allowed = [
+            _holds(part, {key: bool(value) if key in FLAGS else value for key, value in zip(names, combination)})
             for combination in combinations.tolist()
         ]
-        mask: "np.ndarray" = np.array(held)[of.reshape(-1)]
+        mask: "np.ndarray" = np.array(allowed)[row_of_combination.reshape(-1)]
         return mask
 
-    return holds
+    return allows
 
 
-def _holds(rule: "Expression", known: "Mapping[str, Value]") -> bool:
-    return rule.holds(lambda name: known[NAMES[name]])
+def _holds(rule: "Expression", values: "Mapping[str, Value]") -> bool:
+    return rule.holds(lambda name: values[NAMES[name]])

@@ -19,7 +19,7 @@ _positive = click.IntRange(min=1)
 _batch = click.IntRange(min=1, max=10**9)  # as of `plan topology`: their divisors are looked for
 _WATTS = FiniteRange(min=0, min_open=True, max=1e9)
 if TYPE_CHECKING:
-    from fugaku_gpt.planner.days import Training
+    from fugaku_gpt.planner.training_schedule import TrainingPlan
 
     _DurationType = click.ParamType[float]
 else:
@@ -38,12 +38,12 @@ class Duration(_DurationType):
         if isinstance(value, (int, float)):
             return float(value)
         try:
-            found = parse_duration(value)
+            seconds = parse_duration(value)
         except BadValue as error:
             self.fail(f"{value}: {error}", param, ctx)
-        if not math.isfinite(found) or found < 0:
+        if not math.isfinite(seconds) or seconds < 0:
             self.fail(f"{value}: must not be below 0", param, ctx)
-        return found
+        return seconds
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,15 @@ class DaysOptions:
         assert self.iterations is not None
         return self.iterations
 
-    def training(self) -> "Training":
+    def training(self) -> "TrainingPlan":
         """The training for the planner.
 
         Raises:
             UsageError: as :meth:`count_iterations`.
         """
-        from fugaku_gpt.planner.days import Training
+        from fugaku_gpt.planner.training_schedule import TrainingPlan
 
-        return Training(
+        return TrainingPlan(
             self.count_iterations(),
             self.sec_per_it,
             self.nodes,
@@ -128,17 +128,17 @@ def iteration_time(source: RunSource, machine_choice: MachineChoice, watts: Opti
             )
         extrapolated, figures = figures_of_local_run(config, machine, watts)
     else:
-        found, figures = figures_of_run(config, machine, row_of_run(config, machine, hardware, build), watts)
-        extrapolated = list(found.extrapolated)
+        prediction, figures = figures_of_run(config, machine, row_of_run(config, machine, hardware, build), watts)
+        extrapolated = list(prediction.extrapolated)
     lines = [
         {
-            "figure": one.name,
-            "value": short(one.guess.value),
-            "low": short(one.guess.low),
-            "high": short(one.guess.high),
-            "unit": one.unit,
+            "figure": figure.name,
+            "value": short(figure.guess.value),
+            "low": short(figure.guess.low),
+            "high": short(figure.guess.high),
+            "unit": figure.unit,
         }
-        for one in figures
+        for figure in figures
     ]
     click.echo(render_rows(_FIGURES, lines, form), nl=False)
     for text in extrapolated:
@@ -166,25 +166,25 @@ def days(options: DaysOptions, form: str) -> int:
 
     The interval is Daly's: with checkpoints of C seconds and a failure every M seconds, about sqrt(2 C M).
     """
-    from fugaku_gpt.planner.days import DAY, schedule
+    from fugaku_gpt.planner.training_schedule import DAY, schedule_training
 
-    found = schedule(options.training())
+    estimate = schedule_training(options.training())
     lines: List[Dict[str, Any]] = [
-        {"figure": "iterations", "value": found.iterations},
-        {"figure": "computing", "value": short(found.computing / DAY), "unit": "days"},
-        {"figure": "whole", "value": short(found.whole / DAY), "unit": "days"},
-        {"figure": "node-hours", "value": short(found.node_hours), "unit": "h"},
-        {"figure": "jobs", "value": found.jobs},
-        {"figure": "iterations per job", "value": found.iterations_per_job},
+        {"figure": "iterations", "value": estimate.iterations},
+        {"figure": "computing", "value": short(estimate.computing / DAY), "unit": "days"},
+        {"figure": "whole", "value": short(estimate.total / DAY), "unit": "days"},
+        {"figure": "node-hours", "value": short(estimate.node_hours), "unit": "h"},
+        {"figure": "jobs", "value": estimate.jobs},
+        {"figure": "iterations per job", "value": estimate.iterations_per_job},
     ]
-    if found.checkpoint_every is not None:
+    if estimate.checkpoint_every is not None:
         lines += [
-            {"figure": "checkpoint every", "value": short(found.checkpoint_every), "unit": "s"},
-            {"figure": "checkpoint every", "value": found.iterations_between_checkpoints, "unit": "iterations"},
-            {"figure": "lost to checkpoints and failures", "value": short(100 * found.lost_share), "unit": "%"},
+            {"figure": "checkpoint every", "value": short(estimate.checkpoint_every), "unit": "s"},
+            {"figure": "checkpoint every", "value": estimate.iterations_between_checkpoints, "unit": "iterations"},
+            {"figure": "lost to checkpoints and failures", "value": short(100 * estimate.lost_share), "unit": "%"},
         ]
-    if found.joules is not None:
-        lines.append({"figure": "energy", "value": short(found.joules / 3.6e9), "unit": "MWh"})
+    if estimate.joules is not None:
+        lines.append({"figure": "energy", "value": short(estimate.joules / 3.6e9), "unit": "MWh"})
     click.echo(render_rows(("figure", "value", "unit"), lines, form), nl=False)
     return EXIT_OK
 
@@ -210,18 +210,18 @@ def ramp(form: str, **sizes: int) -> int:
     """
     from fugaku_gpt.planner.ramp import Ramp, phases
 
-    found = phases(Ramp(**sizes))
+    ramp_phases = phases(Ramp(**sizes))
     lines = [
         {
-            "nodes": one.nodes,
-            "batch": one.global_batch,
-            "micro_batch": one.micro_batch,
-            "dp": one.dp,
-            "micro_batches": one.micro_batches,
-            "samples": one.samples or None,
-            "iterations": one.iterations,
+            "nodes": phase.nodes,
+            "batch": phase.global_batch,
+            "micro_batch": phase.micro_batch,
+            "dp": phase.dp,
+            "micro_batches": phase.micro_batches,
+            "samples": phase.samples or None,
+            "iterations": phase.iterations,
         }
-        for one in found
+        for phase in ramp_phases
     ]
     click.echo(render_rows(_PHASES, lines, form), nl=False)
     return EXIT_OK

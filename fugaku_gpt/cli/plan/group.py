@@ -78,7 +78,7 @@ def check(
         plans = _plans(config, _replicas(config, ranks, dp), micro_batches)
     except ValueError as error:
         raise UsageError(f"{source.run_file or source.preset or 'plan check'}: {error}") from None
-    return _judge(plans, every_rank, form, started)
+    return _check_plans(plans, every_rank, form, started)
 
 
 def _replicas(config: "RunConfig", ranks: Optional[int], dp: Optional[int]) -> int:
@@ -98,7 +98,7 @@ def _replicas(config: "RunConfig", ranks: Optional[int], dp: Optional[int]) -> i
 def _plans(config: "RunConfig", dp: int, micro_batches: Optional[int]) -> List["SequencePlan"]:
     """A plan for every size of batch and samples that comes up, the full one last."""
     from fugaku_gpt.config.checks import check_ramps
-    from fugaku_gpt.layout.batch import sizes_of
+    from fugaku_gpt.layout.batch import batch_sizes
     from fugaku_gpt.layout.sequence import plan_of
 
     training = config.training
@@ -118,10 +118,10 @@ def _plans(config: "RunConfig", dp: int, micro_batches: Optional[int]) -> List["
     if problems:
         raise UsageError("\n".join(problems))
     plan = plan_of(config)
-    return [replace(plan, micro_batches=batch // share, seq_len=seq_len) for batch, seq_len in sizes_of(config)]
+    return [replace(plan, micro_batches=batch // share, seq_len=seq_len) for batch, seq_len in batch_sizes(config)]
 
 
-def _judge(plans: Sequence["SequencePlan"], every_rank: bool, form: str, started: float) -> int:
+def _check_plans(plans: Sequence["SequencePlan"], every_rank: bool, form: str, started: float) -> int:
     from fugaku_gpt.layout.group_check import GridError
     from fugaku_gpt.layout.schedule_check import ScheduleError, check_schedules
     from fugaku_gpt.layout.schedule_times import simulate
@@ -130,42 +130,42 @@ def _judge(plans: Sequence["SequencePlan"], every_rank: bool, form: str, started
 
     bubbles, plan = [], plans[-1]
     try:
-        every = GridCheck(plan)
+        grid_check = GridCheck(plan)
         for plan in plans:
             schedules = [schedule_of(plan, stage) for stage in range(plan.layout.pp)]
-            judged = check_schedules(schedules, plan.micro_batches, plan.chunks)
-            grid = every.check(plan, run_all=every_rank)
+            schedule_report = check_schedules(schedules, plan.micro_batches, plan.chunks)
+            grid = grid_check.check(plan, run_all=every_rank)
             times = simulate(schedules, chunk_times(plan))
             bubbles.append(times.mean_bubble)
     except (ScheduleError, GridError) as error:
         size = f" ({plan.micro_batches} micro-batches of {plan.tokens} tokens)" if len(plans) > 1 else ""
         click.echo(f"does not fit: {error}{size}", err=True)
         return EXIT_RUN_FAILED
-    click.echo(render_rows(_COLUMNS, _rows(plan, judged, grid, times), form), nl=False)
-    ran = "every rank" if grid.ran == grid.ranks else "one rank of each stage"
+    click.echo(render_rows(_COLUMNS, _rows(plan, schedule_report, grid, times), form), nl=False)
+    checked_ranks = "every rank" if grid.ran == grid.ranks else "one rank of each stage"
     groups = ", ".join(f"{count} {kind}" for kind, count in grid.groups.items() if count) or "none"
     idle = sum(times.idle_share) / len(times.idle_share)
     layout, first = plan.layout, plans[0]
-    said = [
+    summary = [
         f"ranks           {grid.ranks}: dp {layout.dp} * tp {layout.tp} * pp {layout.pp}, order {plan.order}",
         f"schedule        {plan.schedule}: {plan.micro_batches} micro-batches, {plan.chunks} chunks each",
         f"groups          {groups}",
-        f"communications  {grid.communications} of all ranks, {grid.programs} different programs; ran {ran}",
-        f"actions         {judged.actions} of all stages, {judged.messages} messages",
+        f"communications  {grid.communications} of all ranks, {grid.programs} different programs; ran {checked_ranks}",
+        f"actions         {schedule_report.actions} of all stages, {schedule_report.messages} messages",
         f"bubble          {bubbles[-1]:.1%} of the busy time, {idle:.1%} of the step",
     ]
     if len(plans) > 1:
-        said.append(
+        summary.append(
             f"sizes           {len(plans)}: from {first.micro_batches} micro-batches of {first.tokens} tokens (bubble "
             f"{bubbles[0]:.1%} of the busy time) to {plan.micro_batches} of {plan.tokens}"
         )
-    said.append(f"all fits: equal sequences in every group, no deadlock; {time.monotonic() - started:.1f} s")
-    for line in said:  # the rows alone go to a file or a program
+    summary.append(f"all fits: equal sequences in every group, no deadlock; {time.monotonic() - started:.1f} s")
+    for line in summary:  # the rows alone go to a file or a program
         click.echo(line, err=form != "table")
     return EXIT_OK
 
 
-def _rows(plan: "SequencePlan", judged: "ScheduleReport", grid: "GridReport", times: "Times") -> List[Dict[str, Any]]:
+def _rows(plan: "SequencePlan", schedule_report: "ScheduleReport", grid: "GridReport", times: "Times") -> List[Dict[str, Any]]:
     from fugaku_gpt.layout.schedules import Exchange
     from fugaku_gpt.layout.sequence import schedule_of
 
@@ -175,11 +175,11 @@ def _rows(plan: "SequencePlan", judged: "ScheduleReport", grid: "GridReport", ti
         rows.append(
             {
                 "stage": stage,
-                "layers": "+".join(str(len(part.layers)) for part in plan.parts if part.stage == stage),
+                "layers": "+".join(str(len(part.layers)) for part in plan.model_chunks if part.stage == stage),
                 "busy": round(times.busy[stage], 2),
                 "idle_share": round(times.idle_share[stage], 4),
-                "in_flight": judged.peak_in_flight[stage],
-                "arrived": judged.peak_arrived[stage],
+                "in_flight": schedule_report.peak_in_flight[stage],
+                "arrived": schedule_report.peak_arrived[stage],
                 "messages": sum(len(exchange.sends) for exchange in exchanges),
                 "communications": grid.of_stage[stage],
             }

@@ -47,66 +47,66 @@ def memory(
     Exit codes: 0 the run fits, or no limit is known, 2 usage or config error, 3 it does not fit.
     """
     from fugaku_gpt.layout.memory import recompute_of_layers
-    from fugaku_gpt.layout.stages import by_stage, chunks_of
+    from fugaku_gpt.layout.stages import chunks_by_stage, chunks_of
     from fugaku_gpt.planner.trainer.memory_check import set_words
     from fugaku_gpt.planner.trainer.run_memory import CATEGORIES, MIB
     from fugaku_gpt.planner.trainer.shrink import smallest_change
 
     config = source.load()
-    place = _place(config, machine, node_memory, build)
-    found = place.memory(config)
+    node = _node(config, machine, node_memory, build)
+    usage = node.memory(config)
     chunks = chunks_of(config)
     kinds = recompute_of_layers(config, chunks)
     rows: List[Dict[str, Any]] = []
-    for stage, (parts, mine) in enumerate(zip(found.stages, by_stage(chunks, config.layout.pp))):
-        said_of = {"part": f"stage {stage}", "layers": _layers(mine), "recompute": _kinds(mine, kinds)}
-        rows.append({**said_of, **_mib(parts)})
-    rows.append({"part": f"node of {config.ranks_per_node}", **_mib(found.node)})
+    for stage, (sizes, stage_chunks) in enumerate(zip(usage.stages, chunks_by_stage(chunks, config.layout.pp))):
+        labels = {"part": f"stage {stage}", "layers": _layers(stage_chunks), "recompute": _kinds(stage_chunks, kinds)}
+        rows.append({**labels, **_mib(sizes)})
+    rows.append({"part": f"node of {config.ranks_per_node}", **_mib(usage.node)})
     click.echo(render_rows(("part", "layers", "recompute", *CATEGORIES, "total"), rows, form), nl=False)
 
-    needed = found.bytes_of_node
-    said = [f"peak stage  {found.peak_stage}: {_whole(found.bytes_of_rank)} MiB a rank", f"base        {_base(place)}"]
-    limit = place.limit(config)
+    needed = usage.bytes_of_node
+    lines = [f"peak stage  {usage.peak_stage}: {_rounded_up_mib(usage.bytes_of_rank)} MiB a rank", f"base        {_base(node)}"]
+    limit = node.limit(config)
     code, change = EXIT_OK, None
     if limit is None:
-        said.append("node        no limit is known: give --node-memory")
+        lines.append("node        no limit is known: give --node-memory")
     else:
         size, limited_by = limit
-        said.append(f"node        {_whole(needed)} of {_whole(size)} MiB ({limited_by})")
+        lines.append(f"node        {_rounded_up_mib(needed)} of {_rounded_up_mib(size)} MiB ({limited_by})")
         if needed > size:
-            code, change = EXIT_FINDINGS, smallest_change(config, place.memory, size, place.more_nodes)
-            said.append(f"does not fit: {-(-(needed - size) // MIB)} MiB too much; {_advice(change)}")
+            code, change = EXIT_FINDINGS, smallest_change(config, node.memory, size, node.more_nodes)
+            lines.append(f"does not fit: {-(-(needed - size) // MIB)} MiB too much; {_advice(change)}")
         else:
-            said.append(f"fits: {(size - needed) // MIB} MiB are left")
-    for line in said:  # the rows alone go to a file or a program
+            lines.append(f"fits: {(size - needed) // MIB} MiB are left")
+    for line in lines:  # the rows alone go to a file or a program
         click.echo(line, err=form != "table")
-    for word in set_words(change or ()):
-        click.echo(word, err=form != "table")
+    for argument in set_words(change or ()):
+        click.echo(argument, err=form != "table")
     return code
 
 
-def _place(config: "RunConfig", machine: Optional[str], node_memory: Optional[str], build: str) -> "Place":
+def _node(config: "RunConfig", machine: Optional[str], node_memory: Optional[str], build: str) -> "Place":
     import re
 
     from fugaku_gpt.config.schema import SIZE
     from fugaku_gpt.config.values import size_bytes
     from fugaku_gpt.planner.trainer.node_limits import place_of_job, place_of_machine
 
-    place = place_of_machine(machine, build) if machine is not None else place_of_job(config, build)
+    node = place_of_machine(machine, build) if machine is not None else place_of_job(config, build)
     if node_memory is None:
-        return place
-    form, words = SIZE
-    if not re.fullmatch(form, node_memory):
-        raise UsageError(f"--node-memory {node_memory}: valid: {words}")
-    return replace(place, limits=((size_bytes(node_memory), "--node-memory"),))
+        return node
+    pattern, description = SIZE
+    if not re.fullmatch(pattern, node_memory):
+        raise UsageError(f"--node-memory {node_memory}: valid: {description}")
+    return replace(node, limits=((size_bytes(node_memory), "--node-memory"),))
 
 
-def _mib(parts: Mapping[str, int]) -> Dict[str, float]:
+def _mib(sizes: Mapping[str, int]) -> Dict[str, float]:
     """In MiB, and their sum; rounded one by one."""
-    return {name: round(size / 2**20, 1) for name, size in [*parts.items(), ("total", sum(parts.values()))]}
+    return {name: round(size / 2**20, 1) for name, size in [*sizes.items(), ("total", sum(sizes.values()))]}
 
 
-def _whole(size: int) -> int:
+def _rounded_up_mib(size: int) -> int:
     return -(-size // 2**20)
 
 
@@ -116,13 +116,13 @@ def _layers(chunks: "Sequence[Chunk]") -> str:
 
 def _kinds(chunks: "Sequence[Chunk]", kinds: Sequence[str]) -> str:
     """``none``, or how many layers are recomputed in which way: ``2 full, 1 selective``."""
-    mine = [kinds[layer] for chunk in chunks for layer in chunk.layers]
-    counted: List[str] = [f"{mine.count(kind)} {kind}" for kind in ("full", "selective") if kind in mine]
+    layer_kinds = [kinds[layer] for chunk in chunks for layer in chunk.layers]
+    counted: List[str] = [f"{layer_kinds.count(kind)} {kind}" for kind in ("full", "selective") if kind in layer_kinds]
     return ", ".join(counted) or "none"
 
 
-def _base(place: "Place") -> str:
-    return f"{_whole(place.framework.own + place.framework.shared)} MiB a rank, by {place.framework.source}"
+def _base(node: "Place") -> str:
+    return f"{_rounded_up_mib(node.framework.own + node.framework.shared)} MiB a rank, by {node.framework.source}"
 
 
 def _advice(change: Any) -> str:

@@ -59,46 +59,46 @@ def probe(
     launcher = find_launcher()
     cores = len(local.usable_cores())
     counts = rank_counts(ranks or cores)
-    of_count = {count: threads or max(1, cores // count) for count in counts}
-    shares = {count: _WITH_CORES if count * of_count[count] <= cores else _WITHOUT for count in counts}
+    threads_of_count = {count: threads or max(1, cores // count) for count in counts}
+    shares = {count: _WITH_CORES if count * threads_of_count[count] <= cores else _WITHOUT for count in counts}
     if max(shares.values()) < _WITH_CORES:
         raise UsageError(f"--threads {threads}: this machine has {cores} usable cores; valid: up to {cores}")
     probed: "Optional[Probed]" = None
     for count in counts:
         share = seconds * shares[count] / sum(shares.values())
-        found = _measure(launcher, count, of_count[count], share, tuple(dict.fromkeys(dtypes)) or DTYPES)
-        probed = found if probed is None else probed.and_also(found)
+        measured = _measure(launcher, count, threads_of_count[count], share, tuple(dict.fromkeys(dtypes)) or DTYPES)
+        probed = measured if probed is None else probed.and_also(measured)
     assert probed is not None
     machine, left_out = local_machine(probed, local.memory_limit())
     write_machine(machine, out)
-    say_left_out(left_out, form)
+    print_left_out(left_out, form)
     click.echo(f"written: {out}", err=True)
     return EXIT_OK
 
 
-def say_left_out(left_out: "Sequence[LeftOutRun]", form: str) -> None:
+def print_left_out(left_out: "Sequence[LeftOutRun]", form: str) -> None:
     """Print each run beside what a fit to all others says of it [s]."""
     lines: List[Dict[str, Any]] = [
         {
-            "run": one.name,
-            "measured": short(one.measured),
-            "predicted": short(one.predicted),
-            "off_percent": round(100 * one.off, 1),
+            "run": run.name,
+            "measured": short(run.measured),
+            "predicted": short(run.predicted),
+            "off_percent": round(100 * run.off, 1),
         }
-        for one in left_out
+        for run in left_out
     ]
     click.echo(render_rows(("run", "measured", "predicted", "off_percent"), lines, form), nl=False)
     if left_out:
-        median = 100 * statistics.median(abs(one.off) for one in left_out)
+        median = 100 * statistics.median(abs(run.off) for run in left_out)
         click.echo(f"runs left out of the fit: {median:.1f} % off in the median", err=True)
 
 
 def rank_counts(most: int) -> List[int]:
     """1, 2, 4 ... and the most."""
-    found = [1]
-    while found[-1] * 2 < most:
-        found.append(found[-1] * 2)
-    return found if most == 1 else [*found, most]
+    counts = [1]
+    while counts[-1] * 2 < most:
+        counts.append(counts[-1] * 2)
+    return counts if most == 1 else [*counts, most]
 
 
 def _measure(launcher: "Launcher", ranks: int, threads: int, seconds: float, dtypes: Tuple[str, ...]) -> "Probed":
@@ -106,23 +106,23 @@ def _measure(launcher: "Launcher", ranks: int, threads: int, seconds: float, dty
     from fugaku_gpt.launch.processes import run_command
     from fugaku_gpt.machine.probed import probed_of
 
-    argv = [*launcher.start(ranks), "env", f"OMP_NUM_THREADS={threads}", f"MKL_NUM_THREADS={threads}"]
+    argv = [*launcher.command_prefix(ranks), "env", f"OMP_NUM_THREADS={threads}", f"MKL_NUM_THREADS={threads}"]
     argv += [sys.executable, "-m", _MODULE, "--threads", str(threads), "--seconds", f"{seconds:g}", "--dtypes", *dtypes]
-    found: List["Probed"] = []
-    said: List[str] = []
+    probes: List["Probed"] = []
+    other_lines: List[str] = []
 
     def on_line(line: str) -> None:
         if line.startswith('{"progress"'):
             click.echo(f"{ranks} ranks of {threads} threads: {json.loads(line)['progress']}", err=True)
         elif line.startswith('{"probed"'):
-            found.append(probed_of(json.loads(line)["probed"]))
+            probes.append(probed_of(json.loads(line)["probed"]))
         else:
-            said.append(line)
+            other_lines.append(line)
 
     outcome = run_command(argv, launcher.environment, timeout=_START_SECONDS + 10 * seconds, on_line=on_line)
-    if not outcome.ok or not found:
+    if not outcome.ok or not probes:
         why = "did not end in time" if outcome.timed_out else f"ended with exit code {outcome.exit_code}"
         raise RunFailed(
-            "\n".join([*said[-20:], f"the probe of {ranks} ranks {why}; `fugaku-gpt doctor` checks the MPI"])
+            "\n".join([*other_lines[-20:], f"the probe of {ranks} ranks {why}; `fugaku-gpt doctor` checks the MPI"])
         )
-    return found[0]
+    return probes[0]

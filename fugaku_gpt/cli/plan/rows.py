@@ -50,23 +50,23 @@ def predict(rows_file: Path, form: str) -> int:
     machine.
     """
     from fugaku_gpt.planner.tables.predict import predict_table
-    from fugaku_gpt.planner.tables.rows import Refused, read_table
+    from fugaku_gpt.planner.tables.rows import RefusedRow, read_table
 
     lines: List[Dict[str, Any]] = []
-    for one in predict_table(read_table(rows_file)):
-        if isinstance(one, Refused):
-            lines.append({"id": one.id, "refused": one.reason, "extrapolated": [] if form == "json" else ""})
+    for prediction in predict_table(read_table(rows_file)):
+        if isinstance(prediction, RefusedRow):
+            lines.append({"id": prediction.id, "refused": prediction.reason, "extrapolated": [] if form == "json" else ""})
             continue
         lines.append(
             {
-                "id": one.row.id,
-                "sec_per_it": short(one.seconds.value, 6),
-                "sec_per_it_low": short(one.seconds.low, 6),
-                "sec_per_it_high": short(one.seconds.high, 6),
-                "mem_value": short(one.memory, 6),
-                "mem_unit": one.row.mem_unit if one.row.mem_unit.startswith(one.memory_unit) else one.memory_unit,
-                "fits": one.fits,
-                "extrapolated": list(one.extrapolated) if form == "json" else "; ".join(one.extrapolated) or None,
+                "id": prediction.row.id,
+                "sec_per_it": short(prediction.seconds.value, 6),
+                "sec_per_it_low": short(prediction.seconds.low, 6),
+                "sec_per_it_high": short(prediction.seconds.high, 6),
+                "mem_value": short(prediction.memory, 6),
+                "mem_unit": prediction.row.mem_unit if prediction.row.mem_unit.startswith(prediction.memory_unit) else prediction.memory_unit,
+                "fits": prediction.fits,
+                "extrapolated": list(prediction.extrapolated) if form == "json" else "; ".join(prediction.extrapolated) or None,
             }
         )
     click.echo(render_rows(_PREDICTED, lines, form), nl=False)
@@ -120,7 +120,7 @@ def fit(
     from fugaku_gpt.machine.constants import load_machine
     from fugaku_gpt.planner.tables.fit_plot import draw_fit
     from fugaku_gpt.planner.tables.fitting import refit
-    from fugaku_gpt.planner.tables.rows import read_table, usable_rows
+    from fugaku_gpt.planner.tables.rows import read_table, parse_measured_rows
     from fugaku_gpt.planner.tables.score import FIGURES, figures
     from fugaku_gpt.plotting import check_plot
 
@@ -135,11 +135,11 @@ def fit(
         raise UsageError("give one of --rows and --runs")
     if rows_file is None:
         return _fit_runs(machine, runs, out, constants, form)
-    mine = [one for one in usable_rows(read_table(rows_file)) if machine.covers(one[0].hardware)]
-    if not any(measured.seconds and measured.status == "ok" for _, measured in mine):
-        known = ", ".join(machine.hardware)
-        raise UsageError(f"{rows_file}: no row with sec_per_it and status ok whose hardware begins with {known}")
-    fitted = refit(machine, mine)
+    machine_rows = [row for row in parse_measured_rows(read_table(rows_file)) if machine.covers(row[0].hardware)]
+    if not any(measured.seconds and measured.status == "ok" for _, measured in machine_rows):
+        covered = ", ".join(machine.hardware)
+        raise UsageError(f"{rows_file}: no row with sec_per_it and status ok whose hardware begins with {covered}")
+    fitted = refit(machine, machine_rows)
     if out is not None:
         write_machine(fitted.machine, out)
     if plot is not None:
@@ -152,24 +152,24 @@ def fit(
 
 
 def _fit_runs(machine: "Machine", folders: Sequence[Path], out: Optional[Path], constants: bool, form: str) -> int:
-    from fugaku_gpt.cli.plan.probe import say_left_out
+    from fugaku_gpt.cli.plan.probe import print_left_out
     from fugaku_gpt.planner.trainer.fitting import kept_runs, refit_local
     from fugaku_gpt.report.collect import find_runs
 
     if machine.probed is None:
         raise UsageError(f"machine {machine.name}: --runs is for a file of `plan probe`; for this one: --rows FILE.csv")
-    found, passed_over = kept_runs(find_runs(folders), machine.probed)
-    for text in passed_over:
+    runs, skipped = kept_runs(find_runs(folders), machine.probed)
+    for text in skipped:
         click.echo(f"left alone: {text}", err=True)
-    if not found:
+    if not runs:
         raise UsageError("no run to fit to: see above")
-    fitted, left_out = refit_local(machine, found)
+    fitted, left_out = refit_local(machine, runs)
     if out is not None:
         write_machine(fitted, out)
     if constants:
         click.echo(render_rows(_CONSTANTS, _constant_lines(fitted), form), nl=False)
     else:
-        say_left_out(left_out, form)
+        print_left_out(left_out, form)
     return EXIT_OK
 
 
@@ -181,7 +181,7 @@ def _constant_lines(machine: "Machine") -> List[Dict[str, Any]]:
     for model, fitted in (("time", machine.time), ("memory", machine.memory)):
         for constant in fitted.constants:
             guess = Guess.around(constant.value, constant.width)
-            told = 1 - constant.width / constant.prior_width if constant.prior_width else None
+            narrowing = 1 - constant.width / constant.prior_width if constant.prior_width else None
             lines.append(
                 {
                     "model": model,
@@ -190,7 +190,7 @@ def _constant_lines(machine: "Machine") -> List[Dict[str, Any]]:
                     "low": short(guess.low),
                     "high": short(guess.high),
                     "prior": short(constant.prior),
-                    "told_by_rows": None if told is None else round(told, 2),
+                    "told_by_rows": None if narrowing is None else round(narrowing, 2),
                     "meaning": constant.meaning,
                 }
             )

@@ -34,7 +34,7 @@ _SHORT = {
     "global_batch": "gbs",
     "sequence_parallel": "sp",
 }  # table headings
-_TOLD_AFTER = 2.0  # s
+_PROGRESS_SECONDS = 2.0  # s
 _positive = click.IntRange(min=1, max=10**6)
 
 
@@ -143,25 +143,25 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
     notes: List[str] = []
     base = _base(source, machine, notes)
     batches = batches_of(options.batches, base.training.global_batch, expressions)
-    wanted = _wanted(base, machine, machine_choice, options, batches)
+    request = _search_request(base, machine, machine_choice, options, batches)
     rules = [*rules_of(expressions), *(like_measured(machine.time) if options.measured else ())]
-    found = search(wanted, rules, options.fit == "ours", _told(started))
-    said = f"{len(found.seconds)} layouts{' meet the constraints' if rules else ''}, {found.fits.sum()} fit by mem_rows"
-    notes.append(f"{said}; {time.monotonic() - started:.1f} s")
-    if not len(found.order):
-        what = "fits" if len(found.seconds) else "is valid"
+    layouts = search(request, rules, options.fit == "ours", _progress_printer(started))
+    summary = f"{len(layouts.seconds)} layouts{' meet the constraints' if rules else ''}, {layouts.fits.sum()} fit by mem_rows"
+    notes.append(f"{summary}; {time.monotonic() - started:.1f} s")
+    if not len(layouts.order):
+        condition = "fits" if len(layouts.seconds) else "is valid"
         click.echo(
-            "\n".join([*notes, f"no layout {what}: other nodes or global batch, or fewer constraints"]), err=True
+            "\n".join([*notes, f"no layout {condition}: other nodes or global batch, or fewer constraints"]), err=True
         )
         return EXIT_RUN_FAILED
-    our_memory = _our_memory(wanted) if options.fit != "rows" else None
-    best, dropped = best_of(wanted, found, options.top, options.variants, our_memory)
+    our_memory = _our_memory(request) if options.fit != "rows" else None
+    best, dropped = best_of(request, layouts, options.top, options.variants, our_memory)
     if dropped:
         notes.append(f"{dropped} faster layouts do not fit this trainer (mem_ours): left out")
     if not best:
         raise UsageError(f"none of the {dropped} fastest layouts fits this trainer; see plan memory; add a constraint")
     form = options.form
-    lines = [_line(number, one, form) for number, one in enumerate(best, 1)]
+    lines = [_line(number, candidate, form) for number, candidate in enumerate(best, 1)]
     columns: Tuple[str, ...] = (*_COLUMNS, *_ONLY_JSON) if form == "json" else _COLUMNS
     if form == "table":
         columns, lines = (
@@ -169,16 +169,16 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
             [{_SHORT.get(key, key): value for key, value in line.items()} for line in lines],
         )
     click.echo(render_rows(columns, lines, form), nl=False)
-    told = _explained(best) + notes
+    messages = _explanation(best) + notes
     if options.out is not None:
         written = write_best(best, options.out, f"topology-{source.preset or 'run'}", options.iterations)
         maps = sum(file.suffix == ".rankmap" for file in written)
-        told.append(f"written: {len(best)} run files, {maps} rank maps and {written[-1]}")
+        messages.append(f"written: {len(best)} run files, {maps} rank maps and {written[-1]}")
     if options.plot is not None:
-        title = f"{base.model.name or 'run'} on {wanted.nodes[1]} nodes of {machine.name}"
-        draw_search(found, wanted, title, options.plot)
-        told.append(f"written: {options.plot}")
-    for text in told:  # the rows alone go to a file or a program
+        title = f"{base.model.name or 'run'} on {request.nodes[1]} nodes of {machine.name}"
+        draw_search(layouts, request, title, options.plot)
+        messages.append(f"written: {options.plot}")
+    for text in messages:  # the rows alone go to a file or a program
         click.echo(text, err=form != "table")
     return EXIT_OK
 
@@ -193,7 +193,7 @@ def _base(source: RunSource, machine: "Machine", notes: List[str]) -> "RunConfig
     return config
 
 
-def _wanted(
+def _search_request(
     base: "RunConfig",
     machine: "Machine",
     choice: MachineChoice,
@@ -209,55 +209,55 @@ def _wanted(
     devices = int(machine.facts["devices_per_node"])
     usual, most = ((devices,), devices) if devices > 1 else (_RANKS_PER_NODE, CORES)
     if ranks_per_node and max(ranks_per_node) > most:
-        what = "devices" if devices > 1 else "cores"
-        raise UsageError(f"--ranks-per-node {max(ranks_per_node)}: a node of {machine.name} has {most} {what}")
+        unit = "devices" if devices > 1 else "cores"
+        raise UsageError(f"--ranks-per-node {max(ranks_per_node)}: a node of {machine.name} has {most} {unit}")
     nodes = (options.nodes, options.nodes) if options.nodes is not None else (1, options.max_nodes or 1)
     return Wanted(base, machine, hardware, choice.build, nodes, ranks_per_node or usual, batches)
 
 
-def _our_memory(wanted: "Wanted") -> "Optional[Callable[[RunConfig], Tuple[int, bool]]]":
+def _our_memory(request: "Wanted") -> "Optional[Callable[[RunConfig], Tuple[int, bool]]]":
     """What this trainer needs on the fullest node of a run [bytes], and whether that fits; it has no GPU code."""
     from fugaku_gpt.planner.trainer.node_limits import place_of
 
-    if wanted.machine.memory_of != "node":
+    if request.machine.memory_of != "node":
         return None
-    place = place_of(wanted.machine, wanted.hardware)
+    node = place_of(request.machine, request.hardware)
 
-    def judge(config: "RunConfig") -> Tuple[int, bool]:
-        needed, limit = place.memory(config).bytes_of_node, place.limit(config)
+    def check_fit(config: "RunConfig") -> Tuple[int, bool]:
+        needed, limit = node.memory(config).bytes_of_node, node.limit(config)
         return needed, limit is None or needed <= limit[0]
 
-    return judge
+    return check_fit
 
 
-def _told(started: float) -> Callable[[int, int], None]:
+def _progress_printer(started: float) -> Callable[[int, int], None]:
     """Says on standard error how far the search is, once it takes long."""
-    due = started + _TOLD_AFTER
+    due = started + _PROGRESS_SECONDS
 
-    def told(done: int, of: int) -> None:
+    def print_progress(costed: int, total: int) -> None:
         nonlocal due
         if time.monotonic() >= due:
-            due = time.monotonic() + _TOLD_AFTER
-            click.echo(f"{done} of {of} layouts costed", err=True)
+            due = time.monotonic() + _PROGRESS_SECONDS
+            click.echo(f"{costed} of {total} layouts costed", err=True)
 
-    return told
+    return print_progress
 
 
 def _line(number: int, best: "Best", form: str) -> Dict[str, Any]:
     from fugaku_gpt.machine.constants import UNIT_BYTES
 
-    found, row = best.prediction, best.prediction.row
-    unit = UNIT_BYTES[found.memory_unit]
+    prediction, row = best.prediction, best.prediction.row
+    unit = UNIT_BYTES[prediction.memory_unit]
     line: Dict[str, Any] = {
         "rank": number,
         **{key: getattr(row, key) for key in _ROW},
-        "sec_per_it": short(found.seconds.value),
-        "low": short(found.seconds.low),
-        "high": short(found.seconds.high),
+        "sec_per_it": short(prediction.seconds.value),
+        "low": short(prediction.seconds.low),
+        "high": short(prediction.seconds.high),
         "tflops": round(best.tflops, 2),
-        "mem_rows": round(found.peak, 1),
+        "mem_rows": round(prediction.peak, 1),
         "mem_ours": None if best.ours is None else round(best.ours / unit, 1),
-        "mem_unit": found.memory_unit,
+        "mem_unit": prediction.memory_unit,
     }
     if form == "json":
         line["torus"] = (
@@ -270,30 +270,30 @@ def _line(number: int, best: "Best", form: str) -> Dict[str, Any]:
                 "stage_hops": best.ranks.stage_hops,
             }
         )
-        line["extrapolated"] = list(found.extrapolated)
-        line["parts"] = {name: short(guess.value) for name, guess in found.parts.items()}
+        line["extrapolated"] = list(prediction.extrapolated)
+        line["parts"] = {name: short(guess.value) for name, guess in prediction.parts.items()}
         line["waste"] = list(best.waste)
         return line
     if form == "table":  # in a terminal the names have to do
         line.update({key: "yes" if line[key] else "-" for key in ("recompute", "sequence_parallel")})
-        names = dict.fromkeys(text.partition(" ")[0].rstrip(":") for text in found.extrapolated)
+        names = dict.fromkeys(text.partition(" ")[0].rstrip(":") for text in prediction.extrapolated)
         line["extrapolated"] = ", ".join(names) or None
     else:
-        line["extrapolated"] = "; ".join(found.extrapolated) or None
+        line["extrapolated"] = "; ".join(prediction.extrapolated) or None
     return line
 
 
-def _explained(best: "Sequence[Best]") -> List[str]:
+def _explanation(best: "Sequence[Best]") -> List[str]:
     from fugaku_gpt.planner.search.best import compared, why_first
 
-    said = []
+    lines = []
     if len(best) > 1:
         first, second = best[0].prediction, best[1].prediction
-        parts = [
+        rows = [
             {key: short(value) if isinstance(value, float) else value for key, value in line.items()}
             for line in compared(first, second)
         ]
-        said += ["", render_rows(("part", "first", "second", "difference"), parts, "table"), why_first(first, second)]
-    for number, one in enumerate(best[:2], 1):
-        said += [f"waste in {number}: {text}" for text in one.waste]
-    return said
+        lines += ["", render_rows(("part", "first", "second", "difference"), rows, "table"), why_first(first, second)]
+    for number, candidate in enumerate(best[:2], 1):
+        lines += [f"waste in {number}: {text}" for text in candidate.waste]
+    return lines

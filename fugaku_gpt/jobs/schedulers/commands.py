@@ -11,7 +11,7 @@ from typing import Callable, Iterator, Mapping, Optional, Sequence
 from fugaku_gpt.errors import UsageError
 
 TIMEOUT_SECONDS = 60.0
-LONGEST_WAIT_SECONDS = 60.0
+MAX_WAIT_SECONDS = 60.0
 # variables by which a user's own settings would change the form of the answers
 _FORMAT_PREFIXES = ("SQUEUE_", "SACCT_", "SCONTROL_", "SLURM_TIME_FORMAT", "PJSTAT_")
 
@@ -41,10 +41,10 @@ class NoAnswer(UsageError):
     """The command was started and has not ended in time; what it has done is not known."""
 
 
-Run = Callable[..., Answer]  # as run_words
+RunCommand = Callable[..., Answer]  # as run_words
 
 
-def run_words(words: Sequence[str], *, cwd: Optional[Path] = None, timeout: float = TIMEOUT_SECONDS) -> Answer:
+def run_command(argv: Sequence[str], *, cwd: Optional[Path] = None, timeout: float = TIMEOUT_SECONDS) -> Answer:
     """Run one command to its end; its exit code is the caller's to judge.
 
     Raises:
@@ -52,8 +52,8 @@ def run_words(words: Sequence[str], *, cwd: Optional[Path] = None, timeout: floa
         NoAnswer: it did not end within ``timeout`` seconds, and was killed.
     """
     try:
-        done = subprocess.run(
-            list(words),
+        completed = subprocess.run(
+            list(argv),
             cwd=cwd,
             env=_environment(os.environ),
             stdin=subprocess.DEVNULL,
@@ -65,27 +65,27 @@ def run_words(words: Sequence[str], *, cwd: Optional[Path] = None, timeout: floa
         if cwd is not None and not cwd.is_dir():
             raise UsageError(f"{cwd}: no such folder") from None
         raise UsageError(
-            f"{words[0]}: no such command on this machine; submit and follow jobs where the scheduler is (a login "
+            f"{argv[0]}: no such command on this machine; submit and follow jobs where the scheduler is (a login "
             "node), choose another job.scheduler, or try the script here with `fugaku-gpt sim` or job.scheduler=local"
         ) from None
     except subprocess.TimeoutExpired:
         raise NoAnswer(
-            f"{words[0]}: no answer within {timeout:g} s; the scheduler is busy or down: try later"
+            f"{argv[0]}: no answer within {timeout:g} s; the scheduler is busy or down: try later"
         ) from None
     except OSError as error:
-        raise UsageError(f"{words[0]}: cannot be started: {error.strerror}") from None
-    return Answer(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
+        raise UsageError(f"{argv[0]}: cannot be started: {error.strerror}") from None
+    return Answer(completed.returncode, completed.stdout.decode("utf-8", "replace"), completed.stderr.decode("utf-8", "replace"))
 
 
-def waits(first: float = 2.0, longest: float = LONGEST_WAIT_SECONDS) -> Iterator[float]:
+def query_intervals(first: float = 2.0, max_wait: float = MAX_WAIT_SECONDS) -> Iterator[float]:
     """Seconds to wait before each query: none before the first, then 2, 4, 8 and so on, at most ``longest``."""
     yield 0.0
     wait = first
     while True:
-        yield min(wait, longest)
-        wait = min(wait * 2, longest)
+        yield min(wait, max_wait)
+        wait = min(wait * 2, max_wait)
 
 
-def _environment(present: Mapping[str, str]) -> Mapping[str, str]:
-    kept = {name: value for name, value in present.items() if not name.startswith(_FORMAT_PREFIXES)}
-    return {**kept, "LC_ALL": "C"}
+def _environment(inherited: Mapping[str, str]) -> Mapping[str, str]:
+    environment = {name: value for name, value in inherited.items() if not name.startswith(_FORMAT_PREFIXES)}
+    return {**environment, "LC_ALL": "C"}

@@ -19,15 +19,15 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.schedulers.local_store import (
     LocalJob,
     LocalStore,
-    alive,
+    is_alive,
     parse_job_id,
     queue_file,
-    read_file,
+    read_json_object,
     sub_job_id,
 )
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, JobId, Refused, Submission, Uncertain
-from fugaku_gpt.launch.processes import GRACE_SECONDS, MARK, end_marked, marked
-from fugaku_gpt.records.job import CANCELLED, HELD, LOST, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus, aggregate
+from fugaku_gpt.launch.processes import GRACE_SECONDS, MARK, end_marked_processes, marked_processes
+from fugaku_gpt.records.job import CANCELLED, ON_HOLD, LOST, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus, aggregate_status
 
 GROUP = "this machine"
 _START_SECONDS = 60.0
@@ -72,7 +72,7 @@ class LocalScheduler:
         except OSError as error:
             raise Refused(f"{self.store.root}: cannot be written: {error.strerror}") from None
         try:
-            self._serve()
+            self._start_queue()
         except UsageError as error:  # the job is in the queue all the same, for whoever serves it next
             raise Uncertain(str(error)) from None
         return job.job_id
@@ -83,51 +83,51 @@ class LocalScheduler:
 
     def poll(self, job_ids: Sequence[str]) -> Dict[str, JobStatus]:
         """See the protocol. Starts the queue again where it was killed while jobs were waiting."""
-        found: Dict[str, JobStatus] = {}
+        statuses: Dict[str, JobStatus] = {}
         waiting = False
         for job_id in job_ids:
-            asked = parse_job_id(job_id)
-            job = self.store.job(asked.number)
+            parsed_id = parse_job_id(job_id)
+            job = self.store.job(parsed_id.number)
             if job is None:
-                found[job_id] = JobStatus(job_id, LOST, reason=f"not in {self.store.root}")
+                statuses[job_id] = JobStatus(job_id, LOST, reason=f"not in {self.store.root}")
                 continue
-            parts = [self._status(job, part) for part in job.subs]
-            found.update((part.job_id, part) for part in parts)
-            if asked.index is None:
-                found[job_id] = parts[0] if job.subs == [""] else aggregate(job_id, parts)
-            elif asked.text in found:
-                found[job_id] = found[asked.text]
+            sub_statuses = [self._status(job, sub_status) for sub_status in job.subs]
+            statuses.update((sub_status.job_id, sub_status) for sub_status in sub_statuses)
+            if parsed_id.index is None:
+                statuses[job_id] = sub_statuses[0] if job.subs == [""] else aggregate_status(job_id, sub_statuses)
+            elif parsed_id.text in statuses:
+                statuses[job_id] = statuses[parsed_id.text]
             else:
-                found[job_id] = JobStatus(job_id, LOST, reason=f"{job.job_id} has the sub-jobs {job.bulk}")
-            waiting = waiting or any(part.state == QUEUED for part in parts)
-        if waiting and not self._served():
-            self._serve()
-        return found
+                statuses[job_id] = JobStatus(job_id, LOST, reason=f"{job.job_id} has the sub-jobs {job.bulk}")
+            waiting = waiting or any(sub_status.state == QUEUED for sub_status in sub_statuses)
+        if waiting and not self._is_queue_running():
+            self._start_queue()
+        return statuses
 
     def cancel(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol. Ends what a lost job has left running, too."""
-        told = {}
+        refusals = {}
         for job_id in job_ids:
             job = self._job(job_id)
             state = self.poll([job.job_id])[job.job_id].state
-            told[job_id] = "is over" if state in OVER and state != LOST else self._elsewhere(job)
-            if told[job_id]:
+            refusals[job_id] = "is over" if state in OVER and state != LOST else self._other_host_refusal(job)
+            if refusals[job_id]:
                 continue
             self.store.want(job, "cancel")
             if state == LOST:
-                end_marked(job.mark, GRACE_SECONDS)
-        return told
+                end_marked_processes(job.mark, GRACE_SECONDS)
+        return refusals
 
     def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol; only what waits can be held."""
-        return {job_id: self._turn(job_id, QUEUED, True) for job_id in job_ids}
+        return {job_id: self._set_hold(job_id, QUEUED, True) for job_id in job_ids}
 
     def release(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol."""
-        told = {job_id: self._turn(job_id, HELD, False) for job_id in job_ids}
-        if not all(told.values()):
-            self._serve()
-        return told
+        refusals = {job_id: self._set_hold(job_id, ON_HOLD, False) for job_id in job_ids}
+        if not all(refusals.values()):
+            self._start_queue()
+        return refusals
 
     def output_files(self, directory: Path, job_id: str) -> List[Path]:
         """See the protocol."""
@@ -137,11 +137,11 @@ class LocalScheduler:
 
     def accounting(self, directory: Path, job_id: str) -> Optional[Accounting]:
         """See the protocol: the time that it ran."""
-        asked = parse_job_id(job_id)
-        job = self.store.job(asked.number)
+        parsed_id = parse_job_id(job_id)
+        job = self.store.job(parsed_id.number)
         if job is None:
             return None
-        subs = job.subs if asked.index is None else [str(asked.index)]
+        subs = job.subs if parsed_id.index is None else [str(parsed_id.index)]
         states = [self.store.state(job, sub) for sub in subs]
         seconds = [state["ended"] - state["started"] for state in states if state and state["state"] in OVER]
         return Accounting(elapsed_seconds=sum(seconds), nodes=1, values={"host": job.host}) if seconds else None
@@ -153,18 +153,18 @@ class LocalScheduler:
             if self.store.wanted(job, "cancel"):
                 return JobStatus(job_id, CANCELLED, "CANCELLED", group=GROUP)
             if self.store.wanted(job, "hold"):
-                return JobStatus(job_id, HELD, "PENDING", reason="held", group=GROUP)
-            reason = f"after {job.after}" if job.after is not None and self._blocked(job) else ""
+                return JobStatus(job_id, ON_HOLD, "PENDING", reason="held", group=GROUP)
+            reason = f"after {job.after}" if job.after is not None and self._is_blocked(job) else ""
             return JobStatus(job_id, QUEUED, "PENDING", reason=reason, group=GROUP)
         if state["state"] == RUNNING:
             if job.host != self._host:
                 return JobStatus(job_id, UNKNOWN, "RUNNING", reason=f"runs on {job.host}: ask there", group=GROUP)
-            if alive(state):
+            if is_alive(state):
                 return JobStatus(job_id, RUNNING, "RUNNING", group=GROUP)
-            left = len(marked(job.mark))
+            remaining = len(marked_processes(job.mark))
             reason = "the queue that ran it was killed"
-            if left:
-                reason += f"; {left} of its processes still run: `fugaku-gpt job cancel` ends them"
+            if remaining:
+                reason += f"; {remaining} of its processes still run: `fugaku-gpt job cancel` ends them"
             return JobStatus(job_id, LOST, "RUNNING", reason=reason, group=GROUP)
         return JobStatus(
             job_id,
@@ -176,20 +176,20 @@ class LocalScheduler:
             group=GROUP,
         )
 
-    def _blocked(self, job: LocalJob) -> bool:
+    def _is_blocked(self, job: LocalJob) -> bool:
         return job.after is not None and self.poll([job.after])[job.after].state not in OVER
 
-    def _turn(self, job_id: str, state: str, hold: bool) -> str:
+    def _set_hold(self, job_id: str, state: str, hold: bool) -> str:
         job = self._job(job_id)
         present = self.poll([job.job_id])[job.job_id].state
         if present != state:
             return f"is {present}"
-        told = self._elsewhere(job)
-        if not told:
+        refusal = self._other_host_refusal(job)
+        if not refusal:
             self.store.want(job, "hold", hold)
-        return told
+        return refusal
 
-    def _elsewhere(self, job: LocalJob) -> str:
+    def _other_host_refusal(self, job: LocalJob) -> str:
         return "" if job.host == self._host else f"runs on {job.host}: ask there"
 
     def _job(self, job_id: str) -> LocalJob:
@@ -198,18 +198,18 @@ class LocalScheduler:
             raise UsageError(f"{job_id}: there is no such job in {self.store.root}")
         return job
 
-    def _served(self) -> bool:
-        queue = read_file(self.store.root / queue_file(self._host))
-        return queue is not None and alive(queue)
+    def _is_queue_running(self) -> bool:
+        queue = read_json_object(self.store.root / queue_file(self._host))
+        return queue is not None and is_alive(queue)
 
-    def _serve(self) -> None:
+    def _start_queue(self) -> None:
         """Have a queue at work; it leaves at once where there is one already."""
-        words = [sys.executable, "-m", "fugaku_gpt.jobs.schedulers.local_queue", str(self.store.root)]
+        argv = [sys.executable, "-m", "fugaku_gpt.jobs.schedulers.local_queue", str(self.store.root)]
         environment = {name: value for name, value in os.environ.items() if name != MARK}
         with open(self.store.root / "queue.log", "ab") as log:
             try:
-                done = subprocess.run(
-                    words,
+                completed = subprocess.run(
+                    argv,
                     cwd=_IMPORTED_FROM,
                     env=environment,
                     stdin=subprocess.DEVNULL,
@@ -221,7 +221,7 @@ class LocalScheduler:
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
                 raise UsageError(f"the queue of this machine cannot be started: {error}") from None
-        if done.returncode != 0:
+        if completed.returncode != 0:
             raise UsageError(f"the queue of this machine cannot be started; see {self.store.root / 'queue.log'}")
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Dict, List, Optional, Tuple
 
-from fugaku_gpt.jobs.schedulers.local_store import LocalJob, LocalStore, alive, may_run, myself, queue_file
-from fugaku_gpt.launch.processes import GRACE_SECONDS, MARK, end_marked, marked
+from fugaku_gpt.jobs.schedulers.local_store import LocalJob, LocalStore, is_alive, may_run, this_process, queue_file
+from fugaku_gpt.launch.processes import GRACE_SECONDS, MARK, end_marked_processes, marked_processes
 from fugaku_gpt.machine.local import out_of_memory_kills
 from fugaku_gpt.records.files import write_json_atomically
 from fugaku_gpt.records.job import CANCELLED, ENDED, LOST, RUNNING
@@ -44,29 +44,29 @@ class Queue:
         """Run what can be run."""
         self._end_orphans()
         while not self.stopped:
-            found = self.next()
-            if found is None:
+            next_sub_job = self.next()
+            if next_sub_job is None:
                 return
-            self._run(*found)
+            self._run(*next_sub_job)
 
     def next(self) -> Optional[Tuple[LocalJob, str]]:
         """The oldest sub-job that may run; those that never will are ended on the way."""
-        for job in self._mine():
+        for job in self._jobs_of_host():
             waiting = [sub for sub in job.subs if self._store.state(job, sub) is None]
             if not waiting or self._store.wanted(job, "cancel"):
                 continue
-            ready, never = may_run(self._store, job)
+            ready, refusal = may_run(self._store, job)
             if ready:
                 return job, waiting[0]
-            if never:
-                now = time.time()
+            if refusal:
+                timestamp = time.time()
                 for sub in waiting:
-                    self._end(job, sub, CANCELLED, "CANCELLED", now, reason=never)
+                    self._end(job, sub, CANCELLED, "CANCELLED", timestamp, reason=refusal)
         return None
 
     def _run(self, job: LocalJob, sub: str) -> None:
         started, kills = time.time(), out_of_memory_kills()
-        self._store.write_state(job, sub, {"state": RUNNING, "started": started, **myself()})
+        self._store.write_state(job, sub, {"state": RUNNING, "started": started, **this_process()})
         job_id = job.sub_id(sub)
         environment = {
             **job.environment,
@@ -90,15 +90,15 @@ class Queue:
         except OSError as error:
             self._end(job, sub, ENDED, "FAILED", started, exit_code=127, reason=f"not started: {error}")
             return
-        told = self._follow(job, process, started)
+        stop_reason = self._wait_for_end(job, process, started)
         code = process.returncode
         ending: Dict[str, Any] = {"exit_code": code} if code >= 0 else {"exit_code": 128 - code, "signal": -code}
-        if told == "cancel":
+        if stop_reason == "cancel":
             self._end(job, sub, CANCELLED, "CANCELLED", started, **ending)
-        elif told == "elapse":
+        elif stop_reason == "elapse":
             reason = f"its time limit of {job.elapse:g} s was reached"
             self._end(job, sub, ENDED, "TIMEOUT", started, reason=reason, **ending)
-        elif told == "stop":
+        elif stop_reason == "stop":
             self._end(job, sub, ENDED, "STOPPED", started, reason="the queue of this machine was stopped", **ending)
         elif code != 0 and out_of_memory_kills() > kills:
             reason = "the kernel has killed processes for memory"
@@ -106,38 +106,38 @@ class Queue:
         else:
             self._end(job, sub, ENDED, "COMPLETED" if code == 0 else "FAILED", started, **ending)
 
-    def _follow(self, job: LocalJob, process: "subprocess.Popen[bytes]", started: float) -> str:
+    def _wait_for_end(self, job: LocalJob, process: "subprocess.Popen[bytes]", started: float) -> str:
         """Wait for the script's end; returns what has ended it: ``elapse``, ``cancel``, ``stop``, or "" for itself."""
-        told = ""
+        stop_reason = ""
         begun = time.monotonic()
-        while process.poll() is None and not told:
+        while process.poll() is None and not stop_reason:
             if job.elapse is not None and time.monotonic() - begun > job.elapse:
-                told = "elapse"
+                stop_reason = "elapse"
             elif self._store.wanted(job, "cancel"):
-                told = "cancel"
+                stop_reason = "cancel"
             elif self.stopped:
-                told = "stop"
+                stop_reason = "stop"
             else:
                 time.sleep(_POLL_SECONDS)
-        if told:
+        if stop_reason:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)  # as batch systems do: not the script alone
             deadline = time.monotonic() + self._grace
-            while (process.poll() is None or marked(job.mark)) and time.monotonic() < deadline:
+            while (process.poll() is None or marked_processes(job.mark)) and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
-            end_marked(job.mark, 0.0, process)
+            end_marked_processes(job.mark, 0.0, process)
         else:
-            end_marked(job.mark, min(self._grace, 2.0), process)  # what the script has left in the background
+            end_marked_processes(job.mark, min(self._grace, 2.0), process)  # what the script has left in the background
         process.wait()
-        return told
+        return stop_reason
 
     def _end_orphans(self) -> None:
         """Jobs of a queue that was killed: nothing of them may run beside the next job."""
-        for job in self._mine():
+        for job in self._jobs_of_host():
             for sub in job.subs:
                 state = self._store.state(job, sub)
-                if state is not None and state["state"] == RUNNING and not alive(state):
-                    end_marked(job.mark, self._grace)
+                if state is not None and state["state"] == RUNNING and not is_alive(state):
+                    end_marked_processes(job.mark, self._grace)
                     reason = "the queue that ran it was killed"
                     self._end(job, sub, LOST, "RUNNING", state["started"], reason=reason)
 
@@ -145,7 +145,7 @@ class Queue:
         ending = {"state": state, "raw": raw, "started": started, "ended": time.time(), **values}
         self._store.write_state(job, sub, ending)
 
-    def _mine(self) -> List[LocalJob]:
+    def _jobs_of_host(self) -> List[LocalJob]:
         return [job for job in self._store.jobs() if job.host == self._host]
 
 
@@ -155,7 +155,7 @@ def main(root: Path) -> int:
     host = socket.gethostname()
     store = LocalStore(root)
     queue = Queue(store, host)
-    lock = _locked(root, host)
+    lock = _try_lock(root, host)
     if lock is None:
         return 0
     if os.fork() > 0:
@@ -171,11 +171,11 @@ def main(root: Path) -> int:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         while lock is not None:
-            write_json_atomically(root / queue_file(host), myself())
+            write_json_atomically(root / queue_file(host), this_process())
             queue.serve()
             os.close(lock)
             # a job that came after the last look and before the lock was free has found this queue at work
-            lock = _locked(root, host) if not queue.stopped and queue.next() is not None else None
+            lock = _try_lock(root, host) if not queue.stopped and queue.next() is not None else None
         os._exit(0)
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -183,7 +183,7 @@ def main(root: Path) -> int:
         os._exit(1)
 
 
-def _locked(root: Path, host: str) -> Optional[int]:
+def _try_lock(root: Path, host: str) -> Optional[int]:
     """The lock of this machine's queue, or None where another process has it."""
     handle = os.open(root / f"queue-{host}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -109,7 +109,7 @@ class LocalStore:
 
     def job(self, number: int) -> Optional[LocalJob]:
         """A job; None where there is none, or it is being made."""
-        values = read_file(self.root / str(number) / "job.json")
+        values = read_json_object(self.root / str(number) / "job.json")
         try:
             return LocalJob(**values) if values is not None else None
         except TypeError:
@@ -122,20 +122,20 @@ class LocalStore:
 
     def state(self, job: LocalJob, sub: str) -> Optional[Dict[str, Any]]:
         """What the queue has written of a sub-job; None before it has begun."""
-        return read_file(self._state_file(job, sub))
+        return read_json_object(self._state_file(job, sub))
 
     def write_state(self, job: LocalJob, sub: str, values: Dict[str, Any]) -> None:
         """By the queue only."""
         write_json_atomically(self._state_file(job, sub), values)
 
-    def wanted(self, job: LocalJob, what: str) -> bool:
+    def wanted(self, job: LocalJob, request: str) -> bool:
         """Whether the user wants it to be ``hold`` or ``cancel``."""
-        return (self.root / str(job.number) / what).exists()
+        return (self.root / str(job.number) / request).exists()
 
-    def want(self, job: LocalJob, what: str, yes: bool = True) -> None:
+    def want(self, job: LocalJob, request: str, present: bool = True) -> None:
         """See :meth:`wanted`."""
-        path = self.root / str(job.number) / what
-        if yes:
+        path = self.root / str(job.number) / request
+        if present:
             path.touch()
         elif path.exists():
             path.unlink()
@@ -149,16 +149,16 @@ def queue_file(host: str) -> str:
     return f"queue-{host}.json"
 
 
-def myself() -> Dict[str, Any]:
+def this_process() -> Dict[str, Any]:
     """This process, for :func:`alive`."""
     return {"pid": os.getpid(), "created": psutil.Process().create_time()}
 
 
-def alive(process: Dict[str, Any]) -> bool:
+def is_alive(process: Dict[str, Any]) -> bool:
     """Whether the process of :func:`myself` is there: its number, and not taken by another one since."""
     try:
-        found = psutil.Process(int(process["pid"]))
-        return abs(found.create_time() - float(process["created"])) < 1.0 and found.status() != psutil.STATUS_ZOMBIE
+        candidate = psutil.Process(int(process["pid"]))
+        return abs(candidate.create_time() - float(process["created"])) < 1.0 and candidate.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, KeyError, TypeError, ValueError):
         return False
 
@@ -169,13 +169,13 @@ def may_run(store: LocalStore, job: LocalJob) -> Tuple[bool, str]:
         return False, ""
     if job.after is None:
         return True, ""
-    before = store.job(parse_job_id(job.after).number)
-    if before is None:
+    predecessor = store.job(parse_job_id(job.after).number)
+    if predecessor is None:
         return False, f"{job.after}, which it was to follow, is not there"
-    state = store.state(before, before.subs[0])
+    state = store.state(predecessor, predecessor.subs[0])
     if state is None:
-        return False, f"after {job.after}, which was cancelled" if store.wanted(before, "cancel") else ""
-    if state["state"] == RUNNING and alive(state):
+        return False, f"after {job.after}, which was cancelled" if store.wanted(predecessor, "cancel") else ""
+    if state["state"] == RUNNING and is_alive(state):
         return False, ""
     if state["state"] == ENDED and state.get("exit_code") == EXIT_RESUME:
         return True, ""
@@ -206,7 +206,7 @@ def sub_job_id(job_id: str, index: int) -> str:
     return f"{job_id}[{index}]"
 
 
-def read_file(path: Path) -> Optional[Dict[str, Any]]:
+def read_json_object(path: Path) -> Optional[Dict[str, Any]]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import EXIT_RESUME, UsageError
-from fugaku_gpt.jobs.schedulers.commands import Answer, NoAnswer, Run, run_words
+from fugaku_gpt.jobs.schedulers.commands import Answer, NoAnswer, RunCommand, run_command
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, JobId, Overtaken, Refused, Submission, Uncertain
 from fugaku_gpt.pjm import jobids
-from fugaku_gpt.pjm.messages import Refusal, operation_results, refusal_of, submitted_ids
+from fugaku_gpt.pjm.messages import Refusal, operation_results, first_refusal, submitted_ids
 from fugaku_gpt.pjm.pjstat import parse_data, status_of, statuses_of
 from fugaku_gpt.pjm.stats import read_stats_file
-from fugaku_gpt.records.job import LOST, OVER, UNKNOWN, JobStatus, aggregate
+from fugaku_gpt.records.job import LOST, OVER, UNKNOWN, JobStatus, aggregate_status
 
 RETRY_SECONDS = (2.0, 4.0, 8.0)
 HISTORY_DAYS = 90  # as long as Fugaku keeps them
-_FOUND_DAYS = 7
+_SEARCH_DAYS = 7
 _COLUMNS = "jid,st,ec,pc,sn,ermsg,rscg"
 _NO_SUCH_OPTION = ("0001", "0002")
 _STEP_JOB_OVER = "0012"
@@ -43,7 +43,7 @@ class PjmScheduler:
 
     name = "pjm"
 
-    def __init__(self, run: Run = run_words, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, run: RunCommand = run_command, sleep: Callable[[float], None] = time.sleep) -> None:
         self._run = run
         self._sleep = sleep
 
@@ -64,141 +64,141 @@ class PjmScheduler:
 
     def command_of(self, submission: Submission) -> List[str]:
         """See the protocol; run in the submission's directory."""
-        words = ["pjsub", "-z", "jid"]
+        argv = ["pjsub", "-z", "jid"]
         if submission.tag:
-            words += ["--comment", submission.tag]
+            argv += ["--comment", submission.tag]
         if submission.chain > 1:
-            parts = [f"sn={submission.link - 1}"]
+            step_parameters = [f"sn={submission.link - 1}"]
             if submission.after is not None:
-                parts = [f"jid={_step_job(submission.after)}", *parts, f"sd=ec!={EXIT_RESUME}:all"]
-            words += ["--step", "--sparam", ",".join(parts)]
-        return [*words, submission.script]
+                step_parameters = [f"jid={_step_job(submission.after)}", *step_parameters, f"sd=ec!={EXIT_RESUME}:all"]
+            argv += ["--step", "--sparam", ",".join(step_parameters)]
+        return [*argv, submission.script]
 
     def submit(self, submission: Submission) -> str:
         """See the protocol. What PJM asks to try later is tried again after 2, 4 and 8 seconds."""
-        words = self.command_of(submission)
-        waits = list(RETRY_SECONDS)
+        argv = self.command_of(submission)
+        pauses = list(RETRY_SECONDS)
         while True:
             try:
-                answer = self._run(words, cwd=submission.directory)
+                answer = self._run(argv, cwd=submission.directory)
             except NoAnswer as error:
                 raise Uncertain(str(error)) from None
-            refusal = refusal_of(f"{answer.err}\n{answer.out}")
+            refusal = first_refusal(f"{answer.err}\n{answer.out}")
             ids = submitted_ids(answer.out) or submitted_ids(answer.err)
             if ids and answer.code == 0:
-                return _of_link(ids[-1], submission)
+                return _link_id(ids[-1], submission)
             if refusal is None and answer.code == 0:
                 raise Uncertain(f"pjsub: its answer names no job: {answer.said[:200]!r}")
-            if refusal is not None and refusal.code in _NO_SUCH_OPTION and "-z" in words:
-                words = [word for word in words if word not in ("-z", "jid")]  # before -z could name the id
+            if refusal is not None and refusal.code in _NO_SUCH_OPTION and "-z" in argv:
+                argv = [word for word in argv if word not in ("-z", "jid")]  # before -z could name the id
                 continue
             if refusal is not None and refusal.code == _STEP_JOB_OVER and submission.after is not None:
-                raise Overtaken(_told(refusal, answer))
-            if refusal is None or refusal.matter != "retry" or not waits:
-                raise Refused(_told(refusal, answer))
-            self._sleep(waits.pop(0))
+                raise Overtaken(_refusal_message(refusal, answer))
+            if refusal is None or refusal.matter != "retry" or not pauses:
+                raise Refused(_refusal_message(refusal, answer))
+            self._sleep(pauses.pop(0))
             if refusal.code in _NOT_ANSWERED and submission.tag:  # it may have been taken all the same
-                taken = self.find([submission.tag])
-                if taken:
-                    return taken[submission.tag]
+                recovered = self.find([submission.tag])
+                if recovered:
+                    return recovered[submission.tag]
 
     def find(self, tags: Sequence[str]) -> Dict[str, str]:
         """See the protocol: by the jobs' comments, then by those of the last days."""
-        found: Dict[str, str] = {}
-        for history in ([], ["-H", f"day={_FOUND_DAYS}"]):
-            answer = self._ask(["pjstat", *history, "-E", "-s", "--data", "--choose", "jid,cmt"])
+        ids_by_tag: Dict[str, str] = {}
+        for history in ([], ["-H", f"day={_SEARCH_DAYS}"]):
+            answer = self._query(["pjstat", *history, "-E", "-s", "--data", "--choose", "jid,cmt"])
             if answer.code != 0:
-                raise UsageError(f"pjstat: {_told(refusal_of(answer.err), answer)}")
+                raise UsageError(f"pjstat: {_refusal_message(first_refusal(answer.err), answer)}")
             for row in parse_data(answer.out):
                 status = status_of(row)
                 if status is not None:
-                    found.update((tag, status.job_id) for tag in set(tags) & set(row.values()) if tag not in found)
-            if set(found) == set(tags):
+                    ids_by_tag.update((tag, status.job_id) for tag in set(tags) & set(row.values()) if tag not in ids_by_tag)
+            if set(ids_by_tag) == set(tags):
                 break
-        return {tag: self.parse_job_id(job_id).submitted for tag, job_id in found.items()}
+        return {tag: self.parse_job_id(job_id).submitted for tag, job_id in ids_by_tag.items()}
 
     def poll(self, job_ids: Sequence[str]) -> Dict[str, JobStatus]:
         """See the protocol: one ``pjstat``, and one with ``-H`` where jobs are not in its answer."""
         if not job_ids:
             return {}
-        seen: Dict[str, JobStatus] = {}
-        asked = sorted({_number(job_id) for job_id in job_ids})
+        statuses: Dict[str, JobStatus] = {}
+        missing = sorted({_number(job_id) for job_id in job_ids})
         for history in ([], ["-H", f"day={HISTORY_DAYS}"]):
-            words = ["pjstat", *history, "-E", "--data", "--choose", _COLUMNS, *map(str, asked)]
+            argv = ["pjstat", *history, "-E", "--data", "--choose", _COLUMNS, *map(str, missing)]
             try:
-                answer = self._ask(words)
+                answer = self._query(argv)
             except NoAnswer as error:
-                return {**_all(job_ids, UNKNOWN, str(error)), **seen}
+                return {**_same_status(job_ids, UNKNOWN, str(error)), **statuses}
             if answer.code != 0:
-                reason = f"pjstat: {_told(refusal_of(answer.err), answer)}"
-                return {**_all(job_ids, UNKNOWN, reason.replace("\n", "; ")), **seen}
+                reason = f"pjstat: {_refusal_message(first_refusal(answer.err), answer)}"
+                return {**_same_status(job_ids, UNKNOWN, reason.replace("\n", "; ")), **statuses}
             for job_id, status in statuses_of(parse_data(answer.out)).items():
-                seen.setdefault(job_id, status)
-            present = {_number(job_id) for job_id in seen}
-            asked = [number for number in asked if number not in present]
-            if not asked:
+                statuses.setdefault(job_id, status)
+            present = {_number(job_id) for job_id in statuses}
+            missing = [number for number in missing if number not in present]
+            if not missing:
                 break
-        families = _families(seen)
-        return {**seen, **{job_id: _status_of(families, job_id) for job_id in job_ids}}
+        families = _families(statuses)
+        return {**statuses, **{job_id: _status_of(families, job_id) for job_id in job_ids}}
 
     def cancel(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol."""
-        return self._change("pjdel", job_ids)
+        return self._operate("pjdel", job_ids)
 
     def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol."""
-        return self._change("pjhold", job_ids)
+        return self._operate("pjhold", job_ids)
 
     def release(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol."""
-        return self._change("pjrls", job_ids)
+        return self._operate("pjrls", job_ids)
 
     def output_files(self, directory: Path, job_id: str) -> List[Path]:
         """See the protocol: the script's ``.out`` and ``.err``, then what each rank has printed, in their order."""
         name = glob.escape(job_id)
-        found: Dict[Path, None] = {}
+        files: Dict[Path, None] = {}
         for pattern in (f"*.{name}.out", f"*.{name}.err", f"*.{name}[[]*.out", f"*.{name}[[]*.err"):
-            found.update((path, None) for path in sorted(directory.glob(pattern)))
+            files.update((path, None) for path in sorted(directory.glob(pattern)))
         for folder in dict.fromkeys((job_id, str(_number(job_id)))):
             ranks = (directory / f"output.{folder}").glob("*/*/std*")
-            found.update((path, None) for path in sorted(ranks, key=_by_rank))
-        return list(found)
+            files.update((path, None) for path in sorted(ranks, key=_rank_key))
+        return list(files)
 
     def accounting(self, directory: Path, job_id: str) -> Optional[Accounting]:
         """See the protocol: the statistics file, which PJM leaves where the job asked for it (``-s``, ``-S``)."""
         for path in sorted(directory.glob(f"*.{glob.escape(job_id)}.stats")):
-            found = [one for one in read_stats_file(path) if one.job_id == job_id] or read_stats_file(path)[:1]
-            if found:
-                nodes = found[0].nodes_allocated
+            jobs = [job for job in read_stats_file(path) if job.job_id == job_id] or read_stats_file(path)[:1]
+            if jobs:
+                nodes = jobs[0].nodes_allocated
                 return Accounting(
-                    elapsed_seconds=found[0].elapsed_seconds,
+                    elapsed_seconds=jobs[0].elapsed_seconds,
                     nodes=nodes.count if nodes is not None else None,
-                    energy_joules=found[0].measured_joules,
-                    power_watts=found[0].measured_watts,
-                    values={key: text for key, text in found[0].values.items() if text is not None},
+                    energy_joules=jobs[0].measured_joules,
+                    power_watts=jobs[0].measured_watts,
+                    values={key: text for key, text in jobs[0].values.items() if text is not None},
                 )
         return None
 
-    def _ask(self, words: Sequence[str]) -> Answer:
+    def _query(self, argv: Sequence[str]) -> Answer:
         """A query, again after 2, 4 and 8 seconds where PJM fails to answer it."""
         for wait in RETRY_SECONDS:
-            answer = _sense(self._run(words))
-            refusal = refusal_of(answer.err)
+            answer = _checked_answer(self._run(argv))
+            refusal = first_refusal(answer.err)
             if answer.code == 0 or (refusal is not None and refusal.matter == "user"):
                 return answer
             self._sleep(wait)
-        return _sense(self._run(words))
+        return _checked_answer(self._run(argv))
 
-    def _change(self, command: str, job_ids: Sequence[str]) -> Dict[str, str]:
+    def _operate(self, command: str, job_ids: Sequence[str]) -> Dict[str, str]:
         if not job_ids:
             return {}
         answer = self._run([command, *job_ids])
-        told = operation_results(f"{answer.out}\n{answer.err}")
-        rest = "" if answer.code == 0 else f"{command}: {answer.said or f'exit code {answer.code}'}"
-        return {job_id: _result(told, job_id, rest) for job_id in job_ids}
+        results = operation_results(f"{answer.out}\n{answer.err}")
+        default = "" if answer.code == 0 else f"{command}: {answer.said or f'exit code {answer.code}'}"
+        return {job_id: _operation_result(results, job_id, default) for job_id in job_ids}
 
 
-def _sense(answer: Answer) -> Answer:
+def _checked_answer(answer: Answer) -> Answer:
     """An answer of ``--data`` without its header line is none, though the exit code be 0: no job is lost for it.
     Nothing at all, and messages alone, are an answer: there is no such job."""
     lines = [line for line in answer.out.splitlines() if line.strip() and not line.startswith("[")]
@@ -220,7 +220,7 @@ def _step_job(after: str) -> str:
         return after
 
 
-def _of_link(job_id: str, submission: Submission) -> str:
+def _link_id(job_id: str, submission: Submission) -> str:
     """The id of a chain's link, also where ``pjsub`` named the step job alone."""
     job = PjmScheduler.parse_job_id(job_id)
     if submission.chain == 1 or job.step is not None:
@@ -228,19 +228,19 @@ def _of_link(job_id: str, submission: Submission) -> str:
     return str(jobids.PjmJobId(job.number, step=submission.link - 1))
 
 
-def _told(refusal: Optional[Refusal], answer: Answer) -> str:
+def _refusal_message(refusal: Optional[Refusal], answer: Answer) -> str:
     """PJM's words, what they mean, and what to do."""
-    said = answer.said or f"exit code {answer.code}, and no word"
+    message = answer.said or f"exit code {answer.code}, and no word"
     if refusal is None:
-        return said
+        return message
     meaning = f"{refusal.meaning}: {refusal.advice}" if refusal.advice else refusal.meaning
-    return f"{said}\n{meaning}"
+    return f"{message}\n{meaning}"
 
 
-def _families(seen: Mapping[str, JobStatus]) -> Dict[int, List[Tuple[JobId, JobStatus]]]:
+def _families(statuses: Mapping[str, JobStatus]) -> Dict[int, List[Tuple[JobId, JobStatus]]]:
     """Number of a job → what was answered of it and of its sub-jobs, in the order of their numbers."""
     families: Dict[int, List[Tuple[JobId, JobStatus]]] = {}
-    for text, status in seen.items():
+    for text, status in statuses.items():
         job = PjmScheduler.parse_job_id(text)
         families.setdefault(job.number, []).append((job, status))
     for family in families.values():
@@ -254,34 +254,34 @@ def _sub_number(job: JobId) -> int:
 
 
 def _status_of(families: Mapping[int, List[Tuple[JobId, JobStatus]]], job_id: str) -> JobStatus:
-    asked = PjmScheduler.parse_job_id(job_id)
-    family = families.get(asked.number, [])
+    parsed_id = PjmScheduler.parse_job_id(job_id)
+    family = families.get(parsed_id.number, [])
     sub_jobs = [status for job, status in family if _sub_number(job) >= 0]
-    if _sub_number(asked) < 0 and sub_jobs:
-        return aggregate(job_id, sub_jobs)
+    if _sub_number(parsed_id) < 0 and sub_jobs:
+        return aggregate_status(job_id, sub_jobs)
     for job, status in family:
-        if job == asked:
+        if job == parsed_id:
             return status
     if any(status.state not in OVER for _, status in family):
-        return JobStatus(job_id, UNKNOWN, reason=f"PJM tells how it ended when all of {asked.number} has ended")
+        return JobStatus(job_id, UNKNOWN, reason=f"PJM tells how it ended when all of {parsed_id.number} has ended")
     return JobStatus(job_id, LOST, reason=f"PJM knows no job {job_id} of the last {HISTORY_DAYS} days")
 
 
-def _result(told: Dict[str, str], job_id: str, rest: str) -> str:
+def _operation_result(results: Dict[str, str], job_id: str, default: str) -> str:
     """What a command said of a job; of a bulk or step job, what it said of its sub-jobs."""
-    if job_id in told:
-        return told[job_id]
-    asked = PjmScheduler.parse_job_id(job_id)
-    if _sub_number(asked) >= 0:
-        return rest
-    refusals = [why for other, why in told.items() if _number(other) == asked.number]
-    return next((why for why in refusals if why), "") if refusals else rest
+    if job_id in results:
+        return results[job_id]
+    parsed_id = PjmScheduler.parse_job_id(job_id)
+    if _sub_number(parsed_id) >= 0:
+        return default
+    refusals = [why for other_id, why in results.items() if _number(other_id) == parsed_id.number]
+    return next((why for why in refusals if why), "") if refusals else default
 
 
-def _all(job_ids: Iterable[str], state: str, reason: str) -> Dict[str, JobStatus]:
+def _same_status(job_ids: Iterable[str], state: str, reason: str) -> Dict[str, JobStatus]:
     return {job_id: JobStatus(job_id, state, reason=reason) for job_id in job_ids}
 
 
-def _by_rank(path: Path) -> Tuple[int, str]:
-    found = re.search(r"\.(\d+)$", path.name)
-    return (int(found[1]) if found else -1, path.name)
+def _rank_key(path: Path) -> Tuple[int, str]:
+    match = re.search(r"\.(\d+)$", path.name)
+    return (int(match[1]) if match else -1, path.name)

@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.schedulers.commands import NoAnswer, Run, run_words
+from fugaku_gpt.jobs.schedulers.commands import NoAnswer, RunCommand, run_command
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, JobId, Overtaken, Refused, Submission, Uncertain
 from fugaku_gpt.records.job import (
     CANCELLED,
     ENDED,
-    HELD,
+    ON_HOLD,
     LOST,
     QUEUED,
     RUNNING,
     SUSPENDED,
     UNKNOWN,
     JobStatus,
-    aggregate,
+    aggregate_status,
 )
 
 RETRY_SECONDS = (2.0, 4.0, 8.0)
@@ -36,9 +36,9 @@ _STATES = {
     "PENDING": QUEUED,
     "REQUEUED": QUEUED,
     "REQUEUE_FED": QUEUED,
-    "REQUEUE_HOLD": HELD,
-    "SPECIAL_EXIT": HELD,
-    "RESV_DEL_HOLD": HELD,
+    "REQUEUE_HOLD": ON_HOLD,
+    "SPECIAL_EXIT": ON_HOLD,
+    "RESV_DEL_HOLD": ON_HOLD,
     "CONFIGURING": RUNNING,
     "RUNNING": RUNNING,
     "COMPLETING": RUNNING,
@@ -59,7 +59,7 @@ _STATES = {
     "REVOKED": ENDED,
     "CANCELLED": CANCELLED,
 }
-_HELD_REASONS = ("JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue")
+_HOLD_REASONS = ("JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue")
 _ID_PATTERN = r"[0-9]{1,15}(?:_[0-9]{1,10})?"
 _ID = re.compile(r"([0-9]{1,15})(?:_([0-9]{1,10}))?")
 _ROW = re.compile(rf"^(?P<id>{_ID_PATTERN})\|(?P<state>\w+)\|(?P<group>[^|]*)\|(?P<reason>.*)$")
@@ -93,7 +93,7 @@ class SlurmScheduler:
 
     name = "slurm"
 
-    def __init__(self, run: Run = run_words, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, run: RunCommand = run_command, sleep: Callable[[float], None] = time.sleep) -> None:
         self._run = run
         self._sleep = sleep
 
@@ -115,12 +115,12 @@ class SlurmScheduler:
 
     def command_of(self, submission: Submission) -> List[str]:
         """See the protocol; run in the submission's directory."""
-        words = ["sbatch", "--parsable"]
+        argv = ["sbatch", "--parsable"]
         if submission.tag:
-            words.append(f"--comment={submission.tag}")
+            argv.append(f"--comment={submission.tag}")
         if submission.after is not None:
-            words += [f"--dependency=afternotok:{submission.after}", "--kill-on-invalid-dep=yes"]
-        return [*words, submission.script]
+            argv += [f"--dependency=afternotok:{submission.after}", "--kill-on-invalid-dep=yes"]
+        return [*argv, submission.script]
 
     def submit(self, submission: Submission) -> str:
         """See the protocol. Where the controller is not reached, it is tried again after 2, 4 and 8 seconds."""
@@ -130,10 +130,10 @@ class SlurmScheduler:
             except NoAnswer as error:
                 raise Uncertain(str(error)) from None
             if answer.code == 0:
-                found = re.search(r"^(\d+)(;\S+)?\s*$", answer.out, re.MULTILINE)
-                if found is None:
+                match = re.search(r"^(\d+)(;\S+)?\s*$", answer.out, re.MULTILINE)
+                if match is None:
                     raise Uncertain(f"sbatch: its answer names no job: {answer.said[:200]!r}")
-                return found[1]
+                return match[1]
             if _TIMED_OUT.search(answer.said):
                 raise Uncertain(f"sbatch: {answer.said}")
             if wait is None or not _NOT_REACHED.search(answer.said):
@@ -146,42 +146,42 @@ class SlurmScheduler:
 
     def find(self, tags: Sequence[str]) -> Dict[str, str]:
         """See the protocol: ``squeue``, then ``sacct`` where there is accounting."""
-        wanted = set(tags)
+        requested = set(tags)
         answer = self._run(["squeue", "--noheader", "--states=all", "--format=%F|%k", f"--user={os.getuid()}"])
         if answer.code != 0:
             raise UsageError(f"squeue: {answer.said}")
         rows = [line.partition("|") for line in answer.out.splitlines()]
-        found = {tag.strip(): job for job, _, tag in rows if tag.strip() in wanted}
-        if wanted - set(found):
-            for job, _, tag in (line.partition("|") for line in self._kept_comments().splitlines()):
-                if tag.strip() in wanted:
-                    found.setdefault(tag.strip(), _row_job(job))
-        return found
+        ids_by_tag = {tag.strip(): job for job, _, tag in rows if tag.strip() in requested}
+        if requested - set(ids_by_tag):
+            for job, _, tag in (line.partition("|") for line in self._accounting_comments().splitlines()):
+                if tag.strip() in requested:
+                    ids_by_tag.setdefault(tag.strip(), _row_job(job))
+        return ids_by_tag
 
     def poll(self, job_ids: Sequence[str]) -> Dict[str, JobStatus]:
         """See the protocol: ``squeue`` for all; those that are over or not there, by ``sacct`` or ``scontrol``."""
         if not job_ids:
             return {}
         listed = ",".join(_numbers(job_ids))
-        words = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={listed}", "--format=%i|%T|%P|%r"]
+        argv = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={listed}", "--format=%i|%T|%P|%r"]
         try:
-            answer = self._run(words)
+            answer = self._run(argv)
         except NoAnswer as error:
             return _all_unknown(job_ids, str(error))
         if answer.code != 0 and "Invalid job id" not in answer.said:  # a single id that it does not know is an error
             return _all_unknown(job_ids, f"squeue: {answer.said}")
-        seen = {status.job_id: status for status in _rows(answer.out)}
-        unclear = {job for job, status in seen.items() if status.state in (ENDED, CANCELLED)}
-        arrays = _tasks_by_array(seen)
-        unclear |= {job_id for job_id in job_ids if job_id not in seen and job_id not in arrays}
-        trouble = ""
+        statuses = {status.job_id: status for status in _rows(answer.out)}
+        unclear = {job for job, status in statuses.items() if status.state in (ENDED, CANCELLED)}
+        arrays = _tasks_by_array(statuses)
+        unclear |= {job_id for job_id in job_ids if job_id not in statuses and job_id not in arrays}
+        error = ""
         if unclear:
-            ended, trouble = self._ended(_numbers(unclear))
+            ended, error = self._ended_jobs(_numbers(unclear))
             for job, status in ended.items():
                 # sacct lags behind: where squeue knows the state, only the exit code is new
-                seen[job] = _merged(seen[job], status) if job in seen else status
-            arrays = _tasks_by_array(seen)
-        return {**seen, **{job_id: _status_of(seen, arrays, job_id, trouble) for job_id in job_ids}}
+                statuses[job] = _with_exit_codes(statuses[job], status) if job in statuses else status
+            arrays = _tasks_by_array(statuses)
+        return {**statuses, **{job_id: _status_of(statuses, arrays, job_id, error) for job_id in job_ids}}
 
     def cancel(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol."""
@@ -195,16 +195,16 @@ class SlurmScheduler:
 
     def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol. One call for each: of several, ``scontrol`` does not say which has failed."""
-        return {job_id: self._told(["scontrol", "hold", job_id]) for job_id in job_ids}
+        return {job_id: self._operate(["scontrol", "hold", job_id]) for job_id in job_ids}
 
     def release(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol."""
-        return {job_id: self._told(["scontrol", "release", job_id]) for job_id in job_ids}
+        return {job_id: self._operate(["scontrol", "release", job_id]) for job_id in job_ids}
 
     def output_files(self, directory: Path, job_id: str) -> List[Path]:
         """See the protocol: Slurm's default names, and PJM's, which our templates use."""
         patterns = (f"slurm-{job_id}.out", f"slurm-{job_id}_*.out", f"*.{job_id}.out", f"*.{job_id}.err")
-        return _existing(directory, (*patterns, f"output.{job_id}/*/*/std*"))
+        return _existing_files(directory, (*patterns, f"output.{job_id}/*/*/std*"))
 
     def accounting(self, directory: Path, job_id: str) -> Optional[Accounting]:
         """See the protocol: ``sacct``, or time and nodes from ``scontrol`` while it still knows the job."""
@@ -220,45 +220,45 @@ class SlurmScheduler:
             return None
         return Accounting(elapsed_seconds=float(max(times)), nodes=max(nodes), values={"source": "scontrol"})
 
-    def _told(self, words: Sequence[str]) -> str:
-        answer = self._run(words)
+    def _operate(self, argv: Sequence[str]) -> str:
+        answer = self._run(argv)
         return "" if answer.code == 0 else answer.said.splitlines()[0] if answer.said else f"exit code {answer.code}"
 
-    def _kept_comments(self) -> str:
+    def _accounting_comments(self) -> str:
         """Ids and comments of the last days' jobs; empty where there is no accounting.
 
         Raises:
             NoAnswer: there is, and it does not answer.
         """
         try:
-            kept = self._run(["sacct", "-n", "-P", "-X", "--starttime=now-7days", "--format=JobID,Comment"])
+            answer = self._run(["sacct", "-n", "-P", "-X", "--starttime=now-7days", "--format=JobID,Comment"])
         except NoAnswer:
             raise
         except UsageError:  # no sacct on this machine
             return ""
-        return kept.out if kept.code == 0 else ""
+        return answer.out if answer.code == 0 else ""
 
-    def _ended(self, jobs: Sequence[str]) -> Tuple[Dict[str, JobStatus], str]:
+    def _ended_jobs(self, jobs: Sequence[str]) -> Tuple[Dict[str, JobStatus], str]:
         """What is kept of finished jobs, and why the answer may not be whole (empty where it is)."""
         try:
             answer = self._run(
                 ["sacct", "-n", "-P", "-X", "-j", ",".join(jobs), "-o", "JobID,State,ExitCode,Partition"]
             )
             if answer.code == 0:
-                found = {}
+                statuses = {}
                 for line in answer.out.splitlines():
                     row = _SACCT_ROW.match(line.strip())
                     if row:
-                        found[row["id"]] = _status(row["id"], row["state"], row["group"], "", row["exit"])
-                return found, ""
+                        statuses[row["id"]] = _status(row["id"], row["state"], row["group"], "", row["exit"])
+                return statuses, ""
             trouble = "" if "accounting storage is disabled" in answer.said else f"sacct: {answer.said}"
         except NoAnswer as error:
             trouble = str(error)
         except UsageError:  # no sacct on this machine: no accounting
             trouble = ""
         try:
-            one = jobs[0] if len(jobs) == 1 else None  # scontrol takes one id, or shows all
-            shown = self._run(["scontrol", "-o", "show", "job", *([one] if one else [])])
+            only_job = jobs[0] if len(jobs) == 1 else None  # scontrol takes one id, or shows all
+            shown = self._run(["scontrol", "-o", "show", "job", *([only_job] if only_job else [])])
         except NoAnswer as error:
             return {}, str(error)
         if shown.code != 0 and "Invalid job id" not in shown.said:
@@ -273,54 +273,54 @@ def _rows(text: str) -> Iterable[JobStatus]:
             yield _status(row["id"], row["state"], row["group"], row["reason"])
 
 
-def _shown(text: str, wanted: Iterable[str]) -> Dict[str, JobStatus]:
+def _shown(text: str, job_numbers: Iterable[str]) -> Dict[str, JobStatus]:
     """The jobs of ``scontrol -o show job``; of an array, the tasks that have begun."""
-    found = {}
+    statuses = {}
     for line in text.splitlines():
         row = _SHOWN.match(line)
-        if row is None or (row["array"] or row["job"]) not in wanted:
+        if row is None or (row["array"] or row["job"]) not in job_numbers:
             continue
         if row["array"] and not row["task"].isdigit():  # "1-2%1": tasks that wait
             continue
         job_id = SlurmScheduler.sub_job_id(row["array"], int(row["task"])) if row["array"] else row["job"]
-        found[job_id] = _status(job_id, row["state"], row["group"], row["reason"], row["exit"])
-    return found
+        statuses[job_id] = _status(job_id, row["state"], row["group"], row["reason"], row["exit"])
+    return statuses
 
 
-def _status(job_id: str, word: str, group: str, reason: str, exit_text: str = "") -> JobStatus:
-    state = _STATES.get(word, UNKNOWN)
-    if state == QUEUED and reason in _HELD_REASONS:
-        state = HELD
+def _status(job_id: str, state_name: str, group: str, reason: str, exit_text: str = "") -> JobStatus:
+    state = _STATES.get(state_name, UNKNOWN)
+    if state == QUEUED and reason in _HOLD_REASONS:
+        state = ON_HOLD
     code, number = None, None
     if state in (ENDED, CANCELLED) and exit_text:
         code, number = (int(part) for part in exit_text.split(":"))
-    elif word == "COMPLETED":
+    elif state_name == "COMPLETED":
         code = 0
-    told = "" if reason in ("None", "(null)") else reason
-    return JobStatus(job_id, state, word, code, number or None, None, told, group)
+    shown_reason = "" if reason in ("None", "(null)") else reason
+    return JobStatus(job_id, state, state_name, code, number or None, None, shown_reason, group)
 
 
-def _merged(seen: JobStatus, kept: JobStatus) -> JobStatus:
-    code = kept.exit_code if kept.exit_code is not None else seen.exit_code
-    return JobStatus(seen.job_id, seen.state, seen.raw, code, kept.signal, None, seen.reason, seen.group)
+def _with_exit_codes(queued: JobStatus, accounted: JobStatus) -> JobStatus:
+    code = accounted.exit_code if accounted.exit_code is not None else queued.exit_code
+    return JobStatus(queued.job_id, queued.state, queued.raw, code, accounted.signal, None, queued.reason, queued.group)
 
 
 def _status_of(
-    seen: Mapping[str, JobStatus], arrays: Mapping[str, List[JobStatus]], job_id: str, trouble: str
+    statuses: Mapping[str, JobStatus], arrays: Mapping[str, List[JobStatus]], job_id: str, error: str
 ) -> JobStatus:
-    if job_id in seen:
-        return seen[job_id]
+    if job_id in statuses:
+        return statuses[job_id]
     if job_id in arrays:
-        return aggregate(job_id, arrays[job_id])
-    if trouble:
-        return JobStatus(job_id, UNKNOWN, reason=trouble)
+        return aggregate_status(job_id, arrays[job_id])
+    if error:
+        return JobStatus(job_id, UNKNOWN, reason=error)
     return JobStatus(job_id, LOST, reason="Slurm does not know it any more")
 
 
-def _tasks_by_array(seen: Mapping[str, JobStatus]) -> Dict[str, List[JobStatus]]:
+def _tasks_by_array(statuses: Mapping[str, JobStatus]) -> Dict[str, List[JobStatus]]:
     """Id of an array → what was answered of its tasks, in the order of their numbers."""
     tasks = []
-    for text, status in seen.items():
+    for text, status in statuses.items():
         job = SlurmScheduler.parse_job_id(text)
         if job.index is not None:
             tasks.append((job.submitted, job.index, status))
@@ -349,33 +349,33 @@ def _all_unknown(job_ids: Sequence[str], reason: str) -> Dict[str, JobStatus]:
     return {job_id: JobStatus(job_id, UNKNOWN, reason=reason) for job_id in job_ids}
 
 
-def _existing(directory: Path, patterns: Iterable[str]) -> List[Path]:
-    found: Dict[Path, None] = {}
+def _existing_files(directory: Path, patterns: Iterable[str]) -> List[Path]:
+    files: Dict[Path, None] = {}
     for pattern in patterns:
-        found.update((path, None) for path in sorted(directory.glob(pattern)))
-    return list(found)
+        files.update((path, None) for path in sorted(directory.glob(pattern)))
+    return list(files)
 
 
 def _accounting(text: str, job_id: str) -> Accounting:
     """The job's own line, and what only the lines of its steps say: energy where the whole has none, the most
     memory."""
     lines = [dict(zip(_SACCT_FIELDS, line.split("|"))) for line in text.splitlines() if line.strip()]
-    whole = next((line for line in lines if line["JobID"] == job_id), lines[0])
+    job_line = next((line for line in lines if line["JobID"] == job_id), lines[0])
     steps = [line for line in lines if "." in line["JobID"]]
-    energies = [float(line["ConsumedEnergyRaw"]) for line in (whole, *steps) if _number(line["ConsumedEnergyRaw"])]
+    energies = [float(line["ConsumedEnergyRaw"]) for line in (job_line, *steps) if _is_number(line["ConsumedEnergyRaw"])]
     energy = max(energies, default=0.0) or None
-    elapsed = float(whole["ElapsedRaw"]) if _number(whole["ElapsedRaw"]) else None
-    values = {name: value for line in (*steps, whole) for name, value in line.items() if value and name != "JobID"}
+    elapsed = float(job_line["ElapsedRaw"]) if _is_number(job_line["ElapsedRaw"]) else None
+    values = {name: value for line in (*steps, job_line) for name, value in line.items() if value and name != "JobID"}
     return Accounting(
         elapsed_seconds=elapsed,
-        nodes=int(whole["AllocNodes"]) if whole.get("AllocNodes", "").isdigit() else None,
+        nodes=int(job_line["AllocNodes"]) if job_line.get("AllocNodes", "").isdigit() else None,
         energy_joules=energy,
         power_watts=energy / elapsed if energy and elapsed else None,
         values={**values, "source": "sacct"},
     )
 
 
-def _number(text: str) -> bool:
+def _is_number(text: str) -> bool:
     return re.fullmatch(r"\d+(\.\d+)?", text) is not None
 
 

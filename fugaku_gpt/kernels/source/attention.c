@@ -11,53 +11,53 @@
 #include "attention.h"
 
 /* float32 numbers of memory that each thread needs. */
-EXPORT int64_t attention_floats(int64_t length, int64_t width)
+EXPORT int64_t attention_workspace_floats(int64_t length, int64_t width)
 {
     Shape s = shape_of(1, 1, length, 1, width, FLOAT32);
-    return round_up(larger(float32_floats(&s), bfloat16_floats(&s)), 16); /* threads share no cache line */
+    return round_up(max_int64(float32_workspace_floats(&s), bfloat16_workspace_floats(&s)), 16); /* threads share no cache line */
 }
 
 /* y [parts, samples, here, heads, width] and log_sums [samples, heads, parts * here] of qkv [parts, samples, here, 3,
    heads, width]; kept: flags of dropout [samples, heads, length, length], or none. work: threads * attention_floats(). */
-EXPORT void attention_forward(const void *qkv, void *y, float *log_sums, const uint8_t *kept, int64_t parts,
-                              int64_t samples, int64_t here, int64_t heads, int64_t width, int type, float factor,
+EXPORT void attention_forward(const void *qkv, void *y, float *log_sums, const uint8_t *keep_mask, int64_t shards,
+                              int64_t samples, int64_t local_length, int64_t heads, int64_t width, int type, float factor,
                               float *work, int threads)
 {
-    const Shape s = shape_of(parts, samples, here, heads, width, type);
-    const int64_t floats = attention_floats(s.length, width);
-    int64_t next = 0, arrived = 0;
+    const Shape s = shape_of(shards, samples, local_length, heads, width, type);
+    const int64_t floats = attention_workspace_floats(s.length, width);
+    int64_t next = 0, thread_count = 0;
     typeof(&float32_forward) forward = float32_forward;
-#ifdef HAS_PAIRS
+#ifdef HAS_BF16_DOT
     if (type == BFLOAT16) forward = bfloat16_forward;
 #endif
 #pragma omp parallel num_threads(threads)
     {
-        float *mine = work + __atomic_fetch_add(&arrived, 1, __ATOMIC_RELAXED) * floats;
+        float *workspace = work + __atomic_fetch_add(&thread_count, 1, __ATOMIC_RELAXED) * floats;
         int64_t task;
         while ((task = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < samples * heads)
-            forward(&s, qkv, task / heads, task % heads, kept ? kept + task * s.length * s.length : 0, factor, y,
-                    log_sums + task * s.length, mine);
+            forward(&s, qkv, task / heads, task % heads, keep_mask ? keep_mask + task * s.length * s.length : 0, factor, y,
+                    log_sums + task * s.length, workspace);
     }
 }
 
 /* qkv_grad from y_grad, and from what the forward pass was given and has made. */
 EXPORT void attention_backward(const void *qkv, const void *y, const void *y_grad, const float *log_sums,
-                               const uint8_t *kept, void *qkv_grad, int64_t parts, int64_t samples, int64_t here,
+                               const uint8_t *keep_mask, void *qkv_grad, int64_t shards, int64_t samples, int64_t local_length,
                                int64_t heads, int64_t width, int type, float factor, float *work, int threads)
 {
-    const Shape s = shape_of(parts, samples, here, heads, width, type);
-    const int64_t floats = attention_floats(s.length, width);
-    int64_t next = 0, arrived = 0;
+    const Shape s = shape_of(shards, samples, local_length, heads, width, type);
+    const int64_t floats = attention_workspace_floats(s.length, width);
+    int64_t next = 0, thread_count = 0;
     typeof(&float32_backward) backward = float32_backward;
-#ifdef HAS_PAIRS
+#ifdef HAS_BF16_DOT
     if (type == BFLOAT16) backward = bfloat16_backward;
 #endif
 #pragma omp parallel num_threads(threads)
     {
-        float *mine = work + __atomic_fetch_add(&arrived, 1, __ATOMIC_RELAXED) * floats;
+        float *workspace = work + __atomic_fetch_add(&thread_count, 1, __ATOMIC_RELAXED) * floats;
         int64_t task;
         while ((task = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < samples * heads)
-            backward(&s, qkv, task / heads, task % heads, kept ? kept + task * s.length * s.length : 0, factor, y, y_grad,
-                     log_sums + task * s.length, qkv_grad, mine);
+            backward(&s, qkv, task / heads, task % heads, keep_mask ? keep_mask + task * s.length * s.length : 0, factor, y, y_grad,
+                     log_sums + task * s.length, qkv_grad, workspace);
     }
 }

@@ -17,21 +17,21 @@
 INLINE float scale_of(int64_t width) { return LOG2_E / sqrtf((float)width); }
 
 typedef struct {
-    int64_t parts, samples, here, heads, width; /* qkv: [parts, samples, here, 3, heads, width] */
+    int64_t shards, samples, local_length, heads, width; /* qkv: [parts, samples, here, 3, heads, width] */
     int64_t length, padded;                     /* parts * here; width with its zeros */
     int type;
 } Shape;
 
-INLINE Shape shape_of(int64_t parts, int64_t samples, int64_t here, int64_t heads, int64_t width, int type)
+INLINE Shape shape_of(int64_t shards, int64_t samples, int64_t local_length, int64_t heads, int64_t width, int type)
 {
-    Shape s = {parts, samples, here, heads, width, parts * here, round_up(width, TILE_COLUMNS), type};
+    Shape s = {shards, samples, local_length, heads, width, shards * local_length, round_up(width, ATTENTION_NR), type};
     return s;
 }
 
 /* The token at position t of a sample. */
 INLINE int64_t token(const Shape *s, int64_t sample, int64_t t)
 {
-    return (t / s->here * s->samples + sample) * s->here + t % s->here;
+    return (t / s->local_length * s->samples + sample) * s->local_length + t % s->local_length;
 }
 
 /* Of a head's rows; the first three as they follow each other in qkv. */
@@ -48,30 +48,30 @@ INLINE int64_t output_at(const Shape *s, int64_t sample, int64_t head, int64_t t
     return (token(s, sample, t) * s->heads + head) * s->width;
 }
 
-INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t max_int64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* The probabilities of a query, but for their sum: x[j] = 2^(x[j] - top) of those keys that are not after it, else 0. */
-INLINE float exponentials(float *x, int64_t valid, float top)
+INLINE float exp2_row(float *x, int64_t valid, float top)
 {
     float sum = 0.0f;
     if (valid == KEYS) { /* a length that the compiler knows */
 #pragma omp simd reduction(+ : sum)
         for (int64_t j = 0; j < KEYS; j++) {
-            x[j] = power_of_two(x[j] - top);
+            x[j] = exp2_flushed(x[j] - top);
             sum += x[j];
         }
         return sum;
     }
 #pragma omp simd reduction(+ : sum)
     for (int64_t j = 0; j < valid; j++) {
-        x[j] = power_of_two(x[j] - top);
+        x[j] = exp2_flushed(x[j] - top);
         sum += x[j];
     }
     for (int64_t j = valid; j < KEYS; j++) x[j] = 0.0f;
     return sum;
 }
 
-INLINE float largest(const float *x, int64_t n, float top)
+INLINE float row_max(const float *x, int64_t n, float top)
 {
 #pragma omp simd reduction(max : top)
     for (int64_t j = 0; j < n; j++) top = x[j] > top ? x[j] : top;
@@ -79,64 +79,64 @@ INLINE float largest(const float *x, int64_t n, float top)
 }
 
 /* x[j] = 0 where a probability was dropped. */
-INLINE void drop(float *restrict x, const uint8_t *restrict kept, int64_t n)
+INLINE void apply_mask(float *restrict x, const uint8_t *restrict keep_mask, int64_t n)
 {
 #pragma omp simd
-    for (int64_t j = 0; j < n; j++) x[j] = kept[j] ? x[j] : 0.0f;
+    for (int64_t j = 0; j < n; j++) x[j] = keep_mask[j] ? x[j] : 0.0f;
 }
 
 /* A block's scores of a query become probabilities but for their sum, whose largest score and sum so far, and output
    [padded], are brought in line with it. kept: flags of dropout, or none. */
-INLINE void probabilities(float *row, int64_t valid, const uint8_t *kept, float *top, float *sum, float *out,
+INLINE void online_softmax_row(float *row, int64_t valid, const uint8_t *keep_mask, float *top, float *sum, float *out,
                           int64_t padded)
 {
-    const float now = largest(row, valid, *top);
-    const float its = exponentials(row, valid, now);
-    if (now != *top) {
-        const float less = exp2f(*top - now);
-        *sum *= less;
+    const float new_top = row_max(row, valid, *top);
+    const float block_sum = exp2_row(row, valid, new_top);
+    if (new_top != *top) {
+        const float correction = exp2f(*top - new_top);
+        *sum *= correction;
 #pragma omp simd
-        for (int64_t j = 0; j < padded; j++) out[j] *= less;
-        *top = now;
+        for (int64_t j = 0; j < padded; j++) out[j] *= correction;
+        *top = new_top;
     }
-    *sum += its;
-    if (kept) drop(row, kept, valid);
+    *sum += block_sum;
+    if (keep_mask) apply_mask(row, keep_mask, valid);
 }
 
 /* Of a block's scores p of a query, and the gradients g of its probabilities, these probabilities, and the gradients of
    the scores; sum: over all keys, of probability and gradient. */
-INLINE void gradients(float *restrict p, float *restrict g, int64_t valid, const uint8_t *kept, float log_sum, float sum)
+INLINE void softmax_backward_row(float *restrict p, float *restrict g, int64_t valid, const uint8_t *keep_mask, float log_sum, float sum)
 {
-    if (kept) drop(g, kept, valid);
+    if (keep_mask) apply_mask(g, keep_mask, valid);
     if (valid == KEYS) {
 #pragma omp simd
         for (int64_t j = 0; j < KEYS; j++) {
-            p[j] = power_of_two(p[j] - log_sum);
+            p[j] = exp2_flushed(p[j] - log_sum);
             g[j] = (g[j] - sum) * p[j];
         }
     } else {
 #pragma omp simd
         for (int64_t j = 0; j < valid; j++) {
-            p[j] = power_of_two(p[j] - log_sum);
+            p[j] = exp2_flushed(p[j] - log_sum);
             g[j] = (g[j] - sum) * p[j];
         }
         for (int64_t j = valid; j < KEYS; j++) p[j] = g[j] = 0.0f;
     }
-    if (kept) drop(p, kept, valid);
+    if (keep_mask) apply_mask(p, keep_mask, valid);
 }
 
 /* The two ways. kept: [length, length] flags of dropout, or none; the others are scaled by factor. log_sums: [length].
    work: as many float32 numbers as float32_floats(), or bfloat16_floats(), says. */
-int64_t float32_floats(const Shape *s);
-void float32_forward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *kept, float factor,
+int64_t float32_workspace_floats(const Shape *s);
+void float32_forward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask, float factor,
                      void *y, float *log_sums, float *work);
-void float32_backward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *kept, float factor,
+void float32_backward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask, float factor,
                       const void *y, const void *y_grad, const float *log_sums, void *qkv_grad, float *work);
-int64_t bfloat16_floats(const Shape *s);
-#ifdef HAS_PAIRS
-void bfloat16_forward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *kept, float factor,
+int64_t bfloat16_workspace_floats(const Shape *s);
+#ifdef HAS_BF16_DOT
+void bfloat16_forward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask, float factor,
                       void *y, float *log_sums, float *work);
-void bfloat16_backward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *kept, float factor,
+void bfloat16_backward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask, float factor,
                        const void *y, const void *y_grad, const float *log_sums, void *qkv_grad, float *work);
 #endif
 

@@ -5,39 +5,39 @@
    memory, and `turned`, [rows / 2, columns], of neighbours in a column. A product takes pairs along its inner dimension
    from both sides: the left ones one by one, of the right side [inner / 2, columns] a vector at a time. */
 #include "attention.h"
-#include "between.h"
+#include "progress.h"
 
-static int64_t forward_floats(const Shape *s)
+static int64_t forward_workspace_floats(const Shape *s)
 {
-    const int64_t whole = round_up(s->length, KEYS), half = s->padded / 2;
-    return half * (2 * whole + 3 * QUERIES + KEYS) + QUERIES * (KEYS + KEYS / 2 + 2);
+    const int64_t padded_length = round_up(s->length, KEYS), half = s->padded / 2;
+    return half * (2 * padded_length + 3 * QUERIES + KEYS) + QUERIES * (KEYS + KEYS / 2 + 2);
 }
 
-static int64_t backward_floats(const Shape *s)
+static int64_t backward_workspace_floats(const Shape *s)
 {
     const int64_t even = round_up(s->length, 2), half = s->padded / 2;
     return half * (4 * even + 2 * s->length + 8 * KEYS) + s->length + QUERIES * KEYS / 2 * 7;
 }
 
-int64_t bfloat16_floats(const Shape *s) { return larger(forward_floats(s), backward_floats(s)); }
+int64_t bfloat16_workspace_floats(const Shape *s) { return max_int64(forward_workspace_floats(s), backward_workspace_floats(s)); }
 
-#ifdef HAS_PAIRS
+#ifdef HAS_BF16_DOT
 
-_Static_assert(QUERIES % 2 == 0 && KEYS % TILE_COLUMNS == 0, "pairs of queries, and tiles of keys, are whole");
+_Static_assert(QUERIES % 2 == 0 && KEYS % ATTENTION_NR == 0, "pairs of queries, and tiles of keys, are padded_length");
 
 typedef uint32_t pair;
 
 /* c[rows, TILE_COLUMNS] = scale times, or +=, a[rows, 2 k] b[2 k, TILE_COLUMNS]; a's pair (i, j) is at i * a_row +
    j * a_column. */
-INLINE void tile(const int rows, int64_t k, const pair *a, int64_t a_row, int64_t a_column, const pair *b, int64_t b_row,
-                 float *c, int64_t c_row, const int adds, float scale)
+INLINE void micro_kernel(const int rows, int64_t k, const pair *a, int64_t a_row, int64_t a_column, const pair *b, int64_t b_row,
+                 float *c, int64_t c_row, const int accumulates, float scale)
 {
-    __m512 sums[TILE_ROWS][2];
+    __m512 sums[ATTENTION_MR][2];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
         const float *from = c + i * c_row;
-        sums[i][0] = adds ? _mm512_loadu_ps(from) : _mm512_setzero_ps();
-        sums[i][1] = adds ? _mm512_loadu_ps(from + LANES) : _mm512_setzero_ps();
+        sums[i][0] = accumulates ? _mm512_loadu_ps(from) : _mm512_setzero_ps();
+        sums[i][1] = accumulates ? _mm512_loadu_ps(from + LANES) : _mm512_setzero_ps();
     }
     for (int64_t j = 0; j < k; j++) {
         const pair *from = b + j * b_row;
@@ -52,70 +52,70 @@ INLINE void tile(const int rows, int64_t k, const pair *a, int64_t a_row, int64_
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
         for (int half = 0; half < 2; half++) {
-            if (!adds) sums[i][half] = _mm512_mul_ps(sums[i][half], _mm512_set1_ps(scale));
+            if (!accumulates) sums[i][half] = _mm512_mul_ps(sums[i][half], _mm512_set1_ps(scale));
             _mm512_storeu_ps(c + i * c_row + half * LANES, sums[i][half]);
         }
     }
 }
 
 /* c[m, n] = scale times, or +=, a[m, 2 k] b[2 k, n], n a multiple of TILE_COLUMNS. */
-INLINE void product(int64_t m, int64_t n, int64_t k, const pair *a, int64_t a_row, int64_t a_column, const pair *b,
-                    float *c, const int adds, float scale)
+INLINE void gemm_block(int64_t m, int64_t n, int64_t k, const pair *a, int64_t a_row, int64_t a_column, const pair *b,
+                    float *c, const int accumulates, float scale)
 {
-    for (int64_t column = 0; column < n; column += TILE_COLUMNS) {
+    for (int64_t column = 0; column < n; column += ATTENTION_NR) {
         int64_t i = 0;
-        for (; i + TILE_ROWS <= m; i += TILE_ROWS)
-            tile(TILE_ROWS, k, a + i * a_row, a_row, a_column, b + column, n, c + i * n + column, n, adds, scale);
+        for (; i + ATTENTION_MR <= m; i += ATTENTION_MR)
+            micro_kernel(ATTENTION_MR, k, a + i * a_row, a_row, a_column, b + column, n, c + i * n + column, n, accumulates, scale);
         for (; i + 4 <= m; i += 4)
-            tile(4, k, a + i * a_row, a_row, a_column, b + column, n, c + i * n + column, n, adds, scale);
+            micro_kernel(4, k, a + i * a_row, a_row, a_column, b + column, n, c + i * n + column, n, accumulates, scale);
         for (; i < m; i++)
-            tile(1, k, a + i * a_row, a_row, a_column, b + column, n, c + i * n + column, n, adds, scale);
+            micro_kernel(1, k, a + i * a_row, a_row, a_column, b + column, n, c + i * n + column, n, accumulates, scale);
     }
 }
 
 /* Of the left side as rows, which are 2 k long. */
-static __attribute__((noinline)) void rows_product(int64_t m, int64_t n, int64_t k, const pair *a, const pair *b, float *c,
+static __attribute__((noinline)) void gemm_rows(int64_t m, int64_t n, int64_t k, const pair *a, const pair *b, float *c,
                                                    float scale)
 {
-    product(m, n, k, a, k, 1, b, c, 0, scale);
+    gemm_block(m, n, k, a, k, 1, b, c, 0, scale);
 }
 
-static __attribute__((noinline)) void add_rows_product(int64_t m, int64_t n, int64_t k, const pair *a, const pair *b,
+static __attribute__((noinline)) void gemm_add_rows(int64_t m, int64_t n, int64_t k, const pair *a, const pair *b,
                                                        float *c)
 {
-    product(m, n, k, a, k, 1, b, c, 1, 1.0f);
+    gemm_block(m, n, k, a, k, 1, b, c, 1, 1.0f);
 }
 
 /* Of the left side turned, [k, m]: its columns are the product's rows. */
-static __attribute__((noinline)) void add_columns_product(int64_t m, int64_t n, int64_t k, const pair *a, const pair *b,
+static __attribute__((noinline)) void gemm_add_columns(int64_t m, int64_t n, int64_t k, const pair *a, const pair *b,
                                                           float *c)
 {
-    product(m, n, k, a, 1, m, b, c, 1, 1.0f);
+    gemm_block(m, n, k, a, 1, m, b, c, 1, 1.0f);
 }
 
-INLINE __m512i rounded(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
+INLINE __m512i round_pairs(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
 
 /* The pairs (low[j], high[j]), rounded. */
-INLINE __m512i paired(__m512 low, __m512 high)
+INLINE __m512i interleave_rounded(__m512 low, __m512 high)
 {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
                                            5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    return _mm512_permutexvar_epi16(order, rounded(low, high));
+    return _mm512_permutexvar_epi16(order, round_pairs(low, high));
 }
 
 /* A row of [KEYS] numbers as pairs of neighbours. */
 INLINE void round_row(const float *x, pair *y)
 {
     for (int64_t j = 0; j < KEYS; j += 2 * LANES)
-        _mm512_storeu_si512(y + j / 2, rounded(_mm512_loadu_ps(x + j), _mm512_loadu_ps(x + j + LANES)));
+        _mm512_storeu_si512(y + j / 2, round_pairs(_mm512_loadu_ps(x + j), _mm512_loadu_ps(x + j + LANES)));
 }
 
 /* Two rows of [KEYS] numbers, the second one zeros where there is none, turned. */
-INLINE void turn_two(const float *x, int has_second, pair *y)
+INLINE void interleave_two_rows(const float *x, int has_second, pair *y)
 {
     for (int64_t j = 0; j < KEYS; j += LANES) {
         const __m512 second = has_second ? _mm512_loadu_ps(x + KEYS + j) : _mm512_setzero_ps();
-        _mm512_storeu_si512(y + j, paired(_mm512_loadu_ps(x + j), second));
+        _mm512_storeu_si512(y + j, interleave_rounded(_mm512_loadu_ps(x + j), second));
     }
 }
 
@@ -125,15 +125,15 @@ static void load_rows(const Shape *s, const void *x, int64_t sample, int64_t hea
 {
     uint16_t *to = (uint16_t *)y;
     for (int64_t t = first; t < first + count; t++, to += s->padded) {
-        const int64_t some = t < s->length ? s->width : 0;
+        const int64_t block_elements = t < s->length ? s->width : 0;
         const int64_t at = which == OUTPUT ? output_at(s, sample, head, t) : input_at(s, sample, head, t, which);
-        if (some) memcpy(to, (const uint16_t *)x + at, some * sizeof *to);
-        memset(to + some, 0, (s->padded - some) * sizeof *to);
+        if (block_elements) memcpy(to, (const uint16_t *)x + at, block_elements * sizeof *to);
+        memset(to + block_elements, 0, (s->padded - block_elements) * sizeof *to);
     }
 }
 
 /* [2 n, padded] rows to [n, padded] turned. */
-static void turn(const pair *rows, int64_t n, int64_t padded, pair *restrict y)
+static void interleave_rows(const pair *rows, int64_t n, int64_t padded, pair *restrict y)
 {
     for (int64_t i = 0; i < n; i++) {
         const uint16_t *restrict low = (const uint16_t *)rows + 2 * i * padded, *restrict high = low + padded;
@@ -150,7 +150,7 @@ static void transpose(const pair *restrict x, int64_t half, pair *restrict y)
             for (int64_t lane = i; lane < i + LANES; lane++) y[j * KEYS + lane] = x[lane * half + j];
 }
 
-void bfloat16_forward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *kept, float factor,
+void bfloat16_forward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask, float factor,
                       void *y, float *log_sums, float *work)
 {
     const int64_t padded = s->padded, half = padded / 2, all = round_up(s->length, KEYS) * half;
@@ -163,11 +163,11 @@ void bfloat16_forward(const Shape *s, const void *qkv, int64_t sample, int64_t h
         load_rows(s, qkv, sample, head, first, KEYS, KEY, block);
         transpose(block, half, keys + first * half);
         load_rows(s, qkv, sample, head, first, KEYS, VALUE, block);
-        turn(block, KEYS / 2, padded, values + first * half);
+        interleave_rows(block, KEYS / 2, padded, values + first * half);
     }
     for (int64_t low = 0; low < s->length; low += QUERIES) {
-        between();
-        const int64_t count = smaller(QUERIES, s->length - low);
+        poll_mpi();
+        const int64_t count = min_int64(QUERIES, s->length - low);
         load_rows(s, qkv, sample, head, low, count, QUERY, queries);
         for (int64_t i = 0; i < count; i++) {
             tops[i] = -INFINITY;
@@ -175,84 +175,84 @@ void bfloat16_forward(const Shape *s, const void *qkv, int64_t sample, int64_t h
         }
         memset(out, 0, count * padded * sizeof *out);
         for (int64_t first = 0; first < low + count; first += KEYS) {
-            const int64_t from = larger(0, first - low); /* queries before it see none of these keys */
-            rows_product(count - from, KEYS, half, queries + from * half, keys + first * half, scores, scale);
+            const int64_t from = max_int64(0, first - low); /* queries before it see none of these keys */
+            gemm_rows(count - from, KEYS, half, queries + from * half, keys + first * half, scores, scale);
             for (int64_t i = from; i < count; i++) {
                 float *row = scores + (i - from) * KEYS;
-                const int64_t valid = smaller(KEYS, low + i + 1 - first);
-                const uint8_t *flags = kept ? kept + (low + i) * s->length + first : 0;
-                probabilities(row, valid, flags, tops + i, sums + i, out + i * padded, padded);
+                const int64_t valid = min_int64(KEYS, low + i + 1 - first);
+                const uint8_t *mask_row = keep_mask ? keep_mask + (low + i) * s->length + first : 0;
+                online_softmax_row(row, valid, mask_row, tops + i, sums + i, out + i * padded, padded);
                 round_row(row, p_rows + (i - from) * KEYS / 2);
             }
-            add_rows_product(count - from, padded, KEYS / 2, p_rows, values + first * half, out + from * padded);
+            gemm_add_rows(count - from, padded, KEYS / 2, p_rows, values + first * half, out + from * padded);
         }
         for (int64_t i = 0; i < count; i++) {
-            store(out + i * padded, factor / sums[i], y, output_at(s, sample, head, low + i), s->type, s->width);
+            store_scaled(out + i * padded, factor / sums[i], y, output_at(s, sample, head, low + i), s->type, s->width);
             log_sums[low + i] = tops[i] + log2f(sums[i]);
         }
     }
 }
 
-void bfloat16_backward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *kept, float factor,
+void bfloat16_backward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask, float factor,
                        const void *y, const void *y_grad, const float *log_sums, void *qkv_grad, float *work)
 {
     const int64_t padded = s->padded, half = padded / 2, even = round_up(s->length, 2), all = even * half;
-    const int64_t some = KEYS * half;
+    const int64_t block_elements = KEYS * half;
     const float scale = scale_of(s->width);
-    pair *queries = (pair *)work, *queries_turned = queries + all, *out_grad = queries_turned + all;
-    pair *out_grad_turned = out_grad + all, *block = out_grad_turned + all, *keys = block + some, *keys_across = keys + some;
-    pair *values_across = keys_across + some, *p_turned = values_across + some, *g_turned = p_turned + QUERIES * KEYS / 2;
-    pair *g_rows = g_turned + QUERIES * KEYS / 2;
+    pair *queries = (pair *)work, *queries_interleaved = queries + all, *out_grad = queries_interleaved + all;
+    pair *out_grad_interleaved = out_grad + all, *block = out_grad_interleaved + all, *keys = block + block_elements, *keys_transposed = keys + block_elements;
+    pair *values_transposed = keys_transposed + block_elements, *p_interleaved = values_transposed + block_elements, *g_interleaved = p_interleaved + QUERIES * KEYS / 2;
+    pair *g_rows = g_interleaved + QUERIES * KEYS / 2;
     float *queries_grad = (float *)(g_rows + QUERIES * KEYS / 2), *keys_grad = queries_grad + s->length * padded;
     float *values_grad = keys_grad + KEYS * padded, *scores = values_grad + KEYS * padded;
     float *scores_grad = scores + QUERIES * KEYS, *sums = scores_grad + QUERIES * KEYS;
     load_rows(s, qkv, sample, head, 0, even, QUERY, queries);
     load_rows(s, y_grad, sample, head, 0, even, OUTPUT, out_grad);
-    turn(queries, even / 2, padded, queries_turned);
-    turn(out_grad, even / 2, padded, out_grad_turned);
+    interleave_rows(queries, even / 2, padded, queries_interleaved);
+    interleave_rows(out_grad, even / 2, padded, out_grad_interleaved);
     for (int64_t t = 0; t < s->length; t++) {
-        const uint16_t *its = (const uint16_t *)y + output_at(s, sample, head, t);
+        const uint16_t *output = (const uint16_t *)y + output_at(s, sample, head, t);
         const uint16_t *grad = (const uint16_t *)out_grad + t * padded;
         float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-        for (int64_t j = 0; j < s->width; j++) sum += from_bfloat16(its[j]) * from_bfloat16(grad[j]);
+        for (int64_t j = 0; j < s->width; j++) sum += from_bfloat16(output[j]) * from_bfloat16(grad[j]);
         sums[t] = sum;
     }
     memset(queries_grad, 0, s->length * padded * sizeof *queries_grad);
     for (int64_t first = 0; first < s->length; first += KEYS) {
         load_rows(s, qkv, sample, head, first, KEYS, KEY, block);
-        transpose(block, half, keys_across);
-        turn(block, KEYS / 2, padded, keys);
+        transpose(block, half, keys_transposed);
+        interleave_rows(block, KEYS / 2, padded, keys);
         load_rows(s, qkv, sample, head, first, KEYS, VALUE, block);
-        transpose(block, half, values_across);
-        between();
+        transpose(block, half, values_transposed);
+        poll_mpi();
         memset(keys_grad, 0, 2 * KEYS * padded * sizeof *keys_grad); /* and values_grad */
         for (int64_t low = first; low < s->length; low = low / QUERIES * QUERIES + QUERIES) { /* even */
-            const int64_t count = smaller(low / QUERIES * QUERIES + QUERIES, s->length) - low, pairs = (count + 1) / 2;
-            rows_product(count, KEYS, half, queries + low * half, keys_across, scores, scale);
-            rows_product(count, KEYS, half, out_grad + low * half, values_across, scores_grad, factor);
+            const int64_t count = min_int64(low / QUERIES * QUERIES + QUERIES, s->length) - low, pairs = (count + 1) / 2;
+            gemm_rows(count, KEYS, half, queries + low * half, keys_transposed, scores, scale);
+            gemm_rows(count, KEYS, half, out_grad + low * half, values_transposed, scores_grad, factor);
             for (int64_t i = 0; i < count; i++) {
                 float *g = scores_grad + i * KEYS;
-                const int64_t valid = smaller(KEYS, low + i + 1 - first);
-                const uint8_t *flags = kept ? kept + (low + i) * s->length + first : 0;
-                gradients(scores + i * KEYS, g, valid, flags, log_sums[low + i], sums[low + i]);
+                const int64_t valid = min_int64(KEYS, low + i + 1 - first);
+                const uint8_t *mask_row = keep_mask ? keep_mask + (low + i) * s->length + first : 0;
+                softmax_backward_row(scores + i * KEYS, g, valid, mask_row, log_sums[low + i], sums[low + i]);
                 round_row(g, g_rows + i * KEYS / 2);
                 if (i % 2 == 1 || i + 1 == count) {
-                    turn_two(scores + i / 2 * 2 * KEYS, i % 2, p_turned + i / 2 * KEYS);
-                    turn_two(scores_grad + i / 2 * 2 * KEYS, i % 2, g_turned + i / 2 * KEYS);
+                    interleave_two_rows(scores + i / 2 * 2 * KEYS, i % 2, p_interleaved + i / 2 * KEYS);
+                    interleave_two_rows(scores_grad + i / 2 * 2 * KEYS, i % 2, g_interleaved + i / 2 * KEYS);
                 }
             }
-            add_columns_product(KEYS, padded, pairs, p_turned, out_grad_turned + low * half, values_grad);
-            add_columns_product(KEYS, padded, pairs, g_turned, queries_turned + low * half, keys_grad);
-            add_rows_product(count, padded, KEYS / 2, g_rows, keys, queries_grad + low * padded);
+            gemm_add_columns(KEYS, padded, pairs, p_interleaved, out_grad_interleaved + low * half, values_grad);
+            gemm_add_columns(KEYS, padded, pairs, g_interleaved, queries_interleaved + low * half, keys_grad);
+            gemm_add_rows(count, padded, KEYS / 2, g_rows, keys, queries_grad + low * padded);
         }
-        for (int64_t t = first; t < smaller(first + KEYS, s->length); t++) {
+        for (int64_t t = first; t < min_int64(first + KEYS, s->length); t++) {
             const int64_t at = (t - first) * padded;
-            store(keys_grad + at, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, KEY), s->type, s->width);
-            store(values_grad + at, factor, qkv_grad, input_at(s, sample, head, t, VALUE), s->type, s->width);
+            store_scaled(keys_grad + at, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, KEY), s->type, s->width);
+            store_scaled(values_grad + at, factor, qkv_grad, input_at(s, sample, head, t, VALUE), s->type, s->width);
         }
     }
     for (int64_t t = 0; t < s->length; t++)
-        store(queries_grad + t * padded, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, QUERY), s->type, s->width);
+        store_scaled(queries_grad + t * padded, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, QUERY), s->type, s->width);
 }
 #endif

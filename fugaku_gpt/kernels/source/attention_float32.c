@@ -1,28 +1,28 @@
 /* Attention of one head in float32, whatever the type of its numbers. These are copied into rows without gaps first:
    width numbers, and zeros up to a multiple of TILE_COLUMNS. Products are tiles of sums in registers. */
 #include "attention.h"
-#include "between.h"
+#include "progress.h"
 
 INLINE void load_row(const Shape *s, const void *x, int64_t at, float factor, float *y)
 {
-    load(x, at, s->type, factor, y, s->width);
+    load_scaled(x, at, s->type, factor, y, s->width);
     for (int64_t j = s->width; j < s->padded; j++) y[j] = 0.0f;
 }
 
 /* c[rows, TILE_COLUMNS] = or += a[rows, k] b[k, TILE_COLUMNS]; a's element (i, j) is at i * a_row + j * a_column. */
-INLINE void tile(const int rows, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b, int64_t b_row,
-                 float *c, int64_t c_row, int adds)
+INLINE void micro_kernel(const int rows, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b, int64_t b_row,
+                 float *c, int64_t c_row, int accumulates)
 {
-    vec sums[TILE_ROWS][2];
+    vec sums[ATTENTION_MR][2];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
         const float *from = c + i * c_row;
-        sums[i][0] = adds ? *(const loose_vec *)from : (vec){0};
-        sums[i][1] = adds ? *(const loose_vec *)(from + LANES) : (vec){0};
+        sums[i][0] = accumulates ? *(const unaligned_vec *)from : (vec){0};
+        sums[i][1] = accumulates ? *(const unaligned_vec *)(from + LANES) : (vec){0};
     }
     for (int64_t j = 0; j < k; j++) {
         const float *from = b + j * b_row;
-        vec left = *(const loose_vec *)from, right = *(const loose_vec *)(from + LANES);
+        vec left = *(const unaligned_vec *)from, right = *(const unaligned_vec *)(from + LANES);
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++) {
             float factor = a[i * a_row + j * a_column];
@@ -32,39 +32,39 @@ INLINE void tile(const int rows, int64_t k, const float *a, int64_t a_row, int64
     }
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
-        *(loose_vec *)(c + i * c_row) = sums[i][0];
-        *(loose_vec *)(c + i * c_row + LANES) = sums[i][1];
+        *(unaligned_vec *)(c + i * c_row) = sums[i][0];
+        *(unaligned_vec *)(c + i * c_row + LANES) = sums[i][1];
     }
 }
 
 /* c[m, n] = or += a[m, k] b[k, n], n a multiple of TILE_COLUMNS. Each sum has the same order whatever tile it is in. */
-INLINE void product(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b,
-                    int64_t b_row, float *c, int64_t c_row, int adds)
+INLINE void gemm_block(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b,
+                    int64_t b_row, float *c, int64_t c_row, int accumulates)
 {
-    for (int64_t column = 0; column < n; column += TILE_COLUMNS) {
+    for (int64_t column = 0; column < n; column += ATTENTION_NR) {
         const float *factor = b + column;
         int64_t i = 0;
-        for (; i + TILE_ROWS <= m; i += TILE_ROWS)
-            tile(TILE_ROWS, k, a + i * a_row, a_row, a_column, factor, b_row, c + i * c_row + column, c_row, adds);
+        for (; i + ATTENTION_MR <= m; i += ATTENTION_MR)
+            micro_kernel(ATTENTION_MR, k, a + i * a_row, a_row, a_column, factor, b_row, c + i * c_row + column, c_row, accumulates);
         for (; i + 2 <= m; i += 2)
-            tile(2, k, a + i * a_row, a_row, a_column, factor, b_row, c + i * c_row + column, c_row, adds);
+            micro_kernel(2, k, a + i * a_row, a_row, a_column, factor, b_row, c + i * c_row + column, c_row, accumulates);
         for (; i < m; i++)
-            tile(1, k, a + i * a_row, a_row, a_column, factor, b_row, c + i * c_row + column, c_row, adds);
+            micro_kernel(1, k, a + i * a_row, a_row, a_column, factor, b_row, c + i * c_row + column, c_row, accumulates);
     }
 }
 
 /* c = or += a b, rows of a and b without gaps but for c's. */
-static __attribute__((noinline)) void rows_product(int64_t m, int64_t n, int64_t k, const float *a, const float *b,
-                                                   float *c, int adds)
+static __attribute__((noinline)) void gemm_rows(int64_t m, int64_t n, int64_t k, const float *a, const float *b,
+                                                   float *c, int accumulates)
 {
-    product(m, n, k, a, k, 1, b, n, c, n, adds);
+    gemm_block(m, n, k, a, k, 1, b, n, c, n, accumulates);
 }
 
 /* c[m, n] += aT b, where a is [k, m]. */
-static __attribute__((noinline)) void add_columns_product(int64_t m, int64_t n, int64_t k, const float *a, const float *b,
+static __attribute__((noinline)) void gemm_add_columns(int64_t m, int64_t n, int64_t k, const float *a, const float *b,
                                                           float *c)
 {
-    product(m, n, k, a, 1, m, b, n, c, n, 1);
+    gemm_block(m, n, k, a, 1, m, b, n, c, n, 1);
 }
 
 /* [KEYS, padded] to [padded, KEYS] */
@@ -86,12 +86,12 @@ static void load_keys(const Shape *s, const void *qkv, int64_t sample, int64_t h
     }
 }
 
-static int64_t forward_floats(const Shape *s)
+static int64_t forward_workspace_floats(const Shape *s)
 {
     return s->padded * (2 * round_up(s->length, KEYS) + 2 * QUERIES + KEYS) + QUERIES * (KEYS + 2);
 }
 
-void float32_forward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *kept, float factor,
+void float32_forward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask, float factor,
                      void *y, float *log_sums, float *work)
 {
     const int64_t padded = s->padded, all = round_up(s->length, KEYS) * padded;
@@ -105,8 +105,8 @@ void float32_forward(const Shape *s, const void *qkv, int64_t sample, int64_t he
         load_keys(s, qkv, sample, head, first, VALUE, values + first * padded);
     }
     for (int64_t low = 0; low < s->length; low += QUERIES) {
-        between();
-        const int64_t count = smaller(QUERIES, s->length - low);
+        poll_mpi();
+        const int64_t count = min_int64(QUERIES, s->length - low);
         for (int64_t i = 0; i < count; i++) {
             load_row(s, qkv, input_at(s, sample, head, low + i, QUERY), scale, queries + i * padded);
             tops[i] = -INFINITY;
@@ -114,36 +114,36 @@ void float32_forward(const Shape *s, const void *qkv, int64_t sample, int64_t he
         }
         memset(out, 0, count * padded * sizeof *out);
         for (int64_t first = 0; first < low + count; first += KEYS) {
-            const int64_t from = larger(0, first - low); /* queries before it see none of these keys */
-            rows_product(count - from, KEYS, padded, queries + from * padded, keys + first * padded, scores, 0);
+            const int64_t from = max_int64(0, first - low); /* queries before it see none of these keys */
+            gemm_rows(count - from, KEYS, padded, queries + from * padded, keys + first * padded, scores, 0);
             for (int64_t i = from; i < count; i++) {
-                const int64_t valid = smaller(KEYS, low + i + 1 - first);
-                const uint8_t *flags = kept ? kept + (low + i) * s->length + first : 0;
-                probabilities(scores + (i - from) * KEYS, valid, flags, tops + i, sums + i, out + i * padded, padded);
+                const int64_t valid = min_int64(KEYS, low + i + 1 - first);
+                const uint8_t *mask_row = keep_mask ? keep_mask + (low + i) * s->length + first : 0;
+                online_softmax_row(scores + (i - from) * KEYS, valid, mask_row, tops + i, sums + i, out + i * padded, padded);
             }
-            rows_product(count - from, padded, KEYS, scores, values + first * padded, out + from * padded, 1);
+            gemm_rows(count - from, padded, KEYS, scores, values + first * padded, out + from * padded, 1);
         }
         for (int64_t i = 0; i < count; i++) {
-            store(out + i * padded, factor / sums[i], y, output_at(s, sample, head, low + i), s->type, s->width);
+            store_scaled(out + i * padded, factor / sums[i], y, output_at(s, sample, head, low + i), s->type, s->width);
             log_sums[low + i] = tops[i] + log2f(sums[i]);
         }
     }
 }
 
-static int64_t backward_floats(const Shape *s)
+static int64_t backward_workspace_floats(const Shape *s)
 {
     return s->padded * (3 * s->length + 7 * KEYS) + s->length + 2 * QUERIES * KEYS;
 }
 
-void float32_backward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *kept, float factor,
+void float32_backward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask, float factor,
                       const void *y, const void *y_grad, const float *log_sums, void *qkv_grad, float *work)
 {
-    const int64_t padded = s->padded, all = s->length * padded, some = KEYS * padded;
+    const int64_t padded = s->padded, all = s->length * padded, block_elements = KEYS * padded;
     const float scale = scale_of(s->width);
     float *queries = work, *out_grad = queries + all, *queries_grad = out_grad + all;
-    float *keys = queries_grad + all, *values = keys + some, *keys_turned = values + some, *values_turned = keys_turned + some;
-    float *keys_grad = values_turned + some, *values_grad = keys_grad + some, *row = values_grad + some;
-    float *scores = row + some, *scores_grad = scores + QUERIES * KEYS, *sums = scores_grad + QUERIES * KEYS;
+    float *keys = queries_grad + all, *values = keys + block_elements, *keys_transposed = values + block_elements, *values_transposed = keys_transposed + block_elements;
+    float *keys_grad = values_transposed + block_elements, *values_grad = keys_grad + block_elements, *row = values_grad + block_elements;
+    float *scores = row + block_elements, *scores_grad = scores + QUERIES * KEYS, *sums = scores_grad + QUERIES * KEYS;
     for (int64_t t = 0; t < s->length; t++) {
         float *grad = out_grad + t * padded, sum = 0.0f;
         load_row(s, qkv, input_at(s, sample, head, t, QUERY), scale, queries + t * padded);
@@ -159,32 +159,32 @@ void float32_backward(const Shape *s, const void *qkv, int64_t sample, int64_t h
     for (int64_t first = 0; first < s->length; first += KEYS) {
         load_keys(s, qkv, sample, head, first, KEY, keys);
         load_keys(s, qkv, sample, head, first, VALUE, values);
-        transpose(keys, padded, keys_turned);
-        transpose(values, padded, values_turned);
-        between();
-        memset(keys_grad, 0, 2 * some * sizeof *keys_grad); /* and values_grad */
+        transpose(keys, padded, keys_transposed);
+        transpose(values, padded, values_transposed);
+        poll_mpi();
+        memset(keys_grad, 0, 2 * block_elements * sizeof *keys_grad); /* and values_grad */
         for (int64_t low = first; low < s->length; low = low / QUERIES * QUERIES + QUERIES) {
-            const int64_t count = smaller(low / QUERIES * QUERIES + QUERIES, s->length) - low;
-            rows_product(count, KEYS, padded, queries + low * padded, keys_turned, scores, 0);
-            rows_product(count, KEYS, padded, out_grad + low * padded, values_turned, scores_grad, 0);
+            const int64_t count = min_int64(low / QUERIES * QUERIES + QUERIES, s->length) - low;
+            gemm_rows(count, KEYS, padded, queries + low * padded, keys_transposed, scores, 0);
+            gemm_rows(count, KEYS, padded, out_grad + low * padded, values_transposed, scores_grad, 0);
             for (int64_t i = 0; i < count; i++) {
-                const int64_t valid = smaller(KEYS, low + i + 1 - first);
-                const uint8_t *flags = kept ? kept + (low + i) * s->length + first : 0;
-                gradients(scores + i * KEYS, scores_grad + i * KEYS, valid, flags, log_sums[low + i], sums[low + i]);
+                const int64_t valid = min_int64(KEYS, low + i + 1 - first);
+                const uint8_t *mask_row = keep_mask ? keep_mask + (low + i) * s->length + first : 0;
+                softmax_backward_row(scores + i * KEYS, scores_grad + i * KEYS, valid, mask_row, log_sums[low + i], sums[low + i]);
             }
-            add_columns_product(KEYS, padded, count, scores, out_grad + low * padded, values_grad);
-            add_columns_product(KEYS, padded, count, scores_grad, queries + low * padded, keys_grad);
-            rows_product(count, padded, KEYS, scores_grad, keys, queries_grad + low * padded, 1);
+            gemm_add_columns(KEYS, padded, count, scores, out_grad + low * padded, values_grad);
+            gemm_add_columns(KEYS, padded, count, scores_grad, queries + low * padded, keys_grad);
+            gemm_rows(count, padded, KEYS, scores_grad, keys, queries_grad + low * padded, 1);
         }
-        for (int64_t t = first; t < smaller(first + KEYS, s->length); t++) {
+        for (int64_t t = first; t < min_int64(first + KEYS, s->length); t++) {
             const int64_t at = (t - first) * padded;
             /* the queries had been multiplied by log2 e too */
-            store(keys_grad + at, 1.0f / LOG2_E, qkv_grad, input_at(s, sample, head, t, KEY), s->type, s->width);
-            store(values_grad + at, 1.0f, qkv_grad, input_at(s, sample, head, t, VALUE), s->type, s->width);
+            store_scaled(keys_grad + at, 1.0f / LOG2_E, qkv_grad, input_at(s, sample, head, t, KEY), s->type, s->width);
+            store_scaled(values_grad + at, 1.0f, qkv_grad, input_at(s, sample, head, t, VALUE), s->type, s->width);
         }
     }
     for (int64_t t = 0; t < s->length; t++)
-        store(queries_grad + t * padded, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, QUERY), s->type, s->width);
+        store_scaled(queries_grad + t * padded, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, QUERY), s->type, s->width);
 }
 
-int64_t float32_floats(const Shape *s) { return larger(forward_floats(s), backward_floats(s)); }
+int64_t float32_workspace_floats(const Shape *s) { return max_int64(forward_workspace_floats(s), backward_workspace_floats(s)); }

@@ -10,25 +10,25 @@
    that it has: without -msve-vector-bits SVE's are NEON's. */
 #if defined(__AVX512F__) || (defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS == 512)
 #define LANES 16
-#define TILE_ROWS 12
+#define ATTENTION_MR 12
 #elif defined(__AVX__) || (defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS == 256)
 #define LANES 8
-#define TILE_ROWS 6
+#define ATTENTION_MR 6
 #elif defined(__aarch64__)
 #define LANES 4
-#define TILE_ROWS 12
+#define ATTENTION_MR 12
 #else
 #define LANES 4
-#define TILE_ROWS 6
+#define ATTENTION_MR 6
 #endif
-#define TILE_COLUMNS (2 * LANES)
+#define ATTENTION_NR (2 * LANES)
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef float unaligned_vec __attribute__((vector_size(4 * LANES), aligned(4)));
 
 /* Processors that multiply pairs of bfloat16 numbers, and add both products to a float32 sum. */
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
-#define HAS_PAIRS 1
+#define HAS_BF16_DOT 1
 #include <immintrin.h>
 #endif
 
@@ -38,7 +38,7 @@ typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(4)));
 /* Of a tensor's elements; as in library.py. */
 enum { FLOAT32 = 0, BFLOAT16 = 1 };
 
-INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t min_int64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 INLINE int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
@@ -60,7 +60,7 @@ INLINE uint16_t to_bfloat16(float x)
 }
 
 /* y[j] = factor x[at + j] */
-INLINE void load(const void *x, int64_t at, int type, float factor, float *restrict y, int64_t n)
+INLINE void load_scaled(const void *x, int64_t at, int type, float factor, float *restrict y, int64_t n)
 {
     if (type == BFLOAT16) {
         const uint16_t *restrict from = (const uint16_t *)x + at;
@@ -73,9 +73,9 @@ INLINE void load(const void *x, int64_t at, int type, float factor, float *restr
     }
 }
 
-INLINE void store_rounded(uint16_t *to, vec x)
+INLINE void store_bfloat16(uint16_t *to, vec x)
 {
-#ifdef HAS_PAIRS
+#ifdef HAS_BF16_DOT
     _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh((__m512)x)); /* denormal numbers become 0 */
 #else
     for (int i = 0; i < LANES; i++) to[i] = to_bfloat16(x[i]);
@@ -83,13 +83,13 @@ INLINE void store_rounded(uint16_t *to, vec x)
 }
 
 /* y[at + j] = factor x[j] */
-INLINE void store(const float *restrict x, float factor, void *y, int64_t at, int type, int64_t n)
+INLINE void store_scaled(const float *restrict x, float factor, void *y, int64_t at, int type, int64_t n)
 {
     if (type == BFLOAT16) {
         uint16_t *restrict to = (uint16_t *)y + at;
         int64_t j = 0;
-#ifdef HAS_PAIRS
-        for (; j + LANES <= n; j += LANES) store_rounded(to + j, *(const loose_vec *)(x + j) * factor);
+#ifdef HAS_BF16_DOT
+        for (; j + LANES <= n; j += LANES) store_bfloat16(to + j, *(const unaligned_vec *)(x + j) * factor);
 #endif
 #pragma omp simd
         for (int64_t i = j; i < n; i++) to[i] = to_bfloat16(x[i] * factor);
@@ -102,29 +102,29 @@ INLINE void store(const float *restrict x, float factor, void *y, int64_t at, in
 
 /* 2^x for x from -126 to 126, split into a whole number, which becomes the exponent, and a rest in [-0.5, 0.5], whose
    power is a polynomial fitted for the smallest relative error (2e-9 before it is rounded). */
-INLINE float power_within(float x)
+INLINE float exp2_bounded(float x)
 {
     const float shifted = x + 12582912.0f; /* 1.5 2^23: the last bits of the sum are the whole number */
-    const float rest = x - (shifted - 12582912.0f);
+    const float fraction = x - (shifted - 12582912.0f);
     float y = 1.534581160e-4f;
-    y = y * rest + 1.339993122e-3f;
-    y = y * rest + 9.618488959e-3f;
-    y = y * rest + 5.550328777e-2f;
-    y = y * rest + 2.402264689e-1f;
-    y = y * rest + 6.931472057e-1f;
-    y = y * rest + 1.0f;
-    uint32_t bits, whole;
-    memcpy(&whole, &shifted, 4);
+    y = y * fraction + 1.339993122e-3f;
+    y = y * fraction + 9.618488959e-3f;
+    y = y * fraction + 5.550328777e-2f;
+    y = y * fraction + 2.402264689e-1f;
+    y = y * fraction + 6.931472057e-1f;
+    y = y * fraction + 1.0f;
+    uint32_t bits, exponent;
+    memcpy(&exponent, &shifted, 4);
     memcpy(&bits, &y, 4);
-    bits += whole << 23;
+    bits += exponent << 23;
     memcpy(&y, &bits, 4);
     return y;
 }
 
 /* 2^x for x <= 126, from there on 2^126; below -126, where numbers are denormal, 0. What is no number stays none. */
-INLINE float power_of_two(float x)
+INLINE float exp2_flushed(float x)
 {
-    const float y = power_within(x < -126.0f ? -126.0f : x > 126.0f ? 126.0f : x);
+    const float y = exp2_bounded(x < -126.0f ? -126.0f : x > 126.0f ? 126.0f : x);
     const float outside = x < -126.0f ? 0.0f : x;
     return x >= -126.0f ? y : outside;
 }

@@ -7,20 +7,20 @@
 
 /* What x is multiplied by, and the derivative of the product. */
 typedef struct {
-    float share, slope;
+    float cdf, slope;
 } Gelu;
 
 /* x, or what is nearest to it from -most to most; what is no number stays none. */
-INLINE float within(float x, float most) { return x < -most ? -most : x > most ? most : x; }
+INLINE float clamp(float x, float limit) { return x < -limit ? -limit : x > limit ? limit : x; }
 
 /* The share of a normal distribution below x. Of -|x| it is exp(-x^2 / 2) times a function that falls slowly, and that
    is a polynomial in 1 / (1 + 0.345 |x|), as in Abramowitz and Stegun 1964, 26.2.17, but fitted anew for the smallest
    relative error (2e-8 before it is rounded). From 12.9 on the share is 2e-38 or less than that from 1. */
-INLINE Gelu exact(float x)
+INLINE Gelu gelu_exact(float x)
 {
-    x = within(x, 12.9f);
+    x = clamp(x, 12.9f);
     const float size = fabsf(x), v = 1.0f / (1.0f + 0.345f * size);
-    const float falls = power_within(x * x * -0.72134752f); /* log2(e) / 2 */
+    const float gaussian = exp2_bounded(x * x * -0.72134752f); /* log2(e) / 2 */
     float y = -2.842730611e-2f;
     y = y * v + 1.454884182e-1f;
     y = y * v - 2.715707689e-1f;
@@ -30,65 +30,65 @@ INLINE Gelu exact(float x)
     y = y * v + 1.172137406e-1f;
     y = y * v + 1.380240034e-1f;
     y = y * v + 1.376191256e-1f;
-    const float outside = y * v * falls;
-    const float share = x < 0.0f ? outside : 1.0f - outside;
-    return (Gelu){share, share + x * falls * 0.3989422804f}; /* 1 / sqrt(2 pi) */
+    const float tail = y * v * gaussian;
+    const float cdf = x < 0.0f ? tail : 1.0f - tail;
+    return (Gelu){cdf, cdf + x * gaussian * 0.3989422804f}; /* 1 / sqrt(2 pi) */
 }
 
 /* (1 + tanh(z)) / 2 = 1 / (1 + exp(-2 z)), z = sqrt(2 / pi) (x + 0.044715 x^3). From 10 on it is 1e-38 or less than
    that from 1. */
-INLINE Gelu by_tanh(float x)
+INLINE Gelu gelu_tanh(float x)
 {
-    x = within(x, 10.0f);
+    x = clamp(x, 10.0f);
     const float square = x * x;
-    const float falls = power_within(x * (1.0f + 0.044715f * square) * -2.302208198f); /* exp(-2 z): times log2(e) */
-    const float share = 1.0f / (1.0f + falls), rest = falls * share; /* 1 - share would have lost digits */
-    return (Gelu){share, share + x * share * rest * 1.595769122f * (1.0f + 3.0f * 0.044715f * square)};
+    const float gaussian = exp2_bounded(x * (1.0f + 0.044715f * square) * -2.302208198f); /* exp(-2 z): times log2(e) */
+    const float cdf = 1.0f / (1.0f + gaussian), complement = gaussian * cdf; /* 1 - share would have lost digits */
+    return (Gelu){cdf, cdf + x * cdf * complement * 1.595769122f * (1.0f + 3.0f * 0.044715f * square)};
 }
 
-INLINE void products(const float *x, const float *grad, float *y, int64_t n, const int approximate)
+INLINE void gelu_loop(const float *x, const float *grad, float *y, int64_t n, const int approximate)
 {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
-        const Gelu its = approximate ? by_tanh(x[i]) : exact(x[i]);
-        y[i] = grad ? grad[i] * its.slope : x[i] * its.share;
+        const Gelu BLK = approximate ? gelu_tanh(x[i]) : gelu_exact(x[i]);
+        y[i] = grad ? grad[i] * BLK.slope : x[i] * BLK.cdf;
     }
 }
 
-INLINE void some_products(const float *x, const float *grad, float *y, int64_t n, int approximate)
+INLINE void gelu_block(const float *x, const float *grad, float *y, int64_t n, int approximate)
 {
     if (approximate)
-        grad ? products(x, grad, y, n, 1) : products(x, 0, y, n, 1);
+        grad ? gelu_loop(x, grad, y, n, 1) : gelu_loop(x, 0, y, n, 1);
     else
-        grad ? products(x, grad, y, n, 0) : products(x, 0, y, n, 0);
+        grad ? gelu_loop(x, grad, y, n, 0) : gelu_loop(x, 0, y, n, 0);
 }
 
-static void all_products(const void *x, const void *grad, void *y, int64_t n, int type, int approximate, int threads)
+static void gelu_blocks(const void *x, const void *grad, void *y, int64_t n, int type, int approximate, int threads)
 {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t first = 0; first < n; first += BLOCK) {
-        const int64_t some = smaller(BLOCK, n - first);
+        const int64_t count = min_int64(BLOCK, n - first);
         if (type == FLOAT32) {
-            const float *its_grad = grad ? (const float *)grad + first : 0;
-            some_products((const float *)x + first, its_grad, (float *)y + first, some, approximate);
+            const float *grad_block = grad ? (const float *)grad + first : 0;
+            gelu_block((const float *)x + first, grad_block, (float *)y + first, count, approximate);
             continue;
         }
-        float its[BLOCK], its_grad[BLOCK];
-        load(x, first, type, 1.0f, its, some);
-        if (grad) load(grad, first, type, 1.0f, its_grad, some);
-        some_products(its, grad ? its_grad : 0, its, some, approximate);
-        store(its, 1.0f, y, first, type, some);
+        float BLK[BLOCK], grad_block[BLOCK];
+        load_scaled(x, first, type, 1.0f, BLK, count);
+        if (grad) load_scaled(grad, first, type, 1.0f, grad_block, count);
+        gelu_block(BLK, grad ? grad_block : 0, BLK, count, approximate);
+        store_scaled(BLK, 1.0f, y, first, type, count);
     }
 }
 
 /* y [n] of x, exact or, with `approximate`, by its approximation. */
 EXPORT void gelu(const void *x, void *y, int64_t n, int type, int approximate, int threads)
 {
-    all_products(x, 0, y, n, type, approximate, threads);
+    gelu_blocks(x, 0, y, n, type, approximate, threads);
 }
 
 /* x_grad [n] from y_grad. */
 EXPORT void gelu_gradient(const void *x, const void *y_grad, void *x_grad, int64_t n, int type, int approximate, int threads)
 {
-    all_products(x, y_grad, x_grad, n, type, approximate, threads);
+    gelu_blocks(x, y_grad, x_grad, n, type, approximate, threads);
 }

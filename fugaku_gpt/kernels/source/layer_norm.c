@@ -3,23 +3,23 @@
 
 #include <math.h>
 
-#define ROWS 64 /* whose gradients of weight and bias are added up before they are added to the rest: fewer roundings */
+#define ROW_BLOCK 64 /* whose gradients of weight and bias are added up before they are added to the rest: fewer roundings */
 
 /* The sum of x, or of squares (x - mean)^2: four vectors at a time, since one sum would wait for each addition. */
-INLINE float sum_of(const float *x, int64_t n, float mean, const int squares)
+INLINE float row_sum(const float *x, int64_t n, float mean, const int squares)
 {
     vec sums[4] = {{0}};
     int64_t j = 0;
     for (; j + 4 * LANES <= n; j += 4 * LANES) {
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
-            const vec some = *(const loose_vec *)(x + j + i * LANES) - mean;
+            const vec some = *(const unaligned_vec *)(x + j + i * LANES) - mean;
             sums[i] += squares ? some * some : some;
         }
     }
-    const vec all = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    const vec total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     float sum = 0.0f;
-    for (int i = 0; i < LANES; i++) sum += all[i];
+    for (int i = 0; i < LANES; i++) sum += total[i];
     for (; j < n; j++) sum += squares ? (x[j] - mean) * (x[j] - mean) : x[j] - mean;
     return sum;
 }
@@ -29,18 +29,18 @@ INLINE float sum_of(const float *x, int64_t n, float mean, const int squares)
 EXPORT void layer_norm(const void *x, const float *weight, const float *bias, void *y, float *means, float *scales,
                        int64_t n, int64_t width, int type, float eps, float *work, int threads)
 {
-    int64_t arrived = 0;
+    int64_t thread_count = 0;
 #pragma omp parallel num_threads(threads)
     {
-        float *row = work + __atomic_fetch_add(&arrived, 1, __ATOMIC_RELAXED) * width;
+        float *row = work + __atomic_fetch_add(&thread_count, 1, __ATOMIC_RELAXED) * width;
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < n; i++) {
-            load(x, i * width, type, 1.0f, row, width);
-            const float mean = sum_of(row, width, 0.0f, 0) / (float)width;
-            const float scale = 1.0f / sqrtf(sum_of(row, width, mean, 1) / (float)width + eps);
+            load_scaled(x, i * width, type, 1.0f, row, width);
+            const float mean = row_sum(row, width, 0.0f, 0) / (float)width;
+            const float scale = 1.0f / sqrtf(row_sum(row, width, mean, 1) / (float)width + eps);
 #pragma omp simd
             for (int64_t j = 0; j < width; j++) row[j] = (row[j] - mean) * scale * weight[j] + bias[j];
-            store(row, 1.0f, y, i * width, type, width);
+            store_scaled(row, 1.0f, y, i * width, type, width);
             means[i] = mean;
             scales[i] = scale;
         }
@@ -63,42 +63,42 @@ EXPORT void layer_norm_gradient(const void *x, const float *weight, const float 
                                 int64_t width, int type, float *work, int threads)
 {
     /* rows in as many parts as there are threads, whichever thread takes one: sums are always added in one order */
-    const int64_t each = (n + threads - 1) / threads;
+    const int64_t rows_per_partition = (n + threads - 1) / threads;
     memset(work, 0, (size_t)(6 * width * threads) * sizeof *work);
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t part = 0; part < threads; part++) {
-        float *restrict row = work + part * 6 * width, *restrict grad = row + width;
-        float *some = grad + width, *some_bias = some + width, *sums = some_bias + width;
-        const int64_t end = (part + 1) * each < n ? (part + 1) * each : n;
-        for (int64_t i = part * each; i < end; i++) {
+    for (int64_t partition = 0; partition < threads; partition++) {
+        float *restrict row = work + partition * 6 * width, *restrict grad = row + width;
+        float *some = grad + width, *block_bias_sums = some + width, *sums = block_bias_sums + width;
+        const int64_t end = (partition + 1) * rows_per_partition < n ? (partition + 1) * rows_per_partition : n;
+        for (int64_t i = partition * rows_per_partition; i < end; i++) {
             const float mean = means[i], scale = scales[i];
-            float sum = 0.0f, along = 0.0f;
-            load(x, i * width, type, 1.0f, row, width);
-            load(y_grad, i * width, type, 1.0f, grad, width);
-#pragma omp simd reduction(+ : sum, along)
+            float sum = 0.0f, projection = 0.0f;
+            load_scaled(x, i * width, type, 1.0f, row, width);
+            load_scaled(y_grad, i * width, type, 1.0f, grad, width);
+#pragma omp simd reduction(+ : sum, projection)
             for (int64_t j = 0; j < width; j++) {
-                const float normal = (row[j] - mean) * scale, its = grad[j], weighted = its * weight[j];
-                some[j] += its * normal;
-                some_bias[j] += its;
+                const float normal = (row[j] - mean) * scale, gradient = grad[j], weighted = gradient * weight[j];
+                some[j] += gradient * normal;
+                block_bias_sums[j] += gradient;
                 row[j] = normal;
                 grad[j] = weighted;
                 sum += weighted;
-                along += weighted * normal;
+                projection += weighted * normal;
             }
             sum /= (float)width;
-            along /= (float)width;
+            projection /= (float)width;
 #pragma omp simd
-            for (int64_t j = 0; j < width; j++) row[j] = (grad[j] - sum - row[j] * along) * scale;
-            store(row, 1.0f, x_grad, i * width, type, width);
-            if ((i - part * each) % ROWS == ROWS - 1) add_and_clear(sums, some, 2 * width);
+            for (int64_t j = 0; j < width; j++) row[j] = (grad[j] - sum - row[j] * projection) * scale;
+            store_scaled(row, 1.0f, x_grad, i * width, type, width);
+            if ((i - partition * rows_per_partition) % ROW_BLOCK == ROW_BLOCK - 1) add_and_clear(sums, some, 2 * width);
         }
         add_and_clear(sums, some, 2 * width);
     }
     for (int64_t j = 0; j < width; j++) {
         float of_weight = 0.0f, of_bias = 0.0f;
-        for (int64_t part = 0; part < threads; part++) {
-            of_weight += work[(part * 6 + 4) * width + j];
-            of_bias += work[(part * 6 + 5) * width + j];
+        for (int64_t partition = 0; partition < threads; partition++) {
+            of_weight += work[(partition * 6 + 4) * width + j];
+            of_bias += work[(partition * 6 + 5) * width + j];
         }
         weight_grad[j] = of_weight;
         bias_grad[j] = of_bias;

@@ -6,59 +6,59 @@
 #include <math.h>
 
 #define LOG2_E 1.44269504088896341f
-#define SOME 1024 /* columns whose float32 sum is added up in float64 */
+#define BLOCK 1024 /* columns whose float32 sum is added up in float64 */
 
-static float largest_of(const void *x, int64_t at, int64_t columns, int type)
+static float row_max(const void *x, int64_t at, int64_t columns, int type)
 {
-    float top = -FLT_MAX;
+    float max = -FLT_MAX;
     if (type == BFLOAT16) {
         const uint16_t *from = (const uint16_t *)x + at;
-#pragma omp simd reduction(max : top)
+#pragma omp simd reduction(max : max)
         for (int64_t j = 0; j < columns; j++) {
-            const float it = from_bfloat16(from[j]);
-            top = it > top ? it : top;
+            const float value = from_bfloat16(from[j]);
+            max = value > max ? value : max;
         }
     } else {
         const float *from = (const float *)x + at;
-#pragma omp simd reduction(max : top)
-        for (int64_t j = 0; j < columns; j++) top = from[j] > top ? from[j] : top;
+#pragma omp simd reduction(max : max)
+        for (int64_t j = 0; j < columns; j++) max = from[j] > max ? from[j] : max;
     }
-    return top;
+    return max;
 }
 
 /* The sum of exp(x - top). */
-static float exponentials_of(const void *x, int64_t at, int64_t columns, int type, float top)
+static float row_exp_sum(const void *x, int64_t at, int64_t columns, int type, float max)
 {
-    double whole = 0.0;
-    for (int64_t first = 0; first < columns; first += SOME) {
-        const int64_t count = columns - first < SOME ? columns - first : SOME;
+    double total = 0.0;
+    for (int64_t first = 0; first < columns; first += BLOCK) {
+        const int64_t count = columns - first < BLOCK ? columns - first : BLOCK;
         float sum = 0.0f;
         if (type == BFLOAT16) {
             const uint16_t *from = (const uint16_t *)x + at + first;
 #pragma omp simd reduction(+ : sum)
-            for (int64_t j = 0; j < count; j++) sum += power_of_two((from_bfloat16(from[j]) - top) * LOG2_E);
+            for (int64_t j = 0; j < count; j++) sum += exp2_flushed((from_bfloat16(from[j]) - max) * LOG2_E);
         } else {
             const float *from = (const float *)x + at + first;
 #pragma omp simd reduction(+ : sum)
-            for (int64_t j = 0; j < count; j++) sum += power_of_two((from[j] - top) * LOG2_E);
+            for (int64_t j = 0; j < count; j++) sum += exp2_flushed((from[j] - max) * LOG2_E);
         }
-        whole += sum;
+        total += sum;
     }
-    return (float)whole;
+    return (float)total;
 }
 
 /* x = scale exp(x - log_sum) */
-static void probabilities(void *x, int64_t at, int64_t columns, int type, float log_sum, float scale)
+static void scaled_softmax_row(void *x, int64_t at, int64_t columns, int type, float log_sum, float scale)
 {
     if (type == BFLOAT16) {
-        uint16_t *its = (uint16_t *)x + at;
+        uint16_t *row = (uint16_t *)x + at;
 #pragma omp simd
         for (int64_t j = 0; j < columns; j++)
-            its[j] = to_bfloat16(power_of_two((from_bfloat16(its[j]) - log_sum) * LOG2_E) * scale);
+            row[j] = to_bfloat16(exp2_flushed((from_bfloat16(row[j]) - log_sum) * LOG2_E) * scale);
     } else {
-        float *its = (float *)x + at;
+        float *row = (float *)x + at;
 #pragma omp simd
-        for (int64_t j = 0; j < columns; j++) its[j] = power_of_two((its[j] - log_sum) * LOG2_E) * scale;
+        for (int64_t j = 0; j < columns; j++) row[j] = exp2_flushed((row[j] - log_sum) * LOG2_E) * scale;
     }
 }
 
@@ -69,8 +69,8 @@ EXPORT void loss_sums(const void *logits, int64_t n, int64_t columns, int64_t ro
 {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t i = 0; i < n; i++) {
-        largest[i] = largest_of(logits, i * row, columns, type);
-        sums[i] = exponentials_of(logits, i * row, columns, type, largest[i]);
+        largest[i] = row_max(logits, i * row, columns, type);
+        sums[i] = row_exp_sum(logits, i * row, columns, type, largest[i]);
     }
 }
 
@@ -79,17 +79,17 @@ EXPORT void loss_gradient(void *logits, int64_t n, int64_t columns, int64_t row,
                           float scale, int threads)
 {
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t i = 0; i < n; i++) probabilities(logits, i * row, columns, type, log_sums[i], scale);
+    for (int64_t i = 0; i < n; i++) scaled_softmax_row(logits, i * row, columns, type, log_sums[i], scale);
 }
 
 /* Both at once, of rows that are whole: log_sums [n] are written. */
-EXPORT void loss_of_whole_rows(void *logits, int64_t n, int64_t columns, int64_t row, int type, float *log_sums,
+EXPORT void loss_full_rows(void *logits, int64_t n, int64_t columns, int64_t row, int type, float *log_sums,
                                float scale, int wants_gradient, int threads)
 {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t i = 0; i < n; i++) {
-        const float top = largest_of(logits, i * row, columns, type);
-        log_sums[i] = top + logf(exponentials_of(logits, i * row, columns, type, top));
-        if (wants_gradient) probabilities(logits, i * row, columns, type, log_sums[i], scale);
+        const float max = row_max(logits, i * row, columns, type);
+        log_sums[i] = max + logf(row_exp_sum(logits, i * row, columns, type, max));
+        if (wants_gradient) scaled_softmax_row(logits, i * row, columns, type, log_sums[i], scale);
     }
 }

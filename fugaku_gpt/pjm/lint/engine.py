@@ -12,21 +12,21 @@ from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 from fugaku_gpt.pjm.groups import SiteLimits, fugaku_limits
 from fugaku_gpt.pjm.lexer import read_script
 from fugaku_gpt.pjm.lint.facts import Facts
-from fugaku_gpt.pjm.lint.registry import ERROR, REASONS, Rule, all_rules, severity_of
+from fugaku_gpt.pjm.lint.registry import ERROR, DOWNGRADE_REASONS, Rule, all_rules, severity_of
 from fugaku_gpt.pjm.lint.sites import ANY, AUTO, FUGAKU, looks_like_fugaku
 from fugaku_gpt.pjm.script import PjmScript
 
 STDIN = "-"
-_SEARCHED_BYTES = 1 << 20  # files above are passed over in folders: no job script is so long
+_MAX_SCRIPT_BYTES = 1 << 20  # files above are passed over in folders: no job script is so long
 _COMMAND = re.compile(rb"^(?![ \t\r\v\f]*(?:#|\r?$))(?!\xef\xbb\xbf#)", re.MULTILINE)
-_ALL = ""  # the beginning of every id
-_NOQA = re.compile(
+_ALL_IDS = ""  # the beginning of every id
+_NOQA_COMMENT = re.compile(
     r"#[ \t]*noqa(-file)?(?![\w-])(?:[ \t]*(:)[ \t]*(PJM\d*(?:[ \t]*[, \t][ \t]*PJM\d*)*)?)?", re.IGNORECASE
 )
 
 
 @dataclass(frozen=True)
-class Finding:
+class LintFinding:
     """What is wrong at one place.
 
     Attributes:
@@ -53,7 +53,7 @@ class FileReport:
     """The findings of one file, in order of lines; ``site`` is the one that it was taken for."""
 
     path: str
-    findings: Tuple[Finding, ...]
+    findings: Tuple[LintFinding, ...]
     site: str = ANY
 
 
@@ -76,23 +76,23 @@ class Linter:
     def check(self, text: str, path: str = "") -> FileReport:
         """Check a script. Never raises, whatever the text."""
         script = read_script(text)
-        fugaku = self.site == FUGAKU or (self.site == AUTO and looks_like_fugaku(script, self.limits))
-        facts = Facts(script, self.limits, fugaku, "" if path == STDIN else path)
-        silenced = _silenced(script)
-        findings: List[Finding] = []
+        is_fugaku = self.site == FUGAKU or (self.site == AUTO and looks_like_fugaku(script, self.limits))
+        facts = Facts(script, self.limits, is_fugaku, "" if path == STDIN else path)
+        silenced = _silenced_ids(script)
+        findings: List[LintFinding] = []
         for rule in self.rules:
-            if rule.fugaku_only and not fugaku:
+            if rule.fugaku_only and not is_fugaku:
                 continue
             for hit in rule.check(facts):
                 if not _is_silenced(rule.id, hit.line, silenced):
                     severity = severity_of(rule, hit, self.strict)
-                    lowered = REASONS[hit.because] if hit.because and severity != ERROR else ""
+                    lowered = DOWNGRADE_REASONS[hit.because] if hit.because and severity != ERROR else ""
                     fix = hit.fix or rule.fix
                     findings.append(
-                        Finding(rule.id, rule.title, severity, hit.line, hit.column, hit.message, fix, lowered)
+                        LintFinding(rule.id, rule.title, severity, hit.line, hit.column, hit.message, fix, lowered)
                     )
         findings.sort(key=lambda item: (item.line, item.column, item.id))
-        return FileReport(path, tuple(findings), FUGAKU if fugaku else ANY)
+        return FileReport(path, tuple(findings), FUGAKU if is_fugaku else ANY)
 
     def check_file(self, path: str) -> FileReport:
         """Check a file, or the standard input for ``-``.
@@ -127,7 +127,7 @@ def find_scripts(paths: Sequence[str]) -> Iterator[str]:
 
 def _is_script(path: str) -> bool:
     try:
-        if not os.path.isfile(path) or os.path.getsize(path) > _SEARCHED_BYTES:
+        if not os.path.isfile(path) or os.path.getsize(path) > _MAX_SCRIPT_BYTES:
             return False
         content = Path(path).read_bytes()
     except OSError:
@@ -139,21 +139,21 @@ def _is_script(path: str) -> bool:
     return bool(read_script(text).directives)
 
 
-def _silenced(script: PjmScript) -> Dict[int, Set[str]]:
+def _silenced_ids(script: PjmScript) -> Dict[int, Set[str]]:
     """Line → beginnings of ids that are not wanted there; line 0 is the whole file."""
-    found: Dict[int, Set[str]] = {}
+    silenced: Dict[int, Set[str]] = {}
     for number, line in enumerate(script.lines, 1):
         if "noqa" not in line and "NOQA" not in line:
             continue
-        for comment in _NOQA.finditer(line):
+        for comment in _NOQA_COMMENT.finditer(line):
             ids: Optional[Set[str]] = None
             if comment[3]:
                 ids = set(re.findall(r"PJM\d*", comment[3].upper()))
             elif not comment[2]:
-                ids = {_ALL}
-            found.setdefault(0 if comment[1] else number, set()).update(ids or ())
-    return found
+                ids = {_ALL_IDS}
+            silenced.setdefault(0 if comment[1] else number, set()).update(ids or ())
+    return silenced
 
 
 def _is_silenced(id: str, line: int, silenced: Dict[int, Set[str]]) -> bool:
-    return any(id.startswith(prefix) for at in (0, line) for prefix in silenced.get(at, ()))
+    return any(id.startswith(prefix) for number in (0, line) for prefix in silenced.get(number, ()))

@@ -14,29 +14,29 @@ from fugaku_gpt.pjm.lint.launches import (
     constants_of,
     launches_of,
     resolve,
-    whole_number,
+    constant_number,
 )
-from fugaku_gpt.pjm.lint.shell import Body, Command, scan
+from fugaku_gpt.pjm.lint.shell import Body, Command, scan_commands
 from fugaku_gpt.pjm.options import parse_count, parse_elapse, parse_node, parse_size
 from fugaku_gpt.pjm.script import PjmScript
 from fugaku_gpt.pjm.values import Elapse, NodeShape, has_placeholder
 
 _SHELLS = re.compile(r"#!.*\b(ba|da|k|z|c|tc)?sh\b")
 # forms of placeholders beyond those of the parser: {name} of Python, %(name)s, __NAME__, NAME and N/A in words
-_FIELD = re.compile(r"\{[A-Za-z_]\w*\}|%\(\w+\)|__\w+__|%[A-Z_]+%|\*{2,}|\?{2,}|\.{3}|…")
+_PLACEHOLDER_FORMS = re.compile(r"\{[A-Za-z_]\w*\}|%\(\w+\)|__\w+__|%[A-Z_]+%|\*{2,}|\?{2,}|\.{3}|…")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
-T = TypeVar("T")
+Value = TypeVar("T")
 
 
-def is_open(value: Optional[str]) -> bool:
+def is_unfilled(value: Optional[str]) -> bool:
     """Whether a value that should be a number, shape or time is still to be filled in."""
     if value is None:
         return False
-    return has_placeholder(value) or bool(_FIELD.search(value)) or bool(_WORD.fullmatch(value.strip()))
+    return has_placeholder(value) or bool(_PLACEHOLDER_FORMS.search(value)) or bool(_WORD.fullmatch(value.strip()))
 
 
-def show(value: object) -> str:
+def printable(value: object) -> str:
     """A value for a message: one line, no control characters, not too long."""
     text = str(value)
     text = "".join(
@@ -55,10 +55,10 @@ class Facts:
         file: its name, empty for standard input.
     """
 
-    def __init__(self, script: PjmScript, limits: SiteLimits, fugaku: bool, file: str = "") -> None:
+    def __init__(self, script: PjmScript, limits: SiteLimits, is_fugaku: bool, file: str = "") -> None:
         self.script = script
         self.limits = limits
-        self.fugaku = fugaku
+        self.fugaku = is_fugaku
         self.file = file
         self.resources = script.resources
         self.mpi = script.mpi
@@ -93,7 +93,7 @@ class Facts:
         value = self.resources.get("rscgrp")
         if value is None:
             return self.limits.default_group if "rscgrp" not in self.resources and self.fugaku else None
-        return None if has_placeholder(value) or _FIELD.search(value) else value
+        return None if has_placeholder(value) or _PLACEHOLDER_FORMS.search(value) else value
 
     @cached_property
     def group_limits(self) -> Optional[GroupLimits]:
@@ -174,7 +174,7 @@ class Facts:
     @cached_property
     def body(self) -> Body:
         """The commands."""
-        return scan(self.body_text, self.script.body)
+        return scan_commands(self.body_text, self.script.body)
 
     @property
     def commands(self) -> Tuple[Command, ...]:
@@ -195,34 +195,34 @@ class Facts:
 
     def settings(self, name: str) -> List[Assignment]:
         """All assignments of one variable."""
-        return self._by_name.get(name, [])
+        return self._assignments_by_name.get(name, [])
 
     @cached_property
-    def _by_name(self) -> Dict[str, List[Assignment]]:
-        found: Dict[str, List[Assignment]] = {}
-        for item in self.assignments:
-            found.setdefault(item.name, []).append(item)
-        return found
+    def _assignments_by_name(self) -> Dict[str, List[Assignment]]:
+        by_name: Dict[str, List[Assignment]] = {}
+        for assignment in self.assignments:
+            by_name.setdefault(assignment.name, []).append(assignment)
+        return by_name
 
     @cached_property
     def constants(self) -> Dict[str, str]:
         """Variables whose value is sure, and those that PJM sets."""
-        known = constants_of(self.assignments)
+        constants = constants_of(self.assignments)
         for name, value in (
             ("PJM_NODE", self.nodes),
             ("PJM_MPI_PROC", self.ranks),
             ("PJM_PROC_BY_NODE", self.ranks_per_node),
         ):
             if value is not None:
-                known.setdefault(name, str(value))
-        return known
+                constants.setdefault(name, str(value))
+        return constants
 
     def only_number(self, name: str) -> Optional[Tuple[int, Assignment]]:
         """A variable's number and its last assignment, where all its assignments agree on one."""
         items = self.settings(name)
         if not items:
             return None
-        numbers = {None if item.append else whole_number(item.value, self.constants) for item in items}
+        numbers = {None if item.append else constant_number(item.value, self.constants) for item in items}
         number = numbers.pop()
         return None if numbers or number is None else (number, items[-1])
 
@@ -250,7 +250,7 @@ class Facts:
                     break
 
 
-def _read(reader: Callable[[str], T], value: Optional[str]) -> Optional[T]:
+def _read(reader: Callable[[str], Value], value: Optional[str]) -> Optional[Value]:
     try:
         return None if value is None else reader(value)
     except ValueError:

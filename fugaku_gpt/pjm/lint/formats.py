@@ -21,25 +21,25 @@ _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 def as_text(reports: Sequence[FileReport], limits: SiteLimits) -> str:
     """``FILE:LINE:COLUMN: ID severity: message`` and the fix, then a line that sums up."""
     lines: List[str] = []
-    lowered = 0
+    downgraded = 0
     for report in reports:
-        name = _plain("<stdin>" if report.path == STDIN else report.path)
-        for item in report.findings:
-            lines.append(f"{name}:{item.line}:{item.column}: {item.id} {item.severity}: {_plain(item.message)}")
-            lines.append(f"    fix: {_plain(item.fix)}")
-            lowered += bool(item.lowered)
+        name = _printable("<stdin>" if report.path == STDIN else report.path)
+        for finding in report.findings:
+            lines.append(f"{name}:{finding.line}:{finding.column}: {finding.id} {finding.severity}: {_printable(finding.message)}")
+            lines.append(f"    fix: {_printable(finding.fix)}")
+            downgraded += bool(finding.lowered)
     counts = count_severities(reports)
     files = f"{len(reports)} file{'s' if len(reports) != 1 else ''}"
     if not counts:
         return f"{files} checked, nothing found\n"
-    words = ", ".join(
+    totals = ", ".join(
         f"{counts[severity]} {severity}{'s' if counts[severity] != 1 else ''}"
         for severity in reversed(SEVERITIES)
         if counts[severity]
     )
-    lines.append(f"{words} in {files}; limits of {limits.site} as of {limits.date}")
-    if lowered:
-        lines.append(f"{lowered} of the warnings {'is an error' if lowered == 1 else 'are errors'} with --strict")
+    lines.append(f"{totals} in {files}; limits of {limits.site} as of {limits.date}")
+    if downgraded:
+        lines.append(f"{downgraded} of the warnings {'is an error' if downgraded == 1 else 'are errors'} with --strict")
     return "\n".join(lines) + "\n"
 
 
@@ -50,20 +50,20 @@ def as_json(reports: Sequence[FileReport], limits: SiteLimits) -> str:
         "limits": {"site": limits.site, "date": limits.date},
         "files": [
             {
-                "path": _valid(report.path),
+                "path": _without_surrogates(report.path),
                 "site": report.site,
                 "findings": [
                     {
-                        "id": item.id,
-                        "severity": item.severity,
-                        "line": item.line,
-                        "column": item.column,
-                        "title": item.title,
-                        "message": _valid(item.message),
-                        "fix": _valid(item.fix),
-                        "lowered": item.lowered or None,
+                        "id": finding.id,
+                        "severity": finding.severity,
+                        "line": finding.line,
+                        "column": finding.column,
+                        "title": finding.title,
+                        "message": _without_surrogates(finding.message),
+                        "fix": _without_surrogates(finding.fix),
+                        "lowered": finding.lowered or None,
                     }
-                    for item in report.findings
+                    for finding in report.findings
                 ],
             }
             for report in reports
@@ -88,21 +88,21 @@ def as_sarif(reports: Sequence[FileReport], rules: Sequence[Rule], limits: SiteL
         "columnKind": "unicodeCodePoints",
         "results": [
             {
-                "ruleId": item.id,
-                "ruleIndex": indices[item.id],
-                "level": _SARIF_LEVELS[item.severity],
-                "message": {"text": _valid(f"{item.message}. Fix: {item.fix}")},
+                "ruleId": finding.id,
+                "ruleIndex": indices[finding.id],
+                "level": _SARIF_LEVELS[finding.severity],
+                "message": {"text": _without_surrogates(f"{finding.message}. Fix: {finding.fix}")},
                 "locations": [
                     {
                         "physicalLocation": {
                             "artifactLocation": {"uri": _uri(report.path)},
-                            "region": {"startLine": item.line, "startColumn": item.column},
+                            "region": {"startLine": finding.line, "startColumn": finding.column},
                         }
                     }
                 ],
             }
             for report in reports
-            for item in report.findings
+            for finding in report.findings
         ],
     }
     return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
@@ -110,18 +110,18 @@ def as_sarif(reports: Sequence[FileReport], rules: Sequence[Rule], limits: SiteL
 
 def explain(rule: Rule) -> str:
     """A rule in full."""
-    where = "scripts for Fugaku" if rule.fugaku_only else "scripts for any PJM site"
-    parts = [
+    sites = "scripts for Fugaku" if rule.fugaku_only else "scripts for any PJM site"
+    lines = [
         f"{rule.id} {rule.severity}: {rule.title}",
         "",
         f"why:     {rule.why}",
         f"fix:     {rule.fix}",
-        f"applies: {where}",
+        f"applies: {sites}",
         f"source:  {rule.source}",
     ]
     if rule.id in UNDECIDED:
-        parts.append(f"leaves undecided: {UNDECIDED[rule.id]}")
-    return "\n".join(parts) + "\n"
+        lines.append(f"leaves undecided: {UNDECIDED[rule.id]}")
+    return "\n".join(lines) + "\n"
 
 
 def explain_not_decided(id: str) -> str:
@@ -139,7 +139,7 @@ def rule_rows(rules: Iterable[Rule]) -> List[Dict[str, str]]:
 
 def count_severities(reports: Iterable[FileReport]) -> "Counter[str]":
     """Findings of each severity."""
-    return Counter(item.severity for report in reports for item in report.findings)
+    return Counter(finding.severity for report in reports for finding in report.findings)
 
 
 def _sarif_rule(rule: Rule) -> Dict[str, Any]:
@@ -158,11 +158,11 @@ def _uri(path: str) -> str:
     return quote(os.fsencode(path.replace(os.sep, "/")))
 
 
-def _valid(text: str) -> str:
+def _without_surrogates(text: str) -> str:
     """Without the surrogates that stand for bytes which are no UTF-8."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _plain(text: str) -> str:
+def _printable(text: str) -> str:
     """For a terminal: no control characters either, since file names may hold any."""
-    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in _valid(text))
+    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in _without_surrogates(text))

@@ -9,16 +9,16 @@ from fugaku_gpt.pjm.lint.shell import Command, Word
 
 LAUNCHERS = ("mpiexec", "mpirun")
 # commands that start the command which follows their own options
-_WRAPPERS = {
+_PREFIX_COMMANDS = {
     "time", "env", "nohup", "exec", "command", "numactl", "timeout", "stdbuf", "fapp", "fipp", "xospastop", "nice",
     "strace", "eval",
 }  # fmt: skip
 # options of mpiexec and how many words they take; others are taken for flags
-_ONE_WORD = (
+_OPTIONS_WITH_VALUE = (
     "n", "np", "c", "stdin", "x", "H", "host", "hostfile", "machinefile", "vcoordfile", "wdir", "wd", "app", "npernode",
     "ppn", "map-by", "bind-to", "env", "f", "configfile",
 )  # fmt: skip
-_ARITY = {**dict.fromkeys(_ONE_WORD, 1), "mca": 2, "gmca": 2}
+_VALUE_COUNTS = {**dict.fromkeys(_OPTIONS_WITH_VALUE, 1), "mca": 2, "gmca": 2}
 _COUNT_OPTIONS = ("-n", "-np", "--np", "--n", "-c")
 OUTPUT_OPTION = re.compile(r"--?(std|stdout|stderr|of|ofout|oferr)(-proc)?")
 _EXPANSION = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
@@ -62,13 +62,13 @@ class Launch(NamedTuple):
 
 def assignments_of(commands: Sequence[Command]) -> List[Assignment]:
     """All variables that the commands set, in order."""
-    found: List[Assignment] = []
+    assignments: List[Assignment] = []
     exported: Set[str] = set()
     for command in commands:
         scoped = bool(command.words)
         for setting in command.settings:
             value = setting.value
-            found.append(
+            assignments.append(
                 Assignment(
                     setting.name, value.text, value.line, value.column, scoped or setting.name in exported, scoped,
                     command.nested, setting.append,
@@ -79,29 +79,29 @@ def assignments_of(commands: Sequence[Command]) -> List[Assignment]:
             options = [word.text for word in command.words[1:] if word.text.startswith("-")]
             exports = name == "export" or any("x" in option for option in options)
             for word in command.words[1:]:
-                part = _ASSIGNMENT.fullmatch(word.text)
-                if part:
-                    here = (word.line, word.column)
-                    found.append(Assignment(part[1], part[2], *here, exports, False, command.nested))
+                match = _ASSIGNMENT.fullmatch(word.text)
+                if match:
+                    position = (word.line, word.column)
+                    assignments.append(Assignment(match[1], match[2], *position, exports, False, command.nested))
                 if exports:
-                    exported.add(part[1] if part else word.text)
+                    exported.add(match[1] if match else word.text)
         elif name == "setenv" and len(command.words) >= 2:
             word = command.words[1]
             value_text = command.words[2].text if len(command.words) > 2 else ""
-            found.append(Assignment(word.text, value_text, word.line, word.column, True, False, command.nested))
+            assignments.append(Assignment(word.text, value_text, word.line, word.column, True, False, command.nested))
         elif name == "env" or name in LAUNCHERS:
-            found.extend(_scoped(command))
-    return [item._replace(exported=True) if item.name in exported else item for item in found]
+            assignments.extend(_scoped_assignments(command))
+    return [assignment._replace(exported=True) if assignment.name in exported else assignment for assignment in assignments]
 
 
-def _scoped(command: Command) -> Iterator[Assignment]:
+def _scoped_assignments(command: Command) -> Iterator[Assignment]:
     """``env A=b ...`` and ``mpiexec -x A=b``."""
-    words = command.words
-    for before, word in zip(words, words[1:]):
+    argv = command.words
+    for before, word in zip(argv, argv[1:]):
         if command.name == "env" or before.text in ("-x", "-env", "-export"):
-            part = _ASSIGNMENT.fullmatch(word.text)
-            if part:
-                yield Assignment(part[1], part[2], word.line, word.column, True, True, command.nested)
+            match = _ASSIGNMENT.fullmatch(word.text)
+            if match:
+                yield Assignment(match[1], match[2], word.line, word.column, True, True, command.nested)
             elif command.name == "env" and not word.text.startswith("-"):
                 return
 
@@ -110,96 +110,96 @@ def constants_of(assignments: Sequence[Assignment]) -> Dict[str, str]:
     """Variables that are set once, to a plain text, whatever the script does."""
     values: Dict[str, str] = {}
     dropped: Set[str] = set()
-    for item in assignments:
-        if item.scoped:
+    for assignment in assignments:
+        if assignment.scoped:
             continue
-        if item.name in values or item.nested or item.append:
-            dropped.add(item.name)
-        values.setdefault(item.name, item.value)
-    known: Dict[str, str] = {}
+        if assignment.name in values or assignment.nested or assignment.append:
+            dropped.add(assignment.name)
+        values.setdefault(assignment.name, assignment.value)
+    constants: Dict[str, str] = {}
     for name, value in values.items():
-        resolved = resolve(value, known) if name not in dropped else None
+        resolved = resolve(value, constants) if name not in dropped else None
         if resolved is not None:
-            known[name] = resolved
-    return known
+            constants[name] = resolved
+    return constants
 
 
-def resolve(text: str, known: Mapping[str, str]) -> Optional[str]:
+def resolve(text: str, constants: Mapping[str, str]) -> Optional[str]:
     """``text`` with ``$NAME`` put in; None where something in it is not known."""
     if "$" not in text and "`" not in text:
         return text
 
-    def value(found: "re.Match[str]") -> str:
-        return known.get(found[1] or found[2], found[0])
+    def value(match: "re.Match[str]") -> str:
+        return constants.get(match[1] or match[2], match[0])
 
     result = _EXPANSION.sub(value, text)
     return None if "$" in result or "`" in result or len(result) > 4096 else result
 
 
-def whole_number(text: Optional[str], known: Mapping[str, str]) -> Optional[int]:
+def constant_number(text: Optional[str], constants: Mapping[str, str]) -> Optional[int]:
     """The number that a word stands for, if that is sure."""
-    resolved = resolve(text, known) if text is not None else None
+    resolved = resolve(text, constants) if text is not None else None
     if resolved is None or not re.fullmatch(r"[0-9]{1,12}", resolved.strip()):
         return None
     return int(resolved)
 
 
-def launches_of(commands: Sequence[Command], known: Mapping[str, str]) -> List[Launch]:
+def launches_of(commands: Sequence[Command], constants: Mapping[str, str]) -> List[Launch]:
     """The calls of ``mpiexec`` and ``mpirun``, also behind ``time``, ``numactl``, profilers or a variable."""
-    found: List[Launch] = []
+    launches: List[Launch] = []
     for command in commands:
-        words = _expanded(command.words, known)
-        at = _launcher_at(words)
+        argv = _expand_first_word(command.words, constants)
+        at = _launcher_at(argv)
         if at is not None:
-            found.append(_launch(command, words, at, known))
-    return found
+            launches.append(_launch(command, argv, at, constants))
+    return launches
 
 
-def _expanded(words: Sequence[Word], known: Mapping[str, str]) -> Sequence[Word]:
+def _expand_first_word(argv: Sequence[Word], constants: Mapping[str, str]) -> Sequence[Word]:
     """A first word that is a variable, as the words in it: ``$MPIRUN -n 4 ./a``."""
-    if not words or not words[0].raw.startswith("$"):
-        return words
-    text = resolve(words[0].text, known)
+    if not argv or not argv[0].raw.startswith("$"):
+        return argv
+    text = resolve(argv[0].text, constants)
     if not text:
-        return words
-    return [words[0]._replace(text=part, raw=part) for part in text.split()] + list(words[1:])
+        return argv
+    return [argv[0]._replace(text=token, raw=token) for token in text.split()] + list(argv[1:])
 
 
-def _launcher_at(words: Sequence[Word]) -> Optional[int]:
-    for index, word in enumerate(words):
+def _launcher_at(argv: Sequence[Word]) -> Optional[int]:
+    for index, word in enumerate(argv):
         name = word.text.rpartition("/")[2]
         if name in LAUNCHERS:
             return index
-        if index == 0 and name not in _WRAPPERS:
+        if index == 0 and name not in _PREFIX_COMMANDS:
             return None
     return None
 
 
-def _launch(command: Command, words: Sequence[Word], at: int, known: Mapping[str, str]) -> Launch:
+def _launch(command: Command, argv: Sequence[Word], launcher_index: int, constants: Mapping[str, str]) -> Launch:
     counts: List[Optional[int]] = []
-    stated: Optional[Word] = None
+    count_word: Optional[Word] = None
     outputs: List[Tuple[Word, Optional[Word]]] = []
     program: Tuple[Word, ...] = ()
-    several = False
-    index = at + 1
-    while index < len(words):
-        word = words[index]
-        following = words[index + 1] if index + 1 < len(words) else None
+    has_several_programs = False
+    index = launcher_index + 1
+    while index < len(argv):
+        word = argv[index]
+        following = argv[index + 1] if index + 1 < len(argv) else None
         if not word.text.startswith("-"):
-            end = next((i for i in range(index, len(words)) if words[i].text == ":"), None)
-            program = program or tuple(words[index:end])
+            end = next((i for i in range(index, len(argv)) if argv[i].text == ":"), None)
+            program = program or tuple(argv[index:end])
             if end is None:
                 break
-            several = True
+            has_several_programs = True
             index = end + 1
             continue
         if word.text in _COUNT_OPTIONS:
-            stated = stated or following
-            counts.append(whole_number(following.text if following else None, known))
+            count_word = count_word or following
+            counts.append(constant_number(following.text if following else None, constants))
         if OUTPUT_OPTION.fullmatch(word.text):
             outputs.append((word, following))
             index += 1
-        index += 1 + _ARITY.get(word.text.lstrip("-"), 0)
+        index += 1 + _VALUE_COUNTS.get(word.text.lstrip("-"), 0)
     numbers = [number for number in counts if number is not None]
     count = sum(numbers) if numbers and len(numbers) == len(counts) else None
-    return Launch(command, words[at], count, stated, tuple(outputs), program, several)
+    return Launch(command, argv[launcher_index], count, count_word, tuple(outputs), program, has_several_programs)

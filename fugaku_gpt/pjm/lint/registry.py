@@ -21,7 +21,7 @@ DATED = "dated"
 COMMAND_LINE = "command-line"
 RUNS = "runs"
 UNSURE = "unsure"
-REASONS: Dict[str, str] = {
+DOWNGRADE_REASONS: Dict[str, str] = {
     DATED: "it depends on limits of the site, which change with time",
     COMMAND_LINE: "the command line of pjsub can mend it",
     RUNS: "pjsub accepts it and the job runs, though not as written",
@@ -98,24 +98,24 @@ def all_rules() -> List[Rule]:
     return [RULES[id] for id in sorted(RULES)]
 
 
-def choose(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> List[Rule]:
+def select_rules(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> List[Rule]:
     """The rules whose ids begin with one of ``select`` (all, where empty) and with none of ``ignore``.
 
     Raises:
         UsageError: a word that is the beginning of no rule's id.
     """
     rules = all_rules()
-    wanted: Set[str] = _ids(select, rules, "--select") if select else {rule.id for rule in rules}
-    wanted -= _ids(ignore, rules, "--ignore")
-    return [rule for rule in rules if rule.id in wanted]
+    selected: Set[str] = _matching_ids(select, rules, "--select") if select else {rule.id for rule in rules}
+    selected -= _matching_ids(ignore, rules, "--ignore")
+    return [rule for rule in rules if rule.id in selected]
 
 
-def _ids(prefixes: Iterable[str], rules: Sequence[Rule], option: str) -> Set[str]:
+def _matching_ids(prefixes: Iterable[str], rules: Sequence[Rule], option: str) -> Set[str]:
     ids: Set[str] = set()
     for prefix in prefixes:
         matching = {rule.id for rule in rules if prefix and rule.id.startswith(prefix.upper())}
         if not matching:
-            raise UsageError(f"{option} {prefix}: {_unknown(prefix, rules)}")
+            raise UsageError(f"{option} {prefix}: {_unknown_id_message(prefix, rules)}")
         ids |= matching
     return ids
 
@@ -127,32 +127,32 @@ def find_rule(id: str) -> Rule:
         UsageError: there is none.
     """
     rules = all_rules()
-    found = RULES.get(id.upper())
-    if found is None:
-        raise UsageError(f"{id}: {_unknown(id, rules)}")
-    return found
+    matching_rule = RULES.get(id.upper())
+    if matching_rule is None:
+        raise UsageError(f"{id}: {_unknown_id_message(id, rules)}")
+    return matching_rule
 
 
-def _unknown(id: str, rules: Sequence[Rule]) -> str:
+def _unknown_id_message(id: str, rules: Sequence[Rule]) -> str:
     ids = [rule.id for rule in rules]
-    near = [known for known in ids if known.startswith(id.upper()[:5])][:3] or nearest(id.upper(), ids, cutoff=0.6)
-    words = "no rule is called so"
-    return words + (f"; near: {', '.join(near)}" if near else "; `fugaku-gpt job lint --rules` lists all")
+    similar = [rule_id for rule_id in ids if rule_id.startswith(id.upper()[:5])][:3] or close_matches(id.upper(), ids, cutoff=0.6)
+    message = "no rule is called so"
+    return message + (f"; near: {', '.join(similar)}" if similar else "; `fugaku-gpt job lint --rules` lists all")
 
 
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.75) -> List[str]:
+def close_matches(word: str, candidates: Iterable[str], cutoff: float = 0.75) -> List[str]:
     """Up to three known words that look like ``word``, the nearest first."""
-    return difflib.get_close_matches(word[:100], list(known), 3, cutoff)
+    return difflib.get_close_matches(word[:100], list(candidates), 3, cutoff)
 
 
-def severity_of(found: Rule, hit: Hit, strict: bool) -> str:
+def severity_of(checked_rule: Rule, hit: Hit, strict: bool) -> str:
     """The severity that is shown: an error that may be none is a warning, unless all are wanted."""
-    severity = hit.severity or found.severity
+    severity = hit.severity or checked_rule.severity
     if severity == ERROR and hit.because and not strict:
         return WARNING
     return severity
 
 
-def at_least(severity: str, threshold: Optional[str]) -> bool:
+def is_at_least(severity: str, threshold: Optional[str]) -> bool:
     """Whether a severity reaches a threshold."""
     return threshold is not None and SEVERITIES.index(severity) >= SEVERITIES.index(threshold)

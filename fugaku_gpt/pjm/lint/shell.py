@@ -23,13 +23,13 @@ _TOKEN = re.compile(
 )
 _IDLE_LINES = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)+")
 _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[[^\]]*\])?(\+?)=")
-_INSIDE = {")": re.compile(r"[()'\"\\`]"), "}": re.compile(r"[{}'\"\\`]")}
-_IN_DOUBLE = re.compile(r"[\"\\$`]")
+_BRACKET_MARKS = {")": re.compile(r"[()'\"\\`]"), "}": re.compile(r"[{}'\"\\`]")}
+_DOUBLE_QUOTE_MARKS = re.compile(r"[\"\\$`]")
 _REDIRECTIONS = ("<", ">", ">>", ">|", "<>", ">&", "<&", "&>", "&>>", "<<<", "<<", "<<-")
 _OPENERS = {"if", "for", "while", "until", "case", "select", "{"}
 _CLOSERS = {"fi", "done", "esac", "}"}
 _LEADERS = {"if", "then", "elif", "else", "do", "while", "until", "!", "{", "time", "fi", "done", "esac", "}"}
-_MOST_FAILURES = 8  # unclosed brackets that are looked for to the end of the file; keeps the scan linear
+_MAX_FAILURES = 8  # unclosed brackets that are looked for to the end of the file; keeps the scan linear
 
 
 class Word(NamedTuple):
@@ -77,7 +77,7 @@ class Body(NamedTuple):
     inside: Set[int]
 
 
-def scan(text: str, first_line: int = 1) -> Body:
+def scan_commands(text: str, first_line: int = 1) -> Body:
     """The commands of ``text``, whose first line has the number ``first_line``. Never raises."""
     return _Scanner(text, first_line).run()
 
@@ -89,23 +89,23 @@ class _Scanner:
         self.line = first_line
         self.line_start = 0  # position of the current line's first character
         self.commands: List[Command] = []
-        self.inside: Set[int] = set()
+        self.enclosed_lines: Set[int] = set()
         self.depth = 0
         self.parens = 0
         self.failures = 0
-        self.documents: List[Tuple[str, bool]] = []  # delimiters of here-documents that begin at the next newline
+        self.here_documents: List[Tuple[str, bool]] = []  # delimiters of here-documents that begin at the next newline
         self.after_and_or = False
         self._new_command()
         self._new_word()
 
     def _new_word(self) -> None:
-        self.parts: List[str] = []
+        self.pieces: List[str] = []
         self.raws: List[str] = []
         self.word_at: Optional[Tuple[int, int]] = None
 
     def _new_command(self) -> None:
         self.settings: List[Setting] = []
-        self.words: List[Word] = []
+        self.argv: List[Word] = []
         self.redirections: List[Tuple[str, Word]] = []
         self.redirect = ""
         self.command_at: Optional[Tuple[int, int]] = None
@@ -121,7 +121,7 @@ class _Scanner:
                 if self.word_at is None:
                     self.word_at = (self.line, self.position - self.line_start + 1)
                 word = token[1]
-                self.parts.append(word)
+                self.pieces.append(word)
                 self.raws.append(word)
                 if kind == "gap":
                     self._end_word()
@@ -136,26 +136,26 @@ class _Scanner:
             elif kind == "newline":
                 self._end_command()
                 self._advance(raw)
-                if self.documents:
+                if self.here_documents:
                     self._skip_documents()
                 idle = _IDLE_LINES.match(text, self.position)
                 if idle:
                     self._advance(idle.group())
             elif kind == "single":
-                self._add(raw[1:-1] if raw[0] == "'" else raw[2:-1], raw)
+                self._add_piece(raw[1:-1] if raw[0] == "'" else raw[2:-1], raw)
             elif kind == "opening":
-                self._opening(raw)
+                self._scan_opening(raw)
             elif kind == "operator":
-                self._operator(raw)
+                self._scan_operator(raw)
             elif kind == "escape":
-                self._add(raw[1], raw)
+                self._add_piece(raw[1], raw)
             elif raw == "#" and self.word_at is None:
                 end = text.find("\n", self.position)
                 self.position = end if end >= 0 else len(text)
             else:
-                self._add(raw, raw)
+                self._add_piece(raw, raw)
         self._end_command()
-        return Body(tuple(self.commands), self.inside)
+        return Body(tuple(self.commands), self.enclosed_lines)
 
     def _advance(self, raw: str) -> None:
         breaks = raw.count("\n")
@@ -164,71 +164,71 @@ class _Scanner:
             self.line_start = self.position + raw.rindex("\n") + 1
         self.position += len(raw)
 
-    def _add(self, part: str, raw: str) -> None:
+    def _add_piece(self, piece: str, raw: str) -> None:
         if self.word_at is None:
             self.word_at = (self.line, self.position - self.line_start + 1)
-        self.parts.append(part)
+        self.pieces.append(piece)
         self.raws.append(raw)
         before = self.line
         self._advance(raw)
         if self.line > before:
-            self.inside.update(range(before + 1, self.line + 1))
+            self.enclosed_lines.update(range(before + 1, self.line + 1))
 
-    def _opening(self, raw: str) -> None:
+    def _scan_opening(self, raw: str) -> None:
         closed = -1
-        if self.failures < _MOST_FAILURES:
-            closed = _closing(self.text, self.position, 0)
+        if self.failures < _MAX_FAILURES:
+            closed = _end_of_expansion(self.text, self.position, 0)
             self.failures += closed < 0
         if closed < 0:
-            self._add(raw, raw)
+            self._add_piece(raw, raw)
             return
-        whole = self.text[self.position : closed]
-        self._add(_unescape(whole[1:-1]) if raw == '"' else whole, whole)
+        enclosed = self.text[self.position : closed]
+        self._add_piece(_unescape(enclosed[1:-1]) if raw == '"' else enclosed, enclosed)
 
     def _end_word(self) -> None:
         if self.word_at is None:
             return
         if len(self.raws) == 1:
-            text, raw = self.parts[0], self.raws[0]
+            text, raw = self.pieces[0], self.raws[0]
         else:
-            text, raw = "".join(self.parts), "".join(self.raws)
+            text, raw = "".join(self.pieces), "".join(self.raws)
         word = Word(text, raw, self.word_at[0], self.word_at[1])
         if self.command_at is None:
             self.command_at = self.word_at
         self._new_word()
         if self.redirect:
             if self.redirect in ("<<", "<<-"):
-                self.documents.append((word.text, self.redirect == "<<-"))
+                self.here_documents.append((word.text, self.redirect == "<<-"))
             self.redirections.append((self.redirect, word))
             self.redirect = ""
-        elif not self.words:
-            found = _NAME.match(raw) if "=" in raw else None
-            if found:
-                value = Word(word.text[found.end() :], raw[found.end() :], word.line, word.column)
-                self.settings.append(Setting(found[1], value, bool(found[2])))
+        elif not self.argv:
+            match = _NAME.match(raw) if "=" in raw else None
+            if match:
+                value = Word(word.text[match.end() :], raw[match.end() :], word.line, word.column)
+                self.settings.append(Setting(match[1], value, bool(match[2])))
             elif raw in _OPENERS or raw in _CLOSERS or raw in _LEADERS:
-                self._keyword(word)
+                self._scan_keyword(word)
             else:
-                self.words.append(word)
-        elif raw == "{" and self.words[0].raw == "function":
+                self.argv.append(word)
+        elif raw == "{" and self.argv[0].raw == "function":
             self._end_command()
             self.depth += 1
         else:
-            self.words.append(word)
+            self.argv.append(word)
 
-    def _keyword(self, word: Word) -> None:
+    def _scan_keyword(self, word: Word) -> None:
         if word.raw in _OPENERS:
             self.depth += 1
         elif word.raw in _CLOSERS:
             self.depth = max(0, self.depth - 1)
         if word.raw not in _LEADERS:
-            self.words.append(word)  # `for x in ...`, `case x in`: the words that follow are no command
+            self.argv.append(word)  # `for x in ...`, `case x in`: the words that follow are no command
         else:
             self.command_at = None
 
     def _end_command(self, background: bool = False) -> None:
         self._end_word()
-        if self.words or self.settings or self.redirections:
+        if self.argv or self.settings or self.redirections:
             line, column = self.command_at or (self.line, 1)
             nested = self.depth > 0 or self.parens > 0 or self.after_and_or
             self.commands.append(
@@ -236,17 +236,17 @@ class _Scanner:
                     line,
                     column,
                     tuple(self.settings),
-                    tuple(self.words),
+                    tuple(self.argv),
                     tuple(self.redirections),
                     nested,
                     background,
-                    self.words[0].text.rpartition("/")[2] if self.words else "",
+                    self.argv[0].text.rpartition("/")[2] if self.argv else "",
                 )  # fmt: skip
             )
         self.after_and_or = False
         self._new_command()
 
-    def _operator(self, raw: str) -> None:
+    def _scan_operator(self, raw: str) -> None:
         if raw in _REDIRECTIONS:
             number = self.word_at is not None and "".join(self.raws).isdigit()
             if number:  # the descriptor of `2>`
@@ -271,32 +271,32 @@ class _Scanner:
     def _array_or_arithmetic(self) -> bool:
         """``NAME=(...)`` and ``((...))`` are one word each."""
         array = self.word_at is not None and self.raws[-1].endswith("=")
-        arithmetic = self.word_at is None and not self.words and self.text.startswith("((", self.position)
-        if not (array or arithmetic) or self.failures >= _MOST_FAILURES:
+        arithmetic = self.word_at is None and not self.argv and self.text.startswith("((", self.position)
+        if not (array or arithmetic) or self.failures >= _MAX_FAILURES:
             return False
-        closed = _closing_bracket(self.text, self.position + 1, ")", 0)
+        closed = _end_of_bracket(self.text, self.position + 1, ")", 0)
         if closed < 0:
             self.failures += 1
             return False
-        whole = self.text[self.position : closed]
-        self._add(whole, whole)
+        enclosed = self.text[self.position : closed]
+        self._add_piece(enclosed, enclosed)
         return True
 
     def _skip_documents(self) -> None:
-        for delimiter, tabs in self.documents:
+        for delimiter, tabs in self.here_documents:
             pattern = re.compile(("^\t*" if tabs else "^") + re.escape(delimiter) + r"\r?$", re.MULTILINE)
-            found = pattern.search(self.text, self.position)
+            match = pattern.search(self.text, self.position)
             first = self.line
-            self._advance(self.text[self.position : found.end() if found else len(self.text)])
-            self.inside.update(range(first, self.line + 1))
-        self.documents = []
+            self._advance(self.text[self.position : match.end() if match else len(self.text)])
+            self.enclosed_lines.update(range(first, self.line + 1))
+        self.here_documents = []
 
 
 def _unescape(text: str) -> str:
-    return re.sub(r"\\([\"\\$`\n])", lambda found: "" if found[1] == "\n" else found[1], text) if "\\" in text else text
+    return re.sub(r"\\([\"\\$`\n])", lambda match: "" if match[1] == "\n" else match[1], text) if "\\" in text else text
 
 
-def _closing(text: str, position: int, level: int) -> int:
+def _end_of_expansion(text: str, position: int, level: int) -> int:
     """Position after the end of what opens at ``position`` (``$(``, ``${``, a double quote or a back-tick), or -1."""
     if level > 40:
         return -1
@@ -305,31 +305,31 @@ def _closing(text: str, position: int, level: int) -> int:
         end = text.find("`", position + 1)
         return end + 1 if end >= 0 else -1
     if opening == "$":
-        return _closing_bracket(text, position + 2, ")" if text[position + 1] == "(" else "}", level)
+        return _end_of_bracket(text, position + 2, ")" if text[position + 1] == "(" else "}", level)
     position += 1
     while True:
-        found = _IN_DOUBLE.search(text, position)
-        if not found:
+        match = _DOUBLE_QUOTE_MARKS.search(text, position)
+        if not match:
             return -1
-        position = found.end()
-        if found[0] == '"':
+        position = match.end()
+        if match[0] == '"':
             return position
-        if found[0] == "\\":
+        if match[0] == "\\":
             position += 1
-        elif found[0] == "`" or (text[position : position + 1] in ("(", "{")):
-            position = _closing(text, found.start(), level + 1)
+        elif match[0] == "`" or (text[position : position + 1] in ("(", "{")):
+            position = _end_of_expansion(text, match.start(), level + 1)
             if position < 0:
                 return -1
 
 
-def _closing_bracket(text: str, position: int, close: str, level: int) -> int:
+def _end_of_bracket(text: str, position: int, close: str, level: int) -> int:
     depth = 1
     while True:
-        found = _INSIDE[close].search(text, position)
-        if not found:
+        match = _BRACKET_MARKS[close].search(text, position)
+        if not match:
             return -1
-        position = found.end()
-        mark = found[0]
+        position = match.end()
+        mark = match[0]
         if mark == close:
             depth -= 1
             if depth == 0:
@@ -342,7 +342,7 @@ def _closing_bracket(text: str, position: int, close: str, level: int) -> int:
                 return -1
             position = end + 1
         elif mark in '"`':
-            position = _closing(text, found.start(), level + 1)
+            position = _end_of_expansion(text, match.start(), level + 1)
             if position < 0:
                 return -1
         else:

@@ -20,7 +20,7 @@ from fugaku_gpt.machine.constants import Fitted, Machine
 from fugaku_gpt.planner.extrapolation import KINDS, RANGES, RANKS_ON_NODES
 from fugaku_gpt.planner.run_time import row_of_run
 from fugaku_gpt.planner.tables.footprint import footprint
-from fugaku_gpt.planner.tables.rows import Row
+from fugaku_gpt.planner.tables.rows import ConfigRow
 from fugaku_gpt.planner.tables.seconds import seconds
 from fugaku_gpt.planner.tables.work import work_of_columns
 
@@ -237,7 +237,7 @@ def config_of(wanted: Wanted, columns: Columns, place: int) -> RunConfig:
     return config
 
 
-def rows_of(wanted: Wanted, configs: Sequence[RunConfig]) -> List[Row]:
+def rows_of(wanted: Wanted, configs: Sequence[RunConfig]) -> List[ConfigRow]:
     """The layouts as rows of the cost model."""
     return [row_of_run(config, wanted.machine, wanted.hardware, wanted.torch) for config in configs]
 

@@ -11,7 +11,7 @@ from fugaku_gpt.layout.schedule_times import ideal_bubble
 from fugaku_gpt.machine.constants import Machine
 from fugaku_gpt.machine.fugaku import CORES, SHELF, TOFU_UNIT, TORUS_ABOVE, VECTOR_BYTES
 from fugaku_gpt.planner.search.rank_map import RankMap, Torus
-from fugaku_gpt.planner.tables.rows import Row
+from fugaku_gpt.planner.tables.rows import ConfigRow
 from fugaku_gpt.planner.tables.work import TILES, work_of
 
 _TENSOR_CORE = 8  # elements of 16 bits; sizes that are no multiple run without tensor cores, or padded
@@ -19,7 +19,7 @@ _LITTLE = 0.02  # share below which nothing is said
 
 
 def waste_of(
-    config: RunConfig, machine: Machine, row: Row, torus: Optional[Torus] = None, ranks: Optional[RankMap] = None
+    config: RunConfig, machine: Machine, row: ConfigRow, torus: Optional[Torus] = None, ranks: Optional[RankMap] = None
 ) -> List[str]:
     """A line for each waste of more than 2 %, with its size; empty where there is none.
 
@@ -59,7 +59,7 @@ def _of_vectors(config: RunConfig, machine: Machine) -> List[str]:
     return found
 
 
-def _of_tiles(config: RunConfig, machine: Machine, row: Row) -> List[str]:
+def _of_tiles(config: RunConfig, machine: Machine, row: ConfigRow) -> List[str]:
     model, tp = config.model, config.layout.tp
     found = []
     for name, width in (

@@ -7,8 +7,8 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from fugaku_gpt.planner.tables.fitting import LeftOut, Refit
-from fugaku_gpt.planner.tables.rows import table_of
+from fugaku_gpt.planner.tables.fitting import SkippedSamples, Refit
+from fugaku_gpt.planner.tables.rows import table_name
 from fugaku_gpt.planner.tables.score import reach_of
 from fugaku_gpt.plotting import picture
 
@@ -28,7 +28,7 @@ def draw_fit(refit: Refit, by: str, file: Path) -> None:
         UsageError: as :func:`fugaku_gpt.plotting.picture`.
     """
     machine = refit.machine
-    tables = list(dict.fromkeys(table_of(one.row.id) for one in [*refit.seconds[by], *refit.memory[by]]))
+    tables = list(dict.fromkeys(table_name(one.row.id) for one in [*refit.seconds[by], *refit.memory[by]]))
     styles = {
         table: {"color": f"C{number % 10}", "marker": _MARKS[number % len(_MARKS)], "label": table}
         for number, table in enumerate(tables)
@@ -59,14 +59,14 @@ def draw_fit(refit: Refit, by: str, file: Path) -> None:
         right.legend(handles=[handles[table] for table in tables if table in handles], fontsize=7, ncol=2)
 
 
-def _draw(axes: Any, points: Sequence[Tuple[LeftOut, float, float, float]], styles: Dict[str, Dict[str, str]]) -> None:
+def _draw(axes: Any, points: Sequence[Tuple[SkippedSamples, float, float, float]], styles: Dict[str, Dict[str, str]]) -> None:
     """Points (row, measured, predicted, factor of its interval)."""
     known: List[float] = []
     for one, measured, predicted, reach in points:
         known += [measured, predicted]
         if reach > 1:
             axes.plot([measured] * 2, [predicted / reach, predicted * reach], color="lightgrey", linewidth=1, zorder=1)
-        axes.plot(measured, predicted, linestyle="", ms=5, alpha=0.8, **styles[table_of(one.row.id)])
+        axes.plot(measured, predicted, linestyle="", ms=5, alpha=0.8, **styles[table_name(one.row.id)])
         if one.measured.out_of_memory:
             axes.plot(measured, predicted, linestyle="", marker="x", ms=11, color="red", zorder=3)
     if known:

@@ -17,24 +17,24 @@ from fugaku_gpt.planner.extrapolation import distance, outside, seen_inputs
 from fugaku_gpt.planner.intervals import NORMAL_80, total_width
 from fugaku_gpt.planner.least_squares import Fit, fit
 from fugaku_gpt.planner.tables.footprint import MEMORY_CONSTANTS, footprint, unit_of
-from fugaku_gpt.planner.tables.rows import Measured, Row, table_of
+from fugaku_gpt.planner.tables.rows import Measurement, ConfigRow, table_name
 from fugaku_gpt.planner.tables.seconds import TIME_CONSTANTS, seconds
 from fugaku_gpt.planner.tables.work import FACTS, Work, work_of
 
-GROUPS: Dict[str, Callable[[Row], object]] = {
-    "configuration": lambda row: row.run,
-    "table": lambda row: table_of(row.id),
+GROUPS: Dict[str, Callable[[ConfigRow], object]] = {
+    "configuration": lambda row: row.run_key,
+    "table": lambda row: table_name(row.id),
 }
 _ESTIMATED = 0.25  # weight of rows that their tables call estimated, or that died after their first iteration
 _LEFT_OUT_ROUNDS = 6  # from the fit to all rows it is a short way
 _LEFT_OUT_ENOUGH = 1e-4
 _LEAST_BEYOND = 0.01  # of intervals outside of the rows' hull, for each factor of e
 
-Measurement = Tuple[Row, Measured]
+MeasuredRow = Tuple[ConfigRow, Measurement]
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class SkippedSamples:
     """What a model that never saw a row says of it.
 
     Args:
@@ -45,8 +45,8 @@ class LeftOut:
         repeated: an earlier table shows this very measurement.
     """
 
-    row: Row
-    measured: Measured
+    row: ConfigRow
+    measured: Measurement
     predicted: float
     peak: float
     width: float
@@ -59,7 +59,7 @@ class _Problem:
     """Misfits of one model to rows, as a function of the logarithms of its free constants."""
 
     fitted: Fitted
-    measurements: Tuple[Measurement, ...]
+    measurements: Tuple[MeasuredRow, ...]
     work: Work
     predict: Callable[[Work, Mapping[str, float]], Tuple["np.ndarray", "np.ndarray"]]
     target: "np.ndarray"  # [N] logarithms of what was measured, NaN where nothing was
@@ -174,7 +174,7 @@ def check_complete(machine: Machine) -> None:
         raise UsageError(f"machine {machine.name}: its file lacks {', '.join(missing)}")
 
 
-def time_problem(machine: Machine, measurements: Sequence[Measurement]) -> _Problem:
+def time_problem(machine: Machine, measurements: Sequence[MeasuredRow]) -> _Problem:
     """Rows with measured seconds; a measurement that stands in several tables is fitted to once.
 
     How full the memory is, where that counts, is what the machine's model of memory says.
@@ -203,7 +203,7 @@ def time_problem(machine: Machine, measurements: Sequence[Measurement]) -> _Prob
     return replace(problem, memory=memory).filled(memory.file_values)
 
 
-def memory_problem(machine: Machine, measurements: Sequence[Measurement]) -> _Problem:
+def memory_problem(machine: Machine, measurements: Sequence[MeasuredRow]) -> _Problem:
     """Rows with measured memory, and rows of which it is known whether memory was enough."""
     judged = [one for one in measurements if one[1].out_of_memory or one[1].status == "ok"]
     chosen = [(row, _in_unit(row, measured, machine.memory_unit)) for row, measured in judged]
@@ -226,7 +226,7 @@ def memory_problem(machine: Machine, measurements: Sequence[Measurement]) -> _Pr
     )
 
 
-def _in_unit(row: Row, measured: Measured, unit: str) -> Measured:
+def _in_unit(row: ConfigRow, measured: Measurement, unit: str) -> Measurement:
     """With its memory in a machine's unit, and without one where the row's is not known."""
     own = unit_of(row.mem_unit, unit)
     if measured.memory is None or own == unit:
@@ -234,23 +234,23 @@ def _in_unit(row: Row, measured: Measured, unit: str) -> Measured:
     return replace(measured, memory=measured.memory * UNIT_BYTES[own] / UNIT_BYTES[unit] if own else None)
 
 
-def _room(machine: Machine, measurements: Sequence[Measurement]) -> "np.ndarray":
+def _room(machine: Machine, measurements: Sequence[MeasuredRow]) -> "np.ndarray":
     return np.array([machine.capacity(row.hardware) for row, _ in measurements])
 
 
-def _repeated(measurements: Sequence[Measurement], reading: Callable[[Measured], Any]) -> "np.ndarray":
+def _repeated(measurements: Sequence[MeasuredRow], reading: Callable[[Measurement], Any]) -> "np.ndarray":
     """For each row whether an earlier one is of its configuration and read the same."""
     found = set()
     repeated = np.zeros(len(measurements), dtype=bool)
     for place, (row, measured) in enumerate(measurements):
         read = reading(measured)
-        key = (row.hardware, row.configuration, round(read, 1) if isinstance(read, float) else read)
+        key = (row.hardware, row.configuration_key, round(read, 1) if isinstance(read, float) else read)
         repeated[place] = key in found
         found.add(key)
     return repeated
 
 
-def left_out(problem: _Problem, by: str, start: "np.ndarray") -> List[LeftOut]:
+def left_out(problem: _Problem, by: str, start: "np.ndarray") -> List[SkippedSamples]:
     """Each row predicted by a fit that saw neither its group nor, in whatever table, a run that its group has.
 
     Args:
@@ -258,13 +258,13 @@ def left_out(problem: _Problem, by: str, start: "np.ndarray") -> List[LeftOut]:
         start: the fit to all rows.
     """
     keys = [GROUPS[by](row) for row, _ in problem.measurements]
-    found: Dict[int, LeftOut] = {}
+    found: Dict[int, SkippedSamples] = {}
     for key in dict.fromkeys(keys):
         mine = np.array([other == key for other in keys])
-        known = {row.run for (row, _), one in zip(problem.measurements, mine) if one}
+        known = {row.run_key for (row, _), one in zip(problem.measurements, mine) if one}
 
         def others(part: _Problem, key: object = key, known: "Set[Tuple[object, ...]]" = known) -> "np.ndarray":
-            return np.array([GROUPS[by](row) != key and row.run not in known for row, _ in part.measurements])
+            return np.array([GROUPS[by](row) != key and row.run_key not in known for row, _ in part.measurements])
 
         rest = problem.take(others(problem))
         fitted = rest.fit(start)
@@ -278,16 +278,16 @@ def left_out(problem: _Problem, by: str, start: "np.ndarray") -> List[LeftOut]:
         for index, place in enumerate(np.flatnonzero(mine)):
             row, measured = part.measurements[index]
             numbers = (float(predicted[index]), float(peak[index]), float(widths[index]), distance(outside(row, seen)))
-            found[int(place)] = LeftOut(row, measured, *numbers, repeated=bool(part.repeated[index]))
+            found[int(place)] = SkippedSamples(row, measured, *numbers, repeated=bool(part.repeated[index]))
     return [found[place] for place in range(len(keys))]
 
 
-def interval_spread(rows: Sequence[LeftOut]) -> float:
+def interval_spread(rows: Sequence[SkippedSamples]) -> float:
     """The spread which, with each prediction's own width, makes 80 % intervals hold 80 % of the rows."""
     return _least_that_holds(rows, lambda spread: [np.hypot(one.width, spread) for one in rows])
 
 
-def beyond_spread(rows: Sequence[LeftOut], spread: float) -> float:
+def beyond_spread(rows: Sequence[SkippedSamples], spread: float) -> float:
     """What intervals have to grow by for each factor of e outside of the rows' hull to hold 80 % of the rows there.
 
     Args:
@@ -298,7 +298,7 @@ def beyond_spread(rows: Sequence[LeftOut], spread: float) -> float:
     return max(_LEAST_BEYOND, found)
 
 
-def _least_that_holds(rows: Sequence[LeftOut], widths: Callable[[float], Sequence[float]], share: float = 0.8) -> float:
+def _least_that_holds(rows: Sequence[SkippedSamples], widths: Callable[[float], Sequence[float]], share: float = 0.8) -> float:
     """The least number with whose widths (of logarithms, a row each) 80 % intervals hold ``share`` of the rows."""
     off = np.array([abs(np.log(one.predicted / (one.measured.seconds or np.nan))) for one in rows])
     low, high = 0.0, 3.0
@@ -314,11 +314,11 @@ class Refit:
     """A machine fitted anew, and what its models say of rows that were left out of the fit."""
 
     machine: Machine
-    seconds: Dict[str, List[LeftOut]]
-    memory: Dict[str, List[LeftOut]]
+    seconds: Dict[str, List[SkippedSamples]]
+    memory: Dict[str, List[SkippedSamples]]
 
 
-def refit(machine: Machine, measurements: Sequence[Measurement], groups: Sequence[str] = tuple(GROUPS)) -> Refit:
+def refit(machine: Machine, measurements: Sequence[MeasuredRow], groups: Sequence[str] = tuple(GROUPS)) -> Refit:
     """Both models of a machine fitted to rows, each with its error on left-out groups.
 
     Intervals are set by the rows left out by configuration, and how they grow outside of the rows' hull by those left

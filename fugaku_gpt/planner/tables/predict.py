@@ -12,7 +12,7 @@ from fugaku_gpt.planner.extrapolation import Outside, distance, in_no_table, out
 from fugaku_gpt.planner.intervals import WHOLE, Guess, widths
 from fugaku_gpt.planner.tables.fitting import check_complete
 from fugaku_gpt.planner.tables.footprint import footprint, unit_of
-from fugaku_gpt.planner.tables.rows import Refused, Row, parse_row
+from fugaku_gpt.planner.tables.rows import RefusedRow, ConfigRow, parse_row
 from fugaku_gpt.planner.tables.seconds import PARTS, seconds_by_part
 from fugaku_gpt.planner.tables.work import work_of
 
@@ -28,7 +28,7 @@ class Prediction:
         extrapolated: the inputs that no fitted row is like.
     """
 
-    row: Row
+    row: ConfigRow
     seconds: Guess
     parts: Mapping[str, Guess]
     memory: float
@@ -38,23 +38,23 @@ class Prediction:
     extrapolated: Tuple[str, ...]
 
 
-def predict_table(table: Sequence[Mapping[str, str]]) -> "List[Prediction | Refused]":
+def predict_table(table: Sequence[Mapping[str, str]]) -> "List[Prediction | RefusedRow]":
     """A prediction or a refusal for each line of a CSV, in its order.
 
     Only the columns of :class:`fugaku_gpt.planner.tables.rows.Row` are read: a configuration, not what it measured.
     """
     machines = [load_machine(name) for name in machine_names()]
-    found: "List[Optional[Prediction | Refused]]" = [None] * len(table)
-    waiting: Dict[str, List[Tuple[int, Row]]] = {}
+    found: "List[Optional[Prediction | RefusedRow]]" = [None] * len(table)
+    waiting: Dict[str, List[Tuple[int, ConfigRow]]] = {}
     for place, cells in enumerate(table):
         row = parse_row(cells)
-        if isinstance(row, Refused):
+        if isinstance(row, RefusedRow):
             found[place] = row
             continue
         name = next((one.name for one in machines if one.covers(row.hardware)), None)
         if name is None:
             known = ", ".join(start for one in machines for start in one.hardware)
-            found[place] = Refused(
+            found[place] = RefusedRow(
                 row.id, f"hardware {row.hardware or 'not given'}: no machine file is for it; known: {known}"
             )
             continue
@@ -66,7 +66,7 @@ def predict_table(table: Sequence[Mapping[str, str]]) -> "List[Prediction | Refu
     return [one for one in found if one is not None]
 
 
-def predict_rows(machine: Machine, rows: Sequence[Row], further: Sequence[Sequence[Outside]] = ()) -> List[Prediction]:
+def predict_rows(machine: Machine, rows: Sequence[ConfigRow], further: Sequence[Sequence[Outside]] = ()) -> List[Prediction]:
     """A prediction for each row, all of this machine.
 
     Args:

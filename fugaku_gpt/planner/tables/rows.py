@@ -14,18 +14,18 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
 
-MEMORY_DEATHS = ("oom", "oom_after_first_iteration")
+OUT_OF_MEMORY_STATUSES = ("oom", "oom_after_first_iteration")
 MEASURED_ORDER = "tp,dp,pp"  # axes of the grid, fastest first, as Megatron-LM has them
 _NEEDED = ("layers", "hidden", "heads", "vocab", "seq_len", "nodes", "ranks_per_node", "dp", "tp", "pp")
 _BATCH = ("micro_batch", "global_batch")
 _MORE_CELLS = "cells beyond the header's"  # a key that no column has
-_MOST = 2**31 - 1
+_MAX_INTEGER = 2**31 - 1
 _CLOCKS = (0.1, 10.0)  # GHz
 _FLAGS = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False, "1.0": True, "0.0": False}
 
 
 @dataclass(frozen=True)
-class Row:
+class ConfigRow:
     """One configuration, as far as it is known before it runs.
 
     ``processes`` are all ranks; ``zero`` is the ZeRO stage; ``freq_ghz`` the clock, 0 where none is given;
@@ -72,20 +72,20 @@ class Row:
         return math.prod(sizes[axis] for axis in axes[: axes.index("pp")])
 
     @property
-    def configuration(self) -> Tuple[object, ...]:
+    def configuration_key(self) -> Tuple[object, ...]:
         """Equal for rows that are the same run by all that is known of them, whatever table they stand in. The
         vocabulary is left out: one table rounds what another gives in full."""
         left_out = ("id", "vocab", "mem_unit", "dtype")
         return tuple(getattr(self, field.name) for field in fields(self) if field.name not in left_out)
 
     @property
-    def run(self) -> Tuple[object, ...]:
+    def run_key(self) -> Tuple[object, ...]:
         """The configuration whatever the hardware is called: kinds of one machine differ in their memory alone."""
-        return (*self.configuration[1:], self.hardware.partition("-")[0])
+        return (*self.configuration_key[1:], self.hardware.partition("-")[0])
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """What a run of a configuration gave: seconds per iteration, memory in the row's own unit, how it ended."""
 
     seconds: Optional[float]
@@ -94,11 +94,11 @@ class Measured:
 
     @property
     def out_of_memory(self) -> bool:
-        return self.status.lower() in MEMORY_DEATHS
+        return self.status.lower() in OUT_OF_MEMORY_STATUSES
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedRow:
     """A row that no run can have, with the reason."""
 
     id: str
@@ -128,30 +128,30 @@ def read_table(path: Path) -> List[Dict[str, str]]:
     return [{key: str(value) for key, value in row.items()} for row in rows]
 
 
-def parse_row(cells: Mapping[str, str]) -> "Row | Refused":
+def parse_row(cells: Mapping[str, str]) -> "ConfigRow | RefusedRow":
     """One line of such a CSV as a configuration, or why it cannot be one."""
     name = cells["id"].strip()
     if _MORE_CELLS in cells:
-        return Refused(name, "more cells than the header has columns: they may be shifted")
+        return RefusedRow(name, "more cells than the header has columns: they may be shifted")
     try:
-        numbers = {key: _whole(cells, key) for key in (*_NEEDED, *_BATCH)}
+        numbers = {key: _integer(cells, key) for key in (*_NEEDED, *_BATCH)}
         optional = _optional(cells)
         nodes, per_node = numbers["nodes"], numbers["ranks_per_node"]
-        processes = _whole(cells, "processes") if cells.get("processes", "").strip() else nodes * per_node
+        processes = _integer(cells, "processes") if cells.get("processes", "").strip() else nodes * per_node
     except ValueError as error:
-        return Refused(name, str(error))
-    row = Row(id=name, hardware=cells["hardware"].strip(), processes=processes, **numbers, **optional)  # type: ignore[arg-type]
-    reason = why_invalid(row)
-    return Refused(name, reason) if reason else row
+        return RefusedRow(name, str(error))
+    row = ConfigRow(id=name, hardware=cells["hardware"].strip(), processes=processes, **numbers, **optional)  # type: ignore[arg-type]
+    reason = invalid_reason(row)
+    return RefusedRow(name, reason) if reason else row
 
 
-def _whole(cells: Mapping[str, str], key: str) -> int:
+def _integer(cells: Mapping[str, str], key: str) -> int:
     text = cells[key].strip()
     if not text:
         raise ValueError(f"{key} is not given")
     number = _number(text)
-    if number is None or not 1 <= number <= _MOST or number != int(number):
-        raise ValueError(f"{key} {text}: must be a whole number from 1 to {_MOST}")
+    if number is None or not 1 <= number <= _MAX_INTEGER or number != int(number):
+        raise ValueError(f"{key} {text}: must be a whole number from 1 to {_MAX_INTEGER}")
     return int(number)
 
 
@@ -184,7 +184,7 @@ def _optional(cells: Mapping[str, str]) -> Dict[str, object]:
     return {
         "zero": int(zero),
         "recompute": flag("recompute"),
-        "torch": torch_build(text("torch")),
+        "torch": torch_series(text("torch")),
         "dtype": text("dtype").lower(),
         "freq_ghz": freq,
         "tcmalloc": flag("tcmalloc"),
@@ -193,17 +193,17 @@ def _optional(cells: Mapping[str, str]) -> Dict[str, object]:
     }
 
 
-def torch_build(version: str) -> str:
+def torch_series(version: str) -> str:
     """The series of a PyTorch version, such as 1.10 of 1.10.2+cpu: rows are told by it.
 
     A spreadsheet makes 1.1 of 1.10; nobody ran these trainers on PyTorch 1.1.
     """
-    parts = version.lower().lstrip("v").partition("+")[0].split(".")
-    series = ".".join(parts[:2])
+    numbers = version.lower().lstrip("v").partition("+")[0].split(".")
+    series = ".".join(numbers[:2])
     return "1.10" if series == "1.1" else series
 
 
-def why_invalid(row: Row) -> Optional[str]:
+def invalid_reason(row: ConfigRow) -> Optional[str]:
     """Why no run can have this shape; None where it can."""
     ranks = row.nodes * row.ranks_per_node
     if row.processes != ranks:
@@ -224,26 +224,26 @@ def why_invalid(row: Row) -> Optional[str]:
     return None
 
 
-def parse_measured(cells: Mapping[str, str]) -> Measured:
+def parse_measurement(cells: Mapping[str, str]) -> Measurement:
     """What was measured; for fitting and scoring alone."""
 
     def number(key: str) -> Optional[float]:
-        found = _number(cells.get(key, "").strip())
-        return found if found is not None and found > 0 else None
+        value = _number(cells.get(key, "").strip())
+        return value if value is not None and value > 0 else None
 
-    return Measured(number("sec_per_it"), number("mem_value"), cells.get("status", "").strip())
+    return Measurement(number("sec_per_it"), number("mem_value"), cells.get("status", "").strip())
 
 
-def table_of(identity: str) -> str:
+def table_name(identity: str) -> str:
     """The table that a row stands in: its name without the last part."""
     return identity.rpartition(".")[0] or identity
 
 
-def usable_rows(table: Sequence[Mapping[str, str]]) -> List[Tuple[Row, Measured]]:
+def parse_measured_rows(table: Sequence[Mapping[str, str]]) -> List[Tuple[ConfigRow, Measurement]]:
     """Rows that are configurations, each with what was measured."""
-    found = []
+    measured_rows = []
     for cells in table:
         row = parse_row(cells)
-        if isinstance(row, Row):
-            found.append((row, parse_measured(cells)))
-    return found
+        if isinstance(row, ConfigRow):
+            measured_rows.append((row, parse_measurement(cells)))
+    return measured_rows

@@ -10,8 +10,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from fugaku_gpt.planner.intervals import NORMAL_80, total_width
-from fugaku_gpt.planner.tables.fitting import GROUPS, LeftOut, Refit
-from fugaku_gpt.planner.tables.rows import Row, table_of
+from fugaku_gpt.planner.tables.fitting import GROUPS, SkippedSamples, Refit
+from fugaku_gpt.planner.tables.rows import ConfigRow, table_name
 
 FIGURES = (
     "machine",
@@ -165,31 +165,31 @@ def figures(refit: Refit, by: str) -> Dict[str, Any]:
     }
 
 
-def repeats(rows: Sequence[LeftOut]) -> Optional[float]:
+def repeats(rows: Sequence[SkippedSamples]) -> Optional[float]:
     """Standard deviation of the logarithm of seconds among measurements of one configuration, over all that were
     measured more than once; None where none was. No model that knows configurations alone can do better."""
     same: Dict[object, List[float]] = {}
     for one in rows:
         if not one.repeated and one.measured.seconds:
-            same.setdefault(one.row.run, []).append(math.log(one.measured.seconds))
+            same.setdefault(one.row.run_key, []).append(math.log(one.measured.seconds))
     again = [np.array(logs) for logs in same.values() if len(logs) > 1]
     free = sum(len(logs) - 1 for logs in again)
     return math.sqrt(sum(float(np.sum((logs - logs.mean()) ** 2)) for logs in again) / free) if free else None
 
 
-def reach_of(one: LeftOut, refit: Refit) -> float:
+def reach_of(one: SkippedSamples, refit: Refit) -> float:
     """The factor by which the 80 % interval of predicted seconds goes up and down."""
     time = refit.machine.time
     return float(np.exp(NORMAL_80 * total_width(one.width, time.interval_spread, time.beyond_spread, one.beyond)))
 
 
-def _timed(one: LeftOut, refit: Refit) -> Timed:
+def _timed(one: SkippedSamples, refit: Refit) -> Timed:
     reach, measured = reach_of(one, refit), one.measured.seconds or float("nan")
     low, high = one.predicted / reach, one.predicted * reach
-    return Timed(table_of(one.row.id), one.predicted, measured, low, high, one.repeated)
+    return Timed(table_name(one.row.id), one.predicted, measured, low, high, one.repeated)
 
 
-def _baseline(rows: Sequence[LeftOut], by: str) -> Optional[float]:
+def _baseline(rows: Sequence[SkippedSamples], by: str) -> Optional[float]:
     """Median error if every row ran at the median FLOP/s of a device that the rows outside its group ran at; None where
     there is one group."""
     keys = [GROUPS[by](one.row) for one in rows]
@@ -203,7 +203,7 @@ def _baseline(rows: Sequence[LeftOut], by: str) -> Optional[float]:
     return float(np.median(off)) if off else None
 
 
-def _flops(row: Row) -> float:
+def _flops(row: ConfigRow) -> float:
     """FLOPs of an iteration per rank, recomputing counted."""
     h, s = row.hidden, row.seq_len
     factor = 96 if row.recompute else 72

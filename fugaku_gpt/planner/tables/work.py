@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
 
 import numpy as np
 
-from fugaku_gpt.planner.tables.rows import Row
+from fugaku_gpt.planner.tables.rows import ConfigRow
 
 FACTS = ("peak_flops", "base_clock_ghz", "devices_per_node", "item_bytes", "tile_units")  # of every machine
 TILES = ((256, 128), (128, 256))  # of a matrix product's result on a GPU: cuBLAS's largest, which large products get
@@ -70,7 +70,7 @@ class Work:
         return Work(**parts)
 
 
-def work_of(rows: Sequence[Row], facts: Mapping[str, float]) -> Work:
+def work_of(rows: Sequence[ConfigRow], facts: Mapping[str, float]) -> Work:
     """What each of the rows is to do.
 
     Args:

@@ -31,26 +31,26 @@ from typing import Dict, Hashable, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config.schema import SIXTEEN_BITS, RunConfig
 from fugaku_gpt.kernels.attention_tiling import (
-    attention_blocks,
+    attention_tiling,
     attention_elements,
-    compiled_floats,
-    takes_heads_apart,
+    native_workspace_floats,
+    enough_heads_for_threads,
 )
-from fugaku_gpt.kernels.matmul_tiling import LEAST, LEAST_PRODUCT, cast_elements, panel_bytes
+from fugaku_gpt.kernels.matmul_tiling import MIN_DIMENSION, MIN_MULTIPLY_ADDS, cast_elements, panel_bytes
 from fugaku_gpt.layout.flat import flat_elements, is_sharded
 from fugaku_gpt.layout.grid import strides_of
 from fugaku_gpt.layout.memory import (
     ITEM_BYTES,
-    Peaks,
+    PeakActivationBytes,
     core_bytes,
     freed_before_core,
-    moments_of,
+    pipeline_states,
     recompute_of_layers,
-    shape_of,
+    memory_shape,
 )
-from fugaku_gpt.layout.native_kernels import may_be_compiled
+from fugaku_gpt.layout.native_kernels import may_use_native_kernels
 from fugaku_gpt.layout.sequence import CHUNK_TOKENS
-from fugaku_gpt.layout.stages import Chunk, by_stage, chunks_of
+from fugaku_gpt.layout.stages import Chunk, chunks_by_stage, chunks_of
 from fugaku_gpt.machine.framework import Framework, framework_of
 
 CATEGORIES = (
@@ -115,15 +115,15 @@ def memory_of_run(
     threads = threads or config.node.threads_per_rank or max(1, cores // config.ranks_per_node)
     chunks = chunks_of(config)
     kinds = recompute_of_layers(config, chunks)
-    peaks = Peaks(config)
+    peaks = PeakActivationBytes(config)
     fixed: Dict[Hashable, Dict[str, int]] = {}  # a run may have a hundred thousand stages, but few kinds of them
     stages = []
-    for stage, mine in enumerate(by_stage(chunks, config.layout.pp)):
-        shape = shape_of(mine, kinds)
+    for stage, mine in enumerate(chunks_by_stage(chunks, config.layout.pp)):
+        shape = memory_shape(mine, kinds)
         if shape not in fixed:
             fixed[shape] = _but_activations(config, mine, base, threads)
         held = fixed[shape].copy()
-        held["activations"] = peaks(mine, kinds, moments_of(config, stage))
+        held["activations"] = peaks(mine, kinds, pipeline_states(config, stage))
         held["allocator"] = _kept_by_allocator(held["activations"] + held["workspace"])
         stages.append({name: held[name] for name in CATEGORIES})
     return RunMemory(tuple(stages), _fullest_node(config, stages, base.shared), base.shared)
@@ -182,10 +182,10 @@ def _layer_workspace(config: RunConfig, threads: int) -> int:
     inner = b * s * model.ffn_size // t
     mlp = max(3 * inner + stream, inner + 3 * stream) + gathered
     heads, drops = model.heads // t, model.attention_dropout > 0
-    blocks = attention_blocks(s, b, heads, narrow, threads)
+    blocks = attention_tiling(s, b, heads, narrow, threads)
     inside = attention_elements(blocks, s, model.head_size, drops) - freed_before_core(config, False) // item
-    if may_be_compiled(config) and takes_heads_apart(b, heads, threads):
-        compiled = threads * compiled_floats(s, model.head_size) * 4 // item
+    if may_use_native_kernels(config) and enough_heads_for_threads(b, heads, threads):
+        compiled = threads * native_workspace_floats(s, model.head_size) * 4 // item
         inside = max(inside, compiled - freed_before_core(config, True) // item)
     attention = max(0, inside + 4 * b * s * model.hidden // t + 2 * stream + gathered)
     drawn = 3 * core_bytes(config)  # 16 bits of random numbers for each flag, and the comparison
@@ -200,7 +200,7 @@ def _panels(config: RunConfig, threads: int) -> int:
     model, t = config.model, config.layout.tp
     tokens, h = config.training.micro_batch * model.seq_len, model.hidden
     widest = max(3 * h // t, model.ffn_size // t, config.padded_vocab // t)
-    if not may_be_compiled(config) or min(tokens, h) < LEAST or tokens * h * widest < LEAST_PRODUCT:
+    if not may_use_native_kernels(config) or min(tokens, h) < MIN_DIMENSION or tokens * h * widest < MIN_MULTIPLY_ADDS:
         return 0
     return panel_bytes(widest, h if config.training.dtype in SIXTEEN_BITS else 0, threads)
 

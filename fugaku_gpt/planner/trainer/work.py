@@ -14,13 +14,13 @@ from typing import Iterator, List, Tuple
 from fugaku_gpt.config.schema import SIXTEEN_BITS, RunConfig
 from fugaku_gpt.kernels.attention_tiling import (
     Blocks,
-    attention_blocks,
-    heads_in_time,
-    takes_heads_apart,
+    attention_tiling,
+    head_slots,
+    enough_heads_for_threads,
 )
 from fugaku_gpt.layout.flat import flat_layout_of, is_sharded
 from fugaku_gpt.layout.memory import ITEM_BYTES, recompute_of_layers
-from fugaku_gpt.layout.native_kernels import may_be_compiled
+from fugaku_gpt.layout.native_kernels import may_use_native_kernels
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from fugaku_gpt.layout.sequence import CHUNK_TOKENS
 from fugaku_gpt.layout.stages import Chunk, chunks_of
@@ -116,8 +116,8 @@ def chunk_works(config: RunConfig, compiled: bool = False) -> List[ChunkWork]:
         compiled: there are compiled kernels, which compute attention where the run's type and threads are for it.
     """
     heads = config.model.heads // config.layout.tp
-    apart = takes_heads_apart(config.training.micro_batch, heads, config.node.threads_per_rank or 1)
-    compiled = compiled and apart and may_be_compiled(config)
+    apart = enough_heads_for_threads(config.training.micro_batch, heads, config.node.threads_per_rank or 1)
+    compiled = compiled and apart and may_use_native_kernels(config)
     chunks = chunks_of(config)
     kinds = recompute_of_layers(config, chunks)
     found = []
@@ -165,7 +165,7 @@ def stage_work(config: RunConfig, stage: int) -> StageWork:
     if sum_bytes == 2 and layout.dp > 1:
         passes.over("round", flat.elements, 2)
     tied = flat.embedding.stop - flat.embedding.start if layout.pp > 1 else 0
-    whole = flat.whole.stop - flat.whole.start if layout.sequence_parallel and layout.tp > 1 else 0
+    whole = flat.replicated.stop - flat.replicated.start if layout.sequence_parallel and layout.tp > 1 else 0
     wide = max(item, 4)
     return StageWork(tuple(replicas), wide * tied // (layout.dp if sharded else 1), wide * whole, passes)
 
@@ -266,7 +266,7 @@ def _products(config: RunConfig) -> "Iterator[Tuple[int, int, int]]":
     model, samples = config.model, config.training.micro_batch
     heads, s = model.heads // config.layout.tp, model.seq_len
     narrow = config.training.dtype in SIXTEEN_BITS
-    cut: Blocks = attention_blocks(s, samples, heads, narrow, config.node.threads_per_rank or 1)
+    cut: Blocks = attention_tiling(s, samples, heads, narrow, config.node.threads_per_rank or 1)
     for sample in range(0, samples, cut.samples):
         for head in range(0, heads, cut.heads):
             batch = min(cut.samples, samples - sample) * min(cut.heads, heads - head)
@@ -278,7 +278,7 @@ def _products(config: RunConfig) -> "Iterator[Tuple[int, int, int]]":
 def _compiled_attention(config: RunConfig, kind: str, tally: Tally) -> None:
     """All in one; with the heads that threads could have taken which have none left."""
     model, threads = config.model, config.node.threads_per_rank or 1
-    heads = heads_in_time(config.training.micro_batch, model.heads // config.layout.tp, threads)
+    heads = head_slots(config.training.micro_batch, model.heads // config.layout.tp, threads)
     tally.product(kind, model.seq_len, model.head_size, model.seq_len, heads)
 
 

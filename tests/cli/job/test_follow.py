@@ -20,8 +20,8 @@ from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.jobs.schedulers.local import LocalScheduler
 from fugaku_gpt.jobs.schedulers.protocol import Submission
-from fugaku_gpt.jobs.submission import prepare
-from fugaku_gpt.launch.processes import end_marked
+from fugaku_gpt.jobs.submission import prepare_job
+from fugaku_gpt.launch.processes import end_marked_processes
 from fugaku_gpt.records.job import append_event, read_events
 from fugaku_gpt.records.run import OK, Result, RunDirectory
 
@@ -46,14 +46,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     store = LocalScheduler().store
     for job in store.jobs() if store.root.exists() else []:
         store.want(job, "cancel")
-        end_marked(job.mark, grace=0.0)
+        end_marked_processes(job.mark, grace=0.0)
 
 
 def ready(name: str, body: str, *settings: str) -> Path:
     """A prepared run directory with another script."""
     config = load_run_config(preset="tiny", overrides=["job.scheduler=local", "job.elapse=10:00", *settings])
     directory = Path("runs") / name
-    prepare(config, directory)
+    prepare_job(config, directory)
     (directory / "job.sh").write_text(f"end() {{ {RECORD} }}\n{body}\n", encoding="utf-8")
     return directory
 

@@ -34,7 +34,7 @@ def test_two_ranks_measure_this_machine_and_a_run_is_planned_on_it(
     probed = load_machine("local").probed
     assert probed is not None
     shared = {1, 2} if len(usable_cores()) > 1 else {1}  # two ranks on one core would measure each other
-    kinds = {*PRODUCTS, *(COMPILED if ops.has_compiled() else ())}
+    kinds = {*PRODUCTS, *(COMPILED if ops.has_native_kernels() else ())}
     assert {one.kind for one in probed.products} == kinds and {one.ranks for one in probed.products} == shared
     assert {ALL_REDUCE, SEND} <= {one.operation for one in probed.messages}
     assert set(probed.bandwidth) == {f"{kind} {ranks}" for kind in ("copy", "triad") for ranks in shared}

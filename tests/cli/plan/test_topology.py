@@ -12,7 +12,7 @@ from typing import Any, Dict, List
 import pytest
 
 from fugaku_gpt.cli.main import run
-from fugaku_gpt.cli.plan.topology import _told
+from fugaku_gpt.cli.plan.topology import _progress_printer
 
 AT_512 = ["plan", "topology", "--model", "1.3b", "--machine", "a64fx", "--nodes", "512", "--torch", "1.10"]
 
@@ -140,8 +140,8 @@ def test_mistakes_are_told(arguments: List[str], said: str, capsys: pytest.Captu
 
 
 def test_a_long_search_says_how_far_it_is_and_a_short_one_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    _told(time.monotonic())(1, 10)
-    long = _told(time.monotonic() - 10)
+    _progress_printer(time.monotonic())(1, 10)
+    long = _progress_printer(time.monotonic() - 10)
     long(4, 10)
     long(5, 10)  # not again at once
     assert capsys.readouterr().err == "4 of 10 layouts costed\n"

@@ -7,7 +7,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Union
 
 from fugaku_gpt.jobs.schedulers.commands import Answer
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, Submission
-from fugaku_gpt.records.job import CANCELLED, HELD, LOST, QUEUED, JobStatus
+from fugaku_gpt.records.job import CANCELLED, ON_HOLD, LOST, QUEUED, JobStatus
 
 Reply = Union[Answer, Exception]
 
@@ -82,7 +82,7 @@ class FakeScheduler:
 
     def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol."""
-        return self._turn(job_ids, HELD, "HLD")
+        return self._turn(job_ids, ON_HOLD, "HLD")
 
     def release(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.schedulers.commands import NoAnswer, run_words, waits
+from fugaku_gpt.jobs.schedulers.commands import NoAnswer, run_command, query_intervals
 from fugaku_gpt.jobs.schedulers.registry import NAMES, scheduler_named
 
 
@@ -18,42 +18,42 @@ def test_an_answer_is_code_output_and_errors(tmp_path: Path) -> None:
         "import os, sys; print(os.getcwd(), flush=True); print('no', file=sys.stderr); "
         "sys.stdout.buffer.write(b'\\xff'); sys.exit(3)"
     )
-    answer = run_words([sys.executable, "-c", program], cwd=tmp_path)
+    answer = run_command([sys.executable, "-c", program], cwd=tmp_path)
     assert (answer.code, answer.err) == (3, "no\n")
     assert answer.out == f"{tmp_path}\n\ufffd"
     assert answer.said == "no"
 
 
 def test_nothing_is_read_by_a_shell() -> None:
-    answer = run_words([sys.executable, "-c", "import sys; print(sys.argv[1])", "$(id); rm -rf * | `x`"])
+    answer = run_command([sys.executable, "-c", "import sys; print(sys.argv[1])", "$(id); rm -rf * | `x`"])
     assert answer.out == "$(id); rm -rf * | `x`\n"
 
 
 def test_a_missing_command_is_told_with_what_can_be_done() -> None:
     with pytest.raises(UsageError, match="no-such-pjsub: no such command on this machine.*login node"):
-        run_words(["no-such-pjsub"])
+        run_command(["no-such-pjsub"])
 
 
 def test_a_missing_folder_is_not_taken_for_a_missing_command(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such folder"):
-        run_words([sys.executable, "-c", ""], cwd=tmp_path / "none")
+        run_command([sys.executable, "-c", ""], cwd=tmp_path / "none")
 
 
 def test_a_command_that_does_not_answer_is_ended() -> None:
     with pytest.raises(NoAnswer, match="no answer within 0.2 s"):
-        run_words([sys.executable, "-c", "import time; time.sleep(60)"], timeout=0.2)
+        run_command([sys.executable, "-c", "import time; time.sleep(60)"], timeout=0.2)
 
 
 def test_a_user_s_own_formats_do_not_reach_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQUEUE_FORMAT", "%j")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
     program = "import os; print('SQUEUE_FORMAT' in os.environ, os.environ['SLURM_CONF'], os.environ['LC_ALL'])"
-    assert run_words([sys.executable, "-c", program]).out == "False /etc/slurm.conf C\n"
+    assert run_command([sys.executable, "-c", program]).out == "False /etc/slurm.conf C\n"
 
 
 def test_waits_grow_to_their_longest() -> None:
-    assert list(itertools.islice(waits(), 8)) == [0, 2, 4, 8, 16, 32, 60, 60]
-    assert list(itertools.islice(waits(longest=5), 5)) == [0, 2, 4, 5, 5]
+    assert list(itertools.islice(query_intervals(), 8)) == [0, 2, 4, 8, 16, 32, 60, 60]
+    assert list(itertools.islice(query_intervals(max_wait=5), 5)) == [0, 2, 4, 5, 5]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,10 +15,10 @@ import pytest
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.schedulers.local import LocalScheduler
 from fugaku_gpt.jobs.schedulers.local_queue import Queue
-from fugaku_gpt.jobs.schedulers.local_store import LocalStore, alive, queue_file, read_file
+from fugaku_gpt.jobs.schedulers.local_store import LocalStore, is_alive, queue_file, read_json_object
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission, Uncertain
-from fugaku_gpt.launch.processes import MARK, end_marked, marked
-from fugaku_gpt.records.job import CANCELLED, ENDED, HELD, LOST, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus
+from fugaku_gpt.launch.processes import MARK, end_marked_processes, marked_processes
+from fugaku_gpt.records.job import CANCELLED, ENDED, ON_HOLD, LOST, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ def local(tmp_path: Path) -> Iterator[LocalScheduler]:
     yield scheduler
     for job in scheduler.store.jobs():
         scheduler.store.want(job, "cancel")
-        end_marked(job.mark, grace=0.0)
+        end_marked_processes(job.mark, grace=0.0)
 
 
 def write(directory: Path, body: str, **more: Any) -> Submission:
@@ -58,7 +58,7 @@ def until_exists(path: Path) -> None:
 
 
 def queue_of(local: LocalScheduler) -> Any:
-    return read_file(local.store.root / queue_file(local._host))
+    return read_json_object(local.store.root / queue_file(local._host))
 
 
 def test_a_job_runs_in_its_directory_and_its_end_is_known(local: LocalScheduler, tmp_path: Path) -> None:
@@ -108,13 +108,13 @@ def test_a_job_that_does_not_listen_is_killed_after_its_grace(tmp_path: Path) ->
     Queue(store, "here", grace=0.5).serve()
     state = store.state(job, "")
     assert state is not None and (state["raw"], state["signal"]) == ("TIMEOUT", 9)
-    assert marked(job.mark) == []
+    assert marked_processes(job.mark) == []
 
 
 def test_what_a_script_leaves_in_the_background_is_ended(local: LocalScheduler, tmp_path: Path) -> None:
     job_id = local.submit(write(tmp_path, "setsid sleep 900 & disown; exit 0"))
     until(local, job_id, *OVER)
-    assert marked(local.store.jobs()[0].mark) == []
+    assert marked_processes(local.store.jobs()[0].mark) == []
 
 
 def test_a_running_job_and_a_waiting_one_are_cancelled(local: LocalScheduler, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_held_job_lets_others_pass_until_it_is_released(local: LocalScheduler,
     assert local.hold([second, first]) == {second: "", first: "is running"}
     (tmp_path / "first" / "go").touch()
     until(local, third, *OVER)
-    assert local.poll([second])[second].state == HELD
+    assert local.poll([second])[second].state == ON_HOLD
     assert local.release([second, third]) == {second: "", third: "is ended"}
     assert until(local, second, *OVER).exit_code == 0
 
@@ -170,7 +170,7 @@ def test_a_job_of_a_killed_queue_is_lost_and_cancel_ends_what_it_left(local: Loc
     status = until(local, job_id, LOST)
     assert "still run" in status.reason
     assert local.cancel([job_id]) == {job_id: ""}
-    assert marked(local.store.jobs()[0].mark) == []
+    assert marked_processes(local.store.jobs()[0].mark) == []
     assert "still run" not in local.poll([job_id])[job_id].reason
 
 
@@ -181,7 +181,7 @@ def test_after_a_killed_queue_the_next_one_clears_up_and_goes_on(local: LocalSch
     os.kill(queue_of(local)["pid"], signal.SIGKILL)
     assert until(local, second, *OVER).exit_code == 0  # asking for it has started the queue again
     assert local.poll([first])[first].state == LOST
-    assert marked(local.store.jobs()[0].mark) == []
+    assert marked_processes(local.store.jobs()[0].mark) == []
 
 
 def test_a_stopped_queue_stops_its_job_and_leaves(local: LocalScheduler, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_stopped_queue_stops_its_job_and_leaves(local: LocalScheduler, tmp_pat
     os.kill(queue["pid"], signal.SIGTERM)
     assert until(local, job_id, *OVER).raw == "STOPPED"
     deadline = time.monotonic() + WAIT_SECONDS
-    while alive(queue):
+    while is_alive(queue):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -199,7 +199,7 @@ def test_a_stopped_queue_stops_its_job_and_leaves(local: LocalScheduler, tmp_pat
 def test_an_idle_queue_leaves(local: LocalScheduler, tmp_path: Path) -> None:
     until(local, local.submit(write(tmp_path, "true")), *OVER)
     deadline = time.monotonic() + WAIT_SECONDS
-    while alive(queue_of(local)):
+    while is_alive(queue_of(local)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -211,7 +211,7 @@ def test_the_queue_is_not_one_of_its_starter_s_processes(
     monkeypatch.setenv("SECRET_OF_THE_USER", "x")
     job_id = local.submit(write(tmp_path, "touch up; echo ${SECRET_OF_THE_USER:-none}; sleep 0.3"))
     until_exists(tmp_path / "up")
-    assert marked("starter") == []
+    assert marked_processes("starter") == []
     until(local, job_id, *OVER)
     assert (tmp_path / f"{job_id}.out").read_text(encoding="utf-8") == "none\n"
 

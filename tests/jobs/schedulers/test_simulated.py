@@ -10,13 +10,13 @@ from typing import Any, Iterator
 import pytest
 
 from fugaku_gpt.config import dump_run_config, load_run_config
-from fugaku_gpt.jobs.follow import watch
-from fugaku_gpt.jobs.judge import Verdict
+from fugaku_gpt.jobs.outcome import Outcome
+from fugaku_gpt.jobs.poll import watch_runs
 from fugaku_gpt.jobs.schedulers.pjm import PjmScheduler
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission
 from fugaku_gpt.jobs.submission import submit
 from fugaku_gpt.records import run as runs
-from fugaku_gpt.records.job import CANCELLED, ENDED, HELD, LOST, OVER, RUNNING, UNKNOWN, JobStatus
+from fugaku_gpt.records.job import CANCELLED, ENDED, LOST, ON_HOLD, OVER, RUNNING, UNKNOWN, JobStatus
 from fugaku_gpt.simulator.session import Simulator
 from tests.support.simulated import simulated
 
@@ -47,7 +47,7 @@ def site() -> Iterator[Simulator]:
 @pytest.fixture
 def pjm(site: Simulator) -> Iterator[PjmScheduler]:
     yield PjmScheduler(sleep=lambda seconds: time.sleep(seconds / 20))
-    site.fault("clear")
+    site.inject_fault("clear")
 
 
 def write(directory: Path, body: str, *directives: str, **more: Any) -> Submission:
@@ -67,13 +67,13 @@ def until(pjm: PjmScheduler, job_id: str, *states: str) -> JobStatus:
         time.sleep(0.1)
 
 
-def follow(pjm: PjmScheduler, directory: Path, *settings: str) -> Verdict:
+def follow(pjm: PjmScheduler, directory: Path, *settings: str) -> Outcome:
     """Hand in a written directory as a run, and follow it to its end."""
     config = load_run_config(preset="tiny", overrides=["job.scheduler=pjm", *settings])
     (directory / "config.yaml").write_text(dump_run_config(config), encoding="utf-8")
     submit(directory, pjm)
     (directory / "go").touch()
-    *_, (last,) = watch([directory], lambda name: pjm, sleep=lambda seconds: time.sleep(min(seconds, 0.2)))
+    *_, (last,) = watch_runs([directory], lambda name: pjm, sleep=lambda seconds: time.sleep(min(seconds, 0.2)))
     return last.verdict
 
 
@@ -95,14 +95,14 @@ def test_the_elapse_limit_is_told_as_one(pjm: PjmScheduler, tmp_path: Path) -> N
 
 
 def test_a_node_that_goes_down_is_to_be_tried_again(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
-    site.fault("node-down", "next")
+    site.inject_fault("node-down", "next")
     write(tmp_path, "sleep 900")
     verdict = follow(pjm, tmp_path)
     assert (verdict.status, verdict.retry) == (runs.FAILED, "retry") and "node down" in verdict.cause
 
 
 def test_a_lost_job_is_lost(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
-    site.fault("lose", "next")
+    site.inject_fault("lose", "next")
     write(tmp_path, "true")
     verdict = follow(pjm, tmp_path)
     assert (verdict.status, verdict.state, verdict.retry) == (runs.LOST, LOST, "retry")
@@ -117,9 +117,9 @@ def test_jobs_are_held_released_and_deleted(site: Simulator, pjm: PjmScheduler, 
     assert "does not exist" in pjm.cancel(["999999"])["999999"]
     waiting = [pjm.submit(write(tmp_path / str(number), "sleep 900")) for number in range(5)]  # four run at once
     assert pjm.hold(waiting[-1:]) == {waiting[-1]: ""}
-    assert until(pjm, waiting[-1], HELD).raw == "HLD"
+    assert until(pjm, waiting[-1], ON_HOLD).raw == "HLD"
     assert pjm.release(waiting[-1:]) == {waiting[-1]: ""}
-    assert pjm.poll(waiting)[waiting[-1]].state != HELD
+    assert pjm.poll(waiting)[waiting[-1]].state != ON_HOLD
     assert set(pjm.cancel(waiting).values()) == {""}
 
 
@@ -148,10 +148,10 @@ def test_a_link_runs_only_after_one_that_wants_to_be_resumed(
 
 
 def test_a_refusal_that_passes_is_waited_for(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
-    site.fault("refuse", "72", "2")
+    site.inject_fault("refuse", "72", "2")
     job_id = pjm.submit(write(tmp_path, "true"))
     assert until(pjm, job_id, *OVER).exit_code == 0
-    site.fault("refuse", "71", "1")
+    site.inject_fault("refuse", "71", "1")
     with pytest.raises(Refused, match="PJM 0071"):
         pjm.submit(write(tmp_path, "true"))
 
@@ -159,7 +159,7 @@ def test_a_refusal_that_passes_is_waited_for(site: Simulator, pjm: PjmScheduler,
 def test_a_job_taken_in_spite_of_an_error_is_not_handed_in_twice(
     site: Simulator, pjm: PjmScheduler, tmp_path: Path
 ) -> None:
-    site.fault("unanswered")
+    site.inject_fault("unanswered")
     job_id = pjm.submit(write(tmp_path, "echo ran >> ran", tag="t-unanswered"))
     assert until(pjm, job_id, *OVER).exit_code == 0
     assert (tmp_path / "ran").read_text(encoding="utf-8") == "ran\n"
@@ -168,10 +168,10 @@ def test_a_job_taken_in_spite_of_an_error_is_not_handed_in_twice(
 def test_pjstat_may_fail_and_talk_nonsense(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
     job_id = pjm.submit(write(tmp_path, "sleep 900"))
     until(pjm, job_id, RUNNING)
-    site.fault("pjstat-fails", "2")
+    site.inject_fault("pjstat-fails", "2")
     assert pjm.poll([job_id])[job_id].state == RUNNING
-    site.fault("garbage")
+    site.inject_fault("garbage")
     assert pjm.poll([job_id])[job_id].state == RUNNING
-    site.fault("pjstat-fails", "4")
+    site.inject_fault("pjstat-fails", "4")
     assert pjm.poll([job_id])[job_id].state == UNKNOWN
     assert pjm.cancel([job_id]) == {job_id: ""}

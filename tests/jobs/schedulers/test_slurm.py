@@ -11,7 +11,7 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.schedulers.commands import NoAnswer
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission, Uncertain
 from fugaku_gpt.jobs.schedulers.slurm import SlurmScheduler
-from fugaku_gpt.records.job import CANCELLED, ENDED, HELD, LOST, QUEUED, RUNNING, UNKNOWN, JobStatus
+from fugaku_gpt.records.job import CANCELLED, ENDED, ON_HOLD, LOST, QUEUED, RUNNING, UNKNOWN, JobStatus
 from tests.jobs.schedulers.fake import Commands, Reply, said
 
 NO_ACCOUNTING = said(err="Slurm accounting storage is disabled\n", code=1)
@@ -70,7 +70,7 @@ def test_waiting_held_and_running_jobs_are_told_apart() -> None:
     scheduler, commands = slurm(said(rows))
     statuses = scheduler.poll(["1", "2", "3", "4", "5", "6"])
     states = [statuses[str(number)].state for number in range(1, 7)]
-    assert states == [QUEUED, HELD, RUNNING, RUNNING, UNKNOWN, QUEUED]
+    assert states == [QUEUED, ON_HOLD, RUNNING, RUNNING, UNKNOWN, QUEUED]
     assert statuses["6"].reason == "(Nodes required for job are DOWN, DRAINED | reserved)"
     assert commands.asked == [
         ["squeue", "--noheader", "--array", "--states=all", "--jobs=1,2,3,4,5,6", "--format=%i|%T|%P|%r"]

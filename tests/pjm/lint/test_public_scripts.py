@@ -7,7 +7,7 @@ from typing import List
 
 import pytest
 
-from fugaku_gpt.pjm.lint.engine import Finding, Linter
+from fugaku_gpt.pjm.lint.engine import LintFinding, Linter
 from fugaku_gpt.pjm.lint.registry import ERROR, INFO, WARNING, find_rule
 from fugaku_gpt.pjm.lint.sites import ANY, FUGAKU
 from tests.pjm.lint.cases import FT
@@ -15,7 +15,7 @@ from tests.pjm.lint.cases import FT
 MANY = FT + "#PJM -L node=500,rscgrp=large --mpi proc=1000\n"
 
 
-def check(text: str, *ids: str) -> List[Finding]:
+def check(text: str, *ids: str) -> List[LintFinding]:
     rules = {"rules": [find_rule(id) for id in ids]} if ids else {}
     return list(Linter(**rules).check(text, "job.sh").findings)
 

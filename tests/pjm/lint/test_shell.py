@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fugaku_gpt.pjm.lint.shell import scan
+from fugaku_gpt.pjm.lint.shell import scan_commands
 
 PIECES = [
     "'",
@@ -35,7 +35,7 @@ PIECES = [
 
 
 def words(text: str) -> List[List[str]]:
-    return [[word.text for word in command.words] for command in scan(text).commands]
+    return [[word.text for word in command.words] for command in scan_commands(text).commands]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_commands_are_cut_into_words(text: str, expected: List[List[str]]) -> No
 
 
 def test_assignments_redirections_and_places() -> None:
-    first, second = scan('A=1 B="x y" cmd arg 2> err &\nC+=3', first_line=10).commands
+    first, second = scan_commands('A=1 B="x y" cmd arg 2> err &\nC+=3', first_line=10).commands
     assert [(item.name, item.value.text, item.append) for item in first.settings] == [
         ("A", "1", False),
         ("B", "x y", False),
@@ -77,13 +77,13 @@ def test_assignments_redirections_and_places() -> None:
 
 def test_what_may_not_run_is_nested() -> None:
     text = "a\nif b; then c; fi\nfor x in y; do d; done\n(e)\nf && g\nfunction h {\ni\n}\nj"
-    nested = {command.words[0].text: command.nested for command in scan(text).commands}
+    nested = {command.words[0].text: command.nested for command in scan_commands(text).commands}
     assert nested["a"] is False and nested["j"] is False and nested["f"] is False
     assert all(nested[name] for name in "cdegi")
 
 
 def test_lines_inside_text_are_known() -> None:
-    assert scan("cat <<E\n#PJM -S\nE\nb '\n#PJM\n'\n").inside == {2, 3, 5, 6}
+    assert scan_commands("cat <<E\n#PJM -S\nE\nb '\n#PJM\n'\n").inside == {2, 3, 5, 6}
 
 
 def test_an_unclosed_quote_is_a_plain_character() -> None:
@@ -93,7 +93,7 @@ def test_an_unclosed_quote_is_a_plain_character() -> None:
 @given(st.lists(st.sampled_from(PIECES), max_size=60).map("".join) | st.text(max_size=200))
 def test_any_text_is_scanned(text: str) -> None:
     lines = text.count("\n") + 1
-    for command in scan(text).commands:
+    for command in scan_commands(text).commands:
         assert 1 <= command.line <= lines
         for word in command.words:
             assert word.raw in text and word.column >= 1
@@ -101,4 +101,4 @@ def test_any_text_is_scanned(text: str) -> None:
 
 @pytest.mark.parametrize("piece", ["$(", '"', "`", "(", "((", '"$(', "<<a\n", "${", "'", "x=(", '"${', "a\\\n"])
 def test_long_nonsense_is_scanned_at_all(piece: str) -> None:
-    scan(piece * 20000)
+    scan_commands(piece * 20000)

@@ -56,7 +56,7 @@ def test_left_out_rows_are_not_in_their_fit() -> None:
     start = problem.fit().values
     before = left_out(problem, "configuration", start)
     place = 3
-    same = [one.row.run == before[place].row.run for one in before]
+    same = [one.row.run_key == before[place].row.run_key for one in before]
     problem.target[np.array(same)] += 1.0
     after = left_out(problem, "configuration", start)
     assert after[place].predicted == pytest.approx(before[place].predicted, rel=1e-6)
@@ -69,8 +69,8 @@ def test_a_left_out_table_takes_its_runs_in_other_tables_with_it() -> None:
     problem = time_problem(load_machine("v100"), of_hardware("V100"))
     start = problem.fit().values
     before = left_out(problem, "table", start)
-    runs = {one.row.run for one in before if one.row.id.startswith("v100.t1.")}
-    twins = [one.row.run in runs and one.row.id.startswith("v100.t4.") for one in before]
+    runs = {one.row.run_key for one in before if one.row.id.startswith("v100.t1.")}
+    twins = [one.row.run_key in runs and one.row.id.startswith("v100.t4.") for one in before]
     assert any(twins)
     problem.target[np.array(twins)] += 1.0
     after = left_out(problem, "table", start)

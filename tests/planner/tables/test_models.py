@@ -12,13 +12,13 @@ from fugaku_gpt.layout.schedule_times import ideal_bubble
 from fugaku_gpt.machine.constants import Fitted, Machine, load_machine
 from fugaku_gpt.planner.tables.footprint import footprint
 from fugaku_gpt.planner.tables.predict import predict_rows
-from fugaku_gpt.planner.tables.rows import Row
+from fugaku_gpt.planner.tables.rows import ConfigRow
 from fugaku_gpt.planner.tables.seconds import PARTS, seconds, seconds_by_part
 from fugaku_gpt.planner.tables.work import work_of
 from tests.planner.samples import row
 
 
-def _parts(machine: Machine, one: Row) -> Dict[str, float]:
+def _parts(machine: Machine, one: ConfigRow) -> Dict[str, float]:
     found = seconds_by_part(work_of([one], machine.facts), machine.time.values, machine.facts)
     return {name: float(values[0]) for name, values in found.items()}
 
@@ -28,7 +28,7 @@ def _with(fitted: Fitted, **values: float) -> Fitted:
     return replace(fitted, constants=constants)
 
 
-def _memory(machine: Machine, one: Row) -> "tuple[float, float]":
+def _memory(machine: Machine, one: ConfigRow) -> "tuple[float, float]":
     work = work_of([one], machine.facts)
     of_node = machine.memory_of == "node"
     reading, peak = footprint(work, machine.memory.values, machine.facts, machine.memory_unit, of_node)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.planner.tables.predict import Prediction, predict_table
-from fugaku_gpt.planner.tables.rows import Refused, Row, parse_measured, parse_row, read_table, torch_build
+from fugaku_gpt.planner.tables.rows import RefusedRow, ConfigRow, parse_measurement, parse_row, read_table, torch_series
 from tests.planner.samples import MEASURED, cells, reference
 
 _ODD = st.one_of(
@@ -31,7 +31,7 @@ _COLUMNS = [name for name in _LINES[0] if name not in ("id", *MEASURED)]
 
 
 def _whole_or_refused(found: Any) -> None:
-    if isinstance(found, Refused):
+    if isinstance(found, RefusedRow):
         assert found.reason
         return
     assert isinstance(found, Prediction)
@@ -89,7 +89,7 @@ def test_any_shape_that_can_run_is_predicted_and_what_no_row_has_is_named(data: 
 )
 def test_odd_cells_are_named(changes: Dict[str, str], reason: str) -> None:
     found = parse_row(cells(**changes))
-    assert isinstance(found, Refused) and found.reason.startswith(reason)
+    assert isinstance(found, RefusedRow) and found.reason.startswith(reason)
 
 
 def test_what_other_programs_make_of_a_cell_is_read_for_what_it_means() -> None:
@@ -97,8 +97,8 @@ def test_what_other_programs_make_of_a_cell_is_read_for_what_it_means() -> None:
     other = parse_row(
         cells(torch="1.1", zero_stage="1.0", recompute="1.0", dtype="FP16", freq_ghz="2.20", layers="24.0", tp=" 1 ")
     )
-    assert isinstance(plain, Row) and plain == other
-    assert [torch_build(one) for one in ("1.10.2", "v1.7.1", "1.13.0+cpu", "2.13", "")] == [
+    assert isinstance(plain, ConfigRow) and plain == other
+    assert [torch_series(one) for one in ("1.10.2", "v1.7.1", "1.13.0+cpu", "2.13", "")] == [
         "1.10",
         "1.7",
         "1.13",
@@ -137,7 +137,7 @@ def test_memory_comes_in_the_rows_own_unit() -> None:
 
 def test_seconds_that_are_no_seconds_are_no_measurement() -> None:
     for text in ("", "nan", "inf", "-3", "0", "OOM", "1,000"):
-        assert parse_measured({"sec_per_it": text}).seconds is None
+        assert parse_measurement({"sec_per_it": text}).seconds is None
 
 
 def _write(path: Path, lines: List[Dict[str, str]], end: str = "\n", mark: str = "") -> Path:
@@ -180,9 +180,9 @@ def test_shifted_and_short_lines_are_refused_alone(tmp_path: Path) -> None:
     file.write_text("\n".join([*lines, "", ",,"]) + "\n")
     first, shifted, short, empty = predict_table(read_table(file))
     assert isinstance(first, Prediction)
-    assert isinstance(shifted, Refused) and shifted.reason.startswith("more cells than the header")
-    assert isinstance(short, Refused) and short.reason == "heads is not given"
-    assert isinstance(empty, Refused) and empty.id == "" and empty.reason == "layers is not given"
+    assert isinstance(shifted, RefusedRow) and shifted.reason.startswith("more cells than the header")
+    assert isinstance(short, RefusedRow) and short.reason == "heads is not given"
+    assert isinstance(empty, RefusedRow) and empty.id == "" and empty.reason == "layers is not given"
 
 
 def test_predictions_do_not_depend_on_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

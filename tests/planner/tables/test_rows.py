@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.planner.tables.rows import Refused, Row, parse_row, read_table
+from fugaku_gpt.planner.tables.rows import RefusedRow, ConfigRow, parse_row, read_table
 from tests.planner.samples import MEASURED, cells, reference, row
 
 
@@ -28,22 +28,22 @@ from tests.planner.samples import MEASURED, cells, reference, row
     ],
 )
 def test_rows_that_no_run_can_have_are_refused_with_the_reason(changes: dict, reason: str) -> None:
-    assert parse_row(cells(**changes)) == Refused("t.1", reason)
+    assert parse_row(cells(**changes)) == RefusedRow("t.1", reason)
 
 
 def test_of_the_reference_only_impossible_and_incomplete_rows_are_refused() -> None:
-    refused = {one.id: one.reason for one in map(parse_row, reference()) if isinstance(one, Refused)}
+    refused = {one.id: one.reason for one in map(parse_row, reference()) if isinstance(one, RefusedRow)}
     assert refused.pop("a100.t27.L483") == "layers 72 cannot be divided by pp 48"
     assert set(refused.values()) == {"layers is not given"} and all(name.startswith("v100.t") for name in refused)
 
 
 def test_a_row_holds_nothing_that_was_measured() -> None:
-    assert not {field.name for field in fields(Row)} & set(MEASURED)
+    assert not {field.name for field in fields(ConfigRow)} & set(MEASURED)
 
 
 def test_the_same_run_in_two_tables_is_one_configuration() -> None:
-    assert row(id="a.1").configuration == row(id="b.7", vocab=50257, dtype="bf16").configuration
-    assert row().configuration != row(micro_batch=1).configuration
+    assert row(id="a.1").configuration_key == row(id="b.7", vocab=50257, dtype="bf16").configuration_key
+    assert row().configuration_key != row(micro_batch=1).configuration_key
 
 
 def test_a_table_without_a_needed_column_says_which(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from fugaku_gpt import ops
 from fugaku_gpt.comm import Communicator, ProcessGrid
-from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.kernels.matmul_tiling import panel_bytes
 from fugaku_gpt.layout import memory
 from fugaku_gpt.layout.flat import flat_elements, flat_layout_of
 from fugaku_gpt.layout.grid import coordinates_of
-from fugaku_gpt.layout.memory import layer_bytes, moments_of, peak_bytes, recompute_of_layers
+from fugaku_gpt.layout.memory import layer_bytes, pipeline_states, peak_activation_bytes, recompute_of_layers
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.layout.tensors import model_tensors
 from fugaku_gpt.machine.framework import framework_of
@@ -72,10 +72,10 @@ def test_workspace_of_a_layer_is_what_its_backward_pass_makes(
 ) -> None:
     if compiled and not ops.has_compiled():
         pytest.skip("no kernels are compiled here")
-    monkeypatch.setattr(AGREED, "compiled", compiled)
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled", compiled)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     # what was measured of this build's GELU, by whichever test came before, may have been disturbed
-    monkeypatch.setattr(AGREED, "gelu_by_erf", False)
+    monkeypatch.setattr(RANK_CONSENSUS, "gelu_by_erf", False)
     config = load_run_config(
         overrides=[
             "model.layers=1",
@@ -158,7 +158,7 @@ def test_stages_that_are_counted_together_are_alike(config: RunConfig) -> None:
     kinds = recompute_of_layers(config, chunks)
     for stage, told in enumerate(memory_of_run(config).stages):
         mine = [chunk for chunk in chunks if chunk.stage == stage]
-        assert told["activations"] == peak_bytes(config, mine, kinds, moments_of(config, stage))
+        assert told["activations"] == peak_activation_bytes(config, mine, kinds, pipeline_states(config, stage))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])

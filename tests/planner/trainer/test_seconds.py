@@ -15,8 +15,8 @@ import torch
 from fugaku_gpt import ops
 from fugaku_gpt.cli.main import run as cli
 from fugaku_gpt.comm import ProcessGrid
-from fugaku_gpt.comm.observed import inside
-from fugaku_gpt.compat.kernel_choices import AGREED
+from fugaku_gpt.comm.observed import scoped_call
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.flops import exact_flops
@@ -287,7 +287,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Attention without compiled kernels and with them, on one thread."""
     if request.param and not ops.has_compiled():
         pytest.skip("no kernels are compiled here")
-    monkeypatch.setattr(AGREED, "compiled", request.param)
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled", request.param)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield request.param
@@ -334,8 +334,8 @@ def test_products_counted_are_those_that_a_step_makes(settings: List[str], compi
 
     config = run("training.global_batch=4", "model.layers=2", f"node.compiled_kernels={compiled}", *settings)
     trainer = Trainer(config, ProcessGrid.alone(), ByteSamples(config.model.seq_len))
-    of_attention = inside(ops, "attention", attention), inside(ops, "attention_gradient", backward)
-    with Watch(), of_attention[0], of_attention[1], inside(kernels, "multiply_", multiply):
+    of_attention = scoped_call(ops, "attention", attention), scoped_call(ops, "attention_gradient", backward)
+    with Watch(), of_attention[0], of_attention[1], scoped_call(kernels, "matmul_", multiply):
         trainer.step()
     counted: "Counter[Tuple[Any, ...]]" = Counter()
     for (kind, *shape), count in whole(config, compiled).products.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Iterator, Optional
 
-from fugaku_gpt.pjm.lint.facts import Facts, is_open, show
+from fugaku_gpt.pjm.lint.facts import Facts, is_unfilled, printable
 from fugaku_gpt.pjm.lint.registry import COMMAND_LINE, DATED, ERROR, RUNS, WARNING, Hit, rule
 from fugaku_gpt.pjm.values import format_elapse, parse_elapse
 
@@ -16,7 +16,7 @@ _SLURM_DAYS = re.compile(r"[0-9]{1,2}-[0-9]{1,2}(:[0-9]{2}){0,2}")
 _SIGNALS = {"TERM", "SIGTERM", "15"}
 
 
-def _where(facts: Facts) -> "tuple[str, int, int]":
+def _elapse_position(facts: Facts) -> "tuple[str, int, int]":
     text = facts.resources.get("elapse") or ""
     return (text, *facts.place("resources.elapse", text))
 
@@ -35,29 +35,29 @@ def elapse_range(facts: Facts) -> Iterator[Hit]:
         if facts.fugaku:
             yield Hit(facts.top, "no elapse=: the job is ended after the default of one minute", because=COMMAND_LINE)
         return
-    text, line, column = _where(facts)
+    text, line, column = _elapse_position(facts)
     elapse = facts.elapse
     if elapse is None:
-        if not is_open(text):
+        if not is_unfilled(text):
             try:
                 parse_elapse(text)
             except ValueError as error:
-                yield Hit(line, f"elapse={show(text)}: {show(error)}", column)
+                yield Hit(line, f"elapse={printable(text)}: {printable(error)}", column)
         return
     group = facts.group_limits
     if group is None or _SLURM_DAYS.fullmatch(text):
         return
     first, last = elapse.minimum, elapse.maximum
     if group.min_elapse and first is not None and first < group.min_elapse:
-        message = f"elapse={text} is {_words(first)}, below the least of {group.name}, {_words(group.min_elapse)}"
+        message = f"elapse={text} is {_duration_text(first)}, below the least of {group.name}, {_duration_text(group.min_elapse)}"
         yield Hit(line, f"{message} (as of {group.date})", column, because=DATED)
     elif group.name.startswith("spot-"):
         return  # PJM042 speaks
     elif group.max_elapse and first is not None and first > group.max_elapse:
-        message = f"elapse={text} is {_words(first)}, above the most of {group.name}, {_words(group.max_elapse)}"
+        message = f"elapse={text} is {_duration_text(first)}, above the most of {group.name}, {_duration_text(group.max_elapse)}"
         yield Hit(line, f"{message} (as of {group.date})", column, because=DATED)
     elif elapse.ranged and group.range_max and last is not None and last > group.range_max:
-        message = f"elapse={text} ends at {_words(last)}, above the most of {group.name}, {_words(group.range_max)}"
+        message = f"elapse={text} ends at {_duration_text(last)}, above the most of {group.name}, {_duration_text(group.range_max)}"
         yield Hit(line, f"{message} (as of {group.date})", column, because=DATED)
 
 
@@ -71,7 +71,7 @@ def elapse_range(facts: Facts) -> Iterator[Hit]:
     source="Fugaku user guide 1.52, pjsubCommandOptions",
 )
 def ambiguous(facts: Facts) -> Iterator[Hit]:
-    text, line, column = _where(facts)
+    text, line, column = _elapse_position(facts)
     for part in text.strip().split("-") if not _SLURM_DAYS.fullmatch(text.strip()) else ():
         seconds: Optional[int] = None
         if re.fullmatch(r"[0-9]{1,6}", part) and int(part) <= _MINUTES_MEANT:
@@ -79,7 +79,7 @@ def ambiguous(facts: Facts) -> Iterator[Hit]:
         elif re.fullmatch(r"[0-9]{1,4}:[0-9]{1,2}", part) and int(part.partition(":")[0]) <= _HOURS_MEANT:
             seconds = int(part.partition(":")[0]) * 60 + int(part.partition(":")[2])
         if seconds is not None:
-            message = f"elapse={text}: {part} is {_words(seconds)}"
+            message = f"elapse={text}: {part} is {_duration_text(seconds)}"
             yield Hit(line, message, column, f"write {format_elapse(seconds)} if that is meant")
             return
 
@@ -98,16 +98,16 @@ def spot(facts: Facts) -> Iterator[Hit]:
     elapse, group = facts.elapse, facts.group_limits
     if elapse is None or group is None or not group.name.startswith("spot-"):
         return
-    text, line, column = _where(facts)
+    text, line, column = _elapse_position(facts)
     if _SLURM_DAYS.fullmatch(text):
         return
     first, last = elapse.minimum, elapse.maximum
     if group.max_elapse and (first is None or first > group.max_elapse):
-        what = "starts" if elapse.ranged else "is"
-        message = f"elapse={text} {what} above the {_words(group.max_elapse)} of {group.name}"
+        verb = "starts" if elapse.ranged else "is"
+        message = f"elapse={text} {verb} above the {_duration_text(group.max_elapse)} of {group.name}"
         yield Hit(line, f"{message} (as of {group.date})", column, because=DATED)
     elif elapse.ranged and last is not None and group.range_max and last > group.range_max:
-        message = f"elapse={text} ends above the {_words(group.range_max)} of {group.name}"
+        message = f"elapse={text} ends above the {_duration_text(group.range_max)} of {group.name}"
         yield Hit(line, f"{message} (as of {group.date})", column, because=DATED)
 
 
@@ -125,7 +125,7 @@ def untrapped(facts: Facts) -> Iterator[Hit]:
     elapse = facts.elapse
     if elapse is None or not elapse.ranged or not facts.is_shell:
         return
-    text, line, column = _where(facts)
+    text, line, column = _elapse_position(facts)
     if _SLURM_DAYS.fullmatch(text):
         return
     for command in facts.commands:
@@ -145,14 +145,14 @@ def untrapped(facts: Facts) -> Iterator[Hit]:
 )
 def slurm_days(facts: Facts) -> Iterator[Hit]:
     elapse = facts.elapse
-    text, line, column = _where(facts)
+    text, line, column = _elapse_position(facts)
     if elapse is None or elapse.minimum is None:
         return
     if _SLURM_DAYS.fullmatch(text.strip()):
         days, _, rest = text.strip().partition("-")
         refused = elapse.maximum is not None and elapse.maximum < elapse.minimum
         hours = (int(days) * 24 * _HOUR + _slurm_seconds(rest)) // _HOUR
-        message = f"elapse={text} is a range from {_words(elapse.minimum)} to {_words(elapse.maximum or 0)}"
+        message = f"elapse={text} is a range from {_duration_text(elapse.minimum)} to {_duration_text(elapse.maximum or 0)}"
         yield Hit(line, message, column, f"write {hours}:00:00 if {days} days are meant", "" if refused else RUNS)
     elif elapse.ranged and elapse.maximum is not None and elapse.maximum < elapse.minimum:
         message = f"elapse={text} is a range that ends before it starts"
@@ -164,7 +164,7 @@ def _slurm_seconds(text: str) -> int:
     return hours * _HOUR + minutes * 60 + seconds
 
 
-def _words(seconds: int) -> str:
+def _duration_text(seconds: int) -> str:
     """``90 s``, ``10 minutes``, ``24 hours``; what is no whole number of these as ``H:MM:SS``."""
     if seconds < 120:
         return f"{seconds} s"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Iterator
 
-from fugaku_gpt.pjm.lint.facts import Facts, show
+from fugaku_gpt.pjm.lint.facts import Facts, printable
 from fugaku_gpt.pjm.lint.registry import WARNING, Hit, rule
 
 _SPACK = re.compile(r"share/spack/setup-env|^spack$")
-_ACTIVE = re.compile(r"\$\{?(VIRTUAL_ENV|CONDA_PREFIX|CONDA_DEFAULT_ENV|PYENV_VERSION)\b(?!:?[-+])")
-_ACTIVATES = re.compile(r"\bactivate\b|\bconda\.sh\b|\bsetup-env\b|\bmodulecmd\b")
-_LOOKS = ("[", "[[", "test", "if", "echo", "printf", "deactivate")  # commands that a missing value does no harm to
-_BRACKETED = re.compile(r"\d+\[[-\d,]+\]")
+_ENVIRONMENT_VARIABLE = re.compile(r"\$\{?(VIRTUAL_ENV|CONDA_PREFIX|CONDA_DEFAULT_ENV|PYENV_VERSION)\b(?!:?[-+])")
+_ACTIVATION = re.compile(r"\bactivate\b|\bconda\.sh\b|\bsetup-env\b|\bmodulecmd\b")
+_HARMLESS_COMMANDS = ("[", "[[", "test", "if", "echo", "printf", "deactivate")  # commands that a missing value does no harm to
+_ID_WITH_BRACKETS = re.compile(r"\d+\[[-\d,]+\]")
 _PJM_COMMANDS = ("pjstat", "pjdel", "pjwait", "pjhold", "pjrls", "pjalter", "pjsig")
 
 
@@ -53,16 +53,16 @@ def spack_libraries(facts: Facts) -> Iterator[Hit]:
 def inherited(facts: Facts) -> Iterator[Hit]:
     if "export_all" in facts.script.options:
         return
-    for command, (line, column) in facts.uses(_ACTIVE):
-        words = (
+    for command, (line, column) in facts.uses(_ENVIRONMENT_VARIABLE):
+        tokens = (
             *(item.value for item in command.settings),
             *command.words,
             *(item for _, item in command.redirections),
         )
-        name = next(found[1] for found in (_ACTIVE.search(word.raw) for word in words) if found)
+        name = next(match[1] for match in (_ENVIRONMENT_VARIABLE.search(word.raw) for word in tokens) if match)
         before = [item for item in facts.commands if item.line < command.line]
-        activated = any(_ACTIVATES.search(word.text) or word.text == "module" for item in before for word in item.words)
-        if not activated and not facts.settings(name) and command.name not in _LOOKS:
+        activated = any(_ACTIVATION.search(word.text) or word.text == "module" for item in before for word in item.words)
+        if not activated and not facts.settings(name) and command.name not in _HARMLESS_COMMANDS:
             yield Hit(line, f"${name} is used, and nothing in the script sets it", column)
             return
 
@@ -80,8 +80,8 @@ def unquoted_id(facts: Facts) -> Iterator[Hit]:
     for command in facts.commands if "[" in facts.body_text else ():
         if command.name in _PJM_COMMANDS:
             for word in command.words[1:]:
-                if _BRACKETED.fullmatch(word.raw):
-                    yield Hit(word.line, f"{command.name} {show(word.raw)}", word.column, f"write '{show(word.raw)}'")
+                if _ID_WITH_BRACKETS.fullmatch(word.raw):
+                    yield Hit(word.line, f"{command.name} {printable(word.raw)}", word.column, f"write '{printable(word.raw)}'")
 
 
 @rule(

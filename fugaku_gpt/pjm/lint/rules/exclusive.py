@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Iterator
 
-from fugaku_gpt.pjm.lint.facts import Facts, is_open, show
+from fugaku_gpt.pjm.lint.facts import Facts, is_unfilled, printable
 from fugaku_gpt.pjm.lint.registry import COMMAND_LINE, ERROR, INFO, UNSURE, WARNING, Hit, rule
-from fugaku_gpt.pjm.options import option_of
+from fugaku_gpt.pjm.options import find_option
 from fugaku_gpt.pjm.values import parse_bulk, parse_step
 
 _MODES = ("bulk", "step", "interact", "mswk")
@@ -29,7 +29,7 @@ def statistics(facts: Facts) -> Iterator[Hit]:
         line = max(facts.line_of("stats"), facts.line_of("stats_nodes"))
         yield Hit(line, "-s and -S are both given", because=UNSURE)
     if "stats_path" in options and "stats" not in options and "stats_nodes" not in options:
-        message = f"--spath {show(options['stats_path'])} without -s or -S"
+        message = f"--spath {printable(options['stats_path'])} without -s or -S"
         yield Hit(facts.line_of("stats_path"), message, fix="add -S, or remove --spath", because=COMMAND_LINE)
 
 
@@ -58,7 +58,7 @@ def no_statistics(facts: Facts) -> Iterator[Hit]:
 )
 def command_line_only(facts: Facts) -> Iterator[Hit]:
     for item in facts.script.directives:
-        option = option_of(item.option)
+        option = find_option(item.option)
         if option is not None and option.command_line_only:
             message = f"{item.option} is for the command line of pjsub alone"
             yield Hit(item.line, message, facts.column(item.line, item.option), because=UNSURE)
@@ -79,7 +79,7 @@ def shared_output(facts: Facts) -> Iterator[Hit]:
         path = options.get(name)
         if mode and isinstance(path, str) and not _OWN_PATH.search(path) and path != "/dev/null":
             line, column = facts.place(name, path)
-            yield Hit(line, f"{option} {show(path)} is the same file for all sub-jobs of a {mode} job", column)
+            yield Hit(line, f"{option} {printable(path)} is the same file for all sub-jobs of a {mode} job", column)
 
 
 @rule(
@@ -118,10 +118,10 @@ def _parameters(facts: Facts, mode: str, sparam: str) -> Iterator[Hit]:
         else:
             step = parse_step(sparam)
             if step.job_id is not None and step.job_name is not None:
-                yield Hit(line, f"--sparam {show(sparam)} names the step job by jid and by jnam", column)
+                yield Hit(line, f"--sparam {printable(sparam)} names the step job by jid and by jnam", column)
     except ValueError as error:
-        if not is_open(sparam):
-            yield Hit(line, f"--sparam of a {mode} job: {show(error)}", column, "see --sparam in the manual", UNSURE)
+        if not is_unfilled(sparam):
+            yield Hit(line, f"--sparam of a {mode} job: {printable(error)}", column, "see --sparam in the manual", UNSURE)
 
 
 @rule(
@@ -136,4 +136,4 @@ def _parameters(facts: Facts, mode: str, sparam: str) -> Iterator[Hit]:
 def lonely_sparam(facts: Facts) -> Iterator[Hit]:
     options = facts.script.options
     if "sparam" in options and not any(mode in options for mode in _MODES):
-        yield Hit(facts.line_of("sparam"), f"--sparam {show(options['sparam'])} without --bulk, --step or --interact")
+        yield Hit(facts.line_of("sparam"), f"--sparam {printable(options['sparam'])} without --bulk, --step or --interact")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Iterator
 
-from fugaku_gpt.pjm.lint.facts import Facts, is_open, show
-from fugaku_gpt.pjm.lint.registry import ERROR, INFO, RUNS, UNSURE, WARNING, Hit, nearest, rule
-from fugaku_gpt.pjm.options import KEY_ALIASES, KEYS, OPTIONS, SPELLINGS, option_of
+from fugaku_gpt.pjm.lint.facts import Facts, is_unfilled, printable
+from fugaku_gpt.pjm.lint.registry import ERROR, INFO, RUNS, UNSURE, WARNING, Hit, close_matches, rule
+from fugaku_gpt.pjm.options import KEY_ALIASES, KEYS, OPTIONS, SPELLINGS, find_option
 from fugaku_gpt.pjm.values import has_placeholder
 
 _CURLY = "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\uff02\uff07"
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\uff0d"
-_NOT_ASCII = re.compile(rf"(?:^|(?<=[\s\"']))[{_DASHES}]|[{_CURLY}]")
+_NON_ASCII_MARK = re.compile(rf"(?:^|(?<=[\s\"']))[{_DASHES}]|[{_CURLY}]")
 _OPTION = re.compile(rf"#PJM\s+[\"']?[-{_DASHES}]")
 _FOREIGN = re.compile(r"#(SBATCH|PBS|BSUB|COBALT|OAR)\s+-")
 
@@ -26,12 +26,12 @@ _FOREIGN = re.compile(r"#(SBATCH|PBS|BSUB|COBALT|OAR)\s+-")
     fix="move the line above the first command",
     source="Command Reference J2UL-2549, pjsub; End-user's Guide J2UL-2534, 2.1.1",
 )
-def late_directive(facts: Facts) -> Iterator[Hit]:
+def misplaced_directive(facts: Facts) -> Iterator[Hit]:
     script = facts.script
     for line in script.late:
         text = script.lines[line - 1]
         if _OPTION.match(text) and facts.is_shell and line not in facts.body.inside:
-            message = f"{show(text)} stands below the first command (line {script.body}): pjsub ignores it"
+            message = f"{printable(text)} stands below the first command (line {script.body}): pjsub ignores it"
             yield Hit(line, message, because=RUNS)
 
 
@@ -52,7 +52,7 @@ def disabled_directive(facts: Facts) -> Iterator[Hit]:
         text = script.lines[line - 1]
         deliberate = text.partition("PJM")[0].count("#") > 1
         column = len(text) - len(text.lstrip()) + 1
-        yield Hit(line, f"{show(text.strip())} is a comment to pjsub", column, severity=INFO if deliberate else "")
+        yield Hit(line, f"{printable(text.strip())} is a comment to pjsub", column, severity=INFO if deliberate else "")
 
 
 @rule(
@@ -68,10 +68,10 @@ def not_ascii(facts: Facts) -> Iterator[Hit]:
     read = {item.line for item in script.directives} | {problem.line for problem in script.problems}
     for line in sorted(read):
         text = _without_comment(script.lines[line - 1])
-        found = _NOT_ASCII.search(text)
-        if found and text.startswith("#PJM"):
-            what = f"U+{ord(found[0]):04X} ({found[0]})"
-            yield Hit(line, f"{what} in {show(text)}", found.start() + 1, because=UNSURE)
+        match = _NON_ASCII_MARK.search(text)
+        if match and text.startswith("#PJM"):
+            character = f"U+{ord(match[0]):04X} ({match[0]})"
+            yield Hit(line, f"{character} in {printable(text)}", match.start() + 1, because=UNSURE)
 
 
 @rule(
@@ -85,8 +85,8 @@ def not_ascii(facts: Facts) -> Iterator[Hit]:
 def unbalanced(facts: Facts) -> Iterator[Hit]:
     for problem in facts.script.problems:
         if problem.kind == "unbalanced-quotes":
-            because = UNSURE if has_placeholder(problem.text) else ""
-            yield Hit(problem.line, f"a quote is never closed in {show(problem.text)}", because=because)
+            downgrade = UNSURE if has_placeholder(problem.text) else ""
+            yield Hit(problem.line, f"a quote is never closed in {printable(problem.text)}", because=downgrade)
 
 
 @rule(
@@ -102,16 +102,16 @@ def unknown(facts: Facts) -> Iterator[Hit]:
     script = facts.script
     elsewhere = "" if facts.fugaku else UNSURE
     for item in script.directives:
-        option = option_of(item.option)
-        if option is None and not _has_not_ascii(item.option):
-            if is_open(item.option) and not item.option.startswith("-"):
+        option = find_option(item.option)
+        if option is None and not _has_non_ascii_marks(item.option):
+            if is_unfilled(item.option) and not item.option.startswith("-"):
                 continue
-            near = nearest(item.option, _spellings()) or _as_key(item.option)
+            suggestions = close_matches(item.option, _spellings()) or _as_key(item.option)
             yield Hit(
                 item.line,
-                f"pjsub has no option {show(item.option)}",
+                f"pjsub has no option {printable(item.option)}",
                 facts.column(item.line, item.option),
-                _suggest(near),
+                _suggest(suggestions),
                 because=UNSURE if has_placeholder(item.option) else elsewhere,
             )
         elif option is not None and item.key is not None and option.era == "tcs":
@@ -119,33 +119,33 @@ def unknown(facts: Facts) -> Iterator[Hit]:
     for problem in script.problems:
         column = facts.column(problem.line, problem.text)
         if problem.kind == "missing-argument":
-            yield Hit(problem.line, f"{show(problem.text)} lacks its argument", column, "add it, or remove the option")
+            yield Hit(problem.line, f"{printable(problem.text)} lacks its argument", column, "add it, or remove the option")
         elif problem.kind == "unexpected-argument":
-            yield Hit(problem.line, f"{show(problem.text)}: the option takes no argument", column, because=UNSURE)
-        elif problem.kind == "stray-word" and not _has_not_ascii(problem.text) and not _open_line(facts, problem.line):
-            message = f"{show(problem.text)} belongs to no option"
+            yield Hit(problem.line, f"{printable(problem.text)}: the option takes no argument", column, because=UNSURE)
+        elif problem.kind == "stray-word" and not _has_non_ascii_marks(problem.text) and not _is_unfilled_line(facts, problem.line):
+            message = f"{printable(problem.text)} belongs to no option"
             yield Hit(problem.line, message, column, "quote what belongs together, or remove the word", because=UNSURE)
 
 
-def _unknown_key(facts: Facts, line: int, name: str, option: str, key: str, known: bool) -> Iterator[Hit]:
+def _unknown_key(facts: Facts, line: int, name: str, option: str, key: str, is_supported: bool) -> Iterator[Hit]:
     if name == "mpi" and key == "use-rankdir" or name in ("environment", "vset"):
         return
     keys = set(KEYS.get(name, ())) | set(KEY_ALIASES.get(name, ()))
     if (
         key in keys
         or has_placeholder(key)
-        or is_open(key)
+        or is_unfilled(key)
         and not key.replace("_", "").isalnum()
-        or _has_not_ascii(key)
+        or _has_non_ascii_marks(key)
     ):
         return
-    near = nearest(key, keys, cutoff=0.8)
+    suggestions = close_matches(key, keys, cutoff=0.8)
     custom = name == "resources"
-    if custom and not near:
+    if custom and not suggestions:
         return  # a site's custom resource, for all that can be told
-    fix = _suggest(near)
-    because = "" if facts.fugaku else UNSURE
-    yield Hit(line, f"{option} has no key {show(key)}", facts.column(line, key), fix, because=because)
+    fix = _suggest(suggestions)
+    downgrade = "" if facts.fugaku else UNSURE
+    yield Hit(line, f"{option} has no key {printable(key)}", facts.column(line, key), fix, because=downgrade)
 
 
 @rule(
@@ -159,7 +159,7 @@ def _unknown_key(facts: Facts, line: int, name: str, option: str, key: str, know
 )
 def k_era(facts: Facts) -> Iterator[Hit]:
     for item in facts.script.directives:
-        option = option_of(item.option)
+        option = find_option(item.option)
         word = item.option if option is not None and option.era == "k" else ""
         if option is not None and option.name == "mpi" and item.key == "use-rankdir":
             word = "use-rankdir"
@@ -184,9 +184,9 @@ def other_scheduler(facts: Facts) -> Iterator[Hit]:
     script = facts.script
     last = script.body - 1 if script.body else len(script.lines)
     for line, text in enumerate(script.lines[:last], 1):
-        found = _FOREIGN.match(text)
-        if found:
-            yield Hit(line, f"{show(text)} is for {found[1]}, and a comment to pjsub", because=RUNS)
+        match = _FOREIGN.match(text)
+        if match:
+            yield Hit(line, f"{printable(text)} is for {match[1]}, and a comment to pjsub", because=RUNS)
 
 
 @rule(
@@ -202,7 +202,7 @@ def too_long(facts: Facts) -> Iterator[Hit]:
         if problem.kind == "line-too-long":
             yield Hit(problem.line, f"{len(problem.text)} characters, more than 4096: pjsub refuses the line")
         elif problem.kind == "too-many-options":
-            yield Hit(problem.line, f"more than 64 options: {show(problem.text)} is ignored")
+            yield Hit(problem.line, f"more than 64 options: {printable(problem.text)} is ignored")
 
 
 @rule(
@@ -216,7 +216,7 @@ def too_long(facts: Facts) -> Iterator[Hit]:
 def no_shebang(facts: Facts) -> Iterator[Hit]:
     lines = facts.script.lines
     if lines and not lines[0].lstrip("\ufeff").startswith("#!"):
-        yield Hit(1, f"the first line is {show(lines[0])!r}, no #!: the login shell runs the script")
+        yield Hit(1, f"the first line is {printable(lines[0])!r}, no #!: the login shell runs the script")
 
 
 def _spellings() -> "list[str]":
@@ -227,23 +227,23 @@ def _as_key(option: str) -> "list[str]":
     """``--node-mem`` is no option, but a key of -L."""
     word = option.lstrip("-")
     return [
-        f"{known.spellings[0]} {word}=..."
-        for known in OPTIONS
-        if word in KEYS.get(known.name, ()) and known.era == "tcs"
+        f"{option_with_key.spellings[0]} {word}=..."
+        for option_with_key in OPTIONS
+        if word in KEYS.get(option_with_key.name, ()) and option_with_key.era == "tcs"
     ]
 
 
-def _suggest(near: "list[str]") -> str:
-    return f"did you mean {' or '.join(near)}?" if near else ""
+def _suggest(suggestions: "list[str]") -> str:
+    return f"did you mean {' or '.join(suggestions)}?" if suggestions else ""
 
 
-def _has_not_ascii(text: str) -> bool:
-    return bool(_NOT_ASCII.search(text))
+def _has_non_ascii_marks(text: str) -> bool:
+    return bool(_NON_ASCII_MARK.search(text))
 
 
 def _without_comment(text: str) -> str:
     return re.split(r"\s#", text, maxsplit=1)[0] if "#" in text[4:] else text
 
 
-def _open_line(facts: Facts, line: int) -> bool:
-    return has_placeholder(facts.script.lines[line - 1]) or is_open(facts.script.lines[line - 1])
+def _is_unfilled_line(facts: Facts, line: int) -> bool:
+    return has_placeholder(facts.script.lines[line - 1]) or is_unfilled(facts.script.lines[line - 1])

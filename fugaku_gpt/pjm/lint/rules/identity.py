@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Iterator, Optional
 
-from fugaku_gpt.pjm.lint.facts import Facts, show
+from fugaku_gpt.pjm.lint.facts import Facts, printable
 from fugaku_gpt.pjm.lint.registry import COMMAND_LINE, DATED, ERROR, INFO, UNSURE, WARNING, Hit, rule
 from fugaku_gpt.pjm.values import NAME_BYTES, has_placeholder, parse_volumes
 
@@ -18,7 +18,7 @@ _PLACEHOLDERS = re.compile(
     r"|<[-A-Za-z_][^<>]*>|\[[A-Za-z_][^\[\]]*\]|/vol000[A-Z]\b|\bgroup_?name\b|\byour[_-]?\w+|\bX{3,}\b|\b(?:hp|ra)[xX*]{3,}",
     re.IGNORECASE,
 )
-_EXPANDED = re.compile(r"\$\{(\w+)\}")
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 @rule(
@@ -35,7 +35,7 @@ def job_name(facts: Facts) -> Iterator[Hit]:
     if not isinstance(name, str):
         file = facts.file.rpartition("/")[2]
         if facts.fugaku and file and not _CHARSET.fullmatch(file):
-            yield Hit(facts.top, f"the script's file name {show(file)} becomes the job's name", because=UNSURE)
+            yield Hit(facts.top, f"the script's file name {printable(file)} becomes the job's name", because=UNSURE)
         return
     if has_placeholder(name) or _PLACEHOLDERS.search(name):
         return
@@ -44,12 +44,12 @@ def job_name(facts: Facts) -> Iterator[Hit]:
     if length > NAME_BYTES:
         yield Hit(line, f"the job name has {length} bytes, more than {NAME_BYTES}", column)
     elif "/" in name:
-        yield Hit(line, f"the job name {show(name)} holds a slash", column)
+        yield Hit(line, f"the job name {printable(name)} holds a slash", column)
     elif not re.match(r"[A-Za-z]", name):
-        yield Hit(line, f"the job name {show(name)} begins with no letter", column, because=UNSURE)
+        yield Hit(line, f"the job name {printable(name)} begins with no letter", column, because=UNSURE)
     elif facts.fugaku and not _CHARSET.fullmatch(name):
         yield Hit(
-            line, f"the job name {show(name)} holds characters that Fugaku does not support", column, because=UNSURE
+            line, f"the job name {printable(name)} holds characters that Fugaku does not support", column, because=UNSURE
         )
 
 
@@ -84,7 +84,7 @@ def wrong_group(facts: Facts) -> Iterator[Hit]:
     if owner == "fugaku":
         yield Hit(line, "-g fugaku: this group may not submit jobs", column, because=DATED)
     elif owner == "trial" and facts.group and not facts.group.startswith("spot-"):
-        message = f"-g trial with the resource group {show(facts.group)}: trial may use spot- groups alone"
+        message = f"-g trial with the resource group {printable(facts.group)}: trial may use spot- groups alone"
         yield Hit(line, message, column, because=DATED)
 
 
@@ -111,15 +111,15 @@ def volumes(facts: Facts) -> Iterator[Hit]:
     try:
         named = parse_volumes(value)
     except ValueError as error:
-        yield Hit(line, f"{_VOLUMES}: {show(error)}", column, "write /vol0004; several are joined by colons")
+        yield Hit(line, f"{_VOLUMES}: {printable(error)}", column, "write /vol0004; several are joined by colons")
         return
     unknown = [volume for volume in named if facts.limits.volumes and volume not in facts.limits.volumes]
     if unknown:
-        known = " ".join(facts.limits.volumes)
-        message = f"{_VOLUMES} names {show(unknown[0])}; the volumes of {facts.limits.date} are {known}"
+        site_volumes = " ".join(facts.limits.volumes)
+        message = f"{_VOLUMES} names {printable(unknown[0])}; the volumes of {facts.limits.date} are {site_volumes}"
         yield Hit(line, message, column)
     if spack and _SPACK_VOLUME not in named:
-        message = f"line {spack[0].line} uses Spack, which is on {_SPACK_VOLUME}, and {_VOLUMES} is {show(value)}"
+        message = f"line {spack[0].line} uses Spack, which is on {_SPACK_VOLUME}, and {_VOLUMES} is {printable(value)}"
         yield Hit(line, message, column, f"add :{_SPACK_VOLUME}")
 
 
@@ -134,10 +134,10 @@ def volumes(facts: Facts) -> Iterator[Hit]:
 )
 def all_volumes(facts: Facts) -> Iterator[Hit]:
     value = facts.directive_environment.get(_VOLUMES)
-    known = set(facts.limits.volumes)
-    if value and known and known <= set(value.split(":")):
+    site_volumes = set(facts.limits.volumes)
+    if value and site_volumes and site_volumes <= set(value.split(":")):
         line, column = facts.place(f"environment.{_VOLUMES}", value)
-        yield Hit(line, f"{_VOLUMES} names all {len(known)} volumes", column)
+        yield Hit(line, f"{_VOLUMES} names all {len(site_volumes)} volumes", column)
 
 
 @rule(
@@ -156,16 +156,16 @@ def placeholder(facts: Facts) -> Iterator[Hit]:
     for line in lines:
         text = script.lines[line - 1]
         end = re.search(r"\s#", text)
-        found = _first(_PLACEHOLDERS, text[: end.start()] if end else text, defined)
-        if found:
-            yield Hit(line, f"{show(found[0])} is not replaced by pjsub", found.start() + 1)
+        match = _first_placeholder(_PLACEHOLDERS, text[: end.start()] if end else text, defined)
+        if match:
+            yield Hit(line, f"{printable(match[0])} is not replaced by pjsub", match.start() + 1)
 
 
-def _first(pattern: "re.Pattern[str]", text: str, defined: "set[str]") -> "Optional[re.Match[str]]":
-    for found in pattern.finditer(text, 4):
-        variable = _EXPANDED.fullmatch(found[0])
+def _first_placeholder(pattern: "re.Pattern[str]", text: str, defined: "set[str]") -> "Optional[re.Match[str]]":
+    for match in pattern.finditer(text, 4):
+        variable = _VARIABLE.fullmatch(match[0])
         if not (variable and variable[1] in defined):
-            return found
+            return match
     return None
 
 
@@ -183,5 +183,5 @@ def retired_group(facts: Facts) -> Iterator[Hit]:
     successor = facts.limits.successor(group) if group else None
     if group and successor:
         line, column = facts.place("resources.rscgrp", group)
-        message = f"the resource group {show(group)} is in no list of today (as of {facts.limits.date})"
+        message = f"the resource group {printable(group)} is in no list of today (as of {facts.limits.date})"
         yield Hit(line, message, column, f"use {successor}")

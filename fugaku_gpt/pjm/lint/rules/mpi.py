@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Iterator
 
 from fugaku_gpt.machine.fugaku import CORES
-from fugaku_gpt.pjm.lint.facts import Facts, is_open, show
+from fugaku_gpt.pjm.lint.facts import Facts, is_unfilled, printable
 from fugaku_gpt.pjm.lint.registry import ERROR, WARNING, Hit, rule
 from fugaku_gpt.pjm.values import AXES, parse_count, parse_shape
 
@@ -25,14 +25,14 @@ _SOURCE = "End-user's Guide J2UL-2534, 2.3.6; Command Reference J2UL-2549, pjsub
 def too_many(facts: Facts) -> Iterator[Hit]:
     for key in ("proc", "max-proc-per-node"):
         text = facts.mpi.get(key)
-        if text is not None and not is_open(text):
+        if text is not None and not is_unfilled(text):
             try:
-                sound = parse_count(text) > 0
+                is_valid = parse_count(text) > 0
             except ValueError:
-                sound = False
-            if not sound:
+                is_valid = False
+            if not is_valid:
                 line, column = facts.place(f"mpi.{key}", text)
-                yield Hit(line, f"{key}={show(text)} is no number of processes", column, "write a whole number")
+                yield Hit(line, f"{key}={printable(text)} is no number of processes", column, "write a whole number")
     proc, most, nodes = facts.proc, facts.most_per_node, facts.nodes
     if most is not None and most > CORES:
         line, column = facts.place("mpi.max-proc-per-node")
@@ -77,12 +77,12 @@ def uneven(facts: Facts) -> Iterator[Hit]:
     fugaku_only=True,
 )
 def groups(facts: Facts) -> Iterator[Hit]:
-    here = facts.ranks_per_node
-    if here and here > 2 and here % 4 and here <= CORES and facts.mpi.keys() & {"proc", "max-proc-per-node"}:
+    ranks_per_node = facts.ranks_per_node
+    if ranks_per_node and ranks_per_node > 2 and ranks_per_node % 4 and ranks_per_node <= CORES and facts.mpi.keys() & {"proc", "max-proc-per-node"}:
         if facts.nodes == 1 and facts.proc and facts.proc < 4:
             return  # three processes of a small test lie across no groups
         line = facts.line_of("mpi.max-proc-per-node", "mpi.proc")
-        yield Hit(line, f"{here} processes on each node, which has 4 core memory groups")
+        yield Hit(line, f"{ranks_per_node} processes on each node, which has 4 core memory groups")
 
 
 @rule(
@@ -98,7 +98,7 @@ def groups(facts: Facts) -> Iterator[Hit]:
 def shapes(facts: Facts) -> Iterator[Hit]:
     node = facts.node
     text = facts.mpi.get("shape")
-    if text is not None and not is_open(text):
+    if text is not None and not is_unfilled(text):
         line, column = facts.place("mpi.shape", "shape=")
         try:
             axes = parse_shape(text)
@@ -106,19 +106,19 @@ def shapes(facts: Facts) -> Iterator[Hit]:
                 message = f"shape={text} has {len(axes)} axes, and node={facts.resources['node']} has {len(node.dims)}"
                 yield Hit(line, message, column)
         except ValueError as error:
-            yield Hit(line, f"shape={show(text)}: {show(error)}", column, "write shape=NxNxN")
+            yield Hit(line, f"shape={printable(text)}: {printable(error)}", column, "write shape=NxNxN")
     for problem in facts.script.problems:
         if problem.kind == "wrong-separator":
             column = facts.column(problem.line, problem.text)
-            yield Hit(problem.line, f"{show(problem.text)}: the wrong sign before the axes", column)
+            yield Hit(problem.line, f"{printable(problem.text)}: the wrong sign before the axes", column)
     for key in ("rank-map-bychip", "rank-map-bynode"):
         order = facts.mpi.get(key)
-        if order is None or any(known == order for known in AXES.get(len(node.dims) if node else 0, ())):
+        if order is None or any(valid_order == order for valid_order in AXES.get(len(node.dims) if node else 0, ())):
             continue
         line, column = facts.place(f"mpi.{key}", key)
         if order not in AXES[2] and order not in AXES[3]:
-            if not is_open(order) or order.upper() in (*AXES[2], *AXES[3]) or set(order) <= set("XYZ"):
-                yield Hit(line, f"{key}: {show(order)!r} is no order of axes", column)
+            if not is_unfilled(order) or order.upper() in (*AXES[2], *AXES[3]) or set(order) <= set("XYZ"):
+                yield Hit(line, f"{key}: {printable(order)!r} is no order of axes", column)
         elif node:
             yield Hit(line, f"{key}: {order} does not fit node={facts.resources['node']}", column)
 
@@ -147,8 +147,8 @@ def other_count(facts: Facts) -> Iterator[Hit]:
         if launch.processes > most:
             message = f"mpiexec starts {launch.processes} processes, and the job has room for {most}"
             yield Hit(word.line, message, word.column, "raise --mpi proc, or lower -n")
-    (*others, last) = launches or (None,)
-    if others or last is None or len(facts.launches) > 1 or last.processes is None or last.command.nested:
+    (*earlier_launches, last) = launches or (None,)
+    if earlier_launches or last is None or len(facts.launches) > 1 or last.processes is None or last.command.nested:
         return  # several calls may share the nodes, or use a part of them in turn
     if last.processes < ranks:
         word = last.stated or last.word

@@ -6,7 +6,7 @@ import math
 from typing import Iterator
 
 from fugaku_gpt.machine.fugaku import SHELF, TOFU_UNIT, TORUS_ABOVE
-from fugaku_gpt.pjm.lint.facts import Facts, is_open, show
+from fugaku_gpt.pjm.lint.facts import Facts, is_unfilled, printable
 from fugaku_gpt.pjm.lint.registry import DATED, ERROR, WARNING, Hit, rule
 from fugaku_gpt.pjm.values import parse_node
 
@@ -31,7 +31,7 @@ def node_range(facts: Facts) -> Iterator[Hit]:
     if not least <= nodes <= group.max_nodes:
         text = facts.resources["node"] or ""
         line, column = facts.place("resources.node", text)
-        shape = f"node={show(text)}" + (f", {nodes} nodes," if str(nodes) != text else "")
+        shape = f"node={printable(text)}" + (f", {nodes} nodes," if str(nodes) != text else "")
         message = f"{shape} in the group {group.name}, which takes {least} to {group.max_nodes} (as of {group.date})"
         fitting = [
             other.name
@@ -59,11 +59,11 @@ def node_shape(facts: Facts) -> Iterator[Hit]:
     line, column = facts.place("resources.node", text)
     node = facts.node
     if node is None:
-        if not is_open(text):
+        if not is_unfilled(text):
             try:
                 parse_node(text)
             except ValueError as error:
-                yield Hit(line, f"node={show(text)}: {show(error)}", column, "write node=N, node=NxN or node=NxNxN")
+                yield Hit(line, f"node={printable(text)}: {printable(error)}", column, "write node=N, node=NxN or node=NxNxN")
         return
     if node.strict and len(node.dims) != 3:
         yield Hit(line, f"node={text}: :{node.strict} needs three axes, here are {len(node.dims)}", column)
@@ -135,6 +135,6 @@ def virtual_nodes(facts: Facts) -> Iterator[Hit]:
     for key in ("vnode", "vnode-core", "vnode-mem", "core-mem"):
         if key in facts.resources:
             line, column = facts.place(f"resources.{key}")
-            yield Hit(line, f"{key}={show(facts.resources[key])}: Fugaku has no virtual nodes", column)
+            yield Hit(line, f"{key}={printable(facts.resources[key])}: Fugaku has no virtual nodes", column)
     if "policy" in facts.script.options:
         yield Hit(facts.line_of("policy"), "-P is for virtual nodes, which Fugaku has not", fix="remove -P")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Iterator
 
-from fugaku_gpt.pjm.lint.facts import Facts, show
+from fugaku_gpt.pjm.lint.facts import Facts, printable
 from fugaku_gpt.pjm.lint.registry import ERROR, RUNS, WARNING, Hit, rule
 
-_MOST_FILES = 1000  # processes that may make files in one folder
+_MAX_FILES = 1000  # processes that may make files in one folder
 _DEVICES = ("/dev/stdout", "/dev/stderr")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+))")
 
@@ -27,7 +27,7 @@ def single_file(facts: Facts) -> Iterator[Hit]:
     for launch in facts.launches:
         for option, path in launch.outputs:
             if not option.text.endswith("-proc"):
-                where = f" {show(path.text)}" if path else ""
+                where = f" {printable(path.text)}" if path else ""
                 proc = f"{option.text}-proc"
                 yield Hit(option.line, f"{option.text}{where} is ignored", option.column, f"use {proc}{where}")
 
@@ -46,22 +46,22 @@ def crowded_folder(facts: Facts) -> Iterator[Hit]:
     for launch in facts.launches:
         ranks = launch.processes if launch.stated is not None else facts.ranks
         for option, path in launch.outputs:
-            if not ranks or ranks < _MOST_FILES or path is None or not option.text.endswith("-proc"):
+            if not ranks or ranks < _MAX_FILES or path is None or not option.text.endswith("-proc"):
                 continue
-            if not _spread(facts, path.text):
-                message = f"{ranks} processes make files in the folder of {option.text} {show(path.text)}"
+            if not _is_spread(facts, path.text):
+                message = f"{ranks} processes make files in the folder of {option.text} {printable(path.text)}"
                 yield Hit(path.line, message, path.column)
 
 
-def _spread(facts: Facts, path: str) -> bool:
+def _is_spread(facts: Facts, path: str) -> bool:
     """Whether a path may hold ``%/``: itself, in a variable that it names, or in one that is set elsewhere."""
     waiting, seen = [path], set()
     while waiting:
         text = waiting.pop()
         if "%/" in text:
             return True
-        for found in _VARIABLE.finditer(text):
-            name = found[1] or found[2]
+        for match in _VARIABLE.finditer(text):
+            name = match[1] or match[2]
             if name in seen:
                 continue
             seen.add(name)

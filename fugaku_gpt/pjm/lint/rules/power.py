@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, Iterator, List, Sequence, Tuple
 
 from fugaku_gpt.machine.fugaku import RETENTION_LIMIT
-from fugaku_gpt.pjm.lint.facts import Facts, is_open, show
+from fugaku_gpt.pjm.lint.facts import Facts, is_unfilled, printable
 from fugaku_gpt.pjm.lint.registry import DATED, ERROR, INFO, WARNING, Hit, rule
 from fugaku_gpt.pjm.options import KNOB_VALUES
 
@@ -47,8 +47,8 @@ def frequency(facts: Facts) -> Iterator[Hit]:
     line, column = facts.place("resources.freq", "freq")
     freq = facts.knob("freq")
     if freq not in KNOB_VALUES["freq"]:
-        if freq is not None or not is_open(text):
-            yield Hit(line, f"freq={show(text)} is neither 2000 nor 2200", column)
+        if freq is not None or not is_unfilled(text):
+            yield Hit(line, f"freq={printable(text)} is neither 2000 nor 2200", column)
     elif freq == 2200 and facts.knob("eco_state") == 0:
         message = f"freq=2200 with eco_state=0 is refused (as of {facts.limits.date})"
         yield Hit(line, message, column, because=DATED)
@@ -69,7 +69,7 @@ def half_a_mode(facts: Facts) -> Iterator[Hit]:
         if given in facts.resources and missing not in facts.resources:
             line, column = facts.place(f"resources.{given}", given)
             message = (
-                f"{given}={show(facts.resources[given])} without {missing}, which is {default} by default since 2025"
+                f"{given}={printable(facts.resources[given])} without {missing}, which is {default} by default since 2025"
             )
             yield Hit(line, message, column)
 
@@ -119,11 +119,11 @@ def knob_value(facts: Facts) -> Iterator[Hit]:
     allowed["retention_state_acores"] = (0,)
     for knob, values in allowed.items():
         text = facts.resources.get(knob)
-        if knob not in facts.resources or (text is not None and is_open(text)) or facts.knob(knob) in values:
+        if knob not in facts.resources or (text is not None and is_unfilled(text)) or facts.knob(knob) in values:
             continue
         line, column = facts.place(f"resources.{knob}", knob)
         valid = _range_text(values)
-        yield Hit(line, f"{knob}={show(text or '')}: the knob takes {valid}", column, f"write {valid}")
+        yield Hit(line, f"{knob}={printable(text or '')}: the knob takes {valid}", column, f"write {valid}")
 
 
 @rule(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Iterator, Optional
 
-from fugaku_gpt.pjm.lint.facts import Facts, show
+from fugaku_gpt.pjm.lint.facts import Facts, printable
 from fugaku_gpt.pjm.lint.launches import Assignment
 from fugaku_gpt.pjm.lint.registry import WARNING, Hit, rule
 
-_OWN = re.compile(r"\$\{?LD_PRELOAD\b")
+_PREVIOUS_VALUE = re.compile(r"\$\{?LD_PRELOAD\b")
 _EMPTY = ("", '""', "''")
 _LARGE_PAGES = "Fugaku user guide 1.52, AllocationOfLargePageArea; HPC Extensions guide J2UL-2535"
 _HEAP_KNOBS = (
@@ -37,7 +37,7 @@ def exported(facts: Facts) -> Iterator[Hit]:
     for item in facts.settings("LD_PRELOAD"):
         if item.exported and not item.scoped and item.value not in _EMPTY:
             where = "-x of the directives" if item.directive else "export"
-            yield Hit(item.line, f"LD_PRELOAD={show(item.value)} by {where} holds for every command", item.column)
+            yield Hit(item.line, f"LD_PRELOAD={printable(item.value)} by {where} holds for every command", item.column)
 
 
 @rule(
@@ -58,9 +58,9 @@ def tcmalloc(facts: Facts) -> Iterator[Hit]:
     if pages and pages[0] == "none":
         return
     for name in _HEAP_KNOBS:
-        item = _last(facts, name)
+        item = _last_assignment(facts, name)
         if item:
-            message = f"{name}={show(item.value)} says nothing of a heap that tcmalloc (line {preload.line}) manages"
+            message = f"{name}={printable(item.value)} says nothing of a heap that tcmalloc (line {preload.line}) manages"
             yield Hit(item.line, message, item.column)
 
 
@@ -75,11 +75,11 @@ def tcmalloc(facts: Facts) -> Iterator[Hit]:
 def overwritten(facts: Facts) -> Iterator[Hit]:
     before: Optional[Assignment] = None
     for item in facts.settings("LD_PRELOAD"):
-        keeps = item.append or bool(_OWN.search(item.value))
-        replaces = not keeps and item.value not in _EMPTY
+        extends = item.append or bool(_PREVIOUS_VALUE.search(item.value))
+        replaces = not extends and item.value not in _EMPTY
         branches = before is not None and item.nested and before.nested  # of one condition, perhaps
         if before is not None and replaces and item.value != before.value and not branches:
-            message = f"LD_PRELOAD={show(item.value)} drops {show(before.value)} of line {before.line}"
+            message = f"LD_PRELOAD={printable(item.value)} drops {printable(before.value)} of line {before.line}"
             yield Hit(item.line, message, item.column)
         if not item.scoped:
             before = item if item.value not in _EMPTY else None
@@ -97,16 +97,16 @@ def overwritten(facts: Facts) -> Iterator[Hit]:
     fugaku_only=True,
 )
 def fallback(facts: Facts) -> Iterator[Hit]:
-    wanted = facts.only_text("XOS_MMM_L_HUGETLB_FALLBACK")
-    if wanted is None or wanted[0] != "1":
+    requested = facts.only_text("XOS_MMM_L_HUGETLB_FALLBACK")
+    if requested is None or requested[0] != "1":
         return
     for name, needed in _FALLBACK_NEEDS.items():
-        found = facts.only_text(name)
-        if found and not needed.fullmatch(found[0]):
-            setting = found[1]
-            yield Hit(setting.line, f"{name}={show(found[0])}, and XOS_MMM_L_HUGETLB_FALLBACK=1", setting.column)
+        setting_of_name = facts.only_text(name)
+        if setting_of_name and not needed.fullmatch(setting_of_name[0]):
+            assignment = setting_of_name[1]
+            yield Hit(assignment.line, f"{name}={printable(setting_of_name[0])}, and XOS_MMM_L_HUGETLB_FALLBACK=1", assignment.column)
 
 
-def _last(facts: Facts, name: str) -> Optional[Assignment]:
+def _last_assignment(facts: Facts, name: str) -> Optional[Assignment]:
     items = facts.settings(name)
     return items[-1] if items else None

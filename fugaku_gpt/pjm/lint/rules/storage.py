@@ -6,7 +6,7 @@ import re
 from typing import Dict, Iterator, List, Optional, Set
 
 from fugaku_gpt.machine.fugaku import JOB_BYTES, TEMPORARY_BYTES
-from fugaku_gpt.pjm.lint.facts import Facts, is_open, show
+from fugaku_gpt.pjm.lint.facts import Facts, is_unfilled, printable
 from fugaku_gpt.pjm.lint.launches import Launch
 from fugaku_gpt.pjm.lint.registry import DATED, ERROR, WARNING, Hit, rule
 from fugaku_gpt.pjm.lint.shell import Word
@@ -43,12 +43,12 @@ def temporary_space(facts: Facts) -> Iterator[Hit]:
         if text is None:
             continue
         size = facts.size(facts.llio, key)
-        if size is None and not is_open(text):
+        if size is None and not is_unfilled(text):
             line, column = facts.place(f"llio.{key}", text)
             try:
                 parse_size(text)
             except ValueError as error:
-                yield Hit(line, f"{key}={show(text)}: {show(error)}", column, "write a size such as 30Gi")
+                yield Hit(line, f"{key}={printable(text)}: {printable(error)}", column, "write a size such as 30Gi")
         total += size or 0
     if total > TEMPORARY_BYTES:
         line = facts.line_of("llio.localtmp-size", "llio.sharedtmp-size")
@@ -99,7 +99,7 @@ def import_storm(facts: Facts) -> Iterator[Hit]:
     for launch in facts.launches if not mended else ():
         program = next((word for word in launch.program if _PYTHON.fullmatch(word.text.rpartition("/")[2])), None)
         if program:
-            message = f"{show(program.text)} on {facts.nodes} nodes, and no llio_transfer, dir_transfer or tar"
+            message = f"{printable(program.text)} on {facts.nodes} nodes, and no llio_transfer, dir_transfer or tar"
             yield Hit(program.line, message, program.column)
             return
 
@@ -114,7 +114,7 @@ def import_storm(facts: Facts) -> Iterator[Hit]:
     source=_SOURCE + ", llio_transfer",
     fugaku_only=True,
 )
-def late_transfer(facts: Facts) -> Iterator[Hit]:
+def misplaced_transfer(facts: Facts) -> Iterator[Hit]:
     if "llio_transfer" not in facts.body_text:
         return
     started: Dict[str, int] = {}
@@ -128,18 +128,18 @@ def late_transfer(facts: Facts) -> Iterator[Hit]:
                 continue
             for word in files:
                 if word.text in started:
-                    message = f"{show(word.text)} is made common after line {started[word.text]} has opened it"
+                    message = f"{printable(word.text)} is made common after line {started[word.text]} has opened it"
                     yield Hit(word.line, message, word.column)
                 common.add(word.text)
             continue
         for operator, target in command.redirections:
             if target.text in common and operator in (">", ">>", ">|", "&>", "&>>"):
-                yield Hit(target.line, f"{show(target.text)} is a common file, and is written here", target.column)
+                yield Hit(target.line, f"{printable(target.text)} is a common file, and is written here", target.column)
         if name == "rm":
             for word in files:
                 if word.text in common:
-                    message = f"rm {show(word.text)} while it is a common file"
-                    yield Hit(word.line, message, word.column, f"llio_transfer --purge {show(word.text)}")
+                    message = f"rm {printable(word.text)} while it is a common file"
+                    yield Hit(word.line, message, word.column, f"llio_transfer --purge {printable(word.text)}")
         elif name not in ("ls", "echo", "test", "[", "[[", "export", "rm"):
             for word in command.words:
                 started.setdefault(word.text, word.line)
@@ -160,23 +160,23 @@ def unguarded_copy(facts: Facts) -> Iterator[Hit]:
         return
     launched = {launch.word: launch for launch in facts.launches}
     starts: List[int] = [launch.command.line for launch in launched.values()]
-    here = facts.ranks_per_node
+    ranks_per_node = facts.ranks_per_node
     for launch in launched.values():
-        copier = _copies(launch)
+        copier = _copying_word(launch)
         guarded = any(_GUARD.search(word.raw) for word in launch.command.words)
-        one_each = launch.stated is not None and (not facts.nodes or launch.processes == facts.nodes)
-        if copier and here and here > 1 and not guarded and not one_each:
-            yield Hit(copier.line, f"{here} processes on each node copy to $PJM_LOCALTMP", copier.column)
+        is_count_per_node = launch.stated is not None and (not facts.nodes or launch.processes == facts.nodes)
+        if copier and ranks_per_node and ranks_per_node > 1 and not guarded and not is_count_per_node:
+            yield Hit(copier.line, f"{ranks_per_node} processes on each node copy to $PJM_LOCALTMP", copier.column)
     if not facts.nodes or facts.nodes == 1:
         return
     for command in facts.commands:
-        words = command.words
-        if command.name in _COPIERS and _LOCAL.search(words[-1].raw) and command.line not in starts:
+        argv = command.words
+        if command.name in _COPIERS and _LOCAL.search(argv[-1].raw) and command.line not in starts:
             message = f"only the first of {facts.nodes} nodes gets what {command.name} puts into $PJM_LOCALTMP"
             yield Hit(command.line, message, command.column)
 
 
-def _copies(launch: Launch) -> Optional[Word]:
+def _copying_word(launch: Launch) -> Optional[Word]:
     """The word that copies into $PJM_LOCALTMP, also inside ``sh -c '...'``; None where none does."""
     program = launch.program
     if not program or not any(_LOCAL.search(word.raw) for word in program):
@@ -203,13 +203,13 @@ def _copies(launch: Launch) -> Optional[Word]:
 )
 def memory(facts: Facts) -> Iterator[Hit]:
     text = facts.resources.get("node-mem")
-    if text is None or is_open(text) and text.lower() != "unlimited":
+    if text is None or is_unfilled(text) and text.lower() != "unlimited":
         return
     line, column = facts.place("resources.node-mem", text)
     try:
         size = parse_limit(text)
     except ValueError as error:
-        yield Hit(line, f"node-mem={show(text)}: {show(error)}", column, "write a size such as 23Gi")
+        yield Hit(line, f"node-mem={printable(text)}: {printable(error)}", column, "write a size such as 23Gi")
         return
     if size is not None and size > JOB_BYTES:
         yield Hit(line, f"node-mem={text} is {_gib(size)}; a job gets {_gib(JOB_BYTES)} of a node at most", column)

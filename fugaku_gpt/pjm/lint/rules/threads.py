@@ -20,24 +20,24 @@ from fugaku_gpt.pjm.lint.registry import WARNING, Hit, rule
     fugaku_only=True,
 )
 def threads(facts: Facts) -> Iterator[Hit]:
-    found = facts.only_number("OMP_NUM_THREADS")
-    here = facts.ranks_per_node
-    if found is None or not here or here > CORES:
+    omp_threads = facts.only_number("OMP_NUM_THREADS")
+    ranks_per_node = facts.ranks_per_node
+    if omp_threads is None or not ranks_per_node or ranks_per_node > CORES:
         return
-    count, setting = found
+    count, setting = omp_threads
     nodes, ranks = facts.nodes, facts.ranks
     for launch in facts.launches:
         if launch.stated is not None and launch.processes != ranks:
             return  # PJM065 speaks, or the number is not known
-    if facts.proc and nodes and facts.proc < nodes * here:
+    if facts.proc and nodes and facts.proc < nodes * ranks_per_node:
         return  # a part of the nodes is empty anyhow
-    total = count * here
+    total = count * ranks_per_node
     if total > CORES:
-        message = f"{count} threads of {here} processes on each node are {total}, more than {CORES} cores"
+        message = f"{count} threads of {ranks_per_node} processes on each node are {total}, more than {CORES} cores"
         yield Hit(setting.line, message, setting.column)
     elif total < CORES and count > 0:
         idle = CORES - total
-        message = f"{count} threads of {here} processes on each node use {total} of {CORES} cores; {idle} are idle"
+        message = f"{count} threads of {ranks_per_node} processes on each node use {total} of {CORES} cores; {idle} are idle"
         yield Hit(setting.line, message, setting.column)
 
 
@@ -51,7 +51,7 @@ def threads(facts: Facts) -> Iterator[Hit]:
     fugaku_only=True,
 )
 def parallel(facts: Facts) -> Iterator[Hit]:
-    one, other = facts.only_number("PARALLEL"), facts.only_number("OMP_NUM_THREADS")
-    if one and other and one[0] != other[0]:
-        setting = max(one[1], other[1], key=lambda item: item.line)
-        yield Hit(setting.line, f"PARALLEL is {one[0]}, and OMP_NUM_THREADS is {other[0]}", setting.column)
+    parallel_count, omp_count = facts.only_number("PARALLEL"), facts.only_number("OMP_NUM_THREADS")
+    if parallel_count and omp_count and parallel_count[0] != omp_count[0]:
+        setting = max(parallel_count[1], omp_count[1], key=lambda item: item.line)
+        yield Hit(setting.line, f"PARALLEL is {parallel_count[0]}, and OMP_NUM_THREADS is {omp_count[0]}", setting.column)

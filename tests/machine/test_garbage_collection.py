@@ -7,7 +7,7 @@ from typing import Iterator
 
 import pytest
 
-from fugaku_gpt.machine.garbage import nothing_collected
+from fugaku_gpt.machine.garbage_collection import nothing_collected
 
 
 @pytest.fixture(autouse=True)

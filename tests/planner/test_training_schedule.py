@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.planner.days import DAY, Training, checkpoint_interval, lost_time, schedule
+from fugaku_gpt.planner.training_schedule import DAY, TrainingPlan, checkpoint_interval, lost_time_share, schedule_training
 from fugaku_gpt.planner.ramp import Ramp, phases
 
 RAMP = {
@@ -26,8 +26,8 @@ RAMP = {
 
 def test_the_notes_days() -> None:
     """362,000 iterations at 0.5 s: 2.09 days."""
-    found = schedule(Training(362_000, 0.5, 512))
-    assert round(found.computing / DAY, 2) == 2.09 and found.whole == found.computing
+    found = schedule_training(TrainingPlan(362_000, 0.5, 512))
+    assert round(found.computing / DAY, 2) == 2.09 and found.total == found.computing
     assert found.jobs == 1 and found.node_hours == pytest.approx(362_000 * 0.5 / 3600 * 512)
 
 
@@ -35,32 +35,32 @@ def test_the_interval_is_about_youngs_and_loses_least() -> None:
     checkpoint, mtbf = 60.0, 6 * 3600.0
     best = checkpoint_interval(checkpoint, mtbf)
     assert best == pytest.approx(math.sqrt(2 * checkpoint * mtbf), rel=0.05)
-    least = lost_time(best, checkpoint, mtbf, 0)
-    assert least <= min(lost_time(best * factor, checkpoint, mtbf, 0) for factor in (0.8, 1.25))
+    least = lost_time_share(best, checkpoint, mtbf, 0)
+    assert least <= min(lost_time_share(best * factor, checkpoint, mtbf, 0) for factor in (0.8, 1.25))
     assert checkpoint_interval(1000, 100) == 100
 
 
 def test_a_chain_has_room_for_start_up_and_checkpoint() -> None:
-    found = schedule(Training(1000, 10, 2, elapse=3600, startup=300, checkpoint=100, watts_per_node=200))
+    found = schedule_training(TrainingPlan(1000, 10, 2, elapse=3600, startup=300, checkpoint=100, watts_per_node=200))
     assert found.iterations_per_job == 320 and found.jobs == 4
-    assert found.whole == 1000 * 10 + 4 * 400 and found.joules == found.whole * 400
+    assert found.total == 1000 * 10 + 4 * 400 and found.joules == found.total * 400
 
 
 def test_failures_of_more_nodes_cost_more() -> None:
-    small, large = (schedule(Training(10_000, 5, n, checkpoint=30, node_mtbf=5e7)) for n in (64, 4096))
+    small, large = (schedule_training(TrainingPlan(10_000, 5, n, checkpoint=30, node_mtbf=5e7)) for n in (64, 4096))
     assert large.lost_share > small.lost_share > 0
     assert (large.checkpoint_every or 0) < (small.checkpoint_every or 0)
 
 
 def test_what_cannot_be_done_says_how_to_mend_it() -> None:
     with pytest.raises(UsageError, match="--elapse 400 s: start-up 300 s.*valid: more than 410 s"):
-        schedule(Training(10, 10, 1, elapse=400, startup=300, checkpoint=100))
+        schedule_training(TrainingPlan(10, 10, 1, elapse=400, startup=300, checkpoint=100))
     with pytest.raises(UsageError, match="use fewer nodes"):
-        schedule(Training(10, 10, 100_000, checkpoint=600, node_mtbf=1e6, startup=600))
+        schedule_training(TrainingPlan(10, 10, 100_000, checkpoint=600, node_mtbf=1e6, startup=600))
     with pytest.raises(UsageError, match="--node-mtbf 0: no node lasts so short"):
-        schedule(Training(10, 10, 1, checkpoint=600, node_mtbf=0.0))
+        schedule_training(TrainingPlan(10, 10, 1, checkpoint=600, node_mtbf=0.0))
     with pytest.raises(UsageError, match="1e[+]39 iterations: valid: 1e[+]12 at most"):
-        schedule(Training(10**39, 10, 1))
+        schedule_training(TrainingPlan(10**39, 10, 1))
 
 
 def test_each_phase_uses_nodes_that_share_its_batch_evenly() -> None:

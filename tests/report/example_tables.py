@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.formulas.flops import notes_flops, tflops_per_node
 from fugaku_gpt.formulas.parameters import parameter_count
-from fugaku_gpt.report.known import shapes_of
+from fugaku_gpt.report.catalogue import shapes_of
 from fugaku_gpt.report.notes_table import COLUMNS, notes_tables
-from fugaku_gpt.report.rows import Row
+from fugaku_gpt.report.rows import ResultRow
 from tests.report.test_notes_table import by_hand, measurements
 
 # line of the notes' table in words that a row of ours would carry
 _ENDED = {"fail": "failed: exit code 1", "hang": "stuck after the first iteration", "not run": "not run"}
 
 
-def measured_tables() -> Dict[str, List[Tuple[str, Row]]]:
+def measured_tables() -> Dict[str, List[Tuple[str, ResultRow]]]:
     """Table of the notes on Fugaku → its rows, (id, row)."""
-    tables: Dict[str, List[Tuple[str, Row]]] = {}
+    tables: Dict[str, List[Tuple[str, ResultRow]]] = {}
     for name, line in measurements().items():
         if line["tflops_formula"] != "megatron_72_or_96":
             continue
@@ -43,12 +43,12 @@ def row_lines(text: str) -> List[int]:
     ]
 
 
-def cells_of(row: Row) -> List[str]:
+def cells_of(row: ResultRow) -> List[str]:
     """A row's cells as they stand in a table."""
     return notes_tables([row]).splitlines()[3][2:-2].split(" | ")
 
 
-def table_of(row: Row, cells: List[str]) -> str:
+def table_of(row: ResultRow, cells: List[str]) -> str:
     """A table of one row with other cells than its own."""
     lines = notes_tables([row]).splitlines()
     return "\n".join([*lines[:3], "| " + " | ".join(cells) + " |"]) + "\n"
@@ -64,7 +64,7 @@ def _divisors(number: int) -> List[int]:
 
 
 @st.composite
-def rows(draw: st.DrawFn, failed: bool = False) -> Row:
+def rows(draw: st.DrawFn, failed: bool = False) -> ResultRow:
     """A configuration that can be run on Fugaku, with figures that follow from one another."""
     size = draw(st.sampled_from(["124M", "350M", "1.3B", "13B", "30B"]))
     model: ModelConfig = draw(st.sampled_from(shapes_of(size)))
@@ -85,7 +85,7 @@ def rows(draw: st.DrawFn, failed: bool = False) -> Row:
     least = max(256 * 2.0**20, 4.0 * parameter_count(model) / (tp * pp))
     assume(least < 28 * 2.0**30)
     memory = draw(st.floats(least, 31 * 2.0**30))
-    return Row(
+    return ResultRow(
         size=size,
         seq_len=seq_len,
         nodes=nodes,

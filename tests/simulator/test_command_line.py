@@ -7,12 +7,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fugaku_gpt.pjm.options import SPELLINGS
-from fugaku_gpt.simulator.call import Call
-from fugaku_gpt.simulator.pjstat import BadCommand, read_options
+from fugaku_gpt.simulator.command_line import check_directives, merge_options, parse_command_line, with_pjm_prefix
+from fugaku_gpt.simulator.pjstat import BadArguments, parse_options
+from fugaku_gpt.simulator.protocol import Invocation
 from fugaku_gpt.simulator.request import build_request
 from fugaku_gpt.simulator.settings import Settings
 from fugaku_gpt.simulator.site import Refusal
-from fugaku_gpt.simulator.words import check, merge, read_words, with_prefix
 
 TEXT = st.text(st.characters(blacklist_categories=["Cs"]), max_size=20)
 WORD = st.one_of(st.sampled_from(sorted(SPELLINGS)), TEXT, st.sampled_from(["node=1", "0-1", "jid=1,sd=ec==0", "--"]))
@@ -23,7 +23,7 @@ WORD = st.one_of(st.sampled_from(sorted(SPELLINGS)), TEXT, st.sampled_from(["nod
 @pytest.mark.slow
 def test_any_command_line_is_read_or_refused(words: "list[str]") -> None:
     try:
-        line = read_words(words)
+        line = parse_command_line(words)
     except Refusal as refusal:
         assert 0 < refusal.code < 100
         return
@@ -36,7 +36,7 @@ def test_any_command_line_is_read_or_refused(words: "list[str]") -> None:
             text="true\n",
             environment={},
             umask=0o022,
-            now=0.0,
+            timestamp=0.0,
         )
     except Refusal as refusal:
         assert 0 < refusal.code < 100
@@ -46,8 +46,8 @@ def test_any_command_line_is_read_or_refused(words: "list[str]") -> None:
 @given(st.lists(st.one_of(TEXT, st.sampled_from(["-H", "day=3", "--choose", "jid,st", "--filter", "-vE"])), max_size=6))
 def test_any_pjstat_is_read_or_refused(words: "list[str]") -> None:
     try:
-        read_options(words, 1e9)
-    except BadCommand as error:
+        parse_options(words, 1e9)
+    except BadArguments as error:
         assert 200 < error.code < 300
 
 
@@ -57,34 +57,38 @@ VALUE = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF, blacklist_c
 @given(VALUE, VALUE)
 def test_arguments_come_through_whatever_quotes_they_have(comment: str, name: str) -> None:
     assume(not {comment, name} & set(SPELLINGS))  # an option of pjsub is no argument
-    line = read_words(["--comment", comment, "-o", name, "script.sh", "-x"])
+    line = parse_command_line(["--comment", comment, "-o", name, "script.sh", "-x"])
     assert (line.options["comment"], line.options["out"]) == (comment, name)
     assert line.scripts == ("script.sh", "-x")
 
 
 def test_forms_of_options() -> None:
-    line = read_words(["-Lnode=2", "-js", "--name=abc", "-z", "jid", "-x", "A=1,B=2", "-L", "elapse=1:00", "a", "b"])
+    line = parse_command_line(
+        ["-Lnode=2", "-js", "--name=abc", "-z", "jid", "-x", "A=1,B=2", "-L", "elapse=1:00", "a", "b"]
+    )
     assert line.options["resources"] == {"node": "2", "elapse": "1:00"}
     assert line.options["join"] is True and line.options["stats"] is True
     assert (line.options["name"], line.options["quiet"]) == ("abc", "jid")
     assert line.options["environment"] == {"A": "1", "B": "2"}
     assert line.scripts == ("a", "b")
-    assert read_words(["-z", "job.sh"]).scripts == ("job.sh",)
+    assert parse_command_line(["-z", "job.sh"]).scripts == ("job.sh",)
 
 
 def test_the_typed_option_wins_over_its_opposite_in_the_script() -> None:
-    merged = merge({"stats": True, "restart": True, "mpi": {"proc": "4"}}, {"stats_nodes": True, "mpi": {"shape": "1"}})
+    merged = merge_options(
+        {"stats": True, "restart": True, "mpi": {"proc": "4"}}, {"stats_nodes": True, "mpi": {"shape": "1"}}
+    )
     assert merged == {"restart": True, "stats_nodes": True, "mpi": {"proc": "4", "shape": "1"}}
 
 
 def test_another_prefix_of_directives() -> None:
     from fugaku_gpt.pjm.lexer import read_script
 
-    script = read_script(with_prefix("#!/bin/sh\n#PJM -N one\n#XYZ -N two\n", "#XYZ"))
+    script = read_script(with_pjm_prefix("#!/bin/sh\n#PJM -N one\n#XYZ -N two\n", "#XYZ"))
     assert script.options["name"] == "two"
-    assert check(script) == []
+    assert check_directives(script) == []
 
 
 def test_a_call_is_plain_data() -> None:
-    call = Call("pjsub", ["-z"], "/", {"A": "b"}, 0o22, None)
-    assert Call(**vars(call)) == call
+    call = Invocation("pjsub", ["-z"], "/", {"A": "b"}, 0o22, None)
+    assert Invocation(**vars(call)) == call

@@ -10,11 +10,11 @@ from fugaku_gpt.errors import UsageError
 
 DAY = 86400.0
 HOUR = 3600.0
-MOST_ITERATIONS = 10**12
+MAX_ITERATIONS = 10**12
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingPlan:
     """What is to be done, and what stands in its way; times in seconds.
 
     Args:
@@ -36,12 +36,12 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class TrainingSchedule:
     """Times in seconds. ``computing`` is iterations alone; ``whole`` has start-ups, checkpoints and work done twice."""
 
     iterations: int
     computing: float
-    whole: float
+    total: float
     jobs: int
     iterations_per_job: int
     checkpoint_every: Optional[float]
@@ -67,13 +67,13 @@ def checkpoint_interval(checkpoint: float, mtbf: float) -> float:
     return math.sqrt(2 * checkpoint * mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - checkpoint
 
 
-def lost_time(interval: float, checkpoint: float, mtbf: float, restart: float) -> float:
+def lost_time_share(interval: float, checkpoint: float, mtbf: float, restart: float) -> float:
     """Share of the time that goes to checkpoints, to work done twice and to restarts, to first order: C/(T + C) for
     writing, and for each failure half an interval and the restart."""
     return checkpoint / (interval + checkpoint) + ((interval + checkpoint) / 2 + restart) / mtbf
 
 
-def schedule(training: Training) -> Schedule:
+def schedule_training(training: TrainingPlan) -> TrainingSchedule:
     """The whole training on the calendar.
 
     Raises:
@@ -81,19 +81,19 @@ def schedule(training: Training) -> Schedule:
             no end to it.
     """
     t = training
-    if t.iterations > MOST_ITERATIONS:
-        raise UsageError(f"{float(t.iterations):.3g} iterations: valid: {MOST_ITERATIONS:.0e} at most")
+    if t.iterations > MAX_ITERATIONS:
+        raise UsageError(f"{float(t.iterations):.3g} iterations: valid: {MAX_ITERATIONS:.0e} at most")
     if t.node_mtbf == 0:
         raise UsageError("--node-mtbf 0: no node lasts so short; valid: more than 0, or leave it out")
     computing = t.iterations * t.seconds_per_iteration
-    every: Optional[float] = None
-    between: Optional[int] = None
+    interval: Optional[float] = None
+    interval_iterations: Optional[int] = None
     lost = 0.0
     if t.node_mtbf is not None and t.checkpoint > 0:
         mtbf = t.node_mtbf / t.nodes
-        every = checkpoint_interval(t.checkpoint, mtbf)
-        between = max(1, round(every / t.seconds_per_iteration))
-        lost = lost_time(between * t.seconds_per_iteration, t.checkpoint, mtbf, t.startup)
+        interval = checkpoint_interval(t.checkpoint, mtbf)
+        interval_iterations = max(1, round(interval / t.seconds_per_iteration))
+        lost = lost_time_share(interval_iterations * t.seconds_per_iteration, t.checkpoint, mtbf, t.startup)
         if lost >= 1:
             raise UsageError(
                 f"a failure every {mtbf:.0f} s leaves no time to compute with checkpoints of {t.checkpoint:g} s and "
@@ -110,16 +110,16 @@ def schedule(training: Training) -> Schedule:
                 f"{t.startup + t.checkpoint + t.seconds_per_iteration / (1 - lost):.0f} s"
             )
         jobs = math.ceil(t.iterations / per_job)
-    whole = computing / (1 - lost) + jobs * (t.startup + t.checkpoint)
-    return Schedule(
+    total = computing / (1 - lost) + jobs * (t.startup + t.checkpoint)
+    return TrainingSchedule(
         iterations=t.iterations,
         computing=computing,
-        whole=whole,
+        total=total,
         jobs=jobs,
         iterations_per_job=min(per_job, t.iterations),
-        checkpoint_every=every,
-        iterations_between_checkpoints=between,
+        checkpoint_every=interval,
+        iterations_between_checkpoints=interval_iterations,
         lost_share=lost,
-        node_hours=whole / HOUR * t.nodes,
-        joules=None if t.watts_per_node is None else whole * t.nodes * t.watts_per_node,
+        node_hours=total / HOUR * t.nodes,
+        joules=None if t.watts_per_node is None else total * t.nodes * t.watts_per_node,
     )

@@ -33,7 +33,7 @@ class Machine:
         words: for messages.
     """
 
-    words: str
+    label: str
     peak_tflops: Optional[float] = None
     clock_ghz: Optional[float] = None
     memory_bytes: Optional[float] = None
@@ -53,17 +53,17 @@ MACHINE_NAMES = tuple(MACHINES)
 
 @lru_cache(maxsize=None)
 def _shapes() -> Dict[str, Tuple[ModelConfig, ...]]:
-    found: Dict[str, Tuple[ModelConfig, ...]] = {}
+    shapes_of_size: Dict[str, Tuple[ModelConfig, ...]] = {}
     for name in preset_names():
         model = load_run_config(preset=name).model
-        found[size_name(model)] = (*found.get(size_name(model), ()), model)
+        shapes_of_size[size_name(model)] = (*shapes_of_size.get(size_name(model), ()), model)
     for size, layers, hidden, heads in _OTHER_SHAPES:
         other = ModelConfig(layers=layers, hidden=hidden, heads=heads, vocab_size=_VOCABULARY)
-        found[size] = (*found.get(size, ()), other)
-    return found
+        shapes_of_size[size] = (*shapes_of_size.get(size, ()), other)
+    return shapes_of_size
 
 
-def name_of(model: ModelConfig) -> str:
+def size_label(model: ModelConfig) -> str:
     """What tables call a model of this shape; empty where they have no name for it."""
     for size, shapes in _shapes().items():
         if any((shape.layers, shape.hidden) == (model.layers, model.hidden) for shape in shapes):

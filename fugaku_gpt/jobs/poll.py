@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.judge import Verdict, deciding_job, diagnose, record_result
-from fugaku_gpt.jobs.schedulers.commands import LONGEST_WAIT_SECONDS, waits
+from fugaku_gpt.jobs.outcome import Outcome, deciding_job, diagnose, record_result
+from fugaku_gpt.jobs.schedulers.commands import MAX_WAIT_SECONDS, query_intervals
 from fugaku_gpt.jobs.schedulers.protocol import Scheduler
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named, sub_job_ids
 from fugaku_gpt.jobs.submission import close_intents
@@ -30,13 +30,13 @@ from fugaku_gpt.records.job import (
 from fugaku_gpt.records.run import Result
 from fugaku_gpt.records.sweep import ATTEMPTS
 
-Named = Callable[[str], Scheduler]
-_DEPTH = 3  # of folders below one that is named: a store of sweeps of runs
-_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
+SchedulerFactory = Callable[[str], Scheduler]
+_MAX_DEPTH = 3  # of folders below one that is named: a store of sweeps of runs
+_READ_ONLY_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @dataclass(frozen=True)
-class Followed:
+class PolledRun:
     """One run directory.
 
     Attributes:
@@ -49,7 +49,7 @@ class Followed:
     """
 
     directory: Path
-    verdict: Verdict
+    verdict: Outcome
     scheduler: str = ""
     job_id: str = ""
     link: int = 0
@@ -70,22 +70,22 @@ def job_directories(paths: Sequence[Path]) -> List[Path]:
     Raises:
         UsageError: a path is no folder, or holds none.
     """
-    found: Dict[Path, None] = {}
+    directories: Dict[Path, None] = {}
     for path in paths:
         if not path.is_dir():
             raise UsageError(f"{path}: no such folder; give a run directory, or a folder of run directories")
-        here = list(_below(path, _DEPTH))
-        if not here:
+        below = list(_directories_below(path, _MAX_DEPTH))
+        if not below:
             raise UsageError(
                 f"{path}: holds no run directory with a job ({JOB_FILE}); `fugaku-gpt job submit` makes one"
             )
-        found.update((one, None) for one in here)
-    return list(found)
+        directories.update((directory, None) for directory in below)
+    return list(directories)
 
 
 def poll_runs(
-    directories: Sequence[Path], named: Named = scheduler_named, now: Callable[[], float] = time.time
-) -> List[Followed]:
+    directories: Sequence[Path], make_scheduler: SchedulerFactory = scheduler_named, clock: Callable[[], float] = time.time
+) -> List[PolledRun]:
     """Return what the job of each run directory is doing.
 
     All commands that follow runs poll here: each scheduler is asked once for the jobs of all open intents and once for
@@ -95,59 +95,59 @@ def poll_runs(
     A scheduler that is not there or does not answer makes no error: what our own records say still counts. Nor does a
     damaged record: what became of that directory's job is unknown until it is mended, and the others are reported.
     """
-    schedulers = _Schedulers(named)
+    schedulers = _Schedulers(make_scheduler)
     histories: Dict[Path, JobHistory] = {}
     for directory in directories:
         try:
             histories[directory] = read_history(directory)
         except UsageError:  # read again below, where the directory is reported
             histories[directory] = JobHistory()
-    troubles = _resolve_intents(histories, schedulers, now)
+    errors = _resolve_intents(histories, schedulers, clock)
     answers = _poll_jobs(histories.values(), schedulers)
-    followed = []
+    polled = []
     for directory, history in histories.items():
         try:
-            followed.append(_followed(directory, history, answers, troubles.get(directory, ""), now()))
+            polled.append(_poll_directory(directory, history, answers, errors.get(directory, ""), clock()))
         except UsageError as error:
-            verdict = Verdict("", UNKNOWN, _line(error), "mend it, or remove it")
-            damaged = Followed(directory, verdict)
+            outcome = Outcome("", UNKNOWN, _single_line(error), "mend it, or remove it")
+            damaged = PolledRun(directory, outcome)
             if history.jobs:
                 last = history.jobs[-1]
-                damaged = Followed(directory, verdict, last.scheduler, last.job_id, last.link, last.chain)
-            followed.append(damaged)
-    return followed
+                damaged = PolledRun(directory, outcome, last.scheduler, last.job_id, last.link, last.chain)
+            polled.append(damaged)
+    return polled
 
 
-def watch(
+def watch_runs(
     directories: Sequence[Path],
-    named: Named = scheduler_named,
-    now: Callable[[], float] = time.time,
+    make_scheduler: SchedulerFactory = scheduler_named,
+    clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
-    longest: float = LONGEST_WAIT_SECONDS,
-) -> Iterator[List[Followed]]:
+    max_wait: float = MAX_WAIT_SECONDS,
+) -> Iterator[List[PolledRun]]:
     """:func:`poll_runs` again and again until all are over; after a change soon, else after 2, 4, 8 and up to
     ``longest`` seconds. Stopping it, or killing it, changes nothing for the jobs."""
-    pauses, before = waits(longest=longest), None
+    intervals, before = query_intervals(max_wait=max_wait), None
     while True:
-        sleep(next(pauses))
-        seen = poll_runs(directories, named, now)
-        yield seen
-        if all(one.over for one in seen):
+        sleep(next(intervals))
+        polled = poll_runs(directories, make_scheduler, clock)
+        yield polled
+        if all(run.over for run in polled):
             return
-        shown = [(one.job_id, one.verdict) for one in seen]
+        shown = [(run.job_id, run.verdict) for run in polled]
         if shown != before:
-            pauses, before = waits(longest=longest), shown
-            next(pauses)
+            intervals, before = query_intervals(max_wait=max_wait), shown
+            next(intervals)
 
 
-def output_of(followed: Followed, named: Named = scheduler_named) -> List[Path]:
+def output_of(polled: PolledRun, make_scheduler: SchedulerFactory = scheduler_named) -> List[Path]:
     """Files that the deciding job has printed into: the script's own first, then those of its ranks."""
-    if not followed.job_id:
+    if not polled.job_id:
         return []
-    return named(followed.scheduler).output_files(followed.directory, followed.job_id)
+    return make_scheduler(polled.scheduler).output_files(polled.directory, polled.job_id)
 
 
-def _below(path: Path, depth: int) -> Iterator[Path]:
+def _directories_below(path: Path, depth: int) -> Iterator[Path]:
     if (path / JOB_FILE).exists():
         yield path
         return
@@ -157,7 +157,7 @@ def _below(path: Path, depth: int) -> Iterator[Path]:
         names = sorted(entry.name for entry in entries if entry.is_dir() and entry.name != ATTEMPTS)
     for name in names:
         if not name.startswith("."):
-            yield from _below(path / name, depth - 1)
+            yield from _directories_below(path / name, depth - 1)
 
 
 class _Schedulers:
@@ -167,19 +167,19 @@ class _Schedulers:
         named: makes a scheduler from its name; raises UsageError where there is none.
     """
 
-    def __init__(self, named: Named) -> None:
-        self._named = named
+    def __init__(self, make_scheduler: SchedulerFactory) -> None:
+        self._make_scheduler = make_scheduler
         self._made: Dict[str, Scheduler] = {}
 
     def get(self, name: str) -> Scheduler:
         """The scheduler of this name."""
         if name not in self._made:
-            self._made[name] = self._named(name)
+            self._made[name] = self._make_scheduler(name)
         return self._made[name]
 
 
 def _resolve_intents(
-    histories: Dict[Path, JobHistory], schedulers: _Schedulers, now: Callable[[], float]
+    histories: Dict[Path, JobHistory], schedulers: _Schedulers, clock: Callable[[], float]
 ) -> Dict[Path, str]:
     """Search for the jobs of open intents, with one query for each scheduler, and bring ``histories`` up to date.
 
@@ -190,21 +190,21 @@ def _resolve_intents(
     for directory, history in histories.items():
         for intent in history.open:
             searches.setdefault(intent.scheduler, {}).setdefault(directory, []).append(intent)
-    troubles: Dict[Path, str] = {}
+    errors: Dict[Path, str] = {}
     for name, search in searches.items():
         try:
             job_ids = schedulers.get(name).find([intent.tag for intents in search.values() for intent in intents])
         except UsageError as error:
-            troubles.update(dict.fromkeys(search, _line(error)))
+            errors.update(dict.fromkeys(search, _single_line(error)))
             continue
         for directory, intents in search.items():
             try:
-                histories[directory] = close_intents(directory, intents, job_ids, now())
+                histories[directory] = close_intents(directory, intents, job_ids, clock())
             except OSError as error:
-                if error.errno not in _NOT_OURS:
+                if error.errno not in _READ_ONLY_ERRORS:
                     raise
-                troubles[directory] = f"{directory / JOB_FILE}: cannot be written: {error.strerror}"
-    return troubles
+                errors[directory] = f"{directory / JOB_FILE}: cannot be written: {error.strerror}"
+    return errors
 
 
 def _poll_jobs(histories: Iterable[JobHistory], schedulers: _Schedulers) -> Dict[Tuple[str, str], JobStatus]:
@@ -212,7 +212,7 @@ def _poll_jobs(histories: Iterable[JobHistory], schedulers: _Schedulers) -> Dict
     asked: Dict[str, Dict[str, None]] = {}
     for history in histories:
         for job in history.jobs:
-            if _open(history, job.job_id):
+            if _may_change(history, job.job_id):
                 asked.setdefault(job.scheduler, {})[job.job_id] = None
     answers: Dict[Tuple[str, str], JobStatus] = {}
     for name, job_ids in asked.items():
@@ -220,57 +220,57 @@ def _poll_jobs(histories: Iterable[JobHistory], schedulers: _Schedulers) -> Dict
         try:
             answer = schedulers.get(name).poll(list(job_ids))
         except UsageError as error:
-            answer, reason = {}, _line(error)
+            answer, reason = {}, _single_line(error)
         for job_id in job_ids:
             answers[name, job_id] = JobStatus(job_id, UNKNOWN, reason=reason)
         answers.update(((name, job_id), status) for job_id, status in answer.items())
     return answers
 
 
-def _open(history: JobHistory, job_id: str) -> bool:
+def _may_change(history: JobHistory, job_id: str) -> bool:
     """Whether the scheduler can still tell something new of a job; one that was lost may turn up again."""
     status = history.statuses.get(job_id)
     return status is None or status.state not in OVER or status.state == LOST
 
 
-def _followed(
+def _poll_directory(
     directory: Path,
     history: JobHistory,
     answers: Dict[Tuple[str, str], JobStatus],
-    trouble: str,
-    now: float,
-) -> Followed:
+    error: str,
+    timestamp: float,
+) -> PolledRun:
     for job in history.jobs:
         for job_id in {job.job_id: None, **dict.fromkeys(sub_job_ids(job))}:
             status = answers.get((job.scheduler, job_id))
-            whole = job_id == job.job_id
-            if status is None or status == history.statuses.get(job_id) or not (whole or status.state in OVER):
+            is_main_job = job_id == job.job_id
+            if status is None or status == history.statuses.get(job_id) or not (is_main_job or status.state in OVER):
                 continue
             if status.state == UNKNOWN and job_id in history.statuses:
                 continue  # no news is not written down: the last known state is better
-            _record(directory, now, status)
+            _append_status(directory, timestamp, status)
     history = read_history(directory)
     deciding = deciding_job(history, exit_records(directory))
     if deciding is None:
-        verdict = diagnose(directory)
-        return Followed(directory, replace(verdict, cause=f"{verdict.cause}; {trouble}") if trouble else verdict)
+        outcome = diagnose(directory)
+        return PolledRun(directory, replace(outcome, cause=f"{outcome.cause}; {error}") if error else outcome)
     status = answers.get((deciding.scheduler, deciding.job_id), history.statuses.get(deciding.job_id))
-    verdict = diagnose(directory, status)
-    return Followed(
+    outcome = diagnose(directory, status)
+    return PolledRun(
         directory,
-        verdict,
+        outcome,
         deciding.scheduler,
         deciding.job_id,
         deciding.link,
         deciding.chain,
         status,
-        _record_result(directory, verdict, now),
-        _unanswered(history, answers, trouble),
+        _record_result(directory, outcome, timestamp),
+        _unanswered(history, answers, error),
     )
 
 
-def _unanswered(history: JobHistory, answers: Mapping[Tuple[str, str], JobStatus], trouble: str) -> Dict[str, str]:
-    unanswered = {"submission": trouble} if trouble else {}
+def _unanswered(history: JobHistory, answers: Mapping[Tuple[str, str], JobStatus], error: str) -> Dict[str, str]:
+    unanswered = {"submission": error} if error else {}
     for job in history.jobs:
         status = answers.get((job.scheduler, job.job_id))
         if status is not None and status.state == UNKNOWN:
@@ -278,24 +278,24 @@ def _unanswered(history: JobHistory, answers: Mapping[Tuple[str, str], JobStatus
     return unanswered
 
 
-def _record_result(directory: Path, verdict: Verdict, now: float) -> Optional[Result]:
+def _record_result(directory: Path, outcome: Outcome, timestamp: float) -> Optional[Result]:
     """As :func:`record_result`, with nothing written in a directory that one may only read."""
     try:
-        return record_result(directory, verdict, now)
+        return record_result(directory, outcome, timestamp)
     except OSError as error:
-        if error.errno not in _NOT_OURS:
+        if error.errno not in _READ_ONLY_ERRORS:
             raise
         return None
 
 
-def _record(directory: Path, now: float, status: JobStatus) -> None:
+def _append_status(directory: Path, timestamp: float, status: JobStatus) -> None:
     """Write down a status; who may only read a directory looks on without."""
     try:
-        append_status(directory, now, status)
+        append_status(directory, timestamp, status)
     except OSError as error:
-        if error.errno not in _NOT_OURS:
+        if error.errno not in _READ_ONLY_ERRORS:
             raise
 
 
-def _line(error: Exception) -> str:
+def _single_line(error: Exception) -> str:
     return "; ".join(str(error).splitlines())

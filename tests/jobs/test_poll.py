@@ -9,12 +9,12 @@ from typing import Any, Dict, List
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.follow import job_directories, output_of, poll_runs, watch
+from fugaku_gpt.jobs.poll import job_directories, output_of, poll_runs, watch_runs
 from fugaku_gpt.records import run as runs
 from fugaku_gpt.records.job import ENDED, QUEUED, RUNNING, UNKNOWN, JobStatus, append_event, read_events
 from fugaku_gpt.records.run import RunDirectory
 from tests.jobs.schedulers.fake import FakeScheduler
-from tests.jobs.test_judge import exit_record, hand_in, result
+from tests.jobs.test_outcome import exit_record, hand_in, result
 
 UNREACHABLE = "pjstat: no such command on this machine"
 
@@ -83,7 +83,7 @@ def test_a_finished_job_whose_ranks_left_nothing_gets_a_result(tmp_path: Path) -
     scheduler = FakeScheduler()
     scheduler.statuses["1"] = JobStatus("1", ENDED, "EXT", 0, 24, 11)
     hand_in(tmp_path, "1")
-    poll_runs([tmp_path], lambda name: scheduler, now=lambda: 500.0)
+    poll_runs([tmp_path], lambda name: scheduler, clock=lambda: 500.0)
     kept = RunDirectory(tmp_path).result()
     assert kept is not None and (kept.status, kept.ended, kept.judged) == (runs.TIMEOUT, 500.0, True)
 
@@ -108,14 +108,14 @@ def test_no_news_is_not_written_over_what_was_known(tmp_path: Path) -> None:
 
 def test_an_open_submission_is_asked_for_by_its_tag(tmp_path: Path) -> None:
     append_event(tmp_path, "intent", 1.0, scheduler="pjm", tag="t-1", link=1, chain=1, bulk="")
-    assert UNREACHABLE in poll_runs([tmp_path], lambda name: Unreachable(), now=lambda: 2.0)[0].verdict.cause
+    assert UNREACHABLE in poll_runs([tmp_path], lambda name: Unreachable(), clock=lambda: 2.0)[0].verdict.cause
     scheduler = site(RUNNING)
-    assert poll_runs([tmp_path], lambda name: scheduler, now=lambda: 2.0)[0].verdict.state == UNKNOWN
+    assert poll_runs([tmp_path], lambda name: scheduler, clock=lambda: 2.0)[0].verdict.state == UNKNOWN
     scheduler.tags["t-1"] = "1"
-    (seen,) = poll_runs([tmp_path], lambda name: scheduler, now=lambda: 2.0)
+    (seen,) = poll_runs([tmp_path], lambda name: scheduler, clock=lambda: 2.0)
     assert (seen.job_id, seen.verdict.state) == ("1", RUNNING)
     append_event(tmp_path, "intent", 1.0, scheduler="pjm", tag="t-2", link=1, chain=1, bulk="")
-    poll_runs([tmp_path], lambda name: scheduler, now=lambda: 1000.0)
+    poll_runs([tmp_path], lambda name: scheduler, clock=lambda: 1000.0)
     assert kinds(tmp_path)[-1] == "abandoned"
 
 
@@ -132,7 +132,7 @@ def test_one_query_searches_for_the_open_submissions_of_all_directories(tmp_path
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
         append_event(tmp_path / name, "intent", 1.0, scheduler="pjm", tag=f"t-{name}", link=1, chain=1, bulk="")
-    seen = poll_runs([tmp_path / name for name in ("a", "b", "c")], lambda name: scheduler, now=lambda: 1000.0)
+    seen = poll_runs([tmp_path / name for name in ("a", "b", "c")], lambda name: scheduler, clock=lambda: 1000.0)
     assert (searches, scheduler.polls) == ([["t-a", "t-b", "t-c"]], [["1", "2"]])
     assert [(one.job_id, one.verdict.state) for one in seen] == [("1", RUNNING), ("2", QUEUED), ("", "")]
     assert kinds(tmp_path / "c") == ["intent", "abandoned"]
@@ -188,8 +188,8 @@ def test_a_directory_that_one_may_only_read_is_told_all_the_same(
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("fugaku_gpt.jobs.follow.append_status", refuse)
-    monkeypatch.setattr("fugaku_gpt.jobs.follow.record_result", refuse)
+    monkeypatch.setattr("fugaku_gpt.jobs.poll.append_status", refuse)
+    monkeypatch.setattr("fugaku_gpt.jobs.poll.record_result", refuse)
     assert poll_runs([tmp_path], lambda name: scheduler)[0].verdict.status == runs.TIMEOUT
 
 
@@ -204,7 +204,7 @@ def test_watching_ends_when_all_are_over_and_waits_longer_while_nothing_happens(
         if len(slept) == 9:
             scheduler.statuses["1"] = JobStatus("1", ENDED, "EXT", 0, 24, 11)
 
-    states = [one.verdict.state for (one,) in watch([tmp_path], lambda name: scheduler, sleep=sleep, longest=8.0)]
+    states = [one.verdict.state for (one,) in watch_runs([tmp_path], lambda name: scheduler, sleep=sleep, max_wait=8.0)]
     assert states == [QUEUED] * 5 + [RUNNING] * 3 + [ENDED]
     assert slept == [0.0, 2.0, 4.0, 8.0, 8.0, 8.0, 2.0, 4.0, 8.0]
 

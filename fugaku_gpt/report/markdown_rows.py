@@ -10,9 +10,9 @@ from fugaku_gpt.formulas.flops import aggregate_petaflops
 from fugaku_gpt.jobs.schedulers.registry import is_job_id
 from fugaku_gpt.records.run import FAILED, REFUSED
 from fugaku_gpt.report.figures import Interval, bytes_of, read_figure, seconds_of
-from fugaku_gpt.report.kept import KeptRow, KeptTable
-from fugaku_gpt.report.notes_table import NO_VALUE, STATUS_WORDS, notes_cell
-from fugaku_gpt.report.rows import MORE_KNOBS, UNSAID, Row
+from fugaku_gpt.report.markdown_tables import MarkdownRow, MarkdownTable
+from fugaku_gpt.report.notes_table import NO_VALUE, STATUS_LABELS, notes_cell
+from fugaku_gpt.report.rows import MORE_KNOBS, NO_STATUS, ResultRow
 
 _NODES = re.compile(r"(\d{1,9})\s*(?:\((.*)\))?\s*[\^†‡*]*")
 _CLOCK = re.compile(r"(\d{1,4}(?:\.\d{1,6})?)\s*([kKmMgGtT]?)Hz", re.IGNORECASE)
@@ -37,7 +37,7 @@ class NodesCell:
     clock: Tuple[str, ...] = ()
     tcmalloc: bool = False
     states: Tuple[Tuple[str, int], ...] = ()
-    others: Tuple[str, ...] = ()
+    other_toggles: Tuple[str, ...] = ()
 
     @property
     def freq_mhz(self) -> Optional[int]:
@@ -50,13 +50,13 @@ class NodesCell:
 
 def read_nodes_cell(text: str) -> NodesCell:
     """A Nodes cell, taken apart; every text is one."""
-    found = _NODES.fullmatch(text.strip())
-    if found is None:
+    matched = _NODES.fullmatch(text.strip())
+    if matched is None:
         return NodesCell()
     ranks: Optional[int] = None
     clock: Tuple[str, ...] = ()
-    tcmalloc, states, others = False, [], []
-    for part in (found[2] or "").split(","):
+    tcmalloc, states, other_toggles = False, [], []
+    for part in (matched[2] or "").split(","):
         word = part.strip().strip("\"'`“”").strip()
         is_clock, is_ranks, is_knob = _CLOCK.fullmatch(word), _RANKS.fullmatch(word), _KNOB.fullmatch(word)
         if is_clock:
@@ -68,29 +68,29 @@ def read_nodes_cell(text: str) -> NodesCell:
         elif "tcmalloc" in word.lower():
             tcmalloc = True
         elif word:
-            others.append(word)
-    return NodesCell(int(found[1]), ranks, clock, tcmalloc, tuple(states), tuple(others))
+            other_toggles.append(word)
+    return NodesCell(int(matched[1]), ranks, clock, tcmalloc, tuple(states), tuple(other_toggles))
 
 
-def rows_of(tables: Sequence[KeptTable]) -> List[Row]:
+def rows_from_tables(tables: Sequence[MarkdownTable]) -> List[ResultRow]:
     """One row for each line of the tables, in order; what a table does not say is None."""
-    return [row_of(table, row) for table in tables for row in table.rows]
+    return [row_from_line(table, row) for table in tables for row in table.rows]
 
 
-def row_of(table: KeptTable, kept: KeptRow) -> Row:
+def row_from_line(table: MarkdownTable, line: MarkdownRow) -> ResultRow:
     """One line as a row."""
-    nodes, heading = read_nodes_cell(kept.cell("nodes")), table.heading
+    nodes, heading = read_nodes_cell(line.cell("nodes")), table.heading
     states = dict(nodes.states)
-    memory, seconds = bytes_of(read_figure(kept.cell("mem"))), seconds_of(read_figure(kept.cell("seconds")))
-    row = Row(
-        size=kept.cell("size") or heading.size or NO_VALUE,
-        seq_len=_whole(kept, "seq_len") or heading.seq_len,
+    memory, seconds = bytes_of(read_figure(line.cell("mem"))), seconds_of(read_figure(line.cell("seconds")))
+    row = ResultRow(
+        size=line.cell("size") or heading.size or NO_VALUE,
+        seq_len=_count_cell(line, "seq_len") or heading.seq_len,
         nodes=nodes.nodes,
-        dp=_whole(kept, "dp"),
-        tp=_whole(kept, "tp"),
-        pp=_whole(kept, "pp"),
-        micro_batch=_whole(kept, "mbs") or heading.micro_batch,
-        global_batch=_whole(kept, "gbs") or heading.global_batch,
+        dp=_count_cell(line, "dp"),
+        tp=_count_cell(line, "tp"),
+        pp=_count_cell(line, "pp"),
+        micro_batch=_count_cell(line, "mbs") or heading.micro_batch,
+        global_batch=_count_cell(line, "gbs") or heading.global_batch,
         ranks_per_node=nodes.ranks_per_node or heading.ranks_per_node or 1,
         recompute=bool(heading.recompute),
         torch=heading.torch,
@@ -100,15 +100,15 @@ def row_of(table: KeptTable, kept: KeptRow) -> Row:
         knobs=tuple(states.items()),
         node_used_bytes=memory.middle if memory is not None else None,
         seconds_per_iteration=seconds.middle if seconds is not None else None,
-        tflops_notes=_tflops(kept, nodes.nodes),
-        status=UNSAID,
+        tflops_notes=_tflops(line, nodes.nodes),
+        status=NO_STATUS,
     )
-    return _with_notes(row, kept.cell("notes"))
+    return _with_notes(row, line.cell("notes"))
 
 
-def _tflops(kept: KeptRow, nodes: Optional[int]) -> Optional[float]:
+def _tflops(line: MarkdownRow, nodes: Optional[int]) -> Optional[float]:
     """The TFLOPs as printed, or with the further digits that the aggregate of many nodes gives them."""
-    printed, aggregate = read_figure(kept.cell("tflops")), read_figure(kept.cell("aggregate"))
+    printed, aggregate = read_figure(line.cell("tflops")), read_figure(line.cell("aggregate"))
     if not printed.is_number:
         return None
     if not aggregate.is_number or nodes is None:
@@ -125,21 +125,21 @@ def _tflops(kept: KeptRow, nodes: Optional[int]) -> Optional[float]:
     return next((value for value in (printed.value, finer.middle, both.middle) if gives(value)), printed.value)
 
 
-def _whole(kept: KeptRow, column: str) -> Optional[int]:
-    return read_figure(kept.cell(column)).whole
+def _count_cell(line: MarkdownRow, column: str) -> Optional[int]:
+    return read_figure(line.cell(column)).as_count
 
 
-def _with_notes(row: Row, text: str) -> Row:
+def _with_notes(row: ResultRow, text: str) -> ResultRow:
     """A row with what its Notes say: date, job, remarks, how it failed, what was not applied."""
     if text in ("", NO_VALUE):
         return row
     body, _, missing = text.rpartition("not applied: ")
     if body and not body.endswith(", ") or not missing or "not applied: " not in text:
         body, missing = text, ""
-    parts = [part for part in body.rstrip(" ,").split(", ") if part]
-    date = parts.pop(0) if parts and _DATE.fullmatch(parts[0]) else ""
-    job = parts.pop(0) if parts and is_job_id(parts[0]) else ""
-    remarks, status, reason = _status(parts)
+    notes = [note for note in body.rstrip(" ,").split(", ") if note]
+    date = notes.pop(0) if notes and _DATE.fullmatch(notes[0]) else ""
+    job = notes.pop(0) if notes and is_job_id(notes[0]) else ""
+    remarks, status, reason = _status(notes)
     read = replace(
         row,
         date=date,
@@ -152,15 +152,15 @@ def _with_notes(row: Row, text: str) -> Row:
     return read if notes_cell(read) == text else replace(row, remarks=(text,))
 
 
-def _status(parts: List[str]) -> Tuple[Tuple[str, ...], str, str]:
-    words: Dict[str, str] = {word: status for status, word in STATUS_WORDS.items()}
-    for number, part in enumerate(parts):
-        word, colon, reason = part.partition(": ")
-        status = words.get(word)
+def _status(notes: List[str]) -> Tuple[Tuple[str, ...], str, str]:
+    statuses: Dict[str, str] = {word: status for status, word in STATUS_LABELS.items()}
+    for number, note in enumerate(notes):
+        word, colon, reason = note.partition(": ")
+        status = statuses.get(word)
         if status is None:
             continue
         if status in (REFUSED, FAILED) and colon:
-            return tuple(parts[:number]), status, ", ".join([reason, *parts[number + 1 :]])
-        if not colon and number == len(parts) - 1:
-            return tuple(parts[:number]), status, ""
-    return tuple(parts), UNSAID, ""
+            return tuple(notes[:number]), status, ", ".join([reason, *notes[number + 1 :]])
+        if not colon and number == len(notes) - 1:
+            return tuple(notes[:number]), status, ""
+    return tuple(notes), NO_STATUS, ""

@@ -1,4 +1,4 @@
-"""The commands that a job finds on PATH: ``mpiexec``, ``llio_transfer`` and ``dir_transfer``."""
+"""Commands that only jobs have on PATH: ``mpiexec``, ``llio_transfer`` and ``dir_transfer``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import List
 from fugaku_gpt.simulator.client import BANNER
 
 
-def main(command: str, words: List[str]) -> int:
-    """Run one; returns its exit code."""
+def main(command: str, arguments: List[str]) -> int:
+    """Run one command and return its exit code."""
     sys.stderr.write(f"{command}: {BANNER}\n")
     sys.stderr.flush()
     if command in ("mpiexec", "mpirun"):
         from fugaku_gpt.simulator.mpiexec import main as mpiexec
 
-        return mpiexec(words)
+        return mpiexec(arguments)
     from fugaku_gpt.simulator.transfer import dir_transfer, llio_transfer
 
-    return llio_transfer(words) if command == "llio_transfer" else dir_transfer(words)
+    return llio_transfer(arguments) if command == "llio_transfer" else dir_transfer(arguments)

@@ -62,7 +62,7 @@ class Heading:
 
 
 @dataclass(frozen=True)
-class KeptRow:
+class MarkdownRow:
     """One line of a table.
 
     Attributes:
@@ -81,7 +81,7 @@ class KeptRow:
 
 
 @dataclass(frozen=True)
-class KeptTable:
+class MarkdownTable:
     """A table of configurations.
 
     Attributes:
@@ -95,7 +95,7 @@ class KeptTable:
     heading: Heading
     titles: Tuple[str, ...]
     columns: Tuple[str, ...]
-    rows: Tuple[KeptRow, ...]
+    rows: Tuple[MarkdownRow, ...]
 
     @property
     def on_gpus(self) -> bool:
@@ -107,10 +107,10 @@ class KeptTable:
 GPUS = ("v100", "a100", "h100")
 
 
-def read_tables(text: str) -> List[KeptTable]:
+def read_tables(text: str) -> List[MarkdownTable]:
     """The tables of configurations in a Markdown text; other tables are passed over. Never raises."""
     lines = [line[:_LONGEST_LINE] for line in text.splitlines()]
-    found: List[KeptTable] = []
+    tables: List[MarkdownTable] = []
     heading, title, number = Heading(), "", 0
     while number < len(lines):
         line = lines[number]
@@ -123,23 +123,23 @@ def read_tables(text: str) -> List[KeptTable]:
                 end += 1
             table = _table(lines[number:end], number + 1, heading)
             if table is not None:
-                found.append(table)
+                tables.append(table)
             number = end
             continue
         elif line.strip() and not line.strip().startswith("```"):
-            heading = _more(heading, line, over=not title)
+            heading = _extended_heading(heading, line, over=not title)
         number += 1
-    return found
+    return tables
 
 
-def _table(lines: Sequence[str], first: int, heading: Heading) -> Optional[KeptTable]:
+def _table(lines: Sequence[str], first: int, heading: Heading) -> Optional[MarkdownTable]:
     titles = split_row(lines[0])
     columns = tuple(_COLUMNS.get(_plain(title), "") for title in titles)
-    dashes = len(lines) > 1 and _ALIGNMENT.fullmatch(lines[1]) is not None
-    known = [column for column in columns if column]
-    measured = {"seconds", "tflops", "mem"} & set(known)
-    alone = lines[0].lstrip().startswith("|") and len(known) >= max(_FEW_COLUMNS, 0.7 * len(columns))
-    if not (dashes or alone) or not {"nodes", "ranks"} & set(known) or not measured:
+    has_dashes = len(lines) > 1 and _ALIGNMENT.fullmatch(lines[1]) is not None
+    recognised = [column for column in columns if column]
+    measured = {"seconds", "tflops", "mem"} & set(recognised)
+    is_plain_header = lines[0].lstrip().startswith("|") and len(recognised) >= max(_FEW_COLUMNS, 0.7 * len(columns))
+    if not (has_dashes or is_plain_header) or not {"nodes", "ranks"} & set(recognised) or not measured:
         return None
     rows = []
     for number, line in enumerate(lines[1:], first + 1):
@@ -152,8 +152,8 @@ def _table(lines: Sequence[str], first: int, heading: Heading) -> Optional[KeptT
         for column, cell in zip(columns, texts):
             if column:
                 cells.setdefault(column, cell)
-        rows.append(KeptRow(number, texts, cells))
-    return KeptTable(first, heading, titles, columns, tuple(rows))
+        rows.append(MarkdownRow(number, texts, cells))
+    return MarkdownTable(first, heading, titles, columns, tuple(rows))
 
 
 def split_row(line: str) -> Tuple[str, ...]:
@@ -161,10 +161,10 @@ def split_row(line: str) -> Tuple[str, ...]:
     text = line.strip()
     if text.startswith("|"):
         text = text[1:]
-    parts = _BAR.split(text)
-    if len(parts) > 1 and not parts[-1].strip():
-        parts.pop()  # after the closing bar
-    return tuple(part.strip().replace("\\|", "|") for part in parts)
+    cells = _BAR.split(text)
+    if len(cells) > 1 and not cells[-1].strip():
+        cells.pop()  # after the closing bar
+    return tuple(cell.strip().replace("\\|", "|") for cell in cells)
 
 
 @lru_cache(maxsize=1024)
@@ -199,30 +199,30 @@ _SETTINGS = {
 
 
 def _heading(text: str) -> Heading:
-    return _more(Heading(text=text), text, over=True)
+    return _extended_heading(Heading(text=text), text, over=True)
 
 
-def _more(heading: Heading, text: str, over: bool) -> Heading:
+def _extended_heading(heading: Heading, text: str, is_heading: bool) -> Heading:
     """A heading with what one more line says; prose below a heading adds what the heading leaves open, no more."""
-    said: Dict[str, object] = {}
-    size = _SIZE.search(text) if over else None
+    settings: Dict[str, object] = {}
+    size = _SIZE.search(text) if is_heading else None
     if size:
-        said["size"] = size[1] + size[2]
+        settings["size"] = size[1] + size[2]
     for name, pattern in _SETTINGS.items():
-        found = pattern.search(text)
-        if found:
-            value = int(found[1]) * (1000 if found[2] else 1)
+        matched = pattern.search(text)
+        if matched:
+            value = int(matched[1]) * (1000 if matched[2] else 1)
             if value > 0:
-                said[name] = value
+                settings[name] = value
     sequence, torch, machine = _SEQUENCE.search(text), _TORCH.search(text), _MACHINE.search(text)
     if sequence and int(sequence[1]) > 0:
-        said["seq_len"] = int(sequence[1])
-    recompute = _RECOMPUTE.search(text) if over else None
+        settings["seq_len"] = int(sequence[1])
+    recompute = _RECOMPUTE.search(text) if is_heading else None
     if recompute:
-        said["recompute"] = recompute[1] is None
-    if torch and over:
-        said["torch"] = torch[1]
+        settings["recompute"] = recompute[1] is None
+    if torch and is_heading:
+        settings["torch"] = torch[1]
     if machine:
-        said["machine"] = machine[1].lower().replace("fugaku", "a64fx")
-    fresh = {name: value for name, value in said.items() if over or getattr(heading, name) in (None, "")}
+        settings["machine"] = machine[1].lower().replace("fugaku", "a64fx")
+    fresh = {name: value for name, value in settings.items() if is_heading or getattr(heading, name) in (None, "")}
     return replace(heading, **fresh)  # type: ignore[arg-type]  # names and types are those of the fields

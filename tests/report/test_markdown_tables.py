@@ -11,21 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fugaku_gpt.report.figures import (
+    EMPTY,
     FAILED,
-    NONE,
     NUMBER,
-    OTHER,
+    TEXT,
     Interval,
     bytes_of,
-    nearest_whole,
     read_figure,
     seconds_of,
+    simplest_integer,
 )
-from fugaku_gpt.report.kept import read_tables, split_row
-from fugaku_gpt.report.kept_rows import read_nodes_cell, rows_of
+from fugaku_gpt.report.markdown_rows import read_nodes_cell, rows_from_tables
+from fugaku_gpt.report.markdown_tables import read_tables, split_row
 from fugaku_gpt.report.notes_table import notes_tables
-from fugaku_gpt.report.rows import Row
-from tests.report.kept_tables import rows
+from fugaku_gpt.report.rows import ResultRow
+from tests.report.example_tables import rows
 from tests.report.test_notes_table import EXPECTED
 
 quick = settings(max_examples=60, deadline=None)
@@ -44,15 +44,15 @@ GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "sweeps.md"
         ("0.43 †", NUMBER, 0.43, "", "†"),
         ("1.2<sup>†</sup>", NUMBER, 1.2, "", "†"),
         ("**0.5**", NUMBER, 0.5, "", ""),
-        ("-", NONE, 0, "", ""),
-        ("", NONE, 0, "", ""),
-        ("-^^", NONE, 0, "", "^^"),
+        ("-", EMPTY, 0, "", ""),
+        ("", EMPTY, 0, "", ""),
+        ("-^^", EMPTY, 0, "", "^^"),
         ("x", FAILED, 0, "", ""),
         ("OOM", FAILED, 0, "", ""),
         ("x (out of memory)", FAILED, 0, "", ""),
-        ("02-15", OTHER, 0, "", ""),
-        ("1e999", OTHER, 0, "", ""),
-        ("four", OTHER, 0, "", ""),
+        ("02-15", TEXT, 0, "", ""),
+        ("1e999", TEXT, 0, "", ""),
+        ("four", TEXT, 0, "", ""),
     ],
 )
 def test_figures(text: str, kind: str, value: float, unit: str, marks: str) -> None:
@@ -72,7 +72,7 @@ def test_a_figure_stands_for_all_that_round_to_it() -> None:
 @given(st.floats(0.001, 1e6), st.integers(0, 6))
 def test_the_interval_holds_what_was_rounded(value: float, decimals: int) -> None:
     interval = read_figure(f"{value:.{decimals}f}").interval
-    assert interval.meets(Interval(value, value))
+    assert interval.overlaps(Interval(value, value))
 
 
 def test_sizes_and_times_need_their_units() -> None:
@@ -85,10 +85,10 @@ def test_sizes_and_times_need_their_units() -> None:
 
 
 def test_whole_numbers_of_an_interval() -> None:
-    assert nearest_whole(Interval(900, 1100), (960, 1024)) == 960
-    assert nearest_whole(Interval(900, 1100), ()) == 1024
-    assert nearest_whole(Interval(959.7, 960.4), ()) == 960
-    assert nearest_whole(Interval(1200, 1500), ()) is None
+    assert simplest_integer(Interval(900, 1100), (960, 1024)) == 960
+    assert simplest_integer(Interval(900, 1100), ()) == 1024
+    assert simplest_integer(Interval(959.7, 960.4), ()) == 960
+    assert simplest_integer(Interval(1200, 1500), ()) is None
 
 
 def test_the_nodes_cell() -> None:
@@ -131,7 +131,7 @@ def test_tables_of_many_forms_are_read() -> None:
     assert [row.line for row in first.rows] == [6, 7]
     assert first.rows[1].cell("tp") == "1" and first.rows[1].cell("gbs") == "" and first.rows[1].cell("notes") == ""
     assert second.on_gpus and second.line == 14 and second.rows[0].cell("seconds") == "221.21s"
-    read = rows_of([first])
+    read = rows_from_tables([first])
     assert (read[0].nodes, read[0].tp, read[0].node_used_bytes) == (4, 4, pytest.approx(10480.7 * 2**20))
     assert read[1].global_batch is None and read[1].seconds_per_iteration is None
 
@@ -139,7 +139,7 @@ def test_tables_of_many_forms_are_read() -> None:
 @pytest.mark.parametrize("text", [EXPECTED, GUIDE.read_text(encoding="utf-8")])
 def test_canonical_tables_come_back_byte_for_byte(text: str) -> None:
     tables = read_tables(text)
-    again = notes_tables(rows_of(tables))
+    again = notes_tables(rows_from_tables(tables))
     assert again and again in text
 
 
@@ -154,11 +154,11 @@ ENDED = st.sampled_from(
     st.lists(rows(), min_size=1, max_size=4), ENDED, st.sampled_from([(), ("2.2GHz",), ("2.2GHz", "retention_state=0")])
 )
 def test_rows_written_and_read_are_written_the_same(
-    kept: List[Row], ended: "tuple[str, str]", missing: "tuple[str, ...]"
+    kept: List[ResultRow], ended: "tuple[str, str]", missing: "tuple[str, ...]"
 ) -> None:
     first = replace(kept[0], status=ended[0], reason=ended[1], not_applied=missing)
     text = notes_tables([first, *kept[1:]])
-    read = rows_of(read_tables(text))
+    read = rows_from_tables(read_tables(text))
     assert notes_tables(read) == text
     by_line = {(row.size, row.nodes, row.dp, row.global_batch): row for row in read}
     back = by_line[(first.size, first.nodes, first.dp, first.global_batch)]
@@ -182,6 +182,6 @@ def close(a: Optional[float], b: Optional[float], error: float) -> bool:
 @quick
 @given(st.text())
 def test_any_text_is_read(text: str) -> None:
-    rows_of(read_tables(text))
+    rows_from_tables(read_tables(text))
     read_figure(text)
     read_nodes_cell(text)

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import pytest
 
 from fugaku_gpt.config import dump_run_config, load_run_config
-from fugaku_gpt.jobs.judge import NEVER, RESUME, RETRY, WAIT, Verdict, deciding_job, diagnose, record_result
+from fugaku_gpt.jobs.outcome import NEVER, RESUME, RETRY, WAIT, Outcome, deciding_job, diagnose, record_result
 from fugaku_gpt.records import job as jobs
 from fugaku_gpt.records import run as runs
 from fugaku_gpt.records.job import JobStatus, append_event, append_status, exit_records, read_history
@@ -60,7 +60,7 @@ def status(
     return JobStatus("7", state, raw, exit_code, signal, code, reason, "small")
 
 
-def short(verdict: Verdict) -> Any:
+def short(verdict: Outcome) -> Any:
     return verdict.status, verdict.state, verdict.retry
 
 
@@ -73,7 +73,7 @@ def test_nothing_handed_in_is_told(tmp_path: Path) -> None:
     assert diagnose(tmp_path).cause == "not taken: PJM 0071 no group"
 
 
-@pytest.mark.parametrize("state", [jobs.QUEUED, jobs.HELD, jobs.RUNNING, jobs.SUSPENDED, jobs.UNKNOWN])
+@pytest.mark.parametrize("state", [jobs.QUEUED, jobs.ON_HOLD, jobs.RUNNING, jobs.SUSPENDED, jobs.UNKNOWN])
 def test_what_is_not_over_waits(tmp_path: Path, state: str) -> None:
     hand_in(tmp_path)
     verdict = diagnose(tmp_path, status(state, "", reason="because"))
@@ -83,8 +83,8 @@ def test_what_is_not_over_waits(tmp_path: Path, state: str) -> None:
 
 def test_a_job_in_error_is_to_be_cancelled(tmp_path: Path) -> None:
     hand_in(tmp_path)
-    assert "cancel it" in diagnose(tmp_path, status(jobs.HELD, "ERR")).advice
-    assert "release" in diagnose(tmp_path, status(jobs.HELD, "HLD")).advice
+    assert "cancel it" in diagnose(tmp_path, status(jobs.ON_HOLD, "ERR")).advice
+    assert "release" in diagnose(tmp_path, status(jobs.ON_HOLD, "HLD")).advice
 
 
 def test_success_is_our_exit_record_and_the_ranks_result(tmp_path: Path) -> None:

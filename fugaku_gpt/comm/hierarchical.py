@@ -14,58 +14,58 @@ from typing import Callable, List, Optional, Tuple
 import torch
 
 from fugaku_gpt.comm.communicator import Communicator
-from fugaku_gpt.comm.pending import IN_STEPS, Pending
+from fugaku_gpt.comm.pending import MULTI_STEP, Pending
 
 
-class Chain:
+class ChainedRequest:
     """Communications of which each starts when the one before it has ended; used like :class:`Pending`."""
 
-    def __init__(self, steps: List[Callable[[], Pending]], previous: Optional["Chain"]) -> None:
+    def __init__(self, steps: List[Callable[[], Pending]], previous: Optional["ChainedRequest"]) -> None:
         self._steps = steps
         self._previous = previous
         self._begun = 0
-        self._now: Optional[Pending] = None
-        IN_STEPS.add(self)
+        self._current: Optional[Pending] = None
+        MULTI_STEP.add(self)
         self.done()
 
     def done(self) -> bool:
         """Whether all of them have ended; starts the next one where its turn has come, and does not wait."""
-        while self._now is None or self._now.done():
+        while self._current is None or self._current.done():
             if self._begun == len(self._steps):
                 self._previous = None
-                IN_STEPS.discard(self)
+                MULTI_STEP.discard(self)
                 return True
-            if self._must_not_begin():
+            if self._is_blocked():
                 return False
-            self._now = self._steps[self._begun]()
+            self._current = self._steps[self._begun]()
             self._begun += 1
         return False
 
     def wait(self) -> None:
         """Wait until all of them have ended."""
         while not self.done():
-            self._push()
+            self._wait_for_progress()
 
     def _until(self, count: int) -> None:
         while self._begun < count:
-            self._push()
+            self._wait_for_progress()
             self.done()
 
-    def _push(self) -> None:
+    def _wait_for_progress(self) -> None:
         """Wait for what keeps this chain from going on."""
-        if self._now is not None and not self._now.done():
-            self._now.wait()
-        elif self._previous is not None and self._must_not_begin():
+        if self._current is not None and not self._current.done():
+            self._current.wait()
+        elif self._previous is not None and self._is_blocked():
             self._previous._until(self._begun + 1)
 
-    def _must_not_begin(self) -> bool:
+    def _is_blocked(self) -> bool:
         """Whether the next step's turn has not come: the sum before this one has such a step and has not begun it."""
         if self._previous is None or self._begun == len(self._steps):
             return False
         return self._previous._begun <= self._begun < len(self._previous._steps)
 
 
-class NodeFirst:
+class HierarchicalComm:
     """The replicas as nodes of equally many; sums and gatherings of a communicator, in two steps.
 
     Attributes:
@@ -84,17 +84,17 @@ class NodeFirst:
         self.size = node.size * across.size
         self.nodes = across.size
         self.rank = node.rank * across.size + across.rank
-        self._last_sum: Optional[Chain] = None
-        self._last_gather: Optional[Chain] = None
+        self._last_sum: Optional[ChainedRequest] = None
+        self._last_gather: Optional[ChainedRequest] = None
 
-    def start_all_reduce(self, tensor: torch.Tensor) -> Chain:
+    def start_all_reduce(self, tensor: torch.Tensor) -> ChainedRequest:
         """As :meth:`Communicator.start_all_reduce`, of [elements] that divide by the replicas of a node."""
         size = tensor.numel() // self._node.size
-        first, mine = tensor[:size], tensor[self._node.rank * size : (self._node.rank + 1) * size]
+        first, node_share = tensor[:size], tensor[self._node.rank * size : (self._node.rank + 1) * size]
 
         def gather() -> Pending:
             if self._node.rank:
-                mine.copy_(first)
+                node_share.copy_(first)
             return self._node_gathering.start_all_gather(tensor)
 
         return self._sum(
@@ -105,30 +105,30 @@ class NodeFirst:
             ]
         )
 
-    def start_reduce_scatter(self, tensor: torch.Tensor) -> Chain:
+    def start_reduce_scatter(self, tensor: torch.Tensor) -> ChainedRequest:
         """As :meth:`Communicator.start_reduce_scatter`; the share is that of :attr:`rank`."""
         first = tensor[: tensor.numel() // self._node.size]
         return self._sum(
             [lambda: self._node.start_reduce_scatter(tensor), lambda: self._across.start_reduce_scatter(first)]
         )
 
-    def start_all_gather(self, tensor: torch.Tensor) -> Chain:
+    def start_all_gather(self, tensor: torch.Tensor) -> ChainedRequest:
         """As :meth:`Communicator.start_all_gather`, of shares in the order of :attr:`rank`."""
         size = tensor.numel() // self._node.size
-        mine = tensor[self._node.rank * size : (self._node.rank + 1) * size]
+        node_share = tensor[self._node.rank * size : (self._node.rank + 1) * size]
         steps = [
-            lambda: self._across_gathering.start_all_gather(mine),
+            lambda: self._across_gathering.start_all_gather(node_share),
             lambda: self._node_gathering.start_all_gather(tensor),
         ]
-        self._last_gather = Chain(steps, self._last_gather)
+        self._last_gather = ChainedRequest(steps, self._last_gather)
         return self._last_gather
 
-    def _sum(self, steps: List[Callable[[], Pending]]) -> Chain:
-        self._last_sum = Chain(steps, self._last_sum)
+    def _sum(self, steps: List[Callable[[], Pending]]) -> ChainedRequest:
+        self._last_sum = ChainedRequest(steps, self._last_sum)
         return self._last_sum
 
 
-def node_first(dp: Communicator, world: Communicator, node: Optional[int] = None) -> Tuple[Optional[NodeFirst], str]:
+def hierarchical_comm(dp: Communicator, world: Communicator, node: Optional[int] = None) -> Tuple[Optional[HierarchicalComm], str]:
     """The replicas of ``dp`` by nodes, or None and why not: for all groups of replicas of the world alike.
     Collective over ``world``.
 
@@ -151,11 +151,11 @@ def node_first(dp: Communicator, world: Communicator, node: Optional[int] = None
     if most == dp.size:
         return None, "all replicas of the same weights are on one node"
     across = dp.split(within.rank, dp.rank, "dp-across").unchecked()
-    mine = within.rank * across.size + across.rank
+    share = within.rank * across.size + across.rank
     shares = torch.full((2, dp.size), -dp.size)
-    shares[0, dp.rank], shares[1, dp.rank] = mine, -mine
+    shares[0, dp.rank], shares[1, dp.rank] = share, -share
     world.all_reduce(shares, "max")
     if not torch.equal(shares[0], -shares[1]):
         return None, "replicas of different weights lie on nodes in different ways"
     # which of these comes first differs from rank to rank: no rank may wait for others before it begins one
-    return NodeFirst(within.unchecked(), across), ""
+    return HierarchicalComm(within.unchecked(), across), ""

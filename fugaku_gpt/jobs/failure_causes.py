@@ -17,9 +17,9 @@ __all__ = [
     "RESUME",
     "RETRY",
     "WAIT",
-    "WORDS",
+    "CAUSES_BY_STATE",
     "Cause",
-    "said_by_scheduler",
+    "scheduler_cause",
 ]
 
 MORE_MEMORY = (
@@ -38,7 +38,7 @@ class Cause:
     retry: str
 
 
-WORDS: Dict[str, Cause] = {
+CAUSES_BY_STATE: Dict[str, Cause] = {
     "TIMEOUT": Cause(runs.TIMEOUT, "time limit reached", "resume it, or raise job.elapse", RESUME),
     "DEADLINE": Cause(runs.TIMEOUT, "deadline reached", "resume it", RESUME),
     "OUT_OF_MEMORY": Cause(runs.OUT_OF_MEMORY, "killed for memory", MORE_MEMORY, NEVER),
@@ -65,19 +65,19 @@ PJM_STATUSES = {
 CANCELLED_BY_USER = Cause(runs.INTERRUPTED, "cancelled", "resume it if it was not meant", RESUME)
 
 
-def said_by_scheduler(scheduler: str, status: JobStatus) -> Optional[Cause]:
+def scheduler_cause(scheduler: str, status: JobStatus) -> Optional[Cause]:
     """What the scheduler's own code or word says beyond "it has ended"; None where it is no more than that."""
     if scheduler == "pjm":
         ending = ending_of(status.code, status.reason)
         if ending is not None and ending.code == 1:
             return CANCELLED_BY_USER
         if ending is not None and ending.code not in (0, 4, 14):
-            words = f"{ending.cause} (PJM code {ending.code})"
+            description = f"{ending.cause} (PJM code {ending.code})"
             advice = MORE_MEMORY if ending.code in (12, 23) else ending.advice
-            return Cause(PJM_STATUSES.get(ending.code, runs.FAILED), words, advice, ending.retry)
+            return Cause(PJM_STATUSES.get(ending.code, runs.FAILED), description, advice, ending.retry)
     for word in re.findall(r"[A-Z_]+", status.raw):
-        if word in WORDS:
-            return WORDS[word]
+        if word in CAUSES_BY_STATE:
+            return CAUSES_BY_STATE[word]
     if status.state == REJECTED:
         return Cause(runs.REFUSED, f"rejected: {status.reason or status.raw}", "mend it and hand it in again", NEVER)
     if status.state == CANCELLED:

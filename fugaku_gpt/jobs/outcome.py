@@ -14,12 +14,12 @@ from typing import Dict, List, Optional, Tuple
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_RESUME, EXIT_USAGE, UsageError
-from fugaku_gpt.jobs.causes import MORE_MEMORY, NEVER, RESUME, RETRY, WAIT, WORDS, Cause, said_by_scheduler
+from fugaku_gpt.jobs.failure_causes import MORE_MEMORY, NEVER, RESUME, RETRY, WAIT, CAUSES_BY_STATE, Cause, scheduler_cause
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named, sub_job_ids
-from fugaku_gpt.launch.launch_result import log_tail, reason_of, says_out_of_memory
+from fugaku_gpt.launch.launch_result import log_tail, failure_reason, has_out_of_memory_message
 from fugaku_gpt.records import run as runs
 from fugaku_gpt.records.job import (
-    HELD,
+    ON_HOLD,
     LOST,
     OVER,
     REJECTED,
@@ -38,11 +38,11 @@ from fugaku_gpt.records.summary import summarise
 _LOG_FILES = 16  # of a job's many, these are looked at for its last words
 _GIB = 2**30
 # how bad, for the sub-jobs of a bulk job
-_WORST = (runs.FAILED, runs.HUNG, runs.OUT_OF_MEMORY, runs.REFUSED, runs.LOST, runs.TIMEOUT, runs.INTERRUPTED, runs.OK)
+_WORST_FIRST = (runs.FAILED, runs.HUNG, runs.OUT_OF_MEMORY, runs.REFUSED, runs.LOST, runs.TIMEOUT, runs.INTERRUPTED, runs.OK)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Outcome:
     """What became of a job.
 
     Attributes:
@@ -60,7 +60,7 @@ class Verdict:
     retry: str = WAIT
 
 
-def diagnose(directory: Path, status: Optional[JobStatus] = None) -> Verdict:
+def diagnose(directory: Path, status: Optional[JobStatus] = None) -> Outcome:
     """What became of the job of a run directory.
 
     Args:
@@ -72,21 +72,21 @@ def diagnose(directory: Path, status: Optional[JobStatus] = None) -> Verdict:
     history, records = read_history(directory), exit_records(directory)
     job = deciding_job(history, records)
     if job is None:
-        return _not_there(history)
+        return _outcome_without_job(history)
     if status is None:
         status = history.statuses.get(job.job_id, JobStatus(job.job_id, UNKNOWN, reason="not asked yet"))
-    verdicts = [_of_one(evidence) for evidence in _evidence(directory, job, records, status, history)]
-    if len(verdicts) == 1:
-        return verdicts[0]
-    if any(not verdict.status for verdict in verdicts):
-        ended = sum(1 for verdict in verdicts if verdict.status)
-        waiting = next(verdict for verdict in verdicts if not verdict.status)
-        return replace(waiting, cause=f"{ended} of {len(verdicts)} sub-jobs have ended")
-    worst = min(verdicts, key=lambda verdict: _WORST.index(verdict.status))
+    outcomes = [_diagnose_evidence(evidence) for evidence in _evidence_of_job(directory, job, records, status, history)]
+    if len(outcomes) == 1:
+        return outcomes[0]
+    if any(not verdict.status for verdict in outcomes):
+        ended = sum(1 for verdict in outcomes if verdict.status)
+        waiting = next(verdict for verdict in outcomes if not verdict.status)
+        return replace(waiting, cause=f"{ended} of {len(outcomes)} sub-jobs have ended")
+    worst = min(outcomes, key=lambda verdict: _WORST_FIRST.index(verdict.status))
     if worst.status == runs.OK:
         return worst
-    same = sum(1 for verdict in verdicts if verdict.status == worst.status)
-    return replace(worst, cause=f"{same} of {len(verdicts)} sub-jobs: {worst.cause}")
+    matching = sum(1 for verdict in outcomes if verdict.status == worst.status)
+    return replace(worst, cause=f"{matching} of {len(outcomes)} sub-jobs: {worst.cause}")
 
 
 def deciding_job(history: JobHistory, records: Dict[str, ExitRecord]) -> Optional[SubmittedJob]:
@@ -99,24 +99,24 @@ def deciding_job(history: JobHistory, records: Dict[str, ExitRecord]) -> Optiona
     return history.jobs[-1] if history.jobs else None
 
 
-def record_result(directory: Path, verdict: Verdict, now: float) -> Optional[Result]:
+def record_result(directory: Path, outcome: Outcome, timestamp: float) -> Optional[Result]:
     """Write the run's result where its job is over and its ranks left none, or one that says less; returns the result
     that was written, if one was. Each sub-job of a bulk job has a result of its own, in its own folder.
 
     Raises:
         UsageError: a record in the directory is damaged.
     """
-    if not verdict.status:
+    if not outcome.status:
         return None
     history, records = read_history(directory), exit_records(directory)
     job = deciding_job(history, records)
     if job is None:
         return None
-    status = history.statuses.get(job.job_id, JobStatus(job.job_id, verdict.state))
-    parts = _evidence(directory, job, records, status, history)
+    status = history.statuses.get(job.job_id, JobStatus(job.job_id, outcome.state))
+    evidences = _evidence_of_job(directory, job, records, status, history)
     written = None
-    for evidence in parts:
-        written = _record_sub_job_result(evidence, verdict if len(parts) == 1 else _of_one(evidence), now) or written
+    for evidence in evidences:
+        written = _record_sub_job_result(evidence, outcome if len(evidences) == 1 else _diagnose_evidence(evidence), timestamp) or written
     return written
 
 
@@ -126,7 +126,7 @@ class _Evidence:
 
     directory: Path
     job: SubmittedJob
-    place: int
+    index: int
     record: Optional[ExitRecord]
     status: JobStatus
 
@@ -135,7 +135,7 @@ class _Evidence:
         """Where the ranks leave their records."""
         if not self.job.bulk:
             return RunDirectory(self.directory)
-        return RunDirectory(self.directory / f"repeat-{bulk_numbers(self.job.bulk)[self.place]}")
+        return RunDirectory(self.directory / f"repeat-{bulk_numbers(self.job.bulk)[self.index]}")
 
     @property
     def result(self) -> Optional[Result]:
@@ -145,63 +145,63 @@ class _Evidence:
 
     def tail(self) -> List[str]:
         """The job's last words, of its script and of its first ranks."""
-        sub = sub_job_ids(self.job)[self.place]
-        files = [self.run.log_file, *scheduler_named(self.job.scheduler).output_files(self.directory, sub)]
+        sub_job_id = sub_job_ids(self.job)[self.index]
+        files = [self.run.log_file, *scheduler_named(self.job.scheduler).output_files(self.directory, sub_job_id)]
         return [line for file in files[:_LOG_FILES] for line in log_tail(file)]
 
 
-def _evidence(
+def _evidence_of_job(
     directory: Path, job: SubmittedJob, records: Dict[str, ExitRecord], status: JobStatus, history: JobHistory
 ) -> List[_Evidence]:
     """One for each sub-job. The codes of the whole are those of its worst sub-job: of the others they say nothing."""
-    found = []
-    for place, sub in enumerate(sub_job_ids(job)):
-        own = status
+    evidences = []
+    for index, sub_job_id in enumerate(sub_job_ids(job)):
+        sub_status = status
         if job.bulk:
-            own = history.statuses.get(sub, JobStatus(sub, status.state, reason=status.reason, group=status.group))
-        found.append(_Evidence(directory, job, place, records.get(sub), own))
-    return found
+            sub_status = history.statuses.get(sub_job_id, JobStatus(sub_job_id, status.state, reason=status.reason, group=status.group))
+        evidences.append(_Evidence(directory, job, index, records.get(sub_job_id), sub_status))
+    return evidences
 
 
-def _not_there(history: JobHistory) -> Verdict:
+def _outcome_without_job(history: JobHistory) -> Outcome:
     if history.open:
         intent = history.open[0]
-        return Verdict(
+        return Outcome(
             "",
             UNKNOWN,
             f"handed in to {intent.scheduler}, perhaps: the submission has not ended, or was killed",
             f"`fugaku-gpt job status` looks for it by its tag {intent.tag}",
         )
     if history.refused:
-        return Verdict("", "", f"not taken: {history.refused.splitlines()[0]}", "mend it and hand it in again", RETRY)
-    return Verdict("", "", "not handed in", "`fugaku-gpt job submit` hands it in", RETRY)
+        return Outcome("", "", f"not taken: {history.refused.splitlines()[0]}", "mend it and hand it in again", RETRY)
+    return Outcome("", "", "not handed in", "`fugaku-gpt job submit` hands it in", RETRY)
 
 
-def _of_one(evidence: _Evidence) -> Verdict:
+def _diagnose_evidence(evidence: _Evidence) -> Outcome:
     record, status = evidence.record, evidence.status
     over = status.state in OVER
     # a record that names a signal is written when the job is told to stop, and again when it ends
     if not over and (record is None or record.signal):
-        return _waiting(status)
+        return _unfinished_outcome(status)
     state = status.state if over else "ended"
-    found = _found(evidence)
-    return Verdict(found.status, state, found.cause, found.advice, found.retry)
+    end_cause = _find_cause(evidence)
+    return Outcome(end_cause.status, state, end_cause.cause, end_cause.advice, end_cause.retry)
 
 
-def _waiting(status: JobStatus) -> Verdict:
+def _unfinished_outcome(status: JobStatus) -> Outcome:
     advice = ""
-    if status.state == HELD:
+    if status.state == ON_HOLD:
         advice = "`fugaku-gpt job release` lets it run"
         if status.raw == "ERR":
             advice = "cancel it: PJM keeps a job in this state until then"
     elif status.state == UNKNOWN:
         advice = "ask again later"
-    return Verdict("", status.state, status.reason, advice, WAIT)
+    return Outcome("", status.state, status.reason, advice, WAIT)
 
 
-def _found(evidence: _Evidence) -> Cause:
+def _find_cause(evidence: _Evidence) -> Cause:
     record, result = evidence.record, evidence.result
-    said = said_by_scheduler(evidence.job.scheduler, evidence.status)
+    reported = scheduler_cause(evidence.job.scheduler, evidence.status)
     exit_code = record.exit_code if record is not None else evidence.status.exit_code
     if record is None and evidence.status.state == LOST:
         if result is not None and result.status == runs.OK:
@@ -210,18 +210,18 @@ def _found(evidence: _Evidence) -> Cause:
         advice = "nothing says how it ended: look at `fugaku-gpt job logs`, then `fugaku-gpt job resume`"
         return Cause(runs.LOST, cause, advice, RETRY)
     if exit_code == EXIT_RESUME and evidence.status.state != REJECTED:
-        why = said.cause if said is not None else "it has stopped before its end"
+        why = reported.cause if reported is not None else "it has stopped before its end"
         return Cause(runs.INTERRUPTED, f"{why}; it can be resumed", "`fugaku-gpt job resume` goes on", RESUME)
-    if record is None and said is not None:
-        return _with_facts(evidence, said)
+    if record is None and reported is not None:
+        return _with_figures(evidence, reported)
     killed = record is None and evidence.status.signal is not None
     if exit_code == 0 and not killed:
         return _ended_well(evidence, result)
     if record is None and exit_code is None and not killed:
         cause = f"{evidence.status.raw or 'ended'}, and neither an exit record nor a code says how"
-        return _ranks_or(result, Cause(runs.FAILED, cause, "look at `fugaku-gpt job logs`", RETRY))
-    if said is not None:
-        return _with_facts(evidence, said)
+        return _ranks_cause_or(result, Cause(runs.FAILED, cause, "look at `fugaku-gpt job logs`", RETRY))
+    if reported is not None:
+        return _with_figures(evidence, reported)
     if record is not None and record.signal:
         cause = f"told to stop by SIG{record.signal}"
         return Cause(runs.INTERRUPTED, cause, "resume it", RESUME)
@@ -230,7 +230,7 @@ def _found(evidence: _Evidence) -> Cause:
 
 def _ended_well(evidence: _Evidence, result: Optional[Result]) -> Cause:
     if result is None:
-        cause = _joined("exit code 0, but no result was recorded", reason_of(evidence.tail()))
+        cause = _joined("exit code 0, but no result was recorded", failure_reason(evidence.tail()))
         return Cause(runs.FAILED, cause, "look at `fugaku-gpt job logs`", NEVER)
     if result.status == runs.OK:
         return Cause(runs.OK, "", "", NEVER)
@@ -239,34 +239,34 @@ def _ended_well(evidence: _Evidence, result: Optional[Result]) -> Cause:
 
 def _ended_badly(evidence: _Evidence, exit_code: Optional[int], result: Optional[Result]) -> Cause:
     number = evidence.status.signal
-    words = f"signal {number}" if number and exit_code in (None, 0) else f"exit code {exit_code}"
+    summary = f"signal {number}" if number and exit_code in (None, 0) else f"exit code {exit_code}"
     tail = evidence.tail()
-    if (result is not None and result.status == runs.OUT_OF_MEMORY) or says_out_of_memory(tail):
-        said = result.reason if result is not None and result.reason else reason_of(tail)
-        return _with_facts(evidence, Cause(runs.OUT_OF_MEMORY, _joined("out of memory", said), MORE_MEMORY, NEVER))
+    if (result is not None and result.status == runs.OUT_OF_MEMORY) or has_out_of_memory_message(tail):
+        reason = result.reason if result is not None and result.reason else failure_reason(tail)
+        return _with_figures(evidence, Cause(runs.OUT_OF_MEMORY, _joined("out of memory", reason), MORE_MEMORY, NEVER))
     if result is not None and result.status == runs.TIMEOUT:
-        return _with_facts(evidence, replace(WORDS["TIMEOUT"], cause=f"time limit reached: {result.reason}"))
+        return _with_figures(evidence, replace(CAUSES_BY_STATE["TIMEOUT"], cause=f"time limit reached: {result.reason}"))
     if result is not None and result.status == runs.INTERRUPTED:
         return Cause(runs.INTERRUPTED, result.reason, "resume it", RESUME)
-    mended = "mend the cause, then `fugaku-gpt job resume --force`"
+    advice = "mend the cause, then `fugaku-gpt job resume --force`"
     if exit_code == EXIT_USAGE and not evidence.run.metrics("iteration"):
-        return Cause(runs.REFUSED, reason_of(tail) or words, mended, NEVER)
-    status, said = runs.FAILED, reason_of(tail)
+        return Cause(runs.REFUSED, failure_reason(tail) or summary, advice, NEVER)
+    status, reason = runs.FAILED, failure_reason(tail)
     if result is not None and result.status != runs.OK:
-        status, said = result.status, result.reason
-    return Cause(status, _joined(words, said), mended, NEVER)
+        status, reason = result.status, result.reason
+    return Cause(status, _joined(summary, reason), advice, NEVER)
 
 
-def _with_facts(evidence: _Evidence, said: Cause) -> Cause:
+def _with_figures(evidence: _Evidence, end_cause: Cause) -> Cause:
     """A cause with this run's own figures: how far it came, how much memory it had."""
-    if said.status == runs.TIMEOUT:
-        return replace(said, cause=_joined(said.cause, _progress(evidence)), advice=_time_advice(evidence))
-    if said.status == runs.OUT_OF_MEMORY:
-        return replace(said, cause=_joined(said.cause, _memory(evidence)))
-    return said
+    if end_cause.status == runs.TIMEOUT:
+        return replace(end_cause, cause=_joined(end_cause.cause, _progress(evidence)), advice=_time_advice(evidence))
+    if end_cause.status == runs.OUT_OF_MEMORY:
+        return replace(end_cause, cause=_joined(end_cause.cause, _memory(evidence)))
+    return end_cause
 
 
-def _ranks_or(result: Optional[Result], otherwise: Cause) -> Cause:
+def _ranks_cause_or(result: Optional[Result], otherwise: Cause) -> Cause:
     if result is None:
         return otherwise
     if result.status == runs.OK:
@@ -287,9 +287,9 @@ def _time_advice(evidence: _Evidence) -> str:
     if checkpoint:
         return f"`fugaku-gpt job resume` goes on from {checkpoint}"
     config = _config(evidence.directory)
-    now = f" (now {format_duration(config.job.elapse)})" if config is not None and config.job.elapse is not None else ""
+    current = f" (now {format_duration(config.job.elapse)})" if config is not None and config.job.elapse is not None else ""
     return (
-        f"raise job.elapse{now} or job.stop_margin, then `fugaku-gpt job resume`: it begins anew, as there is no "
+        f"raise job.elapse{current} or job.stop_margin, then `fugaku-gpt job resume`: it begins anew, as there is no "
         "checkpoint"
     )
 
@@ -298,12 +298,12 @@ def _memory(evidence: _Evidence) -> str:
     lines = evidence.run.metrics("iteration")
     largest = max((line["rss_max_bytes"] for line in lines if line.get("rss_max_bytes")), default=0)
     used = max((line["node_used_bytes"] for line in lines if line.get("node_used_bytes")), default=0)
-    parts = [f"largest rank {largest / _GIB:.1f} GiB"] if largest else []
-    return ", ".join([*parts, *([f"node {used / _GIB:.1f} GiB in use"] if used else [])])
+    figures = [f"largest rank {largest / _GIB:.1f} GiB"] if largest else []
+    return ", ".join([*figures, *([f"node {used / _GIB:.1f} GiB in use"] if used else [])])
 
 
-def _joined(words: str, more: str) -> str:
-    return f"{words}: {more}" if more else words
+def _joined(summary: str, detail: str) -> str:
+    return f"{summary}: {detail}" if detail else summary
 
 
 def _config(directory: Path) -> Optional[RunConfig]:
@@ -320,19 +320,19 @@ def _read_config(file: Path, _changed: int) -> RunConfig:
     return load_run_config(file)
 
 
-def _record_sub_job_result(evidence: _Evidence, verdict: Verdict, now: float) -> Optional[Result]:
+def _record_sub_job_result(evidence: _Evidence, outcome: Outcome, timestamp: float) -> Optional[Result]:
     run = evidence.run
     present = run.result()
-    if present is not None and not present.judged and not _says_more(verdict.status, present.status):
+    if present is not None and not present.judged and not _is_more_specific(outcome.status, present.status):
         return None
     lines, config = run.metrics("iteration"), _config(evidence.directory)
     record = evidence.record
     started = float(record.started) if record is not None else evidence.job.time
     result = Result(
-        status=verdict.status,
-        reason="" if verdict.status == runs.OK else verdict.cause,
+        status=outcome.status,
+        reason="" if outcome.status == runs.OK else outcome.cause,
         started=present.started if present is not None else started,
-        ended=present.ended if present is not None else float(record.ended) if record is not None else now,
+        ended=present.ended if present is not None else float(record.ended) if record is not None else timestamp,
         iterations=lines[-1]["iteration"] if lines else 0,
         summary=summarise(config, lines, run.metrics("validation")) if lines and config is not None else {},
         judged=True,
@@ -344,7 +344,7 @@ def _record_sub_job_result(evidence: _Evidence, verdict: Verdict, now: float) ->
     return result
 
 
-def _says_more(judged: str, recorded: str) -> bool:
+def _is_more_specific(from_job: str, recorded: str) -> bool:
     """Whether the job's end tells the cause of an end that its starter could only call stopped or failed."""
     failure_causes: Tuple[str, ...] = (runs.TIMEOUT, runs.OUT_OF_MEMORY)
-    return judged in failure_causes and recorded in (runs.INTERRUPTED, runs.FAILED)
+    return from_job in failure_causes and recorded in (runs.INTERRUPTED, runs.FAILED)

@@ -1,0 +1,46 @@
+/* Sums in float32 of numbers in bfloat16, which are not written down in float32 on their way. */
+#include "common.h"
+
+#define ELEMENT_BLOCK 4096
+#define COLUMN_BLOCK 128 /* that a thread adds up at one time: their sums are registers */
+#define ROW_BLOCK 64     /* whose sums are added up before they are added to the rest: fewer roundings */
+
+/* sums [n] += x [n] */
+EXPORT void accumulate(float *restrict sums, const uint16_t *restrict x, int64_t n, int threads)
+{
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t block = 0; block < n; block += ELEMENT_BLOCK) {
+        const int64_t end = block + ELEMENT_BLOCK < n ? block + ELEMENT_BLOCK : n;
+#pragma omp simd
+        for (int64_t i = block; i < end; i++) sums[i] += from_bfloat16(x[i]);
+    }
+}
+
+/* sums [count] += rows of x, which are `row` apart */
+INLINE void add_row_block(float *restrict sums, const uint16_t *x, int64_t rows, int64_t row_stride, const int64_t count)
+{
+    float partial[COLUMN_BLOCK] = {0.0f};
+    for (int64_t i = 0; i < rows; i++) {
+        const uint16_t *restrict x_row = x + i * row_stride;
+#pragma omp simd
+        for (int64_t j = 0; j < count; j++) partial[j] += from_bfloat16(x_row[j]);
+    }
+    for (int64_t j = 0; j < count; j++) sums[j] += partial[j];
+}
+
+/* sums [width] of the rows of x [n, width]; the same by any number of threads. */
+EXPORT void sum_of_rows(const uint16_t *x, int64_t n, int64_t width, float *sums, int threads)
+{
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t first = 0; first < width; first += COLUMN_BLOCK) {
+        const int64_t count = first + COLUMN_BLOCK < width ? COLUMN_BLOCK : width - first;
+        memset(sums + first, 0, count * sizeof *sums);
+        for (int64_t i = 0; i < n; i += ROW_BLOCK) {
+            const int64_t rows = i + ROW_BLOCK < n ? ROW_BLOCK : n - i;
+            if (count == COLUMN_BLOCK) /* a number that the compiler knows */
+                add_row_block(sums + first, x + i * width + first, rows, width, COLUMN_BLOCK);
+            else
+                add_row_block(sums + first, x + i * width + first, rows, width, count);
+        }
+    }
+}
