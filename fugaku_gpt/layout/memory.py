@@ -31,7 +31,7 @@ from typing import (
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.native_kernels import may_be_compiled
-from fugaku_gpt.layout.schedules import Forward, Weights, stage_order
+from fugaku_gpt.layout.schedules import BackwardWeight, Forward, stage_order
 from fugaku_gpt.layout.stages import Chunk, by_stage
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -280,12 +280,12 @@ def _moments(kind: str, stage: int, stages: int, micro_batches: int, chunks: int
     counts, waiting = [0] * chunks, [0] * chunks
     found: Set[Moment] = set()
     order = stage_order(kind, stage, stages, micro_batches, chunks)
-    apart = any(isinstance(step, Weights) for step in order)
+    apart = any(isinstance(step, BackwardWeight) for step in order)
     for step in order:
         place = step.chunk // stages
         if isinstance(step, Forward):
             counts[place] += 1
-        elif isinstance(step, Weights):
+        elif isinstance(step, BackwardWeight):
             waiting[place] -= 1
         else:
             found.add((tuple(counts), tuple(waiting), place))

@@ -14,11 +14,11 @@ from fugaku_gpt.layout.schedules import (
     ACTIVATION,
     GRADIENT,
     Action,
-    Backward,
+    BackwardInput,
+    BackwardWeight,
     Exchange,
     Forward,
     Pass,
-    Weights,
     in_words,
     source_of,
 )
@@ -74,7 +74,7 @@ def check_schedules(schedules: Sequence[Sequence[Action]], micro_batches: int, c
         ScheduleError: the first thing that is wrong.
     """
     ledgers = []
-    apart = any(isinstance(action, Weights) for actions in schedules for action in actions)
+    apart = any(isinstance(action, BackwardWeight) for actions in schedules for action in actions)
     for stage, actions in enumerate(schedules):
         ledger = _Ledger(stage, len(schedules), micro_batches, chunks, apart)
         for position, action in enumerate(actions):
@@ -165,14 +165,14 @@ class _Ledger:
             return f"there are {self._micro_batches} micro-batches"
         done, first, name = {
             Forward: (self._forwards, None, ""),
-            Backward: (self._backwards, self._forwards, "forward pass"),
-            Weights: (self._weights, self._backwards, "backward pass"),
+            BackwardInput: (self._backwards, self._forwards, "forward pass"),
+            BackwardWeight: (self._weights, self._backwards, "backward pass"),
         }[type(action)]
         if step in done:
             return "is done already"
         if first is not None and step not in first:
             return f"its {name} is not done"
-        if not isinstance(action, Weights):
+        if not isinstance(action, BackwardWeight):
             wrong = self._hand_on(action, done)
             if wrong:
                 return wrong

@@ -12,10 +12,10 @@ from fugaku_gpt.layout.schedules import (
     GRADIENT,
     ZERO_BUBBLE,
     Action,
-    Backward,
+    BackwardInput,
+    BackwardWeight,
     Exchange,
     Forward,
-    Weights,
     source_of,
 )
 
@@ -86,9 +86,9 @@ def simulate(schedules: Sequence[Sequence[Action]], timing: Timing = Timing(), l
         [float(time)] * chunks if isinstance(time, (int, float)) else [float(one) for one in time]
         for time in (timing.forward, timing.backward, timing.weights)
     )
-    put_off = {action.chunk for actions in schedules for action in actions if isinstance(action, Weights)}
+    put_off = {action.chunk for actions in schedules for action in actions if isinstance(action, BackwardWeight)}
     backward = [time - weights[chunk] * (chunk in put_off) for chunk, time in enumerate(backward)]
-    takes: Takes = {Forward: forward, Backward: backward, Weights: weights}
+    takes: Takes = {Forward: forward, BackwardInput: backward, BackwardWeight: weights}
     busy = [0.0] * len(schedules)
     for stage, actions in enumerate(schedules):
         for action in actions:

@@ -23,7 +23,7 @@ from fugaku_gpt.layout.memory import ITEM_BYTES, recompute_of_layers
 from fugaku_gpt.layout.nodes import ACROSS, ACROSS_GATHER, NODE, NODE_GATHER, Nodes, nodes_of
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, BARRIER, REDUCE_SCATTER
 from fugaku_gpt.layout.schedule_times import Timing, simulate
-from fugaku_gpt.layout.schedules import Action, Exchange, Forward, Weights, schedule
+from fugaku_gpt.layout.schedules import Action, BackwardWeight, Exchange, Forward, schedule
 from fugaku_gpt.layout.stages import RECOMPUTE, Chunk, chunks_of, split_layers, stage_tensors, work_of
 
 TIMED_EVERY = 100  # steps
@@ -211,7 +211,7 @@ def program(plan: SequencePlan, stage: int, on_node: int = 1, alone: bool = Fals
     for action in schedule_of(plan, stage):
         if isinstance(action, Exchange):
             steps.append(Transfer(action, message))
-        elif not isinstance(action, Weights):  # gradients of weights are nobody else's business
+        elif not isinstance(action, BackwardWeight):  # gradients of weights are nobody else's business
             steps += (forward if isinstance(action, Forward) else backward)[action.chunk]
     return (*steps, *_after_backward(plan, stage, on_node, alone))
 

@@ -15,11 +15,11 @@ from fugaku_gpt.layout.schedules import (
     ACTIVATION,
     GRADIENT,
     Action,
-    Backward,
+    BackwardInput,
+    BackwardWeight,
     Exchange,
     Forward,
     Message,
-    Weights,
 )
 from fugaku_gpt.parallel.late import Key, LateWeights
 from fugaku_gpt.records.flight import BACKWARD, FORWARD, VALIDATION
@@ -50,9 +50,9 @@ class Pipeline:
         self._last_backward = {}
         self._puts_off = set()  # backward passes whose gradients of weights are made later
         for action in self._actions:
-            if isinstance(action, Backward):
+            if isinstance(action, BackwardInput):
                 self._last_backward[action.chunk] = action.micro_batch
-            elif isinstance(action, Weights) and action.chunk > 0:  # behind the first chunk nobody waits
+            elif isinstance(action, BackwardWeight) and action.chunk > 0:  # behind the first chunk nobody waits
                 self._puts_off.add((action.micro_batch, action.chunk))
         self._arriving: Dict[Held, Tuple[Pending, torch.Tensor]] = {}
         self.waited_seconds = 0.0
@@ -92,7 +92,7 @@ class Pipeline:
                     if self._pp.size == 1:
                         handed_on.requires_grad_(learns)
                     held[ACTIVATION, micro_batch, chunk + 1] = handed_on
-            elif isinstance(action, Backward):
+            elif isinstance(action, BackwardInput):
                 if not learns:
                     continue
                 micro_batch, chunk = action.micro_batch, action.chunk
@@ -108,7 +108,7 @@ class Pipeline:
                     gradient = inputs.pop((micro_batch, chunk)).grad
                     assert gradient is not None
                     held[GRADIENT, micro_batch, chunk - 1] = gradient
-            elif isinstance(action, Weights):
+            elif isinstance(action, BackwardWeight):
                 if learns and late is not None and (action.micro_batch, action.chunk) in self._puts_off:
                     self._pp.progress(BACKWARD, micro_batch=action.micro_batch)
                     late.make((action.micro_batch, action.chunk))
