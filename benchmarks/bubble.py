@@ -31,7 +31,7 @@ from fugaku_gpt.comm import Communicator
 from fugaku_gpt.layout.schedule_times import Timing, simulate
 from fugaku_gpt.layout.schedules import schedule
 from fugaku_gpt.machine.rank import rank_from_environment
-from fugaku_gpt.parallel.late import LateWeights
+from fugaku_gpt.parallel.late import DeferredWeightGrads
 from fugaku_gpt.parallel.pipeline import Pipeline
 
 SHAPE = (2, 8)  # of the hidden states: messages cost next to nothing
@@ -47,7 +47,7 @@ class Sleeper:
     forward: float
     backward: float
     weights: float
-    late: LateWeights
+    late: DeferredWeightGrads
     busy: float = 0.0
 
     def sleep(self, seconds: float) -> None:
@@ -107,7 +107,7 @@ def measured_bubble(
     """
     last = pp.size * chunks - 1
     sleepers: Dict[int, Sleeper] = {}
-    late = LateWeights()
+    late = DeferredWeightGrads()
     for chunk in range(pp.rank, last + 1, pp.size):
         seconds = pass_seconds / chunks * (work[chunk] if work is not None else 1.0)
         sleepers[chunk] = Sleeper(seconds, seconds, seconds, late)

@@ -25,7 +25,7 @@ ALIGNMENT_BYTES = 64  # a cache line, and a full 512-bit vector
 
 
 @dataclass(frozen=True)
-class Placed:
+class Placement:
     """One tensor: elements [start, start + size) of the flat tensors."""
 
     spec: TensorSpec
@@ -34,7 +34,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Owned:
+class OptimizerShard:
     """A range of parameters whose optimiser step a rank does, where the sum of their gradients ends up, and which of
     all elements that the rank owns they are."""
 
@@ -51,28 +51,28 @@ class FlatLayout:
         placed: the tensors in order; gaps between them are alignment.
         elements: in all; divides by the shards.
         buckets: consecutive ranges that are summed in one message each; each divides by the shards.
-        whole: range of the tensors that every tensor-parallel rank holds whole.
+        tp_replicated: range of the tensors that every tensor-parallel rank holds whole.
         embedding: range of the token embedding; empty where this stage has none.
     """
 
-    placed: Tuple[Placed, ...]
+    placed: Tuple[Placement, ...]
     elements: int
     buckets: Tuple[slice, ...]
-    whole: slice
+    tp_replicated: slice
     embedding: slice
 
-    def owned(self, shard: int, shards: int) -> List[Owned]:
+    def owned(self, shard: int, shards: int) -> List[OptimizerShard]:
         """What one of ``shards`` ranks owns of every bucket; with one shard, everything."""
         if shards == 1:
             everything = slice(0, self.elements)
-            return [Owned(everything, everything, everything)]
-        found: List[Owned] = []
+            return [OptimizerShard(everything, everything, everything)]
+        found: List[OptimizerShard] = []
         before = 0
         for bucket in self.buckets:
             size = (bucket.stop - bucket.start) // shards
             first = bucket.start + shard * size
             found.append(
-                Owned(
+                OptimizerShard(
                     slice(first, first + size),
                     slice(bucket.start, bucket.start + size),
                     slice(before, before + size),
@@ -125,14 +125,14 @@ def flat_layout(
     """
     step = ALIGNMENT_BYTES // item_bytes
     unit = step * shards
-    placed: List[Placed] = []
+    placed: List[Placement] = []
     end, embedding_start = 0, None
     last_used_first = list(reversed(specs))
     for spec in sorted(last_used_first, key=_rank_of_kind):  # stable: within a kind the order stays
         if spec.name == TOKEN_EMBEDDING:
             end = embedding_start = -(-end // unit) * unit
         size = math.prod(spec.local_shape(tp))
-        placed.append(Placed(spec, end, size))
+        placed.append(Placement(spec, end, size))
         end += -(-size // step) * step
     end = -(-end // unit) * unit
     width = max(1, min(bucket_bytes // sum_bytes, MAX_ELEMENTS) // unit) * unit
@@ -142,11 +142,11 @@ def flat_layout(
         for first, stop in ((0, cut), (cut, end))
         for start in range(first, stop, width)
     ]
-    held = [one for one in placed if one.spec.tp_dim is None]
-    whole = slice(held[0].start, held[-1].start + held[-1].size) if held else slice(0, 0)
+    uncut = [placement for placement in placed if placement.spec.tp_dim is None]
+    tp_replicated = slice(uncut[0].start, uncut[-1].start + uncut[-1].size) if uncut else slice(0, 0)
     last = placed[-1]
     embedding = slice(last.start, last.start + last.size) if embedding_start is not None else slice(0, 0)
-    return FlatLayout(tuple(placed), end, tuple(buckets), whole, embedding)
+    return FlatLayout(tuple(placed), end, tuple(buckets), tp_replicated, embedding)
 
 
 def flat_elements(config: RunConfig, chunks: Sequence[Chunk]) -> int:

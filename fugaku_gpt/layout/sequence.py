@@ -292,7 +292,7 @@ def _after_backward(plan: SequencePlan, stage: int, on_node: int, alone: bool) -
     layout, tp = plan.layout, plan.layout.tp
     flat = _flat(plan, stage)
     if plan.sequence_parallel and tp > 1:  # what every rank holds whole has met its share of the sequence only
-        yield Collective("tp", ALL_REDUCE, flat.whole.stop - flat.whole.start)
+        yield Collective("tp", ALL_REDUCE, flat.tp_replicated.stop - flat.tp_replicated.start)
     buckets = bucket_elements(plan, stage)
     if layout.dp > 1:
         if alone:

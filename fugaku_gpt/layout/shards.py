@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Dict, Iterator, List, Tuple
 
 from fugaku_gpt.config.schema import ModelConfig, RunConfig
-from fugaku_gpt.layout.flat import FlatLayout, Placed, flat_layout_of, is_sharded
+from fugaku_gpt.layout.flat import FlatLayout, Placement, flat_layout_of, is_sharded
 from fugaku_gpt.layout.grid import Coordinates
 from fugaku_gpt.layout.regions import Region, rectangles
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec, model_tensors
@@ -77,7 +77,7 @@ def _writes(spec: TensorSpec, place: Coordinates) -> bool:
     return spec.tp_dim is not None or place.tp == 0
 
 
-def _used(placed: Placed, tp: int, tp_rank: int) -> int:
+def _used(placed: Placement, tp: int, tp_rank: int) -> int:
     """Elements of a rank's part of a tensor, counted from its beginning, that are no padding."""
     spec = placed.spec
     if spec.rows is None:

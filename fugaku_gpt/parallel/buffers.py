@@ -2,7 +2,7 @@
 
 Parameters and their ``.grad`` are views into them: the optimiser and the gradient sum work on long contiguous ranges,
 and nothing is packed, flattened or allocated per step. Layers with large weights add to them by themselves, in the
-product that makes a gradient (:func:`gradient_sum`); autograd adds the others.
+product that makes a gradient (:func:`main_grad`); autograd adds the others.
 
 With 16-bit parameters the flat gradients are float32 sums: what a backward pass finishes is added to them at once and
 freed. The optimiser then steps float32 masters of what this rank owns, and the parameters are rounded from those.
@@ -18,9 +18,10 @@ from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, T
 import torch
 from torch import nn
 
-from fugaku_gpt.layout.flat import Owned, flat_layout
+from fugaku_gpt.comm import ProcessGrid
+from fugaku_gpt.layout.flat import OptimizerShard, flat_layout
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
-from fugaku_gpt.parallel.late import LateWeights
+from fugaku_gpt.parallel.late import DeferredWeightGrads
 
 # The switch of this fast path: layers add the gradients of their weights to the sums; False: autograd does, the judge
 # of that. To be set before a model trains.
@@ -36,13 +37,13 @@ class Placement:
     size: int
 
     @property
-    def part(self) -> slice:
+    def span(self) -> slice:
         """Its range of elements."""
         return slice(self.start, self.start + self.size)
 
 
 @dataclass(frozen=True)
-class Run:
+class ParamRange:
     """A range of owned elements that are treated alike.
 
     Attributes:
@@ -64,6 +65,22 @@ class Run:
 def nbytes(*tensors: torch.Tensor) -> int:
     """Memory of some tensors' elements."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def counted_in_norm(grid: ProcessGrid, sharded: bool) -> Callable[[TensorSpec], bool]:
+    """Whether this rank counts a tensor in the norm of the whole model's gradient; each element is counted once.
+
+    A tensor that every tensor-parallel rank holds whole is counted by the first of them, the token embedding by the
+    first stage, and what replicas hold alike (without ZeRO) by the first replica.
+    """
+    first_replica = sharded or grid.place.dp == 0
+
+    def counts(spec: TensorSpec) -> bool:
+        if spec.name == TOKEN_EMBEDDING and grid.place.pp != 0:
+            return False
+        return first_replica and (spec.tp_dim is not None or grid.place.tp == 0)
+
+    return counts
 
 
 class FlatBuffers:
@@ -96,14 +113,14 @@ class FlatBuffers:
         self.gradients = torch.zeros(laid.elements, dtype=sums_in)
         self._parameters = torch.zeros(laid.elements, dtype=dtype)
         self._nodes: List[Any] = []  # hooks live as long as the nodes that they are on
-        self.late = LateWeights()
+        self.late = DeferredWeightGrads()
         self.settle: Optional[Callable[[], None]] = None
         for placement in self.placements:
             parameter = named[placement.spec.name]
-            self._parameters[placement.part].copy_(parameter.detach().reshape(-1))
-            parameter.data = self._parameters[placement.part].view(parameter.shape)
-            sums = self.gradients[placement.part].view(parameter.shape)
-            parameter.gradient_sum = sums  # type: ignore[attr-defined]  # see gradient_sum()
+            self._parameters[placement.span].copy_(parameter.detach().reshape(-1))
+            parameter.data = self._parameters[placement.span].view(parameter.shape)
+            sums = self.gradients[placement.span].view(parameter.shape)
+            parameter.main_grad = sums  # type: ignore[attr-defined]  # see main_grad()
             parameter.late = self.late  # type: ignore[attr-defined]
             if wide:
                 parameter.grad = sums
@@ -134,12 +151,12 @@ class FlatBuffers:
             self.settle()
         return self._parameters
 
-    def runs(
+    def param_ranges(
         self,
-        owned: Sequence[Owned],
+        owned: Sequence[OptimizerShard],
         counts: Callable[[TensorSpec], bool],
         masters: "Optional[MasterWeights]" = None,
-    ) -> Iterator[Run]:
+    ) -> Iterator[ParamRange]:
         """The longest runs of owned neighbours that are treated alike, gaps included; the token embedding is by itself.
 
         Args:
@@ -147,18 +164,18 @@ class FlatBuffers:
             masters: what the optimiser steps; default: the parameters themselves.
         """
 
-        def run(kind: Tuple[bool, bool], mine: Owned, start: int, stop: int) -> Run:
+        def run(kind: Tuple[bool, bool], mine: OptimizerShard, start: int, stop: int) -> ParamRange:
             flat, own = (self.parameters, mine.parameters) if masters is None else (masters.values, mine.masters)
             here, sums = (part.start - mine.parameters.start for part in (own, mine.gradients))
             rounded = None if masters is None else self.parameters[start:stop]
             gradients = self.gradients[start + sums : stop + sums]
-            return Run(*kind, start, flat[start + here : stop + here], gradients, rounded)
+            return ParamRange(*kind, start, flat[start + here : stop + here], gradients, rounded)
 
         for mine in owned:
             part = mine.parameters
             start, kind = part.start, None
             for placement in self.placements:
-                if placement.part.stop <= part.start or placement.start >= part.stop:
+                if placement.span.stop <= part.start or placement.start >= part.stop:
                     continue
                 now = (placement.spec.decays, counts(placement.spec))
                 # the token embedding is a run of its own on both stages that have it: kernels that step it see the same
@@ -178,7 +195,7 @@ class MasterWeights:
         values: [elements owned].
     """
 
-    def __init__(self, buffers: FlatBuffers, owned: Sequence[Owned]) -> None:
+    def __init__(self, buffers: FlatBuffers, owned: Sequence[OptimizerShard]) -> None:
         self._buffers = buffers
         self._owned = list(owned)
         self.values = torch.zeros(self._owned[-1].masters.stop, dtype=torch.float32)
@@ -192,7 +209,7 @@ class MasterWeights:
             flat[mine.parameters].copy_(self.values[mine.masters])
 
 
-def gradient_sum(parameter: torch.Tensor) -> Optional[torch.Tensor]:
+def main_grad(parameter: torch.Tensor) -> Optional[torch.Tensor]:
     """Where the gradients of a parameter are added up, of its shape and float32 at least; None where that is left to
     autograd, or no gradient is wanted.
 
@@ -200,7 +217,7 @@ def gradient_sum(parameter: torch.Tensor) -> Optional[torch.Tensor]:
     all the same, after the last of its uses. The layers add in their backward pass, the cross-entropy in its forward
     pass: one with gradients whose backward pass never comes leaves the gradient of its weight in the sum.
     """
-    return getattr(parameter, "gradient_sum", None) if LAYERS_ADD and parameter.requires_grad else None
+    return getattr(parameter, "main_grad", None) if LAYERS_ADD and parameter.requires_grad else None
 
 
 def widened(parameter: torch.Tensor) -> torch.Tensor:
@@ -215,7 +232,7 @@ def widened(parameter: torch.Tensor) -> torch.Tensor:
 class _Widened(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parameter: torch.Tensor) -> torch.Tensor:
-        ctx.sums, ctx.dtype = gradient_sum(parameter), parameter.dtype
+        ctx.sums, ctx.dtype = main_grad(parameter), parameter.dtype
         return parameter.float()
 
     @staticmethod

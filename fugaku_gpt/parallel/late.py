@@ -16,7 +16,7 @@ Key = Tuple[int, int]  # micro-batch, chunk
 Product = Callable[[], None]
 
 
-class LateWeights:
+class DeferredWeightGrads:
     """The products of one rank that are put off.
 
     Attributes:

@@ -21,7 +21,7 @@ from fugaku_gpt.layout.schedules import (
     Forward,
     Message,
 )
-from fugaku_gpt.parallel.late import Key, LateWeights
+from fugaku_gpt.parallel.late import DeferredWeightGrads, Key
 from fugaku_gpt.records.flight import BACKWARD, FORWARD, VALIDATION
 
 Held = Tuple[str, int, int]  # kind of message, micro-batch, the chunk that gets it
@@ -61,7 +61,7 @@ class Pipeline:
         self,
         forward: Callable[[int, int, Optional[torch.Tensor]], torch.Tensor],
         before_last_backward: Optional[Callable[[int], None]] = None,
-        late: Optional[LateWeights] = None,
+        late: Optional[DeferredWeightGrads] = None,
     ) -> None:
         """Run the schedule once; without gradients (validation), only its forward half.
 

@@ -7,7 +7,7 @@ the column-parallel inputs). Each is done in place on the tensor that the matrix
 With ``sequence_parallel`` the activations outside of the two are cut too: ``sequence.py`` says how they lie.
 
 Gradients of weights are added to their sums by the products that make them where there are flat buffers
-(``buffers.gradient_sum``): no tensor of a weight's size is made, and none is read and written again to be added. These
+(``buffers.main_grad``): no tensor of a weight's size is made, and none is read and written again to be added. These
 products can be put off (``late.py``).
 
 What comes right before a cut layer and is cheap (LayerNorm, GELU) can be handed to it as ``prepare``. Of such a layer's
@@ -26,7 +26,7 @@ from torch import nn
 
 from fugaku_gpt import compat, ops
 from fugaku_gpt.comm import Communicator
-from fugaku_gpt.parallel.buffers import gradient_sum
+from fugaku_gpt.parallel.buffers import main_grad
 from fugaku_gpt.parallel.sequence import gather, scatter, start_gather, start_scatter
 
 # The switch: the backward pass does again what prepares a layer's input; False: its result is kept.
@@ -143,7 +143,7 @@ class _CutLinear(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.tp, ctx.prepare = tp, prepare
         ctx.bias_shape = bias.shape
-        ctx.sums = gradient_sum(weight), gradient_sum(bias)
+        ctx.sums = main_grad(weight), main_grad(bias)
         if ctx.sums[0] is not None:
             ctx.late, ctx.weight_id = weight.late, id(weight)  # type: ignore[attr-defined]  # of buffers.FlatBuffers
         return x if prepare is None else prepare(x), _rows(weight)
@@ -286,7 +286,7 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(tokens)
-        ctx.shape, ctx.sums = weight.shape, gradient_sum(weight)
+        ctx.shape, ctx.sums = weight.shape, main_grad(weight)
         return F.embedding(tokens, weight)
 
     @staticmethod
@@ -309,7 +309,7 @@ class _VocabParallelLookup(torch.autograd.Function):
         elsewhere = (local < 0) | (local >= weight.shape[0])
         local = local.masked_fill(elsewhere, 0)
         ctx.save_for_backward(local, elsewhere)
-        ctx.shape, ctx.sums = weight.shape, gradient_sum(weight)
+        ctx.shape, ctx.sums = weight.shape, main_grad(weight)
         ctx.tp = tp if sequence_parallel else None
         found = F.embedding(local, weight).masked_fill_(elsewhere.unsqueeze(-1), 0.0)
         # one rank has each row, the others zeros: the sum is exact

@@ -26,7 +26,7 @@ from fugaku_gpt.compat import Call, probes
 from fugaku_gpt.model import attention, dropout
 from fugaku_gpt.ops import native, reductions
 from fugaku_gpt.parallel.buffers import MasterWeights
-from fugaku_gpt.parallel.gradients import GradientSum
+from fugaku_gpt.parallel.gradient_path import GradientReducer
 from fugaku_gpt.records.operators import (
     BATCHED_PRODUCT,
     CAST,
@@ -180,7 +180,7 @@ def _named_parts(communicates: bool) -> Iterator[None]:
         (optimizer.BlockedAdamW, "step", _named(OPTIMISER)),
         (optimizer.FusedAdamW, "step", _named(OPTIMISER)),
         (optimizer.CompiledAdamW, "step", _named(OPTIMISER)),
-        (GradientSum, "begin", _named(OPTIMISER)),
+        (GradientReducer, "begin", _named(OPTIMISER)),
         (trainer, "squares_of", _named(OPTIMISER)),
         (MasterWeights, "round", _named(CAST)),
         (probes, "gelu_tanh_of_build", _named(GELU)),

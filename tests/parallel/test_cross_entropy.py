@@ -51,9 +51,9 @@ def test_loss_and_gradients_equal_those_of_full_logits(
 def test_a_weight_with_a_sum_adds_to_it_at_once_and_takes_no_factor_afterwards() -> None:
     hidden, weight, targets = inputs(torch.float64)
     (judge_weight,) = torch.autograd.grad(ours(hidden, weight, targets, 8), [weight])
-    weight.gradient_sum = torch.ones_like(weight)  # type: ignore[attr-defined]
+    weight.main_grad = torch.ones_like(weight)  # type: ignore[attr-defined]
     loss = ours(hidden, weight, targets, 8)
-    assert torch.allclose(weight.gradient_sum, judge_weight + 1.0, rtol=0, atol=1e-14)  # type: ignore[attr-defined]
+    assert torch.allclose(weight.main_grad, judge_weight + 1.0, rtol=0, atol=1e-14)  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="gradient_scale"):
         (2.0 * loss).backward()
     ours(hidden, weight, targets, 8).backward()
@@ -76,9 +76,9 @@ def test_padding_takes_no_part_whatever_it_holds(dtype: torch.dtype) -> None:
 def test_a_weight_that_wants_no_gradient_is_given_none() -> None:
     hidden, weight, targets = inputs(torch.float64)
     weight.requires_grad_(False)
-    weight.gradient_sum = torch.ones_like(weight)  # type: ignore[attr-defined]
+    weight.main_grad = torch.ones_like(weight)  # type: ignore[attr-defined]
     ours(hidden, weight, targets, 8).backward()
-    assert hidden.grad is not None and bool((weight.gradient_sum == 1.0).all())  # type: ignore[attr-defined]
+    assert hidden.grad is not None and bool((weight.main_grad == 1.0).all())  # type: ignore[attr-defined]
 
 
 def test_large_logits_do_not_overflow() -> None:

@@ -6,17 +6,17 @@ import weakref
 
 import torch
 
-from fugaku_gpt.parallel.late import LateWeights
+from fugaku_gpt.parallel.late import DeferredWeightGrads
 
 
 def test_outside_a_backward_pass_that_puts_off_products_are_made_at_once() -> None:
-    late, made = LateWeights(), []
+    late, made = DeferredWeightGrads(), []
     late.add(1, lambda: made.append("now"))
     assert made == ["now"] and not late.waits(1)
 
 
 def test_products_wait_for_their_pass_and_each_parameter_is_told_when_none_waits() -> None:
-    late, said = LateWeights(), []
+    late, said = DeferredWeightGrads(), []
     late.finished = lambda parameter: said.append(f"{parameter} finished")
     for micro_batch in (0, 1):
         with late.putting_off((micro_batch, 0)):
@@ -30,7 +30,7 @@ def test_products_wait_for_their_pass_and_each_parameter_is_told_when_none_waits
 
 
 def test_a_product_lets_go_of_its_tensors_as_soon_as_it_is_made() -> None:
-    late, alive = LateWeights(), []  # type: LateWeights, List[int]
+    late, alive = DeferredWeightGrads(), []  # type: DeferredWeightGrads, List[int]
     tensors = [torch.ones(3) for _ in range(2)]
     watched = [weakref.ref(tensor) for tensor in tensors]
 
@@ -48,7 +48,7 @@ def test_a_product_lets_go_of_its_tensors_as_soon_as_it_is_made() -> None:
 
 
 def test_a_pass_that_fails_puts_nothing_off_afterwards() -> None:
-    late, made = LateWeights(), []
+    late, made = DeferredWeightGrads(), []
     try:
         with late.putting_off((0, 0)):
             raise ValueError

@@ -165,7 +165,7 @@ def stage_work(config: RunConfig, stage: int) -> StageWork:
     if sum_bytes == 2 and layout.dp > 1:
         passes.over("round", flat.elements, 2)
     tied = flat.embedding.stop - flat.embedding.start if layout.pp > 1 else 0
-    whole = flat.whole.stop - flat.whole.start if layout.sequence_parallel and layout.tp > 1 else 0
+    whole = flat.tp_replicated.stop - flat.tp_replicated.start if layout.sequence_parallel and layout.tp > 1 else 0
     wide = max(item, 4)
     return StageWork(tuple(replicas), wide * tied // (layout.dp if sharded else 1), wide * whole, passes)
 

@@ -9,24 +9,20 @@ while the next forward pass begins.
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 import torch
 from torch import nn
 
-from fugaku_gpt.comm import Communicator, ProcessGrid
-from fugaku_gpt.comm.node_first import Chain, NodeFirst
+from fugaku_gpt.comm import ProcessGrid
+from fugaku_gpt.comm.node_first import Chain
 from fugaku_gpt.comm.pending import Pending
 from fugaku_gpt.layout.sequence import runs_alone
-from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
 from fugaku_gpt.parallel.buffers import FlatBuffers, accumulation_of, nbytes
 from fugaku_gpt.parallel.overlap import Overlap
 
-# tensors that a piece reads itself, right after it has called this part: no call of their own shows it
-_READ_AFTER = {"token_embedding": "position_embedding.weight", "final_norm": TOKEN_EMBEDDING}
 
-
-class GradientSum:
+class GradientReducer:
     """Sums a rank's gradients over its groups.
 
     Usage in a step: :meth:`begin`; backward passes; :meth:`last_backward` of each piece of the model before its last
@@ -54,7 +50,7 @@ class GradientSum:
         self._buffers = buffers
         self._grid = grid
         self._sharded = sharded
-        self._whole = buffers.layout.whole if sequence_parallel and grid.tp.size > 1 else slice(0, 0)
+        self._tp_replicated = buffers.layout.tp_replicated if sequence_parallel and grid.tp.size > 1 else slice(0, 0)
         self._tied = buffers.layout.tied(grid.dp.size if sharded else 1) if grid.embedding.size > 1 else []
         self._pieces = [{id(parameter) for parameter in piece.parameters()} for piece in pieces]
         # bucket → parameters (by id) that lie in it; a parameter of several pieces must be finished by each
@@ -66,7 +62,7 @@ class GradientSum:
         for placement in buffers.placements:
             parameter = by_name[placement.spec.name]
             for index, bucket in enumerate(buffers.buckets):
-                if placement.start < bucket.stop and bucket.start < placement.part.stop:
+                if placement.start < bucket.stop and bucket.start < placement.span.stop:
                     self._members[index].append(id(parameter))
             node = accumulation_of(parameter)
             node.register_hook(self._hook(id(parameter)))  # runs when autograd has added the gradient up
@@ -112,8 +108,9 @@ class GradientSum:
 
     def finish(self) -> None:
         """Sum what is not summed yet, and wait for all of it."""
-        if self._whole.stop > self._whole.start:  # under sequence parallelism each rank has seen its tokens only
-            self._grid.tp.all_reduce(self._buffers.gradients[self._whole])
+        if self._tp_replicated.stop > self._tp_replicated.start:
+            # under sequence parallelism each rank has seen its tokens only
+            self._grid.tp.all_reduce(self._buffers.gradients[self._tp_replicated])
         if self._grid.dp.size > 1:
             self._sum_replicas()
         for pending in [self._grid.embedding.start_all_reduce(self._buffers.gradients[part]) for part in self._tied]:
@@ -171,7 +168,7 @@ class GradientSum:
         bucket = self._buffers.buckets[index]
         if any(self._missing[key] > 0 for key in self._members[index]):
             return False
-        return not (self._whole.start < bucket.stop and bucket.start < self._whole.stop)
+        return not (self._tp_replicated.start < bucket.stop and bucket.start < self._tp_replicated.stop)
 
     def _start_next(self) -> None:
         index = len(self._started)
@@ -184,104 +181,3 @@ class GradientSum:
         replicas = self._grid.replicas
         start = replicas.start_reduce_scatter if self._sharded else replicas.start_all_reduce
         self._started.append(start(bucket))
-
-
-class ParameterGather:
-    """Brings the parameters that other replicas have stepped back to this rank (ZeRO stage 1), while the next forward
-    pass begins: each module waits for its own buckets only."""
-
-    def __init__(
-        self,
-        buffers: FlatBuffers,
-        pieces: Sequence[nn.Module],
-        replicas: Union[Communicator, NodeFirst],
-        overlap: Overlap,
-    ) -> None:
-        assert overlap.gathers is not None
-        self._buffers = buffers
-        self._replicas = replicas
-        self._overlap = overlap
-        self._timed = overlap.gathers
-        self._pending: Dict[int, Union[Pending, Chain]] = {}
-        buffers.settle = self.finish
-        places = {placement.spec.name: placement.part for placement in buffers.placements}
-        for piece in pieces:
-            for prefix, module in _parts_of(piece):
-                names = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters()]
-                names += [name for part, name in _READ_AFTER.items() if part == prefix and name in places]
-                self._wait_before(module, [places[name] for name in names])
-
-    def start(self) -> None:
-        """The optimiser has stepped this rank's share; the forward pass uses the last bucket first."""
-        flat = self._buffers.parameters  # waits for what is left of the time before
-        alone, self._overlap.gather_is_due = self._overlap.gather_is_due, False
-        if alone:
-            self._overlap.meet()
-        before = time.perf_counter()
-        for index in reversed(range(len(self._buffers.buckets))):
-            self._pending[index] = self._replicas.start_all_gather(flat[self._buffers.buckets[index]])
-        if alone:
-            self._wait_for(list(self._pending))
-            self._timed.took_alone(time.perf_counter() - before)
-        else:
-            self._timed.exposed_seconds += time.perf_counter() - before
-            self._timed.begin_background()
-
-    def finish(self) -> None:
-        """Wait for all of them."""
-        self._expose(list(self._pending))
-
-    def _wait_for(self, buckets: Sequence[int]) -> None:
-        for index in buckets:
-            pending = self._pending.pop(index, None)
-            if pending is not None:
-                pending.wait()
-
-    def _expose(self, buckets: Sequence[int]) -> None:
-        """Wait for some of them, and let MPI get on with the others."""
-        if not self._pending:
-            return
-        self._timed.count_background()
-        before = time.perf_counter()
-        self._wait_for(buckets)
-        for pending in self._pending.values():
-            pending.done()
-        self._timed.exposed_seconds += time.perf_counter() - before
-        if not self._pending:
-            self._timed.steps += 1
-
-    def _wait_before(self, module: nn.Module, parts: Sequence[slice]) -> None:
-        wanted = [
-            index
-            for index, bucket in enumerate(self._buffers.buckets)
-            if any(part.start < bucket.stop and bucket.start < part.stop for part in parts)
-        ]
-
-        module.register_forward_pre_hook(lambda *_: self._expose(wanted))
-
-
-def _parts_of(piece: nn.Module) -> List[Any]:
-    """(name, module) of the parts of a piece that run one after the other: each block, and the rest."""
-    parts: List[Any] = []
-    for name, child in piece.named_children():
-        if isinstance(child, nn.ModuleDict):
-            parts += [(f"{name}.{key}", block) for key, block in child.items()]
-        else:
-            parts.append((name, child))
-    return parts
-
-
-def counted_here(grid: ProcessGrid, sharded: bool) -> Callable[[TensorSpec], bool]:
-    """Whether this rank counts a tensor in the norm of the whole model's gradient; each element is counted once.
-
-    A tensor that every tensor-parallel rank holds whole is counted by the first of them, the token embedding by the
-    first stage, and what replicas hold alike (without ZeRO) by the first replica.
-    """
-    first_replica = sharded or grid.place.dp == 0
-
-    def counts(spec: TensorSpec) -> bool:
-        if spec.name == TOKEN_EMBEDDING and grid.place.pp != 0:
-            return False
-        return first_replica and (spec.tp_dim is not None or grid.place.tp == 0)
-
-    return counts

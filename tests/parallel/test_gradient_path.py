@@ -13,7 +13,7 @@ from fugaku_gpt.layout.sequence import runs_alone
 from fugaku_gpt.layout.stages import split_layers, stage_tensors
 from fugaku_gpt.model import build_stage, named_parameters
 from fugaku_gpt.parallel.buffers import FlatBuffers
-from fugaku_gpt.parallel.gradients import GradientSum
+from fugaku_gpt.parallel.gradient_path import GradientReducer
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
@@ -61,7 +61,7 @@ def test_so_many_buckets_are_summed_at_a_time_and_each_once(looks: int, at_once:
     buffers = FlatBuffers(named_parameters(pieces), specs, 1, int(config.training.bucket_mib * 2**20))
     replica, alone = Replica(looks), Communicator.alone()
     grid: Any = SimpleNamespace(dp=replica, replicas=replica, tp=alone, embedding=alone)
-    sums = GradientSum(buffers, pieces, grid, sharded=False, at_once=at_once)
+    sums = GradientReducer(buffers, pieces, grid, sharded=False, at_once=at_once)
     tokens = torch.from_numpy(ByteSamples(config.model.seq_len).batch(0, 2))
     own: List[torch.Tensor] = []
     for step in range(5):
@@ -88,7 +88,7 @@ def test_what_kernels_let_mpi_get_on_with_meanwhile_is_exposed_too() -> None:
     buffers = FlatBuffers(named_parameters(pieces), specs, 1, int(config.training.bucket_mib * 2**20))
     alone, grid = Communicator.alone(), SimpleNamespace(dp=Replica(0), replicas=Replica(0))
     grid.tp = grid.embedding = alone
-    sums = GradientSum(buffers, pieces, cast(Any, grid), sharded=False)
+    sums = GradientReducer(buffers, pieces, cast(Any, grid), sharded=False)
     tokens = torch.from_numpy(ByteSamples(config.model.seq_len).batch(0, 2))
     for _ in range(5):
         sums.begin()
