@@ -23,7 +23,7 @@ import argparse
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -31,7 +31,6 @@ from fugaku_gpt.comm import Communicator
 from fugaku_gpt.layout.schedule_times import Timing, simulate
 from fugaku_gpt.layout.schedules import schedule
 from fugaku_gpt.machine.rank import rank_from_environment
-from fugaku_gpt.parallel.late import DeferredWeightGrads
 from fugaku_gpt.parallel.pipeline import Pipeline
 
 SHAPE = (2, 8)  # of the hidden states: messages cost next to nothing
@@ -42,12 +41,11 @@ WARM_UP_SECONDS = 1e-3  # the first message between two ranks opens a connection
 @dataclass
 class Sleeper:
     """Seconds of one pass through one chunk, and how long they have taken altogether; the backward pass is without the
-    gradients of weights, which ``late`` may put off."""
+    gradients of weights."""
 
     forward: float
     backward: float
     weights: float
-    late: DeferredWeightGrads
     busy: float = 0.0
 
     def sleep(self, seconds: float) -> None:
@@ -66,10 +64,29 @@ class _Slept(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[torch.Tensor, None]:
-        sleeper = ctx.sleeper
-        sleeper.sleep(sleeper.backward)
-        sleeper.late.add(0, lambda: sleeper.sleep(sleeper.weights))
+        ctx.sleeper.sleep(ctx.sleeper.backward)
         return gradient.clone(), None
+
+
+class SleepingReducer:
+    """Stands in for the trainer's reducer: it sleeps for the gradients of weights, deferred or not."""
+
+    def __init__(self, sleepers: Mapping[int, Sleeper]) -> None:
+        self._sleepers = sleepers
+        self._at_once: Optional[Sleeper] = None
+
+    def begin_backward(self, micro_batch: int, chunk: int, is_last: bool, is_deferring: bool = False) -> None:
+        """Begin a backward pass."""
+        self._at_once = None if is_deferring else self._sleepers[chunk]
+
+    def end_backward(self) -> None:
+        """End it, with the gradients of weights where they are not deferred."""
+        if self._at_once is not None:
+            self._at_once.sleep(self._at_once.weights)
+
+    def make_deferred(self, micro_batch: int, chunk: int) -> None:
+        """Make the gradients of weights."""
+        self._sleepers[chunk].sleep(self._sleepers[chunk].weights)
 
 
 def told_bubble(
@@ -107,10 +124,9 @@ def measured_bubble(
     """
     last = pp.size * chunks - 1
     sleepers: Dict[int, Sleeper] = {}
-    late = DeferredWeightGrads()
     for chunk in range(pp.rank, last + 1, pp.size):
         seconds = pass_seconds / chunks * (work[chunk] if work is not None else 1.0)
-        sleepers[chunk] = Sleeper(seconds, seconds, seconds, late)
+        sleepers[chunk] = Sleeper(seconds, seconds, seconds)
     actions = schedule(kind, pp.rank, pp.size, micro_batches, chunks)
     pipeline = Pipeline(actions, pp, last, SHAPE, torch.float32)
     first_input = torch.zeros(SHAPE, requires_grad=True)
@@ -122,7 +138,7 @@ def measured_bubble(
     pp.barrier()
     # one clock for all: perf_counter is the machine's monotonic clock, and the ranks are on one machine
     ends = torch.tensor([-time.perf_counter(), 0.0], dtype=torch.float64)
-    pipeline.run(forward, late=late)
+    pipeline.run(forward, SleepingReducer(sleepers))
     ends[1] = time.perf_counter()
     pp.all_reduce(ends, "max")
     busy = sum(sleeper.busy for sleeper in sleepers.values())

@@ -32,6 +32,11 @@ class Placement:
     start: int
     size: int
 
+    @property
+    def span(self) -> slice:
+        """Its range of elements."""
+        return slice(self.start, self.start + self.size)
+
 
 @dataclass(frozen=True)
 class OptimizerShard:

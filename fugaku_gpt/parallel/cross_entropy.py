@@ -3,7 +3,7 @@
 A few hundred tokens at a time: one matrix product makes this rank's logits of the chunk, one all-gather of three
 numbers per token (largest logit, sum of exponentials, logit of the target) gives the loss on every rank, and, because
 the gradient of a sum of losses does not depend on what comes after it, the gradients are made right there from the same
-buffer: that of the weight is added to its sum at once where there are flat buffers (``buffers.main_grad``). The
+buffer: that of the weight is added to its sum at once where there are flat buffers (``gradient_path.main_grad``). The
 backward pass then only hands the others on. Memory: one chunk × (vocabulary / tp) instead of tokens × vocabulary, at no
 extra product.
 """
@@ -17,7 +17,7 @@ import torch
 from fugaku_gpt import ops
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.layout.sequence import CHUNK_TOKENS
-from fugaku_gpt.parallel.buffers import main_grad
+from fugaku_gpt.parallel.gradient_path import main_grad
 from fugaku_gpt.parallel.sequence import gather, scatter
 
 _CACHED_ROWS = 16  # of logits, for each thread; measured with 50304 columns: 8 to 16 are best

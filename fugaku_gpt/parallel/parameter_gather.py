@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List, Sequence, Union
+from typing import Dict, Iterable, List, Sequence, Tuple, Union
 
 from torch import nn
 
@@ -14,7 +14,7 @@ from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING
 from fugaku_gpt.parallel.buffers import FlatBuffers
 from fugaku_gpt.parallel.overlap import Overlap
 
-# tensors that a piece reads itself, right after it has called this part: no call of their own shows it
+# tensors that a chunk reads itself, right after it has called this module: no call of their own shows it
 _READ_AFTER = {"token_embedding": "position_embedding.weight", "final_norm": TOKEN_EMBEDDING}
 
 
@@ -25,7 +25,7 @@ class ParameterGather:
     def __init__(
         self,
         buffers: FlatBuffers,
-        pieces: Sequence[nn.Module],
+        chunks: Iterable[nn.Module],
         replicas: Union[Communicator, NodeFirst],
         overlap: Overlap,
     ) -> None:
@@ -35,16 +35,16 @@ class ParameterGather:
         self._overlap = overlap
         self._timed = overlap.gathers
         self._pending: Dict[int, Union[Pending, Chain]] = {}
-        buffers.settle = self.finish
-        places = {placement.spec.name: placement.span for placement in buffers.placements}
-        for piece in pieces:
-            for prefix, module in _parts_of(piece):
+        buffers.register_all_gather(self)
+        spans = {placement.spec.name: placement.span for placement in buffers.placements}
+        for chunk in chunks:
+            for prefix, module in _modules_in_order(chunk):
                 names = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters()]
-                names += [name for part, name in _READ_AFTER.items() if part == prefix and name in places]
-                self._wait_before(module, [places[name] for name in names])
+                names += [name for read_by, name in _READ_AFTER.items() if read_by == prefix and name in spans]
+                self._wait_before(module, [spans[name] for name in names])
 
     def start(self) -> None:
-        """The optimiser has stepped this rank's share; the forward pass uses the last bucket first."""
+        """Start it once the optimiser has stepped this rank's shard. The forward pass uses the last bucket first."""
         flat = self._buffers.parameters  # waits for what is left of the time before
         alone, self._overlap.gather_is_due = self._overlap.gather_is_due, False
         if alone:
@@ -60,7 +60,7 @@ class ParameterGather:
             self._timed.begin_background()
 
     def finish(self) -> None:
-        """Wait for all of them."""
+        """Wait for all buckets."""
         self._expose(list(self._pending))
 
     def _wait_for(self, buckets: Sequence[int]) -> None:
@@ -70,7 +70,7 @@ class ParameterGather:
                 pending.wait()
 
     def _expose(self, buckets: Sequence[int]) -> None:
-        """Wait for some of them, and let MPI get on with the others."""
+        """Wait for some buckets, and let MPI make progress with the others."""
         if not self._pending:
             return
         self._timed.count_background()
@@ -82,22 +82,21 @@ class ParameterGather:
         if not self._pending:
             self._timed.steps += 1
 
-    def _wait_before(self, module: nn.Module, parts: Sequence[slice]) -> None:
-        wanted = [
+    def _wait_before(self, module: nn.Module, spans: Sequence[slice]) -> None:
+        buckets = [
             index
             for index, bucket in enumerate(self._buffers.buckets)
-            if any(part.start < bucket.stop and bucket.start < part.stop for part in parts)
+            if any(span.start < bucket.stop and bucket.start < span.stop for span in spans)
         ]
+        module.register_forward_pre_hook(lambda *_: self._expose(buckets))
 
-        module.register_forward_pre_hook(lambda *_: self._expose(wanted))
 
-
-def _parts_of(piece: nn.Module) -> List[Any]:
-    """(name, module) of the parts of a piece that run one after the other: each block, and the rest."""
-    parts: List[Any] = []
-    for name, child in piece.named_children():
+def _modules_in_order(chunk: nn.Module) -> List[Tuple[str, nn.Module]]:
+    """(name, module) of the modules of a chunk that run one after the other: each block, and the rest."""
+    modules: List[Tuple[str, nn.Module]] = []
+    for name, child in chunk.named_children():
         if isinstance(child, nn.ModuleDict):
-            parts += [(f"{name}.{key}", block) for key, block in child.items()]
+            modules += [(f"{name}.{key}", block) for key, block in child.items()]
         else:
-            parts.append((name, child))
-    return parts
+            modules.append((name, child))
+    return modules

@@ -6,9 +6,9 @@ the column-parallel inputs). Each is done in place on the tensor that the matrix
 
 With ``sequence_parallel`` the activations outside of the two are cut too: ``sequence.py`` says how they lie.
 
-Gradients of weights are added to their sums by the products that make them where there are flat buffers
-(``buffers.main_grad``): no tensor of a weight's size is made, and none is read and written again to be added. These
-products can be put off (``late.py``).
+Gradients of weights are added up by the products that make them where a weight has a ``main_grad``
+(``gradient_path.py``): no tensor of a weight's size is made, and none is read and written again to be added. A
+schedule can defer these products.
 
 What comes right before a cut layer and is cheap (LayerNorm, GELU) can be handed to it as ``prepare``. Of such a layer's
 input only that is kept which the cheap operation starts from: the backward pass does it once more. In a transformer
@@ -26,7 +26,7 @@ from torch import nn
 
 from fugaku_gpt import compat, ops
 from fugaku_gpt.comm import Communicator
-from fugaku_gpt.parallel.buffers import main_grad
+from fugaku_gpt.parallel.gradient_path import add_weight_grad, main_grad
 from fugaku_gpt.parallel.sequence import gather, scatter, start_gather, start_scatter
 
 # The switch: the backward pass does again what prepares a layer's input; False: its result is kept.
@@ -142,10 +142,8 @@ class _CutLinear(torch.autograd.Function):
         """Keep what the backward pass needs; returns the product's input, and the weight as a matrix."""
         ctx.save_for_backward(x, weight)
         ctx.tp, ctx.prepare = tp, prepare
-        ctx.bias_shape = bias.shape
-        ctx.sums = main_grad(weight), main_grad(bias)
-        if ctx.sums[0] is not None:
-            ctx.late, ctx.weight_id = weight.late, id(weight)  # type: ignore[attr-defined]  # of buffers.FlatBuffers
+        # the parameters themselves: what is saved comes back without their main_grad in old versions of PyTorch
+        ctx.weight, ctx.bias = weight, bias
         return x if prepare is None else prepare(x), _rows(weight)
 
     @staticmethod
@@ -170,20 +168,20 @@ class _CutLinear(torch.autograd.Function):
 
     @staticmethod
     def weight_gradient(ctx: Any, grad: torch.Tensor, x: torch.Tensor) -> Optional[torch.Tensor]:
-        """gradᵀ x: None once it is in the weight's sum, or to be put there later."""
-        grad, x, sums = _rows(grad), _rows(x.detach()), ctx.sums[0]
+        """gradᵀ x; None where it is added to the weight's ``main_grad``, at once or deferred."""
+        grad, x, sums = _rows(grad), _rows(x.detach()), main_grad(ctx.weight)
         if sums is None:
-            return ops.matmul(grad.t(), x).view(ctx.saved_tensors[1].shape)
-        ctx.late.add(ctx.weight_id, partial(ops.add_product, _rows(sums), grad.t(), x))
+            return ops.matmul(grad.t(), x).view(ctx.weight.shape)
+        add_weight_grad(ctx.weight, partial(ops.add_product, _rows(sums), grad.t(), x))
         return None
 
     @staticmethod
     def bias_gradient(ctx: Any, grad: torch.Tensor) -> Optional[torch.Tensor]:
-        """The sum of grad over tokens: None once it is in the bias's sum."""
-        found, sums = ops.sum_of_rows(_rows(grad)).view(ctx.bias_shape), ctx.sums[1]
+        """The sum of grad over tokens; None where it is added to the bias's ``main_grad``."""
+        bias_grad, sums = ops.sum_of_rows(_rows(grad)).view(ctx.bias.shape), main_grad(ctx.bias)
         if sums is None:
-            return found.to(grad.dtype)
-        sums.add_(found)
+            return bias_grad.to(grad.dtype)
+        sums.add_(bias_grad)
         return None
 
 
@@ -286,7 +284,7 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(tokens)
-        ctx.shape, ctx.sums = weight.shape, main_grad(weight)
+        ctx.shape, ctx.main_grad = weight.shape, main_grad(weight)
         return F.embedding(tokens, weight)
 
     @staticmethod
@@ -309,7 +307,7 @@ class _VocabParallelLookup(torch.autograd.Function):
         elsewhere = (local < 0) | (local >= weight.shape[0])
         local = local.masked_fill(elsewhere, 0)
         ctx.save_for_backward(local, elsewhere)
-        ctx.shape, ctx.sums = weight.shape, main_grad(weight)
+        ctx.shape, ctx.main_grad = weight.shape, main_grad(weight)
         ctx.tp = tp if sequence_parallel else None
         found = F.embedding(local, weight).masked_fill_(elsewhere.unsqueeze(-1), 0.0)
         # one rank has each row, the others zeros: the sum is exact
@@ -328,12 +326,12 @@ class _VocabParallelLookup(torch.autograd.Function):
 
 
 def _table_gradient(ctx: Any, rows: torch.Tensor, values: torch.Tensor) -> Optional[torch.Tensor]:
-    """Each of the [n, width] values added to its row of a table: None once they are in the table's sum.
+    """Each of the [n, width] values added to its row of a table; None where they are added to its ``main_grad``.
 
     A frequent token has thousands of terms, which are added up in float32 at least.
     """
-    if ctx.sums is not None:
-        ctx.sums.index_add_(0, rows, values.to(ctx.sums.dtype))
+    if ctx.main_grad is not None:
+        ctx.main_grad.index_add_(0, rows, values.to(ctx.main_grad.dtype))
         return None
     wide = values.dtype if values.dtype in (torch.float32, torch.float64) else torch.float32
     return torch.zeros(ctx.shape, dtype=wide).index_add_(0, rows, values.to(wide)).to(values.dtype)

@@ -156,7 +156,7 @@ class Trainer:
             sum_dtype = getattr(torch, training.gradient_dtype) if training.gradient_dtype is not None else None
             at_once = training.buckets_at_once
             self.reducer = GradientReducer(
-                self.buffers, pieces, grid, sharded, layout.sequence_parallel, sum_dtype, at_once
+                self.buffers, self.pieces, grid, sharded, layout.sequence_parallel, sum_dtype, at_once
             )
             self._gather = (
                 ParameterGather(self.buffers, pieces, grid.replicas, self.reducer.overlap) if sharded else None
@@ -165,7 +165,6 @@ class Trainer:
         self._last_chunk = chunks[-1].index
         self._pipelines: Dict[Tuple[int, int], Pipeline] = {}
         self.pipeline = self._pipeline(training.global_batch, model.seq_len)
-        self._order = list(self.pieces)
 
     def step(self) -> Step:
         """One iteration over one global batch.
@@ -188,7 +187,7 @@ class Trainer:
         self.reducer.begin()
         self.pipeline = self._pipeline(samples, seq_len)
         began = time.perf_counter()
-        total = self._losses(self._train, used, seq_len, self._before_last_backward)
+        total = self._losses(self._train, used, seq_len)
         self.pipeline_seconds += time.perf_counter() - began
         self.waited_seconds += self.pipeline.waited_seconds
         self.grid.world.progress(SUMS, micro_batch=-1)
@@ -206,7 +205,7 @@ class Trainer:
             # gradients are scaled sums over all tokens of the global batch: one pass divides, clips and steps
             self._optimizer.step(lr, tokens * scale / clip)
         elif verdict == SPIKE:
-            self._settle()
+            self.buffers.wait_for_all_gather()
             self._copy.go_back()
         rounded = verdict == DONE and self._optimizer.rounds
         if verdict in (DONE, SPIKE) and self.masters is not None and not rounded:
@@ -255,7 +254,7 @@ class Trainer:
             state: as :meth:`state` gave it, or parts of it: what is missing is as in a run that has not begun.
             read: fills a tensor of the state.
         """
-        self._settle()
+        self.buffers.wait_for_all_gather()
         kept = state.get("copy") if self.config.training.rollback_every is not None else None
         self._copy.iteration = 0
         if kept is not None:
@@ -303,13 +302,9 @@ class Trainer:
         is there."""
         stepped = self.iteration > self.health.left_out
         if verdict != SPIKE and stepped and self.health.copy_is_due(self.iteration):
-            self._settle()
+            self.buffers.wait_for_all_gather()
             self._copy.keep(self.iteration, self.consumed_samples)
             self.health.kept(verdict)
-
-    def _settle(self) -> None:
-        if self.buffers.settle is not None:
-            self.buffers.settle()
 
     def _pipeline(self, samples: int, seq_len: int) -> Pipeline:
         """The pipeline of a global batch of so many samples of so many tokens; made once for each size."""
@@ -355,13 +350,7 @@ class Trainer:
         self.grid.pp.all_reduce(whole)
         return float(whole) / (batches * samples * seq_len)
 
-    def _losses(
-        self,
-        samples: Samples,
-        used: int,
-        seq_len: int,
-        before_last_backward: Optional[Callable[[int], None]] = None,
-    ) -> float:
+    def _losses(self, samples: Samples, used: int, seq_len: int) -> float:
         """The sum of this replica's tokens' losses over one global batch, on the last stage; 0 elsewhere. With
         gradients enabled they are left in the buffers.
 
@@ -386,11 +375,8 @@ class Trainer:
                 total += float(y.detach())
             return y
 
-        self.pipeline.run(forward, before_last_backward, self.buffers.late)
+        self.pipeline.run(forward, self.reducer)
         return total
-
-    def _before_last_backward(self, chunk: int) -> None:
-        self.reducer.last_backward(self._order.index(chunk))
 
     def _agree(self, total: float) -> _Sums:
         """What all ranks must know of this iteration, from one sum over all of them, so equal on every rank.
