@@ -15,9 +15,6 @@ from fugaku_gpt.model.causal_attention import Kept, causal_attention
 from fugaku_gpt.model.dropout import dropped_share, keep_mask
 from fugaku_gpt.parallel.tensor import ColumnParallelLinear, Prepare, RowParallelLinear
 
-# The switch of this fast path: True: attention by its definition, which is what it is compared with.
-NAIVELY = False
-
 
 def attend_naively(
     qkv: torch.Tensor, kept: Optional[Kept] = None, probability: float = 0.0, keep: bool = True
@@ -51,7 +48,9 @@ class CausalSelfAttention(nn.Module):
         site: int,
         sequence_parallel: bool = False,
         recompute_core: bool = False,
+        reference: bool = False,
     ) -> None:
+        """``reference``: attention is computed by its definition, which is the judge of what is faster."""
         super().__init__()
         self.qkv = ColumnParallelLinear(model.hidden, model.hidden, tp, dtype, 3, sequence_parallel)
         self.out = RowParallelLinear(model.hidden, model.hidden, tp, dtype, sequence_parallel)
@@ -61,6 +60,7 @@ class CausalSelfAttention(nn.Module):
         self._seed = seed
         self._site = site
         self._keep = not recompute_core
+        self._reference = reference
 
     def forward(self, x: torch.Tensor, first_sample: int, norm: Optional[Prepare] = None) -> torch.Tensor:
         """``first_sample`` keys dropout; ``norm`` is done to the input, and again in the backward pass."""
@@ -75,7 +75,7 @@ class CausalSelfAttention(nn.Module):
             def kept() -> torch.Tensor:
                 return self._kept(b, parts * here, first_sample)
 
-        attend = attend_naively if NAIVELY else causal_attention
+        attend = attend_naively if self._reference else causal_attention
         y = attend(qkv, kept, probability, self._keep)
         return self.out(y.reshape(parts * b, here, heads * d))
 

@@ -29,9 +29,6 @@ from fugaku_gpt.comm import Communicator
 from fugaku_gpt.parallel.gradient_path import add_weight_grad, main_grad
 from fugaku_gpt.parallel.sequence import gather, scatter, start_gather, start_scatter
 
-# The switch: the backward pass does again what prepares a layer's input; False: its result is kept.
-PREPARES_AGAIN = True
-
 Prepare = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -52,17 +49,20 @@ class ColumnParallelLinear(nn.Module):
         dtype: torch.dtype,
         sections: int = 1,
         sequence_parallel: bool = False,
+        recompute_input: bool = True,
     ) -> None:
+        """``recompute_input``: the backward pass prepares the input again; False: the prepared input is kept."""
         super().__init__()
         rows: Tuple[int, ...] = (outputs // tp.size,) if sections == 1 else (sections, outputs // tp.size)
         self.weight = nn.Parameter(torch.empty(*rows, inputs, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(*rows, dtype=dtype))
         self._tp = tp
         self._function = _GatherColumnParallel if sequence_parallel else _ColumnParallel
+        self._recompute_input = recompute_input
 
     def forward(self, x: torch.Tensor, prepare: Optional[Prepare] = None) -> torch.Tensor:
         """``prepare``: what is done to ``x`` first."""
-        return _apply(self._function, x, self.weight, self.bias, self._tp, prepare)
+        return _apply(self._function, x, self.weight, self.bias, self._tp, prepare, self._recompute_input)
 
 
 class RowParallelLinear(nn.Module):
@@ -72,17 +72,25 @@ class RowParallelLinear(nn.Module):
     """
 
     def __init__(
-        self, inputs: int, outputs: int, tp: Communicator, dtype: torch.dtype, sequence_parallel: bool = False
+        self,
+        inputs: int,
+        outputs: int,
+        tp: Communicator,
+        dtype: torch.dtype,
+        sequence_parallel: bool = False,
+        recompute_input: bool = True,
     ) -> None:
+        """``recompute_input``: the backward pass prepares the input again; False: the prepared input is kept."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs // tp.size, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype))
         self._tp = tp
         self._function = _RowParallelScatter if sequence_parallel else _RowParallel
+        self._recompute_input = recompute_input
 
     def forward(self, x: torch.Tensor, prepare: Optional[Prepare] = None) -> torch.Tensor:
         """``prepare``: what is done to ``x`` first."""
-        return _apply(self._function, x, self.weight, self.bias, self._tp, prepare)
+        return _apply(self._function, x, self.weight, self.bias, self._tp, prepare, self._recompute_input)
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -116,8 +124,9 @@ def _apply(
     bias: torch.Tensor,
     tp: Communicator,
     prepare: Optional[Prepare],
+    recompute_input: bool,
 ) -> torch.Tensor:
-    if prepare is not None and not (PREPARES_AGAIN and x.requires_grad):  # the backward pass is reached through x
+    if prepare is not None and not (recompute_input and x.requires_grad):  # the backward pass is reached through x
         x, prepare = prepare(x), None
     y: torch.Tensor = function.apply(x, weight, bias, tp, prepare)
     return y
