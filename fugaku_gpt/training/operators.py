@@ -96,7 +96,7 @@ _CASTS = ("aten::to", "aten::_to_copy")
 _FUNCTIONS = {"_CausalAttention": SOFTMAX, "_CrossEntropy": CROSS_ENTROPY, "GeluByErf": GELU}
 _OF_SCORES = ("aten::add_", "aten::mul_", "aten::mul", "aten::sub_", "aten::sum")
 # what autograd does inside the backward pass of these is that of what has prepared their input: GELU, in whatever parts
-_AFTER_GELU = ("_RowParallelBackward", "_RowParallelScatterBackward")
+_AFTER_GELU = ("_RowParallelBackward",)
 
 
 class _Place(NamedTuple):
