@@ -141,7 +141,7 @@ class GPT(nn.Module):
         """[b, s] int64, or [b, s, h] → [b, s, h], equal on every rank of ``tp`` but for sequence parallelism."""
         if self.chunk.has_embedding:
             positions = self.position_embedding.weight[self._shard.positions(x.shape[1])]
-            x = self.token_embedding(self._shard.in_order_of_ranks(x)) + positions
+            x = self.token_embedding(self._shard.to_rank_order(x)) + positions
             x = self.embedding_dropout(self.embedding_norm(x), first_sample)
         for block in self.blocks.values():
             x = block(x, first_sample)
@@ -156,7 +156,7 @@ class GPT(nn.Module):
         return vocab_parallel_cross_entropy(
             x.view(-1, x.shape[-1]),
             self.token_embedding.weight,
-            self._shard.in_order_of_ranks(targets).reshape(-1),
+            self._shard.to_rank_order(targets).reshape(-1),
             self._tp,
             self.config.vocab_size,
             sequence_parallel=self._sequence_parallel,
@@ -168,7 +168,7 @@ class GPT(nn.Module):
         model."""
         x = self.hidden_states(tokens)
         if self._sequence_parallel:
-            x = self._shard.in_order_of_samples(gather(x, self._tp))
+            x = self._shard.to_sample_order(gather(x, self._tp))
         return ops.linear(x, self.token_embedding.weight)
 
 

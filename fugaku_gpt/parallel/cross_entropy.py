@@ -128,8 +128,8 @@ def losses_of_logits(
     rank has the target."""
     n, rows = logits.shape
     dtype = logits.dtype if logits.dtype in (torch.float32, torch.float64) else torch.float32
-    here = (targets >= 0) & (targets < rows)
-    token, row = here.nonzero(as_tuple=True)[0], targets[here]
+    is_local = (targets >= 0) & (targets < rows)
+    token, row = is_local.nonzero(as_tuple=True)[0], targets[is_local]
     target_logit, log_sum = torch.zeros(n, dtype=dtype), torch.empty(n, dtype=dtype)
     target_logit[token] = logits[token, row].to(dtype)
     if ops.counts_losses(logits):
