@@ -4,6 +4,7 @@ the backward pass computes on and after it."""
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Callable, List, Tuple, cast
 
@@ -233,6 +234,10 @@ def test_a_shared_parameter_is_ready_after_the_last_pass_of_each_of_its_chunks()
     assert torch.equal(buffers.gradients, torch.full((4,), 8.0))
 
 
+def add_ten(sums: torch.Tensor) -> None:
+    sums.add_(10.0)
+
+
 def test_a_parameter_is_ready_when_its_last_deferred_product_is_made() -> None:
     replica = Replica(0)
     reducer, chunks, buffers = two_chunks(replica)
@@ -244,7 +249,7 @@ def test_a_parameter_is_ready_when_its_last_deferred_product_is_made() -> None:
     reducer.begin_backward(0, 0, is_last=True, is_deferring=True)
     sums = main_grad(chunks[0].shared)
     assert sums is not None
-    add_weight_grad(chunks[0].shared, lambda: sums.add_(10.0))  # type: ignore[func-returns-value,arg-type,return-value]
+    add_weight_grad(chunks[0].shared, partial(add_ten, sums))
     chunks[0]().backward()
     reducer.end_backward()
     assert replica.sums == 0 and buffers.gradients.tolist() == [2.0] * 4
