@@ -10,11 +10,11 @@ half of that for the gradients of its weights, in v parts where it has v chunks.
 the mean over stages, of the best of ``--tries`` steps: a busy machine only adds to it.
 
 Ranks that share a core, as those here do, look for their messages once in a millisecond, so that the one which has work
-gets the core; with a core each they would wait at it and see a message at once. The column ``late`` is what is told
-where every message is seen that millisecond late: the more chunks, the shorter are their passes and the more messages
-follow each other. Where other work wants the cores too, ranks also wake late. What that adds to a step does not grow
-with the passes: on two busy cores, 4 chunks, 0.15 s both with ``--pass-ms 200`` (of a bubble of 0.45 s) and with 800
-(of 1.8 s). So it is the benchmark's and not the schedule's, and longer passes make it small.
+gets the core; with a core each they would wait at it and see a message at once. The column ``delayed`` is the
+prediction with every message seen a millisecond later: the more chunks, the shorter are their passes and the more
+messages follow each other. Where other work wants the cores too, ranks also wake late. What that adds to a step does
+not grow with the passes: on two busy cores, 4 chunks, 0.15 s both with ``--pass-ms 200`` (of a bubble of 0.45 s) and
+with 800 (of 1.8 s). So it is the benchmark's and not the schedule's, and longer passes make it small.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import argparse
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -31,23 +31,21 @@ from fugaku_gpt.comm import Communicator
 from fugaku_gpt.layout.schedule_times import Timing, simulate
 from fugaku_gpt.layout.schedules import schedule
 from fugaku_gpt.machine.rank import rank_from_environment
-from fugaku_gpt.parallel.late import LateWeights
 from fugaku_gpt.parallel.pipeline import Pipeline
 
 SHAPE = (2, 8)  # of the hidden states: messages cost next to nothing
-LATE_SECONDS = 1e-3  # the longest pause of a rank that shares its core and waits
+MESSAGE_DELAY_SECONDS = 1e-3  # the longest pause of a rank that shares its core and waits
 WARM_UP_SECONDS = 1e-3  # the first message between two ranks opens a connection
 
 
 @dataclass
 class Sleeper:
     """Seconds of one pass through one chunk, and how long they have taken altogether; the backward pass is without the
-    gradients of weights, which ``late`` may put off."""
+    gradients of weights."""
 
     forward: float
     backward: float
     weights: float
-    late: LateWeights
     busy: float = 0.0
 
     def sleep(self, seconds: float) -> None:
@@ -66,28 +64,47 @@ class _Slept(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[torch.Tensor, None]:
-        sleeper = ctx.sleeper
-        sleeper.sleep(sleeper.backward)
-        sleeper.late.add(0, lambda: sleeper.sleep(sleeper.weights))
+        ctx.sleeper.sleep(ctx.sleeper.backward)
         return gradient.clone(), None
 
 
-def told_bubble(
+class SleepingReducer:
+    """Stands in for the trainer's reducer: it sleeps for the gradients of weights, deferred or not."""
+
+    def __init__(self, sleepers: Mapping[int, Sleeper]) -> None:
+        self._sleepers = sleepers
+        self._at_once: Optional[Sleeper] = None
+
+    def begin_backward(self, micro_batch: int, chunk: int, is_last: bool, is_deferring: bool = False) -> None:
+        """Begin a backward pass."""
+        self._at_once = None if is_deferring else self._sleepers[chunk]
+
+    def end_backward(self) -> None:
+        """End it, with the gradients of weights where they are not deferred."""
+        if self._at_once is not None:
+            self._at_once.sleep(self._at_once.weights)
+
+    def make_deferred(self, micro_batch: int, chunk: int) -> None:
+        """Make the gradients of weights."""
+        self._sleepers[chunk].sleep(self._sleepers[chunk].weights)
+
+
+def predicted_bubble(
     kind: str,
     stages: int,
     micro_batches: int,
     chunks: int,
     pass_seconds: float,
     work: Optional[Sequence[float]] = None,
-    late: float = 0.0,
+    delay: float = 0.0,
 ) -> float:
     """What :func:`measured_bubble` of the same arguments should be.
 
     Args:
-        late: seconds from when both ends of a message are there until it is seen.
+        delay: seconds from when both ends of a message are there until it is seen.
     """
     forward = [pass_seconds / chunks * share for share in (work or [1.0] * stages * chunks)]
-    timing = Timing(forward, [2.0 * seconds for seconds in forward], late, weights=forward)
+    timing = Timing(forward, [2.0 * seconds for seconds in forward], delay, weights=forward)
     return simulate([schedule(kind, rank, stages, micro_batches, chunks) for rank in range(stages)], timing).mean_bubble
 
 
@@ -107,10 +124,9 @@ def measured_bubble(
     """
     last = pp.size * chunks - 1
     sleepers: Dict[int, Sleeper] = {}
-    late = LateWeights()
     for chunk in range(pp.rank, last + 1, pp.size):
         seconds = pass_seconds / chunks * (work[chunk] if work is not None else 1.0)
-        sleepers[chunk] = Sleeper(seconds, seconds, seconds, late)
+        sleepers[chunk] = Sleeper(seconds, seconds, seconds)
     actions = schedule(kind, pp.rank, pp.size, micro_batches, chunks)
     pipeline = Pipeline(actions, pp, last, SHAPE, torch.float32)
     first_input = torch.zeros(SHAPE, requires_grad=True)
@@ -122,7 +138,7 @@ def measured_bubble(
     pp.barrier()
     # one clock for all: perf_counter is the machine's monotonic clock, and the ranks are on one machine
     ends = torch.tensor([-time.perf_counter(), 0.0], dtype=torch.float64)
-    pipeline.run(forward, late=late)
+    pipeline.run(forward, SleepingReducer(sleepers))
     ends[1] = time.perf_counter()
     pp.all_reduce(ends, "max")
     busy = sum(sleeper.busy for sleeper in sleepers.values())
@@ -140,11 +156,11 @@ def _print_rows(world: Communicator, options: argparse.Namespace) -> None:
                 measured_bubble(world, kind, micro_batches, chunks, options.pass_ms / 1e3) for _ in range(options.tries)
             ]
             shape = (kind, world.size, micro_batches, chunks, options.pass_ms / 1e3)
-            told, late = told_bubble(*shape), told_bubble(*shape, late=LATE_SECONDS)
+            predicted, delayed = predicted_bubble(*shape), predicted_bubble(*shape, delay=MESSAGE_DELAY_SECONDS)
             if world.rank == 0:
                 print(
-                    f"{kind:12}{world.size:4}{micro_batches:5}{chunks:4}{min(tries):11.4f}{told:11.4f}{late:9.4f}"
-                    f"{min(tries) / told:8.3f}   {', '.join(f'{one:.4f}' for one in tries)}",
+                    f"{kind:12}{world.size:4}{micro_batches:5}{chunks:4}{min(tries):11.4f}{predicted:11.4f}{delayed:9.4f}"
+                    f"{min(tries) / predicted:8.3f}   {', '.join(f'{bubble:.4f}' for bubble in tries)}",
                     flush=True,
                 )
 
@@ -168,7 +184,9 @@ def main(arguments: Optional[List[str]] = None) -> None:
         return
     from ranks import run_ranks
 
-    columns = f"{'schedule':12}{'p':>4}{'m':>5}{'v':>4}{'measured':>11}{'predicted':>11}{'late':>9}{'ratio':>8}   tries"
+    columns = (
+        f"{'schedule':12}{'p':>4}{'m':>5}{'v':>4}{'measured':>11}{'predicted':>11}{'delayed':>9}{'ratio':>8}   tries"
+    )
     print(columns, flush=True)
     for line in run_ranks(options.stages, __file__, arguments if arguments is not None else sys.argv[1:]):
         print(line)

@@ -54,7 +54,7 @@ def measure(world: Communicator, zero: int, steps: int, settings: List[str]) -> 
         if step and not is_calibration_step(step):
             took.append(time.perf_counter() - before)
     trainer.finish()
-    overlap = trainer.sum.overlap
+    overlap = trainer.reducer.overlap
     kinds = [kind for kind in (overlap.sums, overlap.gathers) if kind is not None]
     alone = [1e3 * (kind.alone_seconds or 0.0) for kind in kinds]
     exposed = [1e3 * (kind.per_step or 0.0) for kind in kinds]

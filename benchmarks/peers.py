@@ -82,7 +82,7 @@ def ours(config: RunConfig) -> Work:
     def step() -> Dict[str, Any]:
         before = time.perf_counter()
         loss = trainer.step().loss
-        return {"seconds": time.perf_counter() - before, "loss": loss, "hidden": trainer.sum.overlap.read()}
+        return {"seconds": time.perf_counter() - before, "loss": loss, "hidden": trainer.reducer.overlap.read()}
 
     return step
 

@@ -107,7 +107,7 @@ def watched(clock: Clock) -> Iterator[None]:
     from fugaku_gpt.model.causal_attention import _CausalAttention, _CompiledAttention
     from fugaku_gpt.parallel.buffers import MasterWeights
     from fugaku_gpt.parallel.cross_entropy import _CrossEntropy
-    from fugaku_gpt.parallel.gradients import GradientSum
+    from fugaku_gpt.parallel.gradient_path import GradientReducer
     from fugaku_gpt.training import optimizer, trainer
 
     def product() -> str:
@@ -127,7 +127,7 @@ def watched(clock: Clock) -> Iterator[None]:
     places += [(compat, "backward", backward), (ops, "sum_of_rows", always(BIASES))]
     optimisers = optimizer.FusedAdamW, optimizer.BlockedAdamW, optimizer.CompiledAdamW
     places += [(owner, "step", always(OPTIMISER)) for owner in optimisers]
-    places += [(trainer, "squares_of", always(OPTIMISER)), (GradientSum, "begin", always(OPTIMISER))]
+    places += [(trainer, "squares_of", always(OPTIMISER)), (GradientReducer, "begin", always(OPTIMISER))]
     places += [(MasterWeights, "round", always(OPTIMISER))]
     ways = _CausalAttention, _CompiledAttention
     functions = [(way, name, ATTENTION_REST) for way in ways for name in ("forward", "backward")]

@@ -13,16 +13,16 @@ import pytest
 
 from fugaku_gpt.config import dump_run_config, load_run_config
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.poll import poll_runs, watch_runs
 from fugaku_gpt.jobs.outcome import Outcome
+from fugaku_gpt.jobs.poll import poll_runs, watch_runs
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission
 from fugaku_gpt.jobs.schedulers.slurm import SlurmScheduler
 from fugaku_gpt.jobs.submission import submit
 from fugaku_gpt.records.job import (
     CANCELLED,
     ENDED,
-    ON_HOLD,
     LOST,
+    ON_HOLD,
     OVER,
     RUNNING,
     JobStatus,

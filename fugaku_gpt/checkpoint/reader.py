@@ -15,7 +15,7 @@ from fugaku_gpt.checkpoint.data_file import Entry, FilePlan, read_plan
 from fugaku_gpt.checkpoint.manifest import DataFile, LogicalTensor, Manifest, read_manifest
 from fugaku_gpt.checkpoint.safetensors import DTYPES, NotSafetensors, read_into
 from fugaku_gpt.errors import CheckpointError
-from fugaku_gpt.layout.regions import Region, intersection, full_region
+from fugaku_gpt.layout.regions import Region, full_region, intersection
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]

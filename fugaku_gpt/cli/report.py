@@ -13,12 +13,12 @@ from fugaku_gpt.cli.options import FORMATS, PATH, format_option
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 from fugaku_gpt.records.files import write_text_atomically
+from fugaku_gpt.report.catalogue import MACHINE_NAMES
 from fugaku_gpt.report.check import check_text
 from fugaku_gpt.report.collect import collect_rows
 from fugaku_gpt.report.html import html_tables
 from fugaku_gpt.report.imported import import_logs, parse_settings
-from fugaku_gpt.report.catalogue import MACHINE_NAMES
-from fugaku_gpt.report.notes_table import NO_VALUE, row_cells, column_titles, rows_by_heading, notes_tables
+from fugaku_gpt.report.notes_table import NO_VALUE, column_titles, notes_tables, row_cells, rows_by_heading
 from fugaku_gpt.report.rows import ResultRow, raw_values
 
 Rows = Tuple[List[ResultRow], List[ResultRow]]  # one for each configuration, one for each run

@@ -23,9 +23,9 @@ from fugaku_gpt.compare.noise import NoiseWatch, disturbances
 from fugaku_gpt.compare.pairs import (
     A_FIRST,
     B_FIRST,
+    ComparisonPlan,
     ComparisonRecord,
     Pair,
-    ComparisonPlan,
     next_pair_folder,
     read_comparison,
     read_plan,
@@ -41,7 +41,7 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.launch.launch_result import result_of_launch
 from fugaku_gpt.launch.processes import Outcome
 from fugaku_gpt.planner.trainer.memory_check import refuse_too_large, this_machine
-from fugaku_gpt.records.claim import AlreadyClaimed, release_claim, claim_folder, current_process
+from fugaku_gpt.records.claim import AlreadyClaimed, claim_folder, current_process, release_claim
 from fugaku_gpt.records.files import is_temporary
 from fugaku_gpt.records.run import INTERRUPTED, REFUSED, Result, RunDirectory
 

@@ -14,7 +14,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from fugaku_gpt.compare.effects import Observation
 from fugaku_gpt.compare.factorial import HIGH, LOW, Design, Factor, parse_factors, split_toggles
-from fugaku_gpt.compare.recorded import SelectedRuns, RecordedRun, select_rows, select_runs, source_of
+from fugaku_gpt.compare.recorded import RecordedRun, SelectedRuns, select_rows, select_runs, source_of
 from fugaku_gpt.compare.samples import JobSample, unapplied_settings
 from fugaku_gpt.compare.sides import Condition, RecordedSide, parse_side
 from fugaku_gpt.config import RunConfig

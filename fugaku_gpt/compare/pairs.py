@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from fugaku_gpt.compare.noise import Noise
-from fugaku_gpt.compare.samples import NOT_RUN, JobSample, unapplied_settings, read_job
+from fugaku_gpt.compare.samples import NOT_RUN, JobSample, read_job, unapplied_settings
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.files import write_json_atomically
 from fugaku_gpt.records.run import OK

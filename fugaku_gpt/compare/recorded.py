@@ -12,13 +12,13 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from fugaku_gpt.compare.samples import JobSample, require_run_directories, unapplied_settings, read_job
+from fugaku_gpt.compare.samples import JobSample, read_job, require_run_directories, unapplied_settings
 from fugaku_gpt.compare.sides import RecordedSide, refuse_unequal_work, work_per_iteration
 from fugaku_gpt.compare.statistics import Comparison, compare_groups, compare_pairs
 from fugaku_gpt.config import RunConfig, changed_settings
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.formulas.parameters import size_name
-from fugaku_gpt.planner.tables.rows import RefusedRow, ConfigRow, parse_measurement, parse_row, read_table, torch_series
+from fugaku_gpt.planner.tables.rows import ConfigRow, RefusedRow, parse_measurement, parse_row, read_table, torch_series
 
 # of a row, what is no configuration: one table rounds the vocabulary that another gives in full
 _NON_CONFIGURATION_COLUMNS = ("id", "vocab", "mem_unit", "dtype")

@@ -8,11 +8,17 @@ they agree on one (``kernel_choices``).
 
 from __future__ import annotations
 
-from fugaku_gpt.compat.adamw import has_gradient_scale, fused_adamw
+from fugaku_gpt.compat.adamw import fused_adamw, has_gradient_scale
 from fugaku_gpt.compat.backward import backward
 from fugaku_gpt.compat.build import build_facts, flush_denormals
-from fugaku_gpt.compat.probes import can_train, choose_float32_operations, has_kernel, float32_operations, operations_without_kernel
-from fugaku_gpt.compat.profiler import OperatorCall, has_profiler, profiled_range, profile_operators
+from fugaku_gpt.compat.probes import (
+    can_train,
+    choose_float32_operations,
+    float32_operations,
+    has_kernel,
+    operations_without_kernel,
+)
+from fugaku_gpt.compat.profiler import OperatorCall, has_profiler, profile_operators, profiled_range
 
 __all__ = [
     "OperatorCall",

@@ -15,10 +15,10 @@ from fugaku_gpt.hang.diagnosis import (
     Hang,
     Position,
     describe_call,
-    diagnose_hang,
-    process_states,
     describe_progress,
     describe_ranks,
+    diagnose_hang,
+    process_states,
     read_flights,
 )
 from fugaku_gpt.records.flight import Flight

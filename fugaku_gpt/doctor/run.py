@@ -9,7 +9,7 @@ from typing import List
 
 from fugaku_gpt.doctor.hang import run_directory
 from fugaku_gpt.hang.against_plan import config_or_none
-from fugaku_gpt.hang.diagnosis import diagnose_hang, process_states, describe_ranks, read_flights
+from fugaku_gpt.hang.diagnosis import describe_ranks, diagnose_hang, process_states, read_flights
 from fugaku_gpt.records.run import OK, REFUSED, RunDirectory
 
 

@@ -14,13 +14,22 @@ from typing import Dict, List, Optional, Tuple
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_RESUME, EXIT_USAGE, UsageError
-from fugaku_gpt.jobs.failure_causes import MORE_MEMORY, NEVER, RESUME, RETRY, WAIT, CAUSES_BY_STATE, Cause, scheduler_cause
+from fugaku_gpt.jobs.failure_causes import (
+    CAUSES_BY_STATE,
+    MORE_MEMORY,
+    NEVER,
+    RESUME,
+    RETRY,
+    WAIT,
+    Cause,
+    scheduler_cause,
+)
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named, sub_job_ids
-from fugaku_gpt.launch.launch_result import log_tail, failure_reason, has_out_of_memory_message
+from fugaku_gpt.launch.launch_result import failure_reason, has_out_of_memory_message, log_tail
 from fugaku_gpt.records import run as runs
 from fugaku_gpt.records.job import (
-    ON_HOLD,
     LOST,
+    ON_HOLD,
     OVER,
     REJECTED,
     UNKNOWN,

@@ -32,9 +32,14 @@ class PlacedTensor:
     start: int
     size: int
 
+    @property
+    def span(self) -> slice:
+        """Its range of elements."""
+        return slice(self.start, self.start + self.size)
+
 
 @dataclass(frozen=True)
-class Owned:
+class OptimizerShard:
     """A range of parameters whose optimiser step a rank does, where the sum of their gradients ends up, and which of
     all elements that the rank owns they are."""
 
@@ -51,28 +56,28 @@ class FlatLayout:
         placed: the tensors in order; gaps between them are alignment.
         elements: in all; divides by the shards.
         buckets: consecutive ranges that are summed in one message each; each divides by the shards.
-        whole: range of the tensors that every tensor-parallel rank holds whole.
+        tp_replicated: range of the tensors that every tensor-parallel rank holds whole.
         embedding: range of the token embedding; empty where this stage has none.
     """
 
     placed: Tuple[PlacedTensor, ...]
     elements: int
     buckets: Tuple[slice, ...]
-    replicated: slice
+    tp_replicated: slice
     embedding: slice
 
-    def owned(self, shard: int, shards: int) -> List[Owned]:
+    def owned(self, shard: int, shards: int) -> List[OptimizerShard]:
         """What one of ``shards`` ranks owns of every bucket; with one shard, everything."""
         if shards == 1:
             everything = slice(0, self.elements)
-            return [Owned(everything, everything, everything)]
-        owned_ranges: List[Owned] = []
+            return [OptimizerShard(everything, everything, everything)]
+        owned_ranges: List[OptimizerShard] = []
         before = 0
         for bucket in self.buckets:
             size = (bucket.stop - bucket.start) // shards
             first = bucket.start + shard * size
             owned_ranges.append(
-                Owned(
+                OptimizerShard(
                     slice(first, first + size),
                     slice(bucket.start, bucket.start + size),
                     slice(before, before + size),
@@ -143,10 +148,14 @@ def flat_layout(
         for start in range(first, stop, width)
     ]
     replicated_tensors = [tensor for tensor in placed if tensor.spec.tp_dim is None]
-    replicated = slice(replicated_tensors[0].start, replicated_tensors[-1].start + replicated_tensors[-1].size) if replicated_tensors else slice(0, 0)
+    tp_replicated = (
+        slice(replicated_tensors[0].start, replicated_tensors[-1].start + replicated_tensors[-1].size)
+        if replicated_tensors
+        else slice(0, 0)
+    )
     last = placed[-1]
     embedding = slice(last.start, last.start + last.size) if embedding_start is not None else slice(0, 0)
-    return FlatLayout(tuple(placed), end, tuple(buckets), replicated, embedding)
+    return FlatLayout(tuple(placed), end, tuple(buckets), tp_replicated, embedding)
 
 
 def flat_elements(config: RunConfig, chunks: Sequence[Chunk]) -> int:

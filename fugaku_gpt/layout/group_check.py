@@ -12,7 +12,13 @@ from fugaku_gpt.layout.sequence import SequencePlan
 
 GroupOf = Callable[[Coordinates, LayoutConfig, str], List[int]]
 GROUPS: Mapping[str, GroupOf] = {"tp": tp_group, "pp": pp_group, "dp": dp_group, "embedding": embedding_group}
-REPLICA_COMMUNICATORS = ("dp", NODE, ACROSS_NODES, NODE_GATHER, ACROSS_NODES_GATHER)  # their members are replicas of each other
+REPLICA_COMMUNICATORS = (
+    "dp",
+    NODE,
+    ACROSS_NODES,
+    NODE_GATHER,
+    ACROSS_NODES_GATHER,
+)  # their members are replicas of each other
 
 
 class GridError(ValueError):
@@ -63,7 +69,9 @@ def checked_groups(
     return members
 
 
-def _groups(kind: str, group_of: GroupOf, coordinates_of_ranks: Sequence[Coordinates], plan: SequencePlan) -> List[Tuple[int, ...]]:
+def _groups(
+    kind: str, group_of: GroupOf, coordinates_of_ranks: Sequence[Coordinates], plan: SequencePlan
+) -> List[Tuple[int, ...]]:
     """The group of each rank as the rank itself sees it, once all members are found to agree."""
     views: Dict[Tuple[int, ...], Tuple[int, ...]] = {}  # each group once, however many ranks see it
     claimed: Dict[Tuple[int, ...], List[int]] = {}
@@ -76,13 +84,17 @@ def _groups(kind: str, group_of: GroupOf, coordinates_of_ranks: Sequence[Coordin
         if sorted(view) != ranks:
             suspects = sorted(set(view).symmetric_difference(ranks)) or list(view)
             those = abbreviated(ranks)
-            problem = f"its group is {abbreviated(view)}, but ranks {those} see themselves in it; look at rank {suspects[0]}"
+            problem = (
+                f"its group is {abbreviated(view)}, but ranks {those} see themselves in it; look at rank {suspects[0]}"
+            )
             raise GridError(ranks[0], kind, -1, problem)
         _check_positions(kind, view, coordinates_of_ranks, plan)
     return view_of_rank
 
 
-def _check_positions(kind: str, view: Sequence[int], coordinates_of_ranks: Sequence[Coordinates], plan: SequencePlan) -> None:
+def _check_positions(
+    kind: str, view: Sequence[int], coordinates_of_ranks: Sequence[Coordinates], plan: SequencePlan
+) -> None:
     """The members of a group sit along its axis, in order, and share the other two coordinates."""
     first, last = coordinates_of_ranks[view[0]], plan.layout.pp - 1
     if kind in (NODE, ACROSS_NODES, NODE_GATHER, ACROSS_NODES_GATHER):
@@ -97,7 +109,9 @@ def _check_positions(kind: str, view: Sequence[int], coordinates_of_ranks: Seque
         raise GridError(view[0], kind, -1, problem)
 
 
-def _check_two_steps(on_node: str, across: str, members: Mapping[str, List[Tuple[int, ...]]], plan: SequencePlan) -> None:
+def _check_two_steps(
+    on_node: str, across: str, members: Mapping[str, List[Tuple[int, ...]]], plan: SequencePlan
+) -> None:
     """The two steps of a sum by nodes first bring all replicas together: each group across has one rank of each node,
     all at the same place there; or there is one step for all."""
     assert plan.nodes is not None
@@ -110,9 +124,7 @@ def _check_two_steps(on_node: str, across: str, members: Mapping[str, List[Tuple
         for view in dict.fromkeys(members[across][rank] for rank in replicas):
             reached = sorted(other for rank in view for other in members[on_node][rank])
             if reached != sorted(replicas) or len({members[on_node][rank].index(rank) for rank in view}) > 1:
-                problem = (
-                    f"with its group {abbreviated(view)} it meets {abbreviated(reached)}; its replicas are {abbreviated(replicas)}"
-                )
+                problem = f"with its group {abbreviated(view)} it meets {abbreviated(reached)}; its replicas are {abbreviated(replicas)}"
                 raise GridError(view[0], across, -1, problem)
 
 

@@ -31,7 +31,7 @@ from typing import (
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.native_kernels import may_use_native_kernels
-from fugaku_gpt.layout.schedules import Forward, Weights, stage_order
+from fugaku_gpt.layout.schedules import BackwardWeight, Forward, stage_order
 from fugaku_gpt.layout.stages import Chunk, chunks_by_stage
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -192,7 +192,9 @@ def recompute_of_layers(config: RunConfig, chunks: Sequence[Chunk]) -> Tuple[str
     return tuple(kinds)
 
 
-def peak_activation_bytes(config: RunConfig, chunks: Sequence[Chunk], kinds: RecomputeKinds, states: AbstractSet[PipelineState]) -> int:
+def peak_activation_bytes(
+    config: RunConfig, chunks: Sequence[Chunk], kinds: RecomputeKinds, states: AbstractSet[PipelineState]
+) -> int:
     """The most that a stage keeps at any moment of a step, what a layer needs while it is recomputed included.
 
     Args:
@@ -215,7 +217,9 @@ class PeakActivationBytes:
         defers_weight_grads = any(any(deferred) for _, deferred, _ in states)
         key = (defers_weight_grads, memory_shape(chunks, kinds))
         if key not in self._sizes:
-            in_flight_bytes, deferred_bytes, backward_bytes = zip(*_chunk_sizes(self._config, chunks, kinds, defers_weight_grads))
+            in_flight_bytes, deferred_bytes, backward_bytes = zip(
+                *_chunk_sizes(self._config, chunks, kinds, defers_weight_grads)
+            )
             self._sizes[key] = in_flight_bytes, deferred_bytes, backward_bytes
         in_flight_bytes, deferred_bytes, backward_bytes = self._sizes[key]
         return max(
@@ -280,12 +284,12 @@ def _pipeline_states(kind: str, stage: int, stages: int, micro_batches: int, chu
     counts, deferred = [0] * chunks, [0] * chunks
     states: Set[PipelineState] = set()
     order = stage_order(kind, stage, stages, micro_batches, chunks)
-    defers_weight_grads = any(isinstance(step, Weights) for step in order)
+    defers_weight_grads = any(isinstance(step, BackwardWeight) for step in order)
     for step in order:
         local_chunk = step.chunk // stages
         if isinstance(step, Forward):
             counts[local_chunk] += 1
-        elif isinstance(step, Weights):
+        elif isinstance(step, BackwardWeight):
             deferred[local_chunk] -= 1
         else:
             states.add((tuple(counts), tuple(deferred), local_chunk))

@@ -61,7 +61,9 @@ def _candidates(number: int, ranks: int) -> Tuple[range, range]:
     return range(nearest, 0, -1), range(nearest, ranks + 1)
 
 
-def node_groups(coordinates: Coordinates, layout: LayoutConfig, order: str, nodes: Nodes) -> Tuple[List[int], List[int]]:
+def node_groups(
+    coordinates: Coordinates, layout: LayoutConfig, order: str, nodes: Nodes
+) -> Tuple[List[int], List[int]]:
     """The replicas on this rank's node, and those at this one's place on every node.
 
     Where the replicas are on one node only, one on each, or not equally many on all, or those of other weights are
@@ -96,4 +98,8 @@ def _two_step_groups(replicas: Tuple[int, ...], nodes: Nodes) -> Dict[int, Tuple
     if len(sizes) > 1 or sizes & {1, len(replicas)}:
         return {rank: ((rank,), (rank,)) for rank in replicas}
     across = [tuple(sorted(ranks)) for ranks in zip(*ranks_by_node.values())]
-    return {rank: (tuple(ranks), across[position]) for ranks in ranks_by_node.values() for position, rank in enumerate(ranks)}
+    return {
+        rank: (tuple(ranks), across[position])
+        for ranks in ranks_by_node.values()
+        for position, rank in enumerate(ranks)
+    }

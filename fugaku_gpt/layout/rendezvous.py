@@ -28,7 +28,13 @@ class Mismatch(ValueError):
         verb = {None: "has", True: "sends", False: "receives"}
         against = None if is_send is None else not is_send
         super().__init__(f"{participant} {verb[is_send]} {actual}, where {other} {verb[against]} {expected}")
-        self.participant, self.actual, self.other, self.expected, self.sends = participant, actual, other, expected, is_send
+        self.participant, self.actual, self.other, self.expected, self.sends = (
+            participant,
+            actual,
+            other,
+            expected,
+            is_send,
+        )
 
 
 class Rendezvous:
@@ -49,7 +55,9 @@ class Rendezvous:
         self._open: Dict[Tuple[int, int], Deque[Tuple[bool, Hashable, float]]] = {}
         self._collectives: Dict[Hashable, List[Tuple[int, Hashable, float]]] = {}
 
-    def exchange(self, participant: int, time: float, sends: Sequence[PeerMessage], receives: Sequence[PeerMessage]) -> bool:
+    def exchange(
+        self, participant: int, time: float, sends: Sequence[PeerMessage], receives: Sequence[PeerMessage]
+    ) -> bool:
         """Post all parts at once; whether all are met already. If not, ``participant`` will be in ``runnable`` when they are.
 
         Raises:
@@ -86,7 +94,9 @@ class Rendezvous:
                 self.runnable.append(member)
         return True
 
-    def _match(self, participant: int, peer: int, pair: Tuple[int, int], is_send: bool, message: Hashable, time: float) -> None:
+    def _match(
+        self, participant: int, peer: int, pair: Tuple[int, int], is_send: bool, message: Hashable, time: float
+    ) -> None:
         posted = self._open.get(pair)
         if posted is None:
             posted = self._open[pair] = deque()

@@ -14,11 +14,11 @@ from fugaku_gpt.layout.schedules import (
     ACTIVATION,
     GRADIENT,
     Action,
-    Backward,
+    BackwardInput,
+    BackwardWeight,
     Exchange,
     Forward,
     Pass,
-    Weights,
     describe,
     source_of,
 )
@@ -74,7 +74,7 @@ def check_schedules(schedules: Sequence[Sequence[Action]], micro_batches: int, c
         ScheduleError: the first thing that is wrong.
     """
     ledgers = []
-    defers_weight_grads = any(isinstance(action, Weights) for actions in schedules for action in actions)
+    defers_weight_grads = any(isinstance(action, BackwardWeight) for actions in schedules for action in actions)
     for stage, actions in enumerate(schedules):
         ledger = _Ledger(stage, len(schedules), micro_batches, chunks, defers_weight_grads)
         for position, action in enumerate(actions):
@@ -165,14 +165,14 @@ class _Ledger:
             return f"there are {self._micro_batches} micro-batches"
         done, first, name = {
             Forward: (self._forwards, None, ""),
-            Backward: (self._backwards, self._forwards, "forward pass"),
-            Weights: (self._weights, self._backwards, "backward pass"),
+            BackwardInput: (self._backwards, self._forwards, "forward pass"),
+            BackwardWeight: (self._weights, self._backwards, "backward pass"),
         }[type(action)]
         if step in done:
             return "is done already"
         if first is not None and step not in first:
             return f"its {name} is not done"
-        if not isinstance(action, Weights):
+        if not isinstance(action, BackwardWeight):
             problem = self._pass_on(action, done)
             if problem:
                 return problem
@@ -215,7 +215,9 @@ def _check_rendezvous(schedules: Sequence[Sequence[Action]]) -> None:
                     break
             except Mismatch as error:
                 raise ScheduleError(stage, position, f"stage {error}: not in the order of their messages") from None
-    stuck = [(stage, *exchanges[stage][posted[stage] - 1]) for stage in range(len(schedules)) if rendezvous.waiting[stage]]
+    stuck = [
+        (stage, *exchanges[stage][posted[stage] - 1]) for stage in range(len(schedules)) if rendezvous.waiting[stage]
+    ]
     if stuck:
         who = "; ".join(f"stage {stage} at action {position}: {describe(a)}" for stage, position, a in stuck[:8])
         more = f"; and {len(stuck) - 8} more" if len(stuck) > 8 else ""

@@ -12,10 +12,10 @@ from fugaku_gpt.layout.schedules import (
     GRADIENT,
     ZERO_BUBBLE,
     Action,
-    Backward,
+    BackwardInput,
+    BackwardWeight,
     Exchange,
     Forward,
-    Weights,
     source_of,
 )
 
@@ -86,9 +86,11 @@ def simulate(schedules: Sequence[Sequence[Action]], timing: Timing = Timing(), w
         [float(time)] * chunks if isinstance(time, (int, float)) else [float(value) for value in time]
         for time in (timing.forward, timing.backward, timing.weights)
     )
-    deferring_chunks = {action.chunk for actions in schedules for action in actions if isinstance(action, Weights)}
+    deferring_chunks = {
+        action.chunk for actions in schedules for action in actions if isinstance(action, BackwardWeight)
+    }
     backward = [time - weights[chunk] * (chunk in deferring_chunks) for chunk, time in enumerate(backward)]
-    pass_times: PassTimes = {Forward: forward, Backward: backward, Weights: weights}
+    pass_times: PassTimes = {Forward: forward, BackwardInput: backward, BackwardWeight: weights}
     busy = [0.0] * len(schedules)
     for stage, actions in enumerate(schedules):
         for action in actions:
@@ -113,7 +115,9 @@ def ideal_bubble(kind: str, stages: int, micro_batches: int, chunks: int = 1) ->
     return (stages - 1 + missing * (chunks - 1)) / (micro_batches * chunks)
 
 
-def _end_times_waiting_at_once(schedules: Sequence[Sequence[Action]], pass_times: PassTimes, latency: float) -> List[float]:
+def _end_times_waiting_at_once(
+    schedules: Sequence[Sequence[Action]], pass_times: PassTimes, latency: float
+) -> List[float]:
     """When each stage is done if every exchange is waited for at once."""
     rendezvous = Rendezvous(len(schedules), latency)
     done = [0] * len(schedules)
@@ -137,7 +141,9 @@ def _end_times_waiting_at_once(schedules: Sequence[Sequence[Action]], pass_times
     return rendezvous.clock
 
 
-def _end_times_waiting_on_use(schedules: Sequence[Sequence[Action]], pass_times: PassTimes, latency: float) -> List[float]:
+def _end_times_waiting_on_use(
+    schedules: Sequence[Sequence[Action]], pass_times: PassTimes, latency: float
+) -> List[float]:
     """When each stage is done if a receive is waited for where it is used."""
     stages, last = len(schedules), len(pass_times[Forward]) - 1
     posted: Dict[Tuple[str, int, int], float] = {}  # by the end that came first

@@ -59,9 +59,10 @@ class Forward:
 
 
 @dataclass(frozen=True)
-class Backward:
-    """The backward pass of one micro-batch through one chunk; it frees what the forward pass has kept. In a schedule
-    with :class:`Weights` it leaves their part out, and keeps what that needs."""
+class BackwardInput:
+    """The backward pass of one micro-batch through one chunk, down to the gradient of the chunk's input. It frees what
+    the forward pass has kept. Without :class:`BackwardWeight` in the schedule it makes the gradients of weights too;
+    with it, it leaves them out and keeps what they need."""
 
     __slots__ = ("micro_batch", "chunk")
     micro_batch: int
@@ -69,8 +70,8 @@ class Backward:
 
 
 @dataclass(frozen=True)
-class Weights:
-    """The gradients of weights that the backward pass of one micro-batch through one chunk has left out."""
+class BackwardWeight:
+    """The gradients of weights that :class:`BackwardInput` of the same micro-batch and chunk has left out."""
 
     __slots__ = ("micro_batch", "chunk")
     micro_batch: int
@@ -113,7 +114,7 @@ class Exchange:
         return [(m.peer, m.key) for m in self.sends], [(m.peer, m.key) for m in self.receives]
 
 
-Pass = Union[Forward, Backward, Weights]
+Pass = Union[Forward, BackwardInput, BackwardWeight]
 Action = Union[Pass, Exchange]
 
 
@@ -139,7 +140,7 @@ def schedule(kind: str, stage: int, stages: int, micro_batches: int, chunks: int
     arriving: List[List[Tuple[int, int, Message]]] = [[] for _ in range(len(order) + 1)]
     last = stages * chunks - 1
     for position, step in enumerate(order):
-        if isinstance(step, Weights):  # nobody else's business
+        if isinstance(step, BackwardWeight):  # nobody else's business
             continue
         micro_batch, chunk = step.micro_batch, step.chunk
         kind_of, direction = (ACTIVATION, 1) if isinstance(step, Forward) else (GRADIENT, -1)
@@ -165,7 +166,9 @@ def stage_order(kind: str, stage: int, stages: int, micro_batches: int, chunks: 
     """The computations of one stage, without messages."""
     groups = _groups(micro_batches, stages, chunks)
     forward = [Forward(i, c * stages + stage) for group in groups for c in range(chunks) for i in group]
-    backward = [Backward(i, c * stages + stage) for group in groups for c in reversed(range(chunks)) for i in group]
+    backward = [
+        BackwardInput(i, c * stages + stage) for group in groups for c in reversed(range(chunks)) for i in group
+    ]
     if kind == "gpipe":
         return [*forward, *backward]
     if chunks == 1:
@@ -183,11 +186,11 @@ def stage_order(kind: str, stage: int, stages: int, micro_batches: int, chunks: 
 def _with_deferred_weights(order: Sequence[Pass], delay: int) -> List[Pass]:
     """With the gradients of weights apart, so many micro-batches after their backward passes."""
     passes: List[Pass] = []
-    waiting: Deque[Weights] = deque()
+    waiting: Deque[BackwardWeight] = deque()
     for step in order:
         passes.append(step)
-        if isinstance(step, Backward):
-            waiting.append(Weights(step.micro_batch, step.chunk))
+        if isinstance(step, BackwardInput):
+            waiting.append(BackwardWeight(step.micro_batch, step.chunk))
             if len(waiting) > delay:
                 passes.append(waiting.popleft())
     return [*passes, *waiting]
@@ -203,7 +206,7 @@ def describe(action: Union[Action, Message]) -> str:
             for verb, messages in (("sends", action.sends), ("receives", action.receives))
         )
         return " and ".join(f"{verb} {listed}" for verb, listed in lists if listed) or "exchanges nothing"
-    name = {Forward: "forward", Backward: "backward", Weights: "gradients of weights"}[type(action)]
+    name = {Forward: "forward", BackwardInput: "backward", BackwardWeight: "gradients of weights"}[type(action)]
     return f"{name} of micro-batch {action.micro_batch} through chunk {action.chunk}"
 
 
@@ -266,6 +269,6 @@ def source_of(step: Pass, last: int) -> Optional[Pass]:
     """The computation on another chunk whose result a computation takes."""
     if isinstance(step, Forward) and step.chunk > 0:
         return Forward(step.micro_batch, step.chunk - 1)
-    if isinstance(step, Backward) and step.chunk < last:
-        return Backward(step.micro_batch, step.chunk + 1)
+    if isinstance(step, BackwardInput) and step.chunk < last:
+        return BackwardInput(step.micro_batch, step.chunk + 1)
     return None

@@ -23,7 +23,7 @@ from fugaku_gpt.layout.memory import ITEM_BYTES, recompute_of_layers
 from fugaku_gpt.layout.nodes import ACROSS_NODES, ACROSS_NODES_GATHER, NODE, NODE_GATHER, Nodes, nodes_of
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, BARRIER, REDUCE_SCATTER
 from fugaku_gpt.layout.schedule_times import Timing, simulate
-from fugaku_gpt.layout.schedules import Action, Exchange, Forward, Weights, schedule
+from fugaku_gpt.layout.schedules import Action, BackwardWeight, Exchange, Forward, schedule
 from fugaku_gpt.layout.stages import RECOMPUTE, Chunk, chunks_of, split_layers, stage_tensors, work_of
 
 CALIBRATION_INTERVAL = 100  # steps
@@ -196,7 +196,9 @@ def schedule_of(plan: SequencePlan, stage: int) -> Tuple[Action, ...]:
 
 
 @lru_cache(maxsize=256)
-def program(plan: SequencePlan, stage: int, on_node: int = 1, is_calibration: bool = False) -> Tuple[Communication, ...]:
+def program(
+    plan: SequencePlan, stage: int, on_node: int = 1, is_calibration: bool = False
+) -> Tuple[Communication, ...]:
     """All communications of a step, of any rank of one stage.
 
     Args:
@@ -211,7 +213,7 @@ def program(plan: SequencePlan, stage: int, on_node: int = 1, is_calibration: bo
     for action in schedule_of(plan, stage):
         if isinstance(action, Exchange):
             steps.append(Transfer(action, message_elements))
-        elif not isinstance(action, Weights):  # gradients of weights are nobody else's business
+        elif not isinstance(action, BackwardWeight):  # gradients of weights are nobody else's business
             steps += (forward if isinstance(action, Forward) else backward)[action.chunk]
     return (*steps, *_after_backward(plan, stage, on_node, is_calibration))
 
@@ -226,7 +228,9 @@ def chunk_times(plan: SequencePlan) -> Timing:
     weights = 4.0 * h * h + 2.0 * h * plan.model.ffn_size
     layer = weights + 2.0 * plan.tokens * h
     forward = [len(chunk.layers) + 3.0 * plan.vocab * h / layer * chunk.has_head for chunk in plan.model_chunks]
-    backward = [sum(2.0 + (plan.recompute_of(number) == "full") for number in chunk.layers) for chunk in plan.model_chunks]
+    backward = [
+        sum(2.0 + (plan.recompute_of(number) == "full") for number in chunk.layers) for chunk in plan.model_chunks
+    ]
     return Timing(forward, backward, weights=[len(chunk.layers) * weights / layer for chunk in plan.model_chunks])
 
 
@@ -264,7 +268,9 @@ def _backward(plan: SequencePlan, chunk: Chunk) -> Iterable[Collective]:
         for _ in ("mlp", "attention"):
             if plan.sequence_parallel:
                 yield _gather_sequence(plan)  # the gradient of the row-parallel outputs
-                yield _gather_sequence(plan)  # the column-parallel inputs once more, of which each rank has kept its share
+                yield _gather_sequence(
+                    plan
+                )  # the column-parallel inputs once more, of which each rank has kept its share
             yield _reduce_hidden(plan)  # of the gradient of the column-parallel inputs
     if chunk.has_embedding and plan.sequence_parallel:
         yield _gather_sequence(plan)
@@ -292,7 +298,7 @@ def _after_backward(plan: SequencePlan, stage: int, on_node: int, is_calibration
     layout, tp = plan.layout, plan.layout.tp
     flat = _flat(plan, stage)
     if plan.sequence_parallel and tp > 1:  # what every rank holds whole has met its share of the sequence only
-        yield Collective("tp", ALL_REDUCE, flat.replicated.stop - flat.replicated.start)
+        yield Collective("tp", ALL_REDUCE, flat.tp_replicated.stop - flat.tp_replicated.start)
     buckets = bucket_elements(plan, stage)
     if layout.dp > 1:
         if is_calibration:

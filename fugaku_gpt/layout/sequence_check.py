@@ -19,7 +19,14 @@ from dataclasses import dataclass
 from typing import Callable, Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from fugaku_gpt.layout.grid import Coordinates, coordinates_of, rank_of
-from fugaku_gpt.layout.group_check import REPLICA_COMMUNICATORS, GridError, GroupOf, checked_groups, groups_of, abbreviated
+from fugaku_gpt.layout.group_check import (
+    REPLICA_COMMUNICATORS,
+    GridError,
+    GroupOf,
+    abbreviated,
+    checked_groups,
+    groups_of,
+)
 from fugaku_gpt.layout.nodes import NODE
 from fugaku_gpt.layout.rendezvous import PeerMessage, Rendezvous
 from fugaku_gpt.layout.sequence import Collective, Communication, SequencePlan, Transfer, program
@@ -110,7 +117,9 @@ class GridCheck:
 
     def _programs(self, plan: SequencePlan) -> Iterator[Sequence[Communication]]:
         """Every rank's program, by its stage and by how many of its replicas share its node."""
-        on_node = [len(group) for group in self._members[NODE]] if NODE in self._members else [1] * len(self._coordinates)
+        on_node = (
+            [len(group) for group in self._members[NODE]] if NODE in self._members else [1] * len(self._coordinates)
+        )
         program_of_key: Dict[Tuple[int, int], Sequence[Communication]] = {}
         for coordinates, replicas in zip(self._coordinates, on_node):
             key = (coordinates.pp, replicas)
@@ -175,7 +184,11 @@ class _Grid:
         """Whether the ranks of each stage have one program but for what replicas do among each other, which all
         replicas of a rank do alike."""
         without_replicas = [
-            tuple(step for step in steps if not isinstance(step, Collective) or step.communicator not in REPLICA_COMMUNICATORS)
+            tuple(
+                step
+                for step in steps
+                if not isinstance(step, Collective) or step.communicator not in REPLICA_COMMUNICATORS
+            )
             for steps in self.classes
         ]
         of_stage: List[Set[int]] = [set() for _ in range(stages)]
@@ -228,7 +241,10 @@ class _Grid:
                         position = _first_difference(ours, theirs)
                         sent_message, received_message = (_message_at(each, position) for each in (ours, theirs))
                         raise GridError(
-                            rank, "pp", position, f"sends {sent_message}, where rank {stages[peer]} receives {received_message}"
+                            rank,
+                            "pp",
+                            position,
+                            f"sends {sent_message}, where rank {stages[peer]} receives {received_message}",
                         )
                 for peer in received[stage]:
                     if not 0 <= peer < len(stages) or peer == stage:
@@ -282,14 +298,17 @@ def _run(
     stuck = [participant for participant, position in enumerate(done) if rendezvous.waiting[participant]]
     if stuck:
         steps, position = programs[stuck[0]], done[stuck[0]] - 1
-        other_ranks = [f"rank {ranks[participant]} at {done[participant] - 1}: {_describe(programs[participant][done[participant] - 1])}" for participant in stuck[1:5]]
-        problem = (
-            f"deadlock: it waits for ever in {_describe(steps[position])}; so does {'; '.join(other_ranks) or 'no other'}"
-        )
+        other_ranks = [
+            f"rank {ranks[participant]} at {done[participant] - 1}: {_describe(programs[participant][done[participant] - 1])}"
+            for participant in stuck[1:5]
+        ]
+        problem = f"deadlock: it waits for ever in {_describe(steps[position])}; so does {'; '.join(other_ranks) or 'no other'}"
         raise GridError(ranks[stuck[0]], _communicator(steps[position]), position, problem)
 
 
-def _peer_messages(participant: int, step: Transfer, peer_of: Callable[[int, int], int]) -> Tuple[List[PeerMessage], List[PeerMessage]]:
+def _peer_messages(
+    participant: int, step: Transfer, peer_of: Callable[[int, int], int]
+) -> Tuple[List[PeerMessage], List[PeerMessage]]:
     sends, receives = step.exchange.peer_messages()
     return (
         [(peer_of(participant, peer), (key, step.elements)) for peer, key in sends],

@@ -68,7 +68,12 @@ def regions_to_write(config: RunConfig, coordinates: Coordinates, shard: int) ->
     else:
         ranges = [slice(layout.elements * shard // dp, layout.elements * (shard + 1) // dp)]
     writes = {placed.spec.name for placed in layout.placed if _is_writer(placed.spec, coordinates)}
-    return [piece for owned_range in ranges for piece in local_regions(layout, tp, coordinates.tp, owned_range.start, owned_range.stop) if piece.name in writes]
+    return [
+        piece
+        for owned_range in ranges
+        for piece in local_regions(layout, tp, coordinates.tp, owned_range.start, owned_range.stop)
+        if piece.name in writes
+    ]
 
 
 def _is_writer(spec: TensorSpec, coordinates: Coordinates) -> bool:

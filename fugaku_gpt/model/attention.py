@@ -11,28 +11,25 @@ from torch import nn
 
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import ModelConfig
-from fugaku_gpt.model.causal_attention import Kept, causal_attention
+from fugaku_gpt.model.causal_attention import DropoutMaskFn, causal_attention
 from fugaku_gpt.model.dropout import dropped_share, keep_mask
 from fugaku_gpt.parallel.tensor import ColumnParallelLinear, Prepare, RowParallelLinear
 
-# The switch of this fast path: True: attention by its definition, which is what it is compared with.
-NAIVELY = False
-
 
 def attend_naively(
-    qkv: torch.Tensor, kept: Optional[Kept] = None, probability: float = 0.0, keep: bool = True
+    qkv: torch.Tensor, keep_flags: Optional[DropoutMaskFn] = None, probability: float = 0.0, keep: bool = True
 ) -> torch.Tensor:
     """The definition: softmax(q kᵀ / √d, no future) v; arguments as those of :func:`causal_attention`."""
-    parts, b, here, _, heads, d = qkv.shape
-    s = parts * here
+    shards, b, tokens, _, heads, d = qkv.shape
+    s = shards * tokens
     q, k, v = qkv.permute(3, 1, 4, 0, 2, 5).reshape(3, b, heads, s, d).unbind(0)
     scores = q.matmul(k.transpose(-2, -1)) / math.sqrt(d)  # [b, heads, s, s]
     future = torch.ones(s, s, dtype=torch.bool).triu(1)
     probabilities = torch.softmax(scores.masked_fill(future, -math.inf), dim=-1)
-    if kept is not None:
-        probabilities = probabilities * kept().to(qkv.dtype) / (1.0 - probability)
+    if keep_flags is not None:
+        probabilities = probabilities * keep_flags().to(qkv.dtype) / (1.0 - probability)
     y = probabilities.matmul(v)
-    return y.view(b, heads, parts, here, d).permute(2, 0, 3, 1, 4)
+    return y.view(b, heads, shards, tokens, d).permute(2, 0, 3, 1, 4)
 
 
 class CausalSelfAttention(nn.Module):
@@ -51,42 +48,45 @@ class CausalSelfAttention(nn.Module):
         site: int,
         sequence_parallel: bool = False,
         recompute_core: bool = False,
+        reference: bool = False,
     ) -> None:
+        """``reference``: attention is computed by its definition, which is the judge of what is faster."""
         super().__init__()
         self.qkv = ColumnParallelLinear(model.hidden, model.hidden, tp, dtype, 3, sequence_parallel)
         self.out = RowParallelLinear(model.hidden, model.hidden, tp, dtype, sequence_parallel)
-        self._heads_here = model.heads // tp.size
-        self._first_head = tp.rank * self._heads_here
+        self._local_heads = model.heads // tp.size
+        self._first_head = tp.rank * self._local_heads
         self._model = model
         self._seed = seed
         self._site = site
         self._keep = not recompute_core
+        self._reference = reference
 
     def forward(self, x: torch.Tensor, first_sample: int, norm: Optional[Prepare] = None) -> torch.Tensor:
         """``first_sample`` keys dropout; ``norm`` is done to the input, and again in the backward pass."""
-        b, here, _ = x.shape  # tokens of each sample: all s, or under sequence parallelism s / parts
-        heads, d = self._heads_here, self._model.head_size
-        qkv = self.qkv(x, norm).view(-1, b, here, 3, heads, d)  # the first dimension is parts, or 1
-        parts = qkv.shape[0]
-        probability, kept = 0.0, None
+        b, tokens, _ = x.shape  # tokens of each sample: all s, or under sequence parallelism s / shards
+        heads, d = self._local_heads, self._model.head_size
+        qkv = self.qkv(x, norm).view(-1, b, tokens, 3, heads, d)  # the first dimension is shards, or 1
+        shards = qkv.shape[0]
+        probability, keep_flags = 0.0, None
         if self.training and self._model.attention_dropout > 0.0:
             probability = dropped_share(self._model.attention_dropout)
 
-            def kept() -> torch.Tensor:
-                return self._kept(b, parts * here, first_sample)
+            def keep_flags() -> torch.Tensor:
+                return self._keep_flags(b, shards * tokens, first_sample)
 
-        attend = attend_naively if NAIVELY else causal_attention
-        y = attend(qkv, kept, probability, self._keep)
-        return self.out(y.reshape(parts * b, here, heads * d))
+        attend = attend_naively if self._reference else causal_attention
+        y = attend(qkv, keep_flags, probability, self._keep)
+        return self.out(y.reshape(shards * b, tokens, heads * d))
 
-    def _kept(self, b: int, s: int, first_sample: int) -> torch.Tensor:
-        """Flags of dropout [b, heads here, s, s], keyed by (sample, head of the whole model, position)."""
+    def _keep_flags(self, b: int, s: int, first_sample: int) -> torch.Tensor:
+        """Flags of dropout [b, local heads, s, s], keyed by (sample, head of the whole model, position)."""
         probability = self._model.attention_dropout
-        heads, count = self._model.heads, self._heads_here * s * s
-        kept = [
+        heads, count = self._model.heads, self._local_heads * s * s
+        flags = [
             keep_mask(
                 self._seed, self._site, ((first_sample + i) * heads + self._first_head) * s * s, count, probability
             )
             for i in range(b)
         ]
-        return torch.from_numpy(np.concatenate(kept)).view(b, self._heads_here, s, s)
+        return torch.from_numpy(np.concatenate(flags)).view(b, self._local_heads, s, s)

@@ -19,11 +19,11 @@ from torch.autograd.function import once_differentiable
 from fugaku_gpt import ops
 from fugaku_gpt.kernels.attention_tiling import attention_tiling, needs_separate_accumulator
 
-Kept = Callable[[], torch.Tensor]
+DropoutMaskFn = Callable[[], torch.Tensor]
 
 
 def causal_attention(
-    qkv: torch.Tensor, kept: Optional[Kept] = None, probability: float = 0.0, keep: bool = True
+    qkv: torch.Tensor, kept: Optional[DropoutMaskFn] = None, probability: float = 0.0, keep: bool = True
 ) -> torch.Tensor:
     """softmax(q kᵀ / √d, no future) v.
 
@@ -47,7 +47,7 @@ class _CompiledAttention(torch.autograd.Function):
     keeps anyway, and a number for each query and head."""
 
     @staticmethod
-    def forward(ctx: Any, qkv: torch.Tensor, kept: Optional[Kept], factor: float, keep: bool) -> torch.Tensor:
+    def forward(ctx: Any, qkv: torch.Tensor, kept: Optional[DropoutMaskFn], factor: float, keep: bool) -> torch.Tensor:
         flags = kept() if kept is not None else None
         y, log_sums = ops.attention(qkv, flags, factor)
         ctx.save_for_backward(qkv, y, log_sums, *([flags] if flags is not None and keep else []))
@@ -64,7 +64,7 @@ class _CompiledAttention(torch.autograd.Function):
 
 class _CausalAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: torch.Tensor, kept: Optional[Kept], factor: float, keep: bool) -> torch.Tensor:
+    def forward(ctx: Any, qkv: torch.Tensor, kept: Optional[DropoutMaskFn], factor: float, keep: bool) -> torch.Tensor:
         flags = kept() if kept is not None else None
         y = torch.empty_like(qkv[:, :, :, 0], memory_format=torch.contiguous_format)
         work = _Workspace(qkv, flags is not None)

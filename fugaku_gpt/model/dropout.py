@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fugaku_gpt.parallel.sequence import WHOLE, Shard
+from fugaku_gpt.parallel.sequence import UNSHARDED, Shard
 
 _PER_BLOCK = 16  # 16-bit draws in one Philox block of 256 bits
 
@@ -48,7 +48,7 @@ def scaled_mask(kept: np.ndarray, probability: float, like: torch.Tensor) -> tor
 class KeyedDropout(nn.Module):
     """Dropout on activations of consecutive samples: [b, s, h], or the ``shard`` of each that is here."""
 
-    def __init__(self, probability: float, seed: int, site: int, shard: Shard = WHOLE) -> None:
+    def __init__(self, probability: float, seed: int, site: int, shard: Shard = UNSHARDED) -> None:
         super().__init__()
         self.probability = probability
         self._seed = seed
@@ -59,11 +59,11 @@ class KeyedDropout(nn.Module):
         """``first_sample`` is the number of the first of the b samples, counted from the start of training."""
         if self.probability == 0.0 or not self.training:
             return x
-        return x * scaled_mask(self._kept(x, first_sample), self.probability, x).view(x.shape)
+        return x * scaled_mask(self._keep_flags(x, first_sample), self.probability, x).view(x.shape)
 
-    def _kept(self, x: torch.Tensor, first_sample: int) -> np.ndarray:
-        here, parts = x[0].numel(), self._shard.parts  # elements of a sample on this rank
-        if parts == 1:
-            return keep_mask(self._seed, self._site, first_sample * here, x.numel(), self.probability)
-        firsts = [((first_sample + i) * parts + self._shard.index) * here for i in range(x.shape[0])]
-        return np.concatenate([keep_mask(self._seed, self._site, first, here, self.probability) for first in firsts])
+    def _keep_flags(self, x: torch.Tensor, first_sample: int) -> np.ndarray:
+        size, count = x[0].numel(), self._shard.count  # elements of a sample on this rank, and ranks
+        if count == 1:
+            return keep_mask(self._seed, self._site, first_sample * size, x.numel(), self.probability)
+        firsts = [((first_sample + i) * count + self._shard.index) * size for i in range(x.shape[0])]
+        return np.concatenate([keep_mask(self._seed, self._site, first, size, self.probability) for first in firsts])

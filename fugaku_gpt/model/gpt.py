@@ -58,12 +58,15 @@ class Block(nn.Module):
         layer: int,
         sequence_parallel: bool = False,
         recompute: str = "none",
+        reference_attention: bool = False,
     ) -> None:
         super().__init__()
         site = 1 + _SITES_PER_BLOCK * layer
         shard = Shard.of(tp, sequence_parallel)
         self.attention_norm = LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
-        self.attention = CausalSelfAttention(model, tp, dtype, seed, site, sequence_parallel, recompute == "selective")
+        self.attention = CausalSelfAttention(
+            model, tp, dtype, seed, site, sequence_parallel, recompute == "selective", reference_attention
+        )
         self.attention_dropout = KeyedDropout(model.dropout, seed, site + 1, shard)
         self.mlp_norm = LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
         self.mlp = MLP(model, tp, dtype, sequence_parallel)
@@ -101,8 +104,10 @@ class GPT(nn.Module):
         shared: Optional[VocabParallelEmbedding] = None,
         sequence_parallel: bool = False,
         recompute: Sequence[str] = (),
+        reference_attention: bool = False,
     ) -> None:
-        """``recompute`` of each layer of the model; default: ``none`` of any."""
+        """``recompute`` of each layer of the model; default: ``none`` of any. ``reference_attention``: attention is
+        computed by its definition."""
         super().__init__()
         self.config = model
         self.chunk = chunk
@@ -125,7 +130,7 @@ class GPT(nn.Module):
             self.embedding_dropout = KeyedDropout(model.dropout, seed, 0, self._shard)
         self.blocks = nn.ModuleDict(
             {
-                str(layer): Block(model, tp, dtype, seed, layer, sequence_parallel, kinds[layer])
+                str(layer): Block(model, tp, dtype, seed, layer, sequence_parallel, kinds[layer], reference_attention)
                 for layer in chunk.layers
             }
         )
@@ -136,7 +141,7 @@ class GPT(nn.Module):
         """[b, s] int64, or [b, s, h] → [b, s, h], equal on every rank of ``tp`` but for sequence parallelism."""
         if self.chunk.has_embedding:
             positions = self.position_embedding.weight[self._shard.positions(x.shape[1])]
-            x = self.token_embedding(self._shard.in_order_of_ranks(x)) + positions
+            x = self.token_embedding(self._shard.to_rank_order(x)) + positions
             x = self.embedding_dropout(self.embedding_norm(x), first_sample)
         for block in self.blocks.values():
             x = block(x, first_sample)
@@ -151,7 +156,7 @@ class GPT(nn.Module):
         return vocab_parallel_cross_entropy(
             x.view(-1, x.shape[-1]),
             self.token_embedding.weight,
-            self._shard.in_order_of_ranks(targets).reshape(-1),
+            self._shard.to_rank_order(targets).reshape(-1),
             self._tp,
             self.config.vocab_size,
             sequence_parallel=self._sequence_parallel,
@@ -163,14 +168,14 @@ class GPT(nn.Module):
         model."""
         x = self.hidden_states(tokens)
         if self._sequence_parallel:
-            x = self._shard.in_order_of_samples(gather(x, self._tp))
+            x = self._shard.to_sample_order(gather(x, self._tp))
         return ops.linear(x, self.token_embedding.weight)
 
 
-def build_model(config: RunConfig, tp: Communicator) -> GPT:
+def build_model(config: RunConfig, tp: Communicator, reference_attention: bool = False) -> GPT:
     """The whole model of a run on this rank; see :func:`build_stage`."""
     chunks = split_layers(config.model.layers, 1)
-    (model,) = build_stage(config, tp, chunks, recompute_of(config, chunks))
+    (model,) = build_stage(config, tp, chunks, recompute_of(config, chunks), reference_attention)
     return model
 
 
@@ -180,13 +185,18 @@ def recompute_of(config: RunConfig, chunks: Sequence[Chunk]) -> Tuple[str, ...]:
 
 
 def build_stage(
-    config: RunConfig, tp: Communicator, chunks: Sequence[Chunk], recompute: Sequence[str] = ()
+    config: RunConfig,
+    tp: Communicator,
+    chunks: Sequence[Chunk],
+    recompute: Sequence[str] = (),
+    reference_attention: bool = False,
 ) -> List[GPT]:
     """The chunks that this rank holds, with their initial weights, this rank's slices of them.
 
     Args:
         recompute: what the backward pass computes again of each layer of the model (:func:`recompute_of`); default:
             nothing.
+        reference_attention: attention is computed by its definition, which is the judge of what is faster.
 
     Raises:
         ValueError: the module tree and ``layout.tensors`` disagree.
@@ -205,6 +215,7 @@ def build_stage(
                 shared,
                 config.layout.sequence_parallel and tp.size > 1,
                 recompute,
+                reference_attention,
             )
         )
     parameters = named_parameters(pieces)

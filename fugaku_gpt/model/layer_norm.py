@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fugaku_gpt import ops
-from fugaku_gpt.parallel.buffers import widened
+from fugaku_gpt.parallel.gradient_path import widened
 
 
 class LayerNorm(nn.LayerNorm):

@@ -18,9 +18,9 @@ from fugaku_gpt import compat
 def recomputed(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
     """``function(*inputs)``, of which only the inputs are kept for the backward pass.
 
-    Gradients of parameters that the function uses are added to their sums (``parallel/buffers.py``) or their ``.grad``
-    by the backward pass inside, each once, as without recomputing. That pass is only reached through the inputs: where
-    none of them wants a gradient (a layer on its own) everything is kept.
+    Gradients of parameters that the function uses are added to their ``main_grad`` (``parallel/gradient_path.py``) or
+    their ``.grad`` by the backward pass inside, each once, as without recomputing. That pass is only reached through
+    the inputs: where none of them wants a gradient (a layer on its own) everything is kept.
     """
     if not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs):
         return function(*inputs)

@@ -8,7 +8,7 @@ What the rest of the package calls is named here. Each file is one operator: pro
 
 from __future__ import annotations
 
-from fugaku_gpt.ops.activation import choose_gelu_by_erf, gelu, uses_gelu_by_erf, gelu_tanh
+from fugaku_gpt.ops.activation import choose_gelu_by_erf, gelu, gelu_tanh, uses_gelu_by_erf
 from fugaku_gpt.ops.gemm import (
     add_product,
     choose_onednn_matmul,
@@ -21,21 +21,21 @@ from fugaku_gpt.ops.gemm import (
 )
 from fugaku_gpt.ops.native import (
     AdamWStep,
-    has_native_attention,
     attention,
     attention_gradient,
-    set_progress_callback,
-    uses_native_matmul,
     choose_native_kernels,
     choose_native_matmul,
-    has_native_loss,
+    has_native_attention,
     has_native_kernels,
-    supports_gelu,
-    loss_gradient_,
+    has_native_loss,
     loss_full_rows_,
+    loss_gradient_,
     loss_sums,
+    set_progress_callback,
     step_adamw,
+    supports_gelu,
     uses_native_kernels,
+    uses_native_matmul,
 )
 from fugaku_gpt.ops.normalization import layer_norm, sum_of_rows
 from fugaku_gpt.ops.reductions import sum_of_squares

@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from fugaku_gpt.ops.native import native_sum_of_squares, has_native_sum_of_squares
+from fugaku_gpt.ops.native import has_native_sum_of_squares, native_sum_of_squares
 
 _NORM_ROW = 1024  # numbers of which a norm is taken, in their own type; float64 adds the rows up
 _DOT_BLOCK = 65536  # numbers of a dot product in their own type: a call takes as long as some thousands of them

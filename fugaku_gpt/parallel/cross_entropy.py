@@ -3,7 +3,7 @@
 A few hundred tokens at a time: one matrix product makes this rank's logits of the chunk, one all-gather of three
 numbers per token (largest logit, sum of exponentials, logit of the target) gives the loss on every rank, and, because
 the gradient of a sum of losses does not depend on what comes after it, the gradients are made right there from the same
-buffer: that of the weight is added to its sum at once where there are flat buffers (``buffers.gradient_sum``). The
+buffer: that of the weight is added to its sum at once where there are flat buffers (``gradient_path.main_grad``). The
 backward pass then only hands the others on. Memory: one chunk × (vocabulary / tp) instead of tokens × vocabulary, at no
 extra product.
 """
@@ -17,7 +17,7 @@ import torch
 from fugaku_gpt import ops
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.layout.sequence import CHUNK_TOKENS
-from fugaku_gpt.parallel.buffers import gradient_sum
+from fugaku_gpt.parallel.gradient_path import main_grad
 from fugaku_gpt.parallel.sequence import gather, scatter
 
 _CACHED_ROWS = 16  # of logits, for each thread; measured with 50304 columns: 8 to 16 are best
@@ -77,7 +77,7 @@ class _CrossEntropy(torch.autograd.Function):
         first_row = tp.rank * weight.shape[0]
         used = max(0, min(weight.shape[0], vocab_size - first_row))
         loss = hidden.new_zeros((), dtype=torch.float64)  # thousands of terms: the sum itself should not round
-        sums = gradient_sum(weight)
+        sums = main_grad(weight)
         grad_hidden = ops.pooled_empty(hidden.shape, dtype) if wants_gradient else None
         grad_weight = sums
         if wants_gradient and sums is None:
@@ -128,8 +128,8 @@ def losses_of_logits(
     rank has the target."""
     n, rows = logits.shape
     dtype = logits.dtype if logits.dtype in (torch.float32, torch.float64) else torch.float32
-    here = (targets >= 0) & (targets < rows)
-    token, row = here.nonzero(as_tuple=True)[0], targets[here]
+    is_local = (targets >= 0) & (targets < rows)
+    token, row = is_local.nonzero(as_tuple=True)[0], targets[is_local]
     target_logit, log_sum = torch.zeros(n, dtype=dtype), torch.empty(n, dtype=dtype)
     target_logit[token] = logits[token, row].to(dtype)
     if ops.has_native_loss(logits):

@@ -1,8 +1,9 @@
-"""What of the replicas' communication computation hides: what it takes of a rank's time, beside what it takes alone.
+"""Measures how much of the replicas' communication overlaps with computation: the time that it costs a rank in most
+steps, beside the time that it takes alone.
 
-In most steps it goes on while ranks compute, and takes their time all the same: waiting for its end, and, in MPI
-libraries without a thread of their own, the calls that start it and let it get on. In a few steps, the same on all
-ranks, replicas first wait for each other and then do nothing else: that is how long it takes alone.
+In most steps it runs while ranks compute, and costs them time all the same: waiting for its end and, in MPI libraries
+without a thread of their own, the calls that start it and poll it. In a few calibration steps, the same on all ranks,
+replicas first wait for each other and then do nothing else: that is how long it takes alone.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ class Timed:
     """One kind of communication.
 
     Attributes:
-        alone_seconds: of one step's, without computation: as timed last; None before.
-        exposed_seconds: of this rank's time that it has taken in steps that compute meanwhile.
-        polled_seconds: what of these were calls between computations (counted for sums only) and within kernels.
-        steps: how many these were.
+        alone_seconds: seconds of one step's communication without computation, as timed last; None before.
+        exposed_seconds: seconds of this rank's time that it has cost in steps that compute meanwhile.
+        polled_seconds: those of them that were calls between computations (counted for sums only) and within kernels.
+        steps: number of these steps.
     """
 
     def __init__(self) -> None:
@@ -29,38 +30,39 @@ class Timed:
         self.start_anew()
 
     def start_anew(self) -> None:
-        """Nothing has been exposed yet."""
+        """Forget what has been exposed."""
         self.exposed_seconds = 0.0
         self.polled_seconds = 0.0
         self.steps = 0
 
     def took_alone(self, seconds: float) -> None:
-        """One step's was timed by itself. What was exposed before the first time was that of cold steps."""
+        """Record that one step's communication was timed by itself. Steps before the first time are cold: what they
+        have exposed is forgotten."""
         if self.alone_seconds is None:
             self.start_anew()
         self.alone_seconds = seconds
 
     def begin_background(self) -> None:
-        """From here on it is this kind that kernels let MPI get on with, and what else is under way then."""
+        """Begin to count what kernels spend on polling MPI as this kind's, and that of whatever else is under way."""
         BACKGROUND.pop_seconds()
 
     def count_background(self) -> None:
-        """What that has taken until here is exposed."""
+        """Count what that has taken since as exposed."""
         seconds = BACKGROUND.pop_seconds()
         self.exposed_seconds += seconds
         self.polled_seconds += seconds
 
     @property
     def per_step(self) -> Optional[float]:
-        """Seconds exposed in a step; None where none was."""
+        """Seconds exposed in a step; None before the first one."""
         return self.exposed_seconds / self.steps if self.steps else None
 
 
 class Overlap:
-    """The sums of gradients over replicas and, where these share out the optimiser's work, the gathering of parameters.
+    """The overlap of both kinds: the sums of gradients over replicas and, with ZeRO, the all-gather of parameters.
 
     Attributes:
-        gather_is_due: the next gathering is to be timed alone.
+        gather_is_due: the next all-gather is to be timed alone.
     """
 
     def __init__(self, dp: Communicator, gathers: bool) -> None:

@@ -1,10 +1,9 @@
-"""Carries out one stage's part of a pipeline schedule (``layout/schedules.py``): who computes what, and who is told."""
+"""Carries out one stage's actions of a pipeline schedule (``layout/schedules.py``): computations and messages."""
 
 from __future__ import annotations
 
-import contextlib
 import time
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Protocol, Sequence, Tuple
 
 import torch
 
@@ -15,16 +14,29 @@ from fugaku_gpt.layout.schedules import (
     ACTIVATION,
     GRADIENT,
     Action,
-    Backward,
+    BackwardInput,
+    BackwardWeight,
     Exchange,
     Forward,
     Message,
-    Weights,
 )
-from fugaku_gpt.parallel.late import Key, LateWeights
+from fugaku_gpt.parallel.gradient_path import PassKey
 from fugaku_gpt.records.flight import BACKWARD, FORWARD, VALIDATION
 
-Held = Tuple[str, int, int]  # kind of message, micro-batch, the chunk that gets it
+MessageKey = Tuple[str, int, int]  # kind of message, micro-batch, the chunk that gets it
+
+
+class Reducer(Protocol):
+    """What the pipeline puts around backward passes: :class:`~fugaku_gpt.parallel.gradient_path.GradientReducer`."""
+
+    def begin_backward(self, micro_batch: int, chunk: int, is_last: bool, is_deferring: bool = False) -> None:
+        """Begin a backward pass, which may be its chunk's last one and may defer its gradients of weights."""
+
+    def end_backward(self) -> None:
+        """End it."""
+
+    def make_deferred(self, micro_batch: int, chunk: int) -> None:
+        """Make the gradients of weights that a backward pass has deferred."""
 
 
 class Pipeline:
@@ -47,104 +59,110 @@ class Pipeline:
         self._last_chunk = last_chunk
         self._shape = tuple(shape)
         self._dtype = dtype
-        self._last_backward = {}
-        self._puts_off = set()  # backward passes whose gradients of weights are made later
+        self._last_micro_batch = {}  # by chunk, of its backward passes
+        self._deferring = set()  # backward passes whose gradients of weights are made later
         for action in self._actions:
-            if isinstance(action, Backward):
-                self._last_backward[action.chunk] = action.micro_batch
-            elif isinstance(action, Weights) and action.chunk > 0:  # behind the first chunk nobody waits
-                self._puts_off.add((action.micro_batch, action.chunk))
-        self._arriving: Dict[Held, Tuple[Pending, torch.Tensor]] = {}
+            if isinstance(action, BackwardInput):
+                self._last_micro_batch[action.chunk] = action.micro_batch
+            elif isinstance(action, BackwardWeight) and action.chunk > 0:  # behind the first chunk nobody waits
+                self._deferring.add((action.micro_batch, action.chunk))
+        self._arriving: Dict[MessageKey, Tuple[Pending, torch.Tensor]] = {}
         self.waited_seconds = 0.0
 
     def run(
         self,
         forward: Callable[[int, int, Optional[torch.Tensor]], torch.Tensor],
-        before_last_backward: Optional[Callable[[int], None]] = None,
-        late: Optional[LateWeights] = None,
+        reducer: Optional[Reducer] = None,
     ) -> None:
         """Run the schedule once; without gradients (validation), only its forward half.
 
         Args:
             forward: (micro-batch, chunk, input or None for the first chunk) → the chunk's output; of the last chunk,
                 the loss.
-            before_last_backward: is told a chunk before its last backward pass.
-            late: takes the products that the schedule puts off; default: none is put off.
+            reducer: begins and ends backward passes, and makes what they defer; default: nothing is deferred.
         """
-        inputs: Dict[Key, torch.Tensor] = {}
-        outputs: Dict[Key, torch.Tensor] = {}
-        held: Dict[Held, torch.Tensor] = {}  # by what kind, micro-batch, and the chunk that gets it
-        leaving: List[Pending] = []
-        learns = torch.is_grad_enabled()
+        inputs: Dict[PassKey, torch.Tensor] = {}
+        outputs: Dict[PassKey, torch.Tensor] = {}
+        outgoing: Dict[MessageKey, torch.Tensor] = {}
+        sends: List[Pending] = []
+        with_gradients = torch.is_grad_enabled()
         self.waited_seconds = 0.0
         for action in self._actions:
             if isinstance(action, Forward):
                 micro_batch, chunk = action.micro_batch, action.chunk
-                self._pp.mark_phase(FORWARD if learns else VALIDATION, micro_batch=micro_batch)
-                x = self._take((ACTIVATION, micro_batch, chunk), learns, held)
+                self._pp.mark_phase(FORWARD if with_gradients else VALIDATION, micro_batch=micro_batch)
+                x = self._take((ACTIVATION, micro_batch, chunk), with_gradients, outgoing)
                 y = forward(micro_batch, chunk, x)
-                if learns:
+                if with_gradients:
                     outputs[micro_batch, chunk] = y
                     if x is not None:
                         inputs[micro_batch, chunk] = x
                 if chunk != self._last_chunk:
-                    handed_on = y.detach()
+                    hidden = y.detach()
                     if self._pp.size == 1:
-                        handed_on.requires_grad_(learns)
-                    held[ACTIVATION, micro_batch, chunk + 1] = handed_on
-            elif isinstance(action, Backward):
-                if not learns:
+                        hidden.requires_grad_(with_gradients)
+                    outgoing[ACTIVATION, micro_batch, chunk + 1] = hidden
+            elif isinstance(action, BackwardInput):
+                if not with_gradients:
                     continue
                 micro_batch, chunk = action.micro_batch, action.chunk
                 self._pp.mark_phase(BACKWARD, micro_batch=micro_batch)
-                if before_last_backward is not None and self._last_backward[chunk] == micro_batch:
-                    before_last_backward(chunk)
                 y = outputs.pop((micro_batch, chunk))
-                gradient = self._take((GRADIENT, micro_batch, chunk), learns, held)
-                puts_off = late is not None and (micro_batch, chunk) in self._puts_off
-                with late.putting_off((micro_batch, chunk)) if late and puts_off else contextlib.nullcontext():
+                gradient = self._take((GRADIENT, micro_batch, chunk), with_gradients, outgoing)
+                if reducer is None:
                     compat.backward(y, gradient)
+                else:
+                    is_last = self._last_micro_batch[chunk] == micro_batch
+                    reducer.begin_backward(micro_batch, chunk, is_last, (micro_batch, chunk) in self._deferring)
+                    try:
+                        compat.backward(y, gradient)
+                    finally:
+                        reducer.end_backward()
                 if chunk != 0:
                     gradient = inputs.pop((micro_batch, chunk)).grad
                     assert gradient is not None
-                    held[GRADIENT, micro_batch, chunk - 1] = gradient
-            elif isinstance(action, Weights):
-                if learns and late is not None and (action.micro_batch, action.chunk) in self._puts_off:
+                    outgoing[GRADIENT, micro_batch, chunk - 1] = gradient
+            elif isinstance(action, BackwardWeight):
+                if with_gradients and reducer is not None and (action.micro_batch, action.chunk) in self._deferring:
                     self._pp.mark_phase(BACKWARD, micro_batch=action.micro_batch)
-                    late.make((action.micro_batch, action.chunk))
+                    reducer.make_deferred(action.micro_batch, action.chunk)
             else:
                 # what has arrived need not be kept: as many messages live as stages lag, not as there are micro-batches
-                leaving = [pending for pending in leaving if not pending.done()]
-                leaving += self._exchange(action, learns, held)
-        self._wait(leaving)
+                sends = [pending for pending in sends if not pending.done()]
+                sends += self._exchange(action, with_gradients, outgoing)
+        self._wait(sends)
 
-    def _exchange(self, exchange: Exchange, learns: bool, held: Dict[Held, torch.Tensor]) -> List[Pending]:
+    def _exchange(
+        self, exchange: Exchange, with_gradients: bool, outgoing: Dict[MessageKey, torch.Tensor]
+    ) -> List[Pending]:
         """Post receives and sends; returns the sends. Receives are waited for where they are used: leaving an exchange
         open cannot make a new circle of waits."""
         for message in exchange.receives:
-            if learns or message.kind == ACTIVATION:
+            if with_gradients or message.kind == ACTIVATION:
                 buffer = torch.empty(self._shape, dtype=self._dtype)
                 self._arriving[_key(message)] = (self._pp.start_receive(buffer, message.peer), buffer)
         return [
-            self._pp.start_send(held.pop(_key(message)).contiguous(), message.peer)
+            self._pp.start_send(outgoing.pop(_key(message)).contiguous(), message.peer)
             for message in exchange.sends
-            if learns or message.kind == ACTIVATION
+            if with_gradients or message.kind == ACTIVATION
         ]
 
-    def _take(self, key: Held, learns: bool, held: Dict[Held, torch.Tensor]) -> Optional[torch.Tensor]:
-        """What another chunk hands to this one; None for the ends of the model."""
+    def _take(
+        self, key: MessageKey, with_gradients: bool, outgoing: Dict[MessageKey, torch.Tensor]
+    ) -> Optional[torch.Tensor]:
+        """What another chunk passes to this one; None at the ends of the model."""
         if key not in self._arriving:
-            return held.pop(key, None)
+            return outgoing.pop(key, None)
         pending, buffer = self._arriving.pop(key)
         self._wait([pending])
-        return buffer.requires_grad_(learns and key[0] == ACTIVATION)
+        return buffer.requires_grad_(with_gradients and key[0] == ACTIVATION)
 
-    def _wait(self, pending: Sequence[Pending]) -> None:
+    def _wait(self, pendings: Sequence[Pending]) -> None:
         before = time.perf_counter()
-        for one in pending:
-            one.wait()
+        for pending in pendings:
+            pending.wait()
         self.waited_seconds += time.perf_counter() - before
 
 
-def _key(message: Message) -> Held:
+def _key(message: Message) -> MessageKey:
     return message.kind, message.micro_batch, message.chunk

@@ -6,9 +6,9 @@ the column-parallel inputs). Each is done in place on the tensor that the matrix
 
 With ``sequence_parallel`` the activations outside of the two are cut too: ``sequence.py`` says how they lie.
 
-Gradients of weights are added to their sums by the products that make them where there are flat buffers
-(``buffers.gradient_sum``): no tensor of a weight's size is made, and none is read and written again to be added. These
-products can be put off (``late.py``).
+Gradients of weights are added up by the products that make them where a weight has a ``main_grad``
+(``gradient_path.py``): no tensor of a weight's size is made, and none is read and written again to be added. A
+schedule can defer these products.
 
 What comes right before a cut layer and is cheap (LayerNorm, GELU) can be handed to it as ``prepare``. Of such a layer's
 input only that is kept which the cheap operation starts from: the backward pass does it once more. In a transformer
@@ -18,7 +18,7 @@ layer that leaves 10 of 16 tensors of b s h elements.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -26,11 +26,9 @@ from torch import nn
 
 from fugaku_gpt import compat, ops
 from fugaku_gpt.comm import Communicator
-from fugaku_gpt.parallel.buffers import gradient_sum
+from fugaku_gpt.comm.pending import Pending
+from fugaku_gpt.parallel.gradient_path import add_weight_grad, main_grad
 from fugaku_gpt.parallel.sequence import gather, scatter, start_gather, start_scatter
-
-# The switch: the backward pass does again what prepares a layer's input; False: its result is kept.
-PREPARES_AGAIN = True
 
 Prepare = Callable[[torch.Tensor], torch.Tensor]
 
@@ -52,17 +50,20 @@ class ColumnParallelLinear(nn.Module):
         dtype: torch.dtype,
         sections: int = 1,
         sequence_parallel: bool = False,
+        recompute_input: bool = True,
     ) -> None:
+        """``recompute_input``: the backward pass prepares the input again; False: the prepared input is kept."""
         super().__init__()
         rows: Tuple[int, ...] = (outputs // tp.size,) if sections == 1 else (sections, outputs // tp.size)
         self.weight = nn.Parameter(torch.empty(*rows, inputs, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(*rows, dtype=dtype))
         self._tp = tp
-        self._function = _GatherColumnParallel if sequence_parallel else _ColumnParallel
+        self._sequence_parallel = sequence_parallel
+        self._recompute_input = recompute_input
 
     def forward(self, x: torch.Tensor, prepare: Optional[Prepare] = None) -> torch.Tensor:
         """``prepare``: what is done to ``x`` first."""
-        return _apply(self._function, x, self.weight, self.bias, self._tp, prepare)
+        return _apply(_ColumnParallel, self, x, prepare)
 
 
 class RowParallelLinear(nn.Module):
@@ -72,17 +73,25 @@ class RowParallelLinear(nn.Module):
     """
 
     def __init__(
-        self, inputs: int, outputs: int, tp: Communicator, dtype: torch.dtype, sequence_parallel: bool = False
+        self,
+        inputs: int,
+        outputs: int,
+        tp: Communicator,
+        dtype: torch.dtype,
+        sequence_parallel: bool = False,
+        recompute_input: bool = True,
     ) -> None:
+        """``recompute_input``: the backward pass prepares the input again; False: the prepared input is kept."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs // tp.size, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype))
         self._tp = tp
-        self._function = _RowParallelScatter if sequence_parallel else _RowParallel
+        self._sequence_parallel = sequence_parallel
+        self._recompute_input = recompute_input
 
     def forward(self, x: torch.Tensor, prepare: Optional[Prepare] = None) -> torch.Tensor:
         """``prepare``: what is done to ``x`` first."""
-        return _apply(self._function, x, self.weight, self.bias, self._tp, prepare)
+        return _apply(_RowParallel, self, x, prepare)
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -110,115 +119,47 @@ class VocabParallelEmbedding(nn.Module):
 
 
 def _apply(
-    function: Any,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    tp: Communicator,
-    prepare: Optional[Prepare],
+    function: Any, layer: Union[ColumnParallelLinear, RowParallelLinear], x: torch.Tensor, prepare: Optional[Prepare]
 ) -> torch.Tensor:
-    if prepare is not None and not (PREPARES_AGAIN and x.requires_grad):  # the backward pass is reached through x
+    # the backward pass, which prepares again, is reached through x
+    if prepare is not None and not (layer._recompute_input and x.requires_grad):
         x, prepare = prepare(x), None
-    y: torch.Tensor = function.apply(x, weight, bias, tp, prepare)
+    y: torch.Tensor = function.apply(
+        x, layer.weight, layer.bias, layer._tp, prepare, layer._sequence_parallel, function is _ColumnParallel
+    )
     return y
 
 
-# of x, weight, bias; tp, prepare
-_Gradients = Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], None, None]
-
-
 class _CutLinear(torch.autograd.Function):
-    """What the four have in common: what they keep, and the gradients of weight [..., inputs] and bias [...]."""
+    """A linear layer that is cut over ``tp``, and its communication: weight [..., inputs], bias [...].
+
+    Column-parallel: the backward pass sums the gradient of x over ``tp``. Row-parallel: the forward pass sums y. With
+    ``sequence_parallel`` these sums are reduce-scatters, and what the other pass starts from (x, and the gradient of y)
+    is gathered.
+    """
 
     @staticmethod
-    def keep(
+    def forward(
         ctx: Any,
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor,
         tp: Communicator,
         prepare: Optional[Prepare],
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Keep what the backward pass needs; returns the product's input, and the weight as a matrix."""
+        sequence_parallel: bool,
+        is_column: bool,
+    ) -> torch.Tensor:
+        # of a gathered x this rank's shard is kept: the backward pass gathers again
         ctx.save_for_backward(x, weight)
-        ctx.tp, ctx.prepare = tp, prepare
-        ctx.bias_shape = bias.shape
-        ctx.sums = gradient_sum(weight), gradient_sum(bias)
-        if ctx.sums[0] is not None:
-            ctx.late, ctx.weight_id = weight.late, id(weight)  # type: ignore[attr-defined]  # of buffers.FlatBuffers
-        return x if prepare is None else prepare(x), _rows(weight)
-
-    @staticmethod
-    def prepared(ctx: Any) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What was kept, as a leaf where it is to be prepared; the product's input, prepared again; and the weight."""
-        x, weight = ctx.saved_tensors
-        if ctx.prepare is None:
-            return x, x, weight
-        leaf = x.detach().requires_grad_()
-        with torch.enable_grad():
-            return leaf, ctx.prepare(leaf), weight
-
-    @staticmethod
-    def gradient_before(ctx: Any, leaf: torch.Tensor, x: torch.Tensor, grad_x: torch.Tensor) -> torch.Tensor:
-        """From the gradient of the product's input ``x`` that of what was kept; gradients of the preparation's own
-        parameters go to their sums."""
-        if ctx.prepare is None:
-            return grad_x
-        compat.backward(x, grad_x)
-        assert leaf.grad is not None
-        return leaf.grad
-
-    @staticmethod
-    def weight_gradient(ctx: Any, grad: torch.Tensor, x: torch.Tensor) -> Optional[torch.Tensor]:
-        """gradᵀ x: None once it is in the weight's sum, or to be put there later."""
-        grad, x, sums = _rows(grad), _rows(x.detach()), ctx.sums[0]
-        if sums is None:
-            return ops.matmul(grad.t(), x).view(ctx.saved_tensors[1].shape)
-        ctx.late.add(ctx.weight_id, partial(ops.add_product, _rows(sums), grad.t(), x))
-        return None
-
-    @staticmethod
-    def bias_gradient(ctx: Any, grad: torch.Tensor) -> Optional[torch.Tensor]:
-        """The sum of grad over tokens: None once it is in the bias's sum."""
-        found, sums = ops.sum_of_rows(_rows(grad)).view(ctx.bias_shape), ctx.sums[1]
-        if sums is None:
-            return found.to(grad.dtype)
-        sums.add_(found)
-        return None
-
-
-class _ColumnParallel(_CutLinear):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
-        tp: Communicator,
-        prepare: Optional[Prepare],
-    ) -> torch.Tensor:
-        return ops.linear(*_CutLinear.keep(ctx, x, weight, bias, tp, prepare), bias.view(-1))
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> _Gradients:
-        leaf, x, weight = _CutLinear.prepared(ctx)
-        grad_x = ops.matmul(grad, _rows(weight))  # this rank's outputs only: the sum over tp is the gradient of x
-        ctx.tp.all_reduce(grad_x)
-        grad_weight, grad_bias = _CutLinear.weight_gradient(ctx, grad, x), _CutLinear.bias_gradient(ctx, grad)
-        return _CutLinear.gradient_before(ctx, leaf, x, grad_x), grad_weight, grad_bias, None, None
-
-
-class _RowParallel(_CutLinear):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
-        tp: Communicator,
-        prepare: Optional[Prepare],
-    ) -> torch.Tensor:
-        x, weight = _CutLinear.keep(ctx, x, weight, bias, tp, prepare)
+        # the parameters themselves: what is saved comes back without their main_grad in old versions of PyTorch
+        ctx.weight, ctx.bias = weight, bias
+        ctx.tp, ctx.prepare, ctx.sequence_parallel, ctx.is_column = tp, prepare, sequence_parallel, is_column
+        if prepare is not None:
+            x = prepare(x)
+        if is_column:
+            return ops.linear(gather(x, tp) if sequence_parallel else x, _rows(weight), bias.view(-1))
+        if sequence_parallel:
+            return scatter(ops.linear(x, weight), tp) + bias  # a tensor of its own, so that the full one is freed
         # PyTorch's result may be a view, to which the residual could not be added in place
         y = ops.linear(x, weight, bias if tp.size == 1 else None).data
         if tp.size > 1:
@@ -227,66 +168,66 @@ class _RowParallel(_CutLinear):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> _Gradients:
-        leaf, x, weight = _CutLinear.prepared(ctx)
-        grad_x = ops.matmul(grad, weight)
-        grad_weight, grad_bias = _CutLinear.weight_gradient(ctx, grad, x), _CutLinear.bias_gradient(ctx, grad)
-        return _CutLinear.gradient_before(ctx, leaf, x, grad_x), grad_weight, grad_bias, None, None
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
+        saved, weight = ctx.saved_tensors
+        x = saved
+        if ctx.prepare is not None:
+            saved = saved.detach().requires_grad_()
+            with torch.enable_grad():
+                x = ctx.prepare(saved)
+        inputs, outputs_grad = x.detach(), grad  # of all tokens of this rank's cut
+        gathering: Optional[Pending] = None
+        scattering: Optional[Pending] = None
+        if ctx.sequence_parallel and ctx.is_column:
+            inputs, gathering = start_gather(inputs, ctx.tp)
+        elif ctx.sequence_parallel:
+            outputs_grad = gather(grad, ctx.tp)
+        grad_x = ops.matmul(outputs_grad, _rows(weight))  # column-parallel: of this rank's outputs only
+        if gathering is not None:
+            gathering.wait()
+            grad_x, scattering = start_scatter(grad_x, ctx.tp)
+        elif ctx.is_column:
+            ctx.tp.all_reduce(grad_x)
+        grad_weight, grad_bias = _weight_gradient(ctx.weight, outputs_grad, inputs), _bias_gradient(ctx.bias, grad)
+        if scattering is not None:
+            scattering.wait()
+        if ctx.prepare is not None:  # gradients of the preparation's own parameters go to their main_grad
+            compat.backward(x, grad_x)
+            grad_x = saved.grad
+        return grad_x, grad_weight, grad_bias, None, None, None, None
 
 
-class _GatherColumnParallel(_CutLinear):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
-        tp: Communicator,
-        prepare: Optional[Prepare],
-    ) -> torch.Tensor:
-        # of x this rank's part is kept: the backward pass gathers again
-        x, weight = _CutLinear.keep(ctx, x, weight, bias, tp, prepare)
-        return ops.linear(gather(x, tp), weight, bias.view(-1))
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> _Gradients:
-        leaf, x, weight = _CutLinear.prepared(ctx)
-        whole, gathering = start_gather(x.detach(), ctx.tp)
-        grad_x = ops.matmul(grad, _rows(weight))
-        gathering.wait()
-        grad_x, scattering = start_scatter(grad_x, ctx.tp)
-        grad_weight, grad_bias = _CutLinear.weight_gradient(ctx, grad, whole), _CutLinear.bias_gradient(ctx, grad)
-        scattering.wait()
-        return _CutLinear.gradient_before(ctx, leaf, x, grad_x), grad_weight, grad_bias, None, None
+class _ColumnParallel(_CutLinear):
+    """The name by which profilers show it."""
 
 
-class _RowParallelScatter(_CutLinear):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
-        tp: Communicator,
-        prepare: Optional[Prepare],
-    ) -> torch.Tensor:
-        x, weight = _CutLinear.keep(ctx, x, weight, bias, tp, prepare)
-        return scatter(ops.linear(x, weight), tp) + bias  # a tensor of its own, so that the whole one is freed
+class _RowParallel(_CutLinear):
+    """The name by which profilers show it, and know that GELU prepares its input."""
 
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> _Gradients:
-        leaf, x, weight = _CutLinear.prepared(ctx)
-        whole = gather(grad, ctx.tp)
-        grad_weight, grad_bias = _CutLinear.weight_gradient(ctx, whole, x), _CutLinear.bias_gradient(ctx, grad)
-        grad_x = ops.matmul(whole, weight)
-        return _CutLinear.gradient_before(ctx, leaf, x, grad_x), grad_weight, grad_bias, None, None
+
+def _weight_gradient(weight: torch.Tensor, grad: torch.Tensor, x: torch.Tensor) -> Optional[torch.Tensor]:
+    """gradᵀ x; None where it is added to the weight's ``main_grad``, at once or deferred."""
+    grad, x, sums = _rows(grad), _rows(x), main_grad(weight)
+    if sums is None:
+        return ops.matmul(grad.t(), x).view(weight.shape)
+    add_weight_grad(weight, partial(ops.add_product, _rows(sums), grad.t(), x))
+    return None
+
+
+def _bias_gradient(bias: torch.Tensor, grad: torch.Tensor) -> Optional[torch.Tensor]:
+    """The sum of grad over tokens; None where it is added to the bias's ``main_grad``."""
+    bias_grad, sums = ops.sum_of_rows(_rows(grad)).view(bias.shape), main_grad(bias)
+    if sums is None:
+        return bias_grad.to(grad.dtype)
+    sums.add_(bias_grad)
+    return None
 
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(tokens)
-        ctx.shape, ctx.sums = weight.shape, gradient_sum(weight)
+        ctx.shape, ctx.main_grad = weight.shape, main_grad(weight)
         return F.embedding(tokens, weight)
 
     @staticmethod
@@ -309,31 +250,31 @@ class _VocabParallelLookup(torch.autograd.Function):
         elsewhere = (local < 0) | (local >= weight.shape[0])
         local = local.masked_fill(elsewhere, 0)
         ctx.save_for_backward(local, elsewhere)
-        ctx.shape, ctx.sums = weight.shape, gradient_sum(weight)
+        ctx.shape, ctx.main_grad = weight.shape, main_grad(weight)
         ctx.tp = tp if sequence_parallel else None
-        found = F.embedding(local, weight).masked_fill_(elsewhere.unsqueeze(-1), 0.0)
+        rows = F.embedding(local, weight).masked_fill_(elsewhere.unsqueeze(-1), 0.0)
         # one rank has each row, the others zeros: the sum is exact
         if sequence_parallel:
-            return scatter(found, tp).clone()  # a tensor of its own, so that the whole one is freed
-        tp.all_reduce(found)
-        return found
+            return scatter(rows, tp).clone()  # a tensor of its own, so that the full one is freed
+        tp.all_reduce(rows)
+        return rows
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Tuple[None, Optional[torch.Tensor], None, None, None]:
         local, elsewhere = ctx.saved_tensors
         if ctx.tp is not None:
             grad = gather(grad, ctx.tp)
-        here = ~elsewhere.view(-1)
-        return None, _table_gradient(ctx, local.view(-1)[here], _rows(grad)[here]), None, None, None
+        is_local = ~elsewhere.view(-1)
+        return None, _table_gradient(ctx, local.view(-1)[is_local], _rows(grad)[is_local]), None, None, None
 
 
 def _table_gradient(ctx: Any, rows: torch.Tensor, values: torch.Tensor) -> Optional[torch.Tensor]:
-    """Each of the [n, width] values added to its row of a table: None once they are in the table's sum.
+    """Each of the [n, width] values added to its row of a table; None where they are added to its ``main_grad``.
 
     A frequent token has thousands of terms, which are added up in float32 at least.
     """
-    if ctx.sums is not None:
-        ctx.sums.index_add_(0, rows, values.to(ctx.sums.dtype))
+    if ctx.main_grad is not None:
+        ctx.main_grad.index_add_(0, rows, values.to(ctx.main_grad.dtype))
         return None
     wide = values.dtype if values.dtype in (torch.float32, torch.float64) else torch.float32
     return torch.zeros(ctx.shape, dtype=wide).index_add_(0, rows, values.to(wide)).to(values.dtype)

@@ -27,7 +27,7 @@ from fugaku_gpt.pjm.options import (
     Option,
 )
 from fugaku_gpt.pjm.script import Directive, PjmScript, Problem
-from fugaku_gpt.pjm.shell_words import split_list, split_line
+from fugaku_gpt.pjm.shell_words import split_line, split_list
 
 MAX_LINE_LENGTH = 4096  # characters; more is refused (PJM 0025)
 MAX_LINE_OPTIONS = 64  # of one line; more are ignored with a warning (PJM 0024)

@@ -9,14 +9,14 @@ import re
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple
 
-from fugaku_gpt.pjm.catalogue import GATE_MEANINGS, ERROR_MEANINGS, SITE, UNNUMBERED_MEANINGS, ErrorMeaning
+from fugaku_gpt.pjm.catalogue import ERROR_MEANINGS, GATE_MEANINGS, SITE, UNNUMBERED_MEANINGS, ErrorMeaning
 from fugaku_gpt.pjm.jobids import ID_PATTERN, MESSAGE_ID_PATTERN, PjmJobId, expand_job_ids, parse_job_id
 from fugaku_gpt.pjm.limits import AclLimits, Limit, LimitUsage, parse_acl, parse_limit_usage
 from fugaku_gpt.pjm.pjstat import (
     clean_value,
     parse_data,
-    parse_table,
     parse_seconds,
+    parse_table,
     status_of,
     statuses_of,
 )

@@ -13,7 +13,7 @@ from typing import IO, Optional
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.launch.processes import GRACE_SECONDS, end_marked_processes
-from fugaku_gpt.records.claim import AlreadyClaimed, release_claim, claim_folder, current_process
+from fugaku_gpt.records.claim import AlreadyClaimed, claim_folder, current_process, release_claim
 
 FILE = ".sweep.lock"
 CLAIM = ".sweep.claim"  # where the file system has no locks

@@ -17,7 +17,14 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 import torch
 
 from fugaku_gpt.checkpoint.data_file import Entry, FilePlan, file_name, plan_file, write_pieces
-from fugaku_gpt.checkpoint.directory import discard_temporary, begin_checkpoint, clean_leftovers, commit_checkpoint, require_room, update_tracker
+from fugaku_gpt.checkpoint.directory import (
+    begin_checkpoint,
+    clean_leftovers,
+    commit_checkpoint,
+    discard_temporary,
+    require_room,
+    update_tracker,
+)
 from fugaku_gpt.checkpoint.manifest import DataFile, LogicalTensor, Manifest, describe_file
 from fugaku_gpt.checkpoint.retention import remove_old_checkpoints
 from fugaku_gpt.config import RunConfig, config_values

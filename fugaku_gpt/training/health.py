@@ -15,7 +15,7 @@ import torch
 from fugaku_gpt import ops
 from fugaku_gpt.config import TrainingConfig
 from fugaku_gpt.errors import RunFailed
-from fugaku_gpt.parallel.buffers import Run, nbytes
+from fugaku_gpt.parallel.buffers import ParamRange, nbytes
 
 DONE, NOT_FINITE, OVERFLOW, SPIKE = "", "not finite", "overflow", "spike"  # what became of a step
 
@@ -27,7 +27,7 @@ class Optimizer(Protocol):
     moments: List[Tuple[torch.Tensor, torch.Tensor]]
 
 
-def squares_of(runs: Sequence[Run]) -> Tuple[float, bool]:
+def squares_of(runs: Sequence[ParamRange]) -> Tuple[float, bool]:
     """The sum of squares of the gradients that this rank counts, and whether all that it owns are finite, counted or
     not: the others would wait for the ranks that count anyway."""
     counted, rest = 0.0, 0.0
@@ -190,7 +190,7 @@ class StateCopy:
         tensors: of each run: weights and both moments; empty before the first time.
     """
 
-    def __init__(self, runs: Sequence[Run], optimizer: Optimizer) -> None:
+    def __init__(self, runs: Sequence[ParamRange], optimizer: Optimizer) -> None:
         self._runs = list(runs)
         self._optimizer = optimizer
         self.tensors: List[Tuple[torch.Tensor, ...]] = []

@@ -38,7 +38,7 @@ class Meter:
         self._read = (trainer.pipeline_seconds, trainer.waited_seconds, trainer.computed_seconds)
         figures = torch.zeros(6 + stages, dtype=torch.float64)
         figures[0], figures[1] = local.resident_bytes(), local.node_used_bytes()
-        hidden = trainer.sum.overlap.read()
+        hidden = trainer.reducer.overlap.read()
         figures[2] = -hidden if hidden is not None else 0.0  # known on all ranks or on none
         # the stage that is done last says how long the step's passes took: one that is done before it idles on
         figures[3] = seconds

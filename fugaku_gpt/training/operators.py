@@ -26,7 +26,7 @@ from fugaku_gpt.compat import OperatorCall, probes
 from fugaku_gpt.model import attention, dropout
 from fugaku_gpt.ops import native, reductions
 from fugaku_gpt.parallel.buffers import MasterWeights
-from fugaku_gpt.parallel.gradients import GradientSum
+from fugaku_gpt.parallel.gradient_path import GradientReducer
 from fugaku_gpt.records.operators import (
     BATCHED_MATMUL,
     CAST,
@@ -35,9 +35,9 @@ from fugaku_gpt.records.operators import (
     CROSS_ENTROPY,
     GELU,
     LAYER_NORM,
+    MATMUL,
     OPTIMISER,
     OTHER,
-    MATMUL,
     PYTHON,
     SOFTMAX,
     Operators,
@@ -96,7 +96,7 @@ _CASTS = ("aten::to", "aten::_to_copy")
 _FUNCTIONS = {"_CausalAttention": SOFTMAX, "_CrossEntropy": CROSS_ENTROPY, "GeluByErf": GELU}
 _OF_SCORES = ("aten::add_", "aten::mul_", "aten::mul", "aten::sub_", "aten::sum")
 # what autograd does inside the backward pass of these is that of what has prepared their input: GELU, in whatever parts
-_AFTER_GELU = ("_RowParallelBackward", "_RowParallelScatterBackward")
+_AFTER_GELU = ("_RowParallelBackward",)
 
 
 class _Place(NamedTuple):
@@ -180,7 +180,7 @@ def _named_parts(communicates: bool) -> Iterator[None]:
         (optimizer.BlockedAdamW, "step", _named(OPTIMISER)),
         (optimizer.FusedAdamW, "step", _named(OPTIMISER)),
         (optimizer.CompiledAdamW, "step", _named(OPTIMISER)),
-        (GradientSum, "begin", _named(OPTIMISER)),
+        (GradientReducer, "begin", _named(OPTIMISER)),
         (trainer, "squares_of", _named(OPTIMISER)),
         (MasterWeights, "round", _named(CAST)),
         (probes, "builtin_gelu_tanh", _named(GELU)),

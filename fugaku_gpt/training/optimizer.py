@@ -14,7 +14,7 @@ import torch
 
 from fugaku_gpt import compat, ops
 from fugaku_gpt.config import TrainingConfig
-from fugaku_gpt.parallel.buffers import Run
+from fugaku_gpt.parallel.buffers import ParamRange
 
 BLOCK = 65536  # elements; five float32 blocks of this size fit a 2 MiB cache, and call overhead is below 1 %
 
@@ -34,7 +34,7 @@ class BlockedAdamW:
 
     rounds = False
 
-    def __init__(self, runs: Sequence[Run], training: TrainingConfig) -> None:
+    def __init__(self, runs: Sequence[ParamRange], training: TrainingConfig) -> None:
         self._training = training
         self.steps = 0
         self.moments: Moments = []
@@ -79,7 +79,7 @@ class FusedAdamW:
 
     rounds = False
 
-    def __init__(self, runs: Sequence[Run], training: TrainingConfig) -> None:
+    def __init__(self, runs: Sequence[ParamRange], training: TrainingConfig) -> None:
         """There is a kernel for the runs' type."""
         dtype = runs[0].parameters.dtype
         self._kernel, self._divides = compat.fused_adamw(dtype), compat.has_gradient_scale(dtype)
@@ -132,7 +132,7 @@ class CompiledAdamW:
         steps, moments, rounds: as of :class:`BlockedAdamW`.
     """
 
-    def __init__(self, runs: Sequence[Run], training: TrainingConfig) -> None:
+    def __init__(self, runs: Sequence[ParamRange], training: TrainingConfig) -> None:
         """The runs are float32."""
         self._runs, self._training = list(runs), training
         self.steps = 0
@@ -156,7 +156,9 @@ class CompiledAdamW:
             ops.step_adamw(run.parameters, run.gradients, moments, rounded, step)
 
 
-def build_optimizer(runs: Sequence[Run], training: TrainingConfig) -> "BlockedAdamW | FusedAdamW | CompiledAdamW":
+def build_optimizer(
+    runs: Sequence[ParamRange], training: TrainingConfig
+) -> "BlockedAdamW | FusedAdamW | CompiledAdamW":
     """AdamW over what this rank owns, by the fastest way that there is."""
     if runs and runs[0].parameters.dtype == torch.float32 and ops.uses_native_kernels():
         return CompiledAdamW(runs, training)

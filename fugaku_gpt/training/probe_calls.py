@@ -17,7 +17,7 @@ from fugaku_gpt.data.random_samples import RandomSamples
 from fugaku_gpt.kernels.attention_tiling import attention_tiling, head_slots
 from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD, INPUT, KEYS, LINEAR, SCORES, VALUES, WEIGHT
 from fugaku_gpt.model.dropout import keep_mask, scaled_mask
-from fugaku_gpt.parallel.buffers import Run
+from fugaku_gpt.parallel.buffers import ParamRange
 from fugaku_gpt.parallel.cross_entropy import losses_of_logits
 from fugaku_gpt.training.health import squares_of
 from fugaku_gpt.training.optimizer import build_optimizer
@@ -248,18 +248,18 @@ def step_calls() -> Iterator[Tuple[str, int, Call]]:
     """(name, elements, operation) of passes over parameters, masters and gradients, which are float32."""
     for elements in (2**20, 2**14, 2**24):
         parameters, gradients = torch.zeros(elements), torch.full((elements,), 1e-3)
-        runs = [Run(True, True, 0, parameters, gradients)]
+        runs = [ParamRange(True, True, 0, parameters, gradients)]
         yield "zero", elements, torch.zeros(elements).zero_
         yield "squares", elements, _squares(runs)
         yield "optimiser", elements, _step(runs)
         yield "round", elements, _round(parameters)
 
 
-def _squares(runs: List[Run]) -> Call:
+def _squares(runs: List[ParamRange]) -> Call:
     return lambda: squares_of(runs)
 
 
-def _step(runs: List[Run]) -> Call:
+def _step(runs: List[ParamRange]) -> Call:
     optimizer = build_optimizer(runs, load_run_config().training)
     return lambda: optimizer.step(1e-9)
 

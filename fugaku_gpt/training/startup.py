@@ -68,7 +68,9 @@ def agree_on_kernels(
     nobody_asked = kept.get("compiled", False) and ops.supports_gelu(dtype)
     answered = "gelu_by_erf" in kept and not nobody_asked
     mine = {
-        "in_float32": [*kept["in_float32"], *compat.operations_without_kernel(dtype)] if kept else compat.float32_operations(dtype),
+        "in_float32": [*kept["in_float32"], *compat.operations_without_kernel(dtype)]
+        if kept
+        else compat.float32_operations(dtype),
         "gelu_by_erf": not own_gelu and (kept["gelu_by_erf"] if answered else _gelu_by_erf(config)),
         "onednn": _may_be_onednn(config, kept),
         "compiled": compiled,

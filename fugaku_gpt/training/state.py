@@ -7,7 +7,7 @@ from typing import Iterator, Sequence, Tuple
 
 import torch
 
-from fugaku_gpt.parallel.buffers import Run
+from fugaku_gpt.parallel.buffers import ParamRange
 from fugaku_gpt.training.health import Optimizer, StateCopy
 
 KINDS = ("weights", "first_moment", "second_moment")
@@ -39,7 +39,7 @@ def kinds_of(copy: StateCopy) -> Tuple[str, ...]:
     return (*KINDS, *KEPT_KINDS) if copy.iteration else KINDS
 
 
-def storages_of(runs: Sequence[Run], optimizer: Optimizer, copy: StateCopy) -> Iterator[Storage]:
+def storages_of(runs: Sequence[ParamRange], optimizer: Optimizer, copy: StateCopy) -> Iterator[Storage]:
     """All tensors of the state that this rank owns; weights are the masters where there are masters."""
     for run, moments in zip(runs, optimizer.moments):
         for kind, values in zip(KINDS, (run.parameters, *moments)):

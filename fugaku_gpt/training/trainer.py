@@ -19,8 +19,9 @@ from fugaku_gpt.layout.flat import is_sharded, shards_of
 from fugaku_gpt.layout.schedules import schedule
 from fugaku_gpt.layout.stages import chunks_of, stage_tensors
 from fugaku_gpt.model import build_stage, named_parameters, recompute_of
-from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights, nbytes
-from fugaku_gpt.parallel.gradients import GradientSum, ParameterGather, counted_here
+from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights, counted_in_norm, nbytes
+from fugaku_gpt.parallel.gradient_path import GradientReducer
+from fugaku_gpt.parallel.parameter_gather import ParameterGather
 from fugaku_gpt.parallel.pipeline import Pipeline
 from fugaku_gpt.records.flight import FINISHED, FORWARD, OPTIMISER, SUMS, VALIDATION
 from fugaku_gpt.training.health import DONE, SPIKE, Health, StateCopy, squares_of
@@ -150,17 +151,20 @@ class Trainer:
             )
             owned = self.buffers.layout.owned(grid.replicas.rank if sharded else 0, grid.dp.size if sharded else 1)
             self.masters = MasterWeights(self.buffers, owned) if training.dtype in SIXTEEN_BITS else None
-            self._runs = list(self.buffers.runs(owned, counted_here(grid, sharded), self.masters))
-            self._optimizer = build_optimizer(self._runs, training)
+            self._param_ranges = list(self.buffers.param_ranges(owned, counted_in_norm(grid, sharded), self.masters))
+            self._optimizer = build_optimizer(self._param_ranges, training)
             sum_dtype = getattr(torch, training.gradient_dtype) if training.gradient_dtype is not None else None
             at_once = training.buckets_at_once
-            self.sum = GradientSum(self.buffers, pieces, grid, sharded, layout.sequence_parallel, sum_dtype, at_once)
-            self._gather = ParameterGather(self.buffers, pieces, grid.replicas, self.sum.overlap) if sharded else None
-            self._copy = StateCopy(self._runs, self._optimizer)
+            self.reducer = GradientReducer(
+                self.buffers, self.pieces, grid, sharded, layout.sequence_parallel, sum_dtype, at_once
+            )
+            self._gather = (
+                ParameterGather(self.buffers, pieces, grid.replicas, self.reducer.overlap) if sharded else None
+            )
+            self._copy = StateCopy(self._param_ranges, self._optimizer)
         self._last_chunk = chunks[-1].index
         self._pipelines: Dict[Tuple[int, int], Pipeline] = {}
         self.pipeline = self._pipeline(training.global_batch, model.seq_len)
-        self._order = list(self.pieces)
 
     def step(self) -> Step:
         """One iteration over one global batch.
@@ -180,14 +184,14 @@ class Trainer:
         for piece in self.pieces.values():
             piece.train()
             piece.gradient_scale = scale
-        self.sum.begin()
+        self.reducer.begin()
         self.pipeline = self._pipeline(samples, seq_len)
         began = time.perf_counter()
-        total = self._losses(self._train, used, seq_len, self._before_last_backward)
+        total = self._losses(self._train, used, seq_len)
         self.pipeline_seconds += time.perf_counter() - began
         self.waited_seconds += self.pipeline.waited_seconds
         self.grid.world.mark_phase(SUMS, micro_batch=-1)
-        self.sum.finish()
+        self.reducer.finish()
         sums = self._agree(total)
         tokens, bad_ranks = samples * seq_len, int(sums.bad_ranks)
         loss, norm = sums.losses / tokens, math.sqrt(sums.squares) / tokens / scale
@@ -201,7 +205,7 @@ class Trainer:
             # gradients are scaled sums over all tokens of the global batch: one pass divides, clips and steps
             self._optimizer.step(lr, tokens * scale / clip)
         elif verdict == SPIKE:
-            self._settle()
+            self.buffers.wait_for_all_gather()
             self._copy.go_back()
         rounded = verdict == DONE and self._optimizer.rounds
         if verdict in (DONE, SPIKE) and self.masters is not None and not rounded:
@@ -241,7 +245,7 @@ class Trainer:
     def storages(self) -> List[Storage]:
         """The tensors of the state that this rank owns. Parameters that are on their way from other replicas are none
         of them."""
-        return list(storages_of(self._runs, self._optimizer, self._copy))
+        return list(storages_of(self._param_ranges, self._optimizer, self._copy))
 
     def fill(self, state: Mapping[str, Any], read: Callable[[Storage], None]) -> None:
         """Have other tensors: the first half of loading, in which ranks do not wait for each other.
@@ -250,7 +254,7 @@ class Trainer:
             state: as :meth:`state` gave it, or parts of it: what is missing is as in a run that has not begun.
             read: fills a tensor of the state.
         """
-        self._settle()
+        self.buffers.wait_for_all_gather()
         kept = state.get("copy") if self.config.training.rollback_every is not None else None
         self._copy.iteration = 0
         if kept is not None:
@@ -290,7 +294,7 @@ class Trainer:
             "gradients": gradients,
             "optimiser": nbytes(*(moment for moments in self._optimizer.moments for moment in moments)),
             "copy for loss spikes": self.copy_bytes,
-            "communication buffers": self.sum.bytes,
+            "communication buffers": self.reducer.bytes,
         }
 
     def _keep_copy(self, verdict: str) -> None:
@@ -298,13 +302,9 @@ class Trainer:
         is there."""
         stepped = self.iteration > self.health.left_out
         if verdict != SPIKE and stepped and self.health.copy_is_due(self.iteration):
-            self._settle()
+            self.buffers.wait_for_all_gather()
             self._copy.keep(self.iteration, self.consumed_samples)
             self.health.kept(verdict)
-
-    def _settle(self) -> None:
-        if self.buffers.settle is not None:
-            self.buffers.settle()
 
     def _pipeline(self, samples: int, seq_len: int) -> Pipeline:
         """The pipeline of a global batch of so many samples of so many tokens; made once for each size."""
@@ -350,13 +350,7 @@ class Trainer:
         self.grid.pp.all_reduce(whole)
         return float(whole) / (batches * samples * seq_len)
 
-    def _losses(
-        self,
-        samples: Samples,
-        used: int,
-        seq_len: int,
-        before_last_backward: Optional[Callable[[int], None]] = None,
-    ) -> float:
+    def _losses(self, samples: Samples, used: int, seq_len: int) -> float:
         """The sum of this replica's tokens' losses over one global batch, on the last stage; 0 elsewhere. With
         gradients enabled they are left in the buffers.
 
@@ -381,11 +375,8 @@ class Trainer:
                 total += float(y.detach())
             return y
 
-        self.pipeline.run(forward, before_last_backward, self.buffers.late)
+        self.pipeline.run(forward, self.reducer)
         return total
-
-    def _before_last_backward(self, chunk: int) -> None:
-        self.sum.last_backward(self._order.index(chunk))
 
     def _agree(self, total: float) -> _Sums:
         """What all ranks must know of this iteration, from one sum over all of them, so equal on every rank.
@@ -393,7 +384,7 @@ class Trainer:
         Args:
             total: sum of this replica's losses, on the last stage.
         """
-        squares, finite = squares_of(self._runs)
+        squares, finite = squares_of(self._param_ranges)
         written, not_written = self.saving()
         mine = _Sums(
             losses=total if self.grid.coordinates.tp == 0 else 0.0,

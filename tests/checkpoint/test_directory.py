@@ -27,7 +27,7 @@ from fugaku_gpt.checkpoint.manifest import MANIFEST, read_manifest
 from fugaku_gpt.checkpoint.reader import Checkpoint, open_checkpoint
 from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid, remove_old_checkpoints, verify_checkpoint
 from fugaku_gpt.errors import CheckpointError, RunFailed
-from fugaku_gpt.layout.regions import Region, rectangles, full_region
+from fugaku_gpt.layout.regions import Region, full_region, rectangles
 from tests.support.checkpoints import Arrays, Held, cut_flat, save, some_arrays
 
 

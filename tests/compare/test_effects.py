@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.compare.effects import (
     COLUMNS,
-    EffectEstimates,
     Effect,
+    EffectEstimates,
     Observation,
     as_json,
-    estimate_effects,
     effect_rows,
+    estimate_effects,
     remarks,
 )
 from fugaku_gpt.compare.factorial import parse_factors, plan_design

@@ -11,8 +11,8 @@ import pytest
 from fugaku_gpt.compare.factorial import (
     HIGH,
     LOW,
-    Design,
     AnalysisSettings,
+    Design,
     describe,
     parse_factors,
     plan_design,

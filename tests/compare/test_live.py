@@ -14,7 +14,7 @@ from fugaku_gpt.cli.compare.printing import report_text
 from fugaku_gpt.compare import live
 from fugaku_gpt.compare.live import Limits, Session, SideRun, run_pairs
 from fugaku_gpt.compare.noise import Noise
-from fugaku_gpt.compare.pairs import ComparisonRecord, ComparisonPlan, SidePlan, read_comparison
+from fugaku_gpt.compare.pairs import ComparisonPlan, ComparisonRecord, SidePlan, read_comparison
 from fugaku_gpt.compare.report import NO_VERDICT, report_live
 from fugaku_gpt.config import config_values
 from fugaku_gpt.errors import UsageError

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from fugaku_gpt.compare.noise import Noise, CounterReading, NoiseWatch, clock_mhz, disturbances, read_counters, unknown_quantities
+from fugaku_gpt.compare.noise import (
+    CounterReading,
+    Noise,
+    NoiseWatch,
+    clock_mhz,
+    disturbances,
+    read_counters,
+    unknown_quantities,
+)
 
 START = CounterReading(100.0, 100.0, 1.0, 50.0, 1000, 10, 100, 10, 7, 0)
 

@@ -10,7 +10,7 @@ from fugaku_gpt.compare.recorded import compare_recorded
 from fugaku_gpt.compare.report import NO_VERDICT, report_recorded
 from fugaku_gpt.compare.sides import RecordedSide, parse_side
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.records.operators import CLASSES, OPTIMISER, MATMUL, Operators, write_operators
+from fugaku_gpt.records.operators import CLASSES, MATMUL, OPTIMISER, Operators, write_operators
 from tests.compare.runs import ENVIRONMENT, leave_run, tiny
 
 NOTES = Path(__file__).parents[2] / "benchmarks" / "reference" / "measurements.csv"

@@ -8,7 +8,7 @@ import pytest
 
 from fugaku_gpt.compare.curves import compare_curves, farthest_repeat
 from fugaku_gpt.compare.facts import Difference, differences
-from fugaku_gpt.compare.samples import NOT_RUN, unapplied_settings, read_job, timed_seconds
+from fugaku_gpt.compare.samples import NOT_RUN, read_job, timed_seconds, unapplied_settings
 from tests.compare.runs import ENVIRONMENT, leave_run, tiny
 
 

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from fugaku_gpt.compare.sides import Condition, LiveSide, RecordedSide, config_of, parse_side, refuse_unequal_work, work_per_iteration
+from fugaku_gpt.compare.sides import (
+    Condition,
+    LiveSide,
+    RecordedSide,
+    config_of,
+    parse_side,
+    refuse_unequal_work,
+    work_per_iteration,
+)
 from fugaku_gpt.errors import UsageError
 from tests.compare.runs import tiny
 

@@ -14,8 +14,8 @@ from fugaku_gpt.compare.statistics import (
     Comparison,
     compare_groups,
     compare_pairs,
-    stop_reason,
     holm_adjusted,
+    stop_reason,
     verdict_of,
 )
 from fugaku_gpt.compare.student import t_quantile, two_sided_p

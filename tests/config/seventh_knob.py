@@ -23,9 +23,9 @@ from fugaku_gpt.pjm.stats import read_stats_file
 from fugaku_gpt.records.accounting import JobAccount, Knob, write_accounting
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.report.collect import read_run
-from fugaku_gpt.report.markdown_tables import read_tables
 from fugaku_gpt.report.markdown_rows import rows_from_tables
-from fugaku_gpt.report.notes_table import row_cells, notes_cell, notes_tables
+from fugaku_gpt.report.markdown_tables import read_tables
+from fugaku_gpt.report.notes_table import notes_cell, notes_tables, row_cells
 from fugaku_gpt.report.rows import ResultRow, raw_values
 from fugaku_gpt.simulator.job import Job
 from fugaku_gpt.simulator.request import build_request

@@ -19,11 +19,11 @@ from fugaku_gpt.environments.check import (
     OK,
     OPTIONAL,
     UNSTATED,
-    unusual_thread_count,
     best_instruction_set,
     check_environment,
     compare_with_profile,
     is_version_of,
+    unusual_thread_count,
 )
 
 EXPECTED = Expected(

@@ -9,7 +9,7 @@ from fugaku_gpt import ops
 from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.kernels import load_library
-from fugaku_gpt.kernels.attention_tiling import native_workspace_floats, head_slots, enough_heads_for_threads
+from fugaku_gpt.kernels.attention_tiling import enough_heads_for_threads, head_slots, native_workspace_floats
 from fugaku_gpt.layout.native_kernels import may_use_native_kernels
 
 

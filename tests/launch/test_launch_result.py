@@ -8,7 +8,7 @@ from typing import Any, Optional
 import pytest
 
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.launch.launch_result import log_tail, failure_reason, result_of_launch
+from fugaku_gpt.launch.launch_result import failure_reason, log_tail, result_of_launch
 from fugaku_gpt.launch.processes import Outcome
 from fugaku_gpt.records.run import RunDirectory
 from tests.sweep.fake import leave_run, outcome

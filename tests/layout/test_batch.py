@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import ConfigError
-from fugaku_gpt.layout.batch import SkippedSamples, global_batch, sequence_length, batch_sizes
+from fugaku_gpt.layout.batch import SkippedSamples, batch_sizes, global_batch, sequence_length
 
 RAMP = ("training.global_batch=32", "training.ramp_start=8", "training.ramp_increment=8", "training.ramp_samples=300")
 

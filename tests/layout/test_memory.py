@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fugaku_gpt import ops
-from fugaku_gpt.comm import Communicator
+from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.compat.probes import TRIALS
 from fugaku_gpt.config import RunConfig, load_run_config
@@ -21,14 +21,15 @@ from fugaku_gpt.layout.memory import (
     PipelineState,
     embedding_and_head_bytes,
     layer_bytes,
-    pipeline_states,
     peak_activation_bytes,
+    pipeline_states,
     recompute_of_layers,
 )
 from fugaku_gpt.layout.stages import Chunk, split_layers
 from fugaku_gpt.layout.tensors import model_tensors
 from fugaku_gpt.model import build_model
 from fugaku_gpt.parallel.buffers import FlatBuffers
+from fugaku_gpt.parallel.gradient_path import GradientReducer
 from tests.support.kept import HAS_HOOKS, counting
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
@@ -51,7 +52,8 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def kept_by(config: RunConfig) -> int:
     """Bytes that PyTorch saves in the forward pass of a micro-batch, and those that the loss holds beside them."""
     model = build_model(config, Communicator.alone()).train()
-    FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1))
+    buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1))
+    GradientReducer(buffers, {0: model}, ProcessGrid.alone(), sharded=False)
     tokens = torch.from_numpy(ByteSamples(config.model.seq_len).batch(0, config.training.micro_batch))
     with counting([model]) as kept:
         loss = model(tokens[:, :-1], tokens[:, 1:], 0)

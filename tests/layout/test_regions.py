@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fugaku_gpt.layout.regions import Region, intersection, rectangles, tiles, full_region
+from fugaku_gpt.layout.regions import Region, full_region, intersection, rectangles, tiles
 
 shapes = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 

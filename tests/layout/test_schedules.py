@@ -14,11 +14,11 @@ from fugaku_gpt.layout.schedule_times import Timing, ideal_bubble, simulate
 from fugaku_gpt.layout.schedules import (
     KINDS,
     Action,
-    Backward,
+    BackwardInput,
+    BackwardWeight,
     Exchange,
     Forward,
     Message,
-    Weights,
     schedule,
 )
 
@@ -57,7 +57,7 @@ def test_every_schedule_is_complete_and_free_of_deadlock(shape: Shape) -> None:
 @given(shapes())
 def test_chunks_see_micro_batches_in_order_whatever_the_kind(shape: Shape) -> None:
     for actions in all_stages(shape):
-        for kind in (Forward, Backward, Weights):
+        for kind in (Forward, BackwardInput, BackwardWeight):
             seen = [(a.chunk, a.micro_batch) for a in actions if not isinstance(a, Exchange) and type(a) is kind]
             assert sorted(seen) == sorted(seen, key=lambda pair: pair[0])
 
@@ -161,7 +161,7 @@ def test_interleaving_one_chunk_is_1f1b_and_one_stage_needs_no_messages() -> Non
     assert all_stages(("interleaved", 4, 6, 1)) == all_stages(("1f1b", 4, 6, 1))
     for kind, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 3)):
         assert not any(isinstance(action, Exchange) for action in schedule(kind, 0, 1, 5, chunks))
-    assert schedule("1f1b", 0, 1, 2) == (Forward(0, 0), Backward(0, 0), Forward(1, 0), Backward(1, 0))
+    assert schedule("1f1b", 0, 1, 2) == (Forward(0, 0), BackwardInput(0, 0), Forward(1, 0), BackwardInput(1, 0))
 
 
 def test_a_schedule_reads_as_in_the_papers() -> None:
@@ -169,10 +169,10 @@ def test_a_schedule_reads_as_in_the_papers() -> None:
         Exchange((), (Message("activation", 0, 1, peer=0),)),
         Forward(0, 1),
         Exchange((), (Message("activation", 1, 1, peer=0),)),
-        Backward(0, 1),
+        BackwardInput(0, 1),
         Exchange((Message("gradient", 0, 0, peer=0),), ()),
         Forward(1, 1),
-        Backward(1, 1),
+        BackwardInput(1, 1),
         Exchange((Message("gradient", 1, 0, peer=0),), ()),
     )
 
@@ -268,14 +268,16 @@ def test_a_computation_left_out_done_twice_or_moved_elsewhere_is_found(shape: Sh
     position = data.draw(st.sampled_from([p for p, a in enumerate(actions) if not isinstance(a, Exchange)]))
     action = actions[position]
     assert not isinstance(action, Exchange)
-    only_one = isinstance(action, Weights) and shape[1] * shape[2] == 1  # without it, a schedule that puts nothing off
+    only_one = (
+        isinstance(action, BackwardWeight) and shape[1] * shape[2] == 1
+    )  # without it, a schedule that puts nothing off
     mutants: List[List[Action]] = [
         [action, action],
         *([] if only_one else [[]]),
         [type(action)(action.micro_batch, action.chunk + 1)],
         [type(action)(shape[2], action.chunk)],
         [type(action)(-1, action.chunk)],
-        [Backward(action.micro_batch, action.chunk) if isinstance(action, Forward) else Forward(0, action.chunk)],
+        [BackwardInput(action.micro_batch, action.chunk) if isinstance(action, Forward) else Forward(0, action.chunk)],
     ]
     actions[position : position + 1] = data.draw(st.sampled_from(mutants))
     with pytest.raises(ScheduleError):
@@ -354,18 +356,18 @@ def test_a_deadlock_that_buffered_sends_would_hide_is_found_and_named() -> None:
             Forward(1, 0),
             Exchange((Message("activation", 1, 1, 1),), ()),
             Exchange((), (Message("gradient", 0, 0, 1),)),
-            Backward(0, 0),
+            BackwardInput(0, 0),
             Exchange((), (Message("gradient", 1, 0, 1),)),
-            Backward(1, 0),
+            BackwardInput(1, 0),
         ],
         [
             Exchange((), (Message("activation", 0, 1, 0),)),
             Forward(0, 1),
-            Backward(0, 1),
+            BackwardInput(0, 1),
             Exchange((Message("gradient", 0, 0, 0),), ()),
             Exchange((), (Message("activation", 1, 1, 0),)),
             Forward(1, 1),
-            Backward(1, 1),
+            BackwardInput(1, 1),
             Exchange((Message("gradient", 1, 0, 0),), ()),
         ],
     ]

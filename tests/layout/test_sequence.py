@@ -253,7 +253,11 @@ class Crossed(Nodes):
     ("kind", "wrong", "words"),
     [
         (NODE, {0: [0, 3], 3: [0, 3], 1: [1, 4], 4: [1, 4], 2: [2, 5], 5: [2, 5]}, "rank 0, .* is on several nodes"),
-        (ACROSS_NODES, {0: [0, 4], 4: [0, 4], 1: [1, 3], 3: [1, 3], 2: [2, 5], 5: [2, 5]}, "rank 0, .* group 0, 4 it meets"),
+        (
+            ACROSS_NODES,
+            {0: [0, 4], 4: [0, 4], 1: [1, 3], 3: [1, 3], 2: [2, 5], 5: [2, 5]},
+            "rank 0, .* group 0, 4 it meets",
+        ),
         (ACROSS_NODES, {rank: [rank] for rank in range(6)}, "rank 0, .* it meets 0, 1, 2; its replicas are 0, 1, 2, 3"),
         (NODE, {rank: [rank] for rank in range(6)}, "rank 0, .* it meets 0, 3; its replicas are 0, 1, 2, 3, 4, 5"),
     ],

@@ -11,7 +11,7 @@ import pytest
 from fugaku_gpt.config import TrainingConfig
 from fugaku_gpt.data import samples
 from fugaku_gpt.model import attention, causal_attention, dropout, init
-from fugaku_gpt.parallel.buffers import Run
+from fugaku_gpt.parallel.buffers import ParamRange
 from fugaku_gpt.training import trainer
 from fugaku_gpt.training.optimizer import BlockedAdamW
 
@@ -29,7 +29,12 @@ class PlainAdamW(BlockedAdamW):
     """
 
     def __init__(
-        self, runs: Sequence[Run], training: TrainingConfig, eps: str = "outside", decay: str = "apart", ahead: int = 0
+        self,
+        runs: Sequence[ParamRange],
+        training: TrainingConfig,
+        eps: str = "outside",
+        decay: str = "apart",
+        ahead: int = 0,
     ) -> None:
         super().__init__(runs, training)
         self._runs, self._eps, self._decay, self._ahead = runs, eps, decay, ahead

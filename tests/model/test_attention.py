@@ -9,20 +9,22 @@ import torch
 
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.model import attention
+from fugaku_gpt.model import attention, build_model
 from fugaku_gpt.model.attention import CausalSelfAttention
 from tests.model.test_causal_attention import result_and_gradient
+from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
 
-def test_the_switch_computes_the_layer_by_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_computes_the_layer_by_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     found: List[Tuple[torch.Tensor, torch.Tensor]] = []
     calls: List[int] = []
     attend_naively = attention.attend_naively
     monkeypatch.setattr(attention, "attend_naively", lambda *inputs: calls.append(1) or attend_naively(*inputs))
-    for naively in (True, False):
-        monkeypatch.setattr(attention, "NAIVELY", naively)
-        layer = CausalSelfAttention(tiny_config().model, Communicator.alone(), torch.float64, seed=1, site=1)
+    for reference in (True, False):
+        layer = CausalSelfAttention(
+            tiny_config().model, Communicator.alone(), torch.float64, seed=1, site=1, reference=reference
+        )
         for number, parameter in enumerate(layer.parameters()):
             parameter.data.normal_(std=0.1, generator=torch.Generator().manual_seed(number))
         x = torch.randn(2, 24, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
@@ -40,3 +42,17 @@ def test_sequences_shorter_than_the_model_takes_are_the_beginning_of_longer_ones
     x = torch.randn(1, model.seq_len, model.hidden, dtype=torch.float64)
     whole, part = layer(x, 0), layer(x[:, :50], 0)
     assert float((whole[:, :50] - part).detach().abs().max()) <= 1e-12
+
+
+def test_a_model_is_built_with_either_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: List[int] = []
+    attend_naively = attention.attend_naively
+    monkeypatch.setattr(attention, "attend_naively", lambda *inputs: calls.append(1) or attend_naively(*inputs))
+    config = tiny_config("training.dtype=float64")
+    tokens = torch.from_numpy(ByteSamples(config.model.seq_len).batch(0, 1))
+    losses = [
+        float(build_model(config, Communicator.alone(), reference)(tokens[:, :-1], tokens[:, 1:]).detach())
+        for reference in (False, True)
+    ]
+    assert len(calls) == config.model.layers
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)

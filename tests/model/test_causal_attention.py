@@ -12,7 +12,7 @@ from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.compat.probes import TRIALS
 from fugaku_gpt.kernels import attention_tiling as blocks
 from fugaku_gpt.model.attention import attend_naively
-from fugaku_gpt.model.causal_attention import Kept, _Workspace, causal_attention
+from fugaku_gpt.model.causal_attention import DropoutMaskFn, _Workspace, causal_attention
 
 SHAPE = (2, 3, 19, 3, 4, 8)  # parts, samples, positions of each, query key value, heads, width of a head
 
@@ -53,7 +53,7 @@ def test_blocks_of_any_size_are_the_definition(
 ) -> None:
     monkeypatch.setitem(blocks._QUERIES, False, queries)
     monkeypatch.setitem(blocks._SCORES, False, -(-scores // torch.get_num_threads()))
-    kept: Optional[Kept] = (lambda: flags(SHAPE)) if drops else None
+    kept: Optional[DropoutMaskFn] = (lambda: flags(SHAPE)) if drops else None
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         found, judge = (
             result_and_gradient(lambda x, f=function: f(x, kept, 0.25, keep), inputs(SHAPE, dtype))
@@ -106,7 +106,7 @@ def test_in_16_bits_it_is_that_in_float32_rounded(
         monkeypatch.setitem(RANK_CONSENSUS.in_float32, dtype, frozenset(TRIALS))
     monkeypatch.setitem(blocks._QUERIES, True, 4)
     monkeypatch.setitem(blocks._SCORES, not forced, 50 * 8 * 6)  # some heads at once
-    kept: Optional[Kept] = (lambda: flags(shape)) if drops else None
+    kept: Optional[DropoutMaskFn] = (lambda: flags(shape)) if drops else None
     x = inputs(shape, dtype)
     found = result_and_gradient(lambda x: causal_attention(x, kept, 0.25), x)
     expected = result_and_gradient(lambda x: attend_naively(x, kept, 0.25), x.float())

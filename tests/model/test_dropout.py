@@ -79,7 +79,7 @@ def test_attention_drops_by_the_head_of_the_whole_model() -> None:
         tp = Communicator.alone()
         tp.rank, tp.size = rank, size
         layer = CausalSelfAttention(model, tp, torch.float32, seed=5, site=2)
-        return layer._kept(2, 10, 7)
+        return layer._keep_flags(2, 10, 7)
 
     halves = torch.cat([kept(0, 2), kept(1, 2)], dim=1)
     assert torch.equal(halves, kept(0, 1))

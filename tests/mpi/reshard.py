@@ -71,7 +71,7 @@ def whole(trainer: Trainer) -> Dict[str, torch.Tensor]:
     flat, tp, found = trainer.buffers.parameters, trainer.grid.tp, {}
     for placement in trainer.buffers.placements:
         spec = placement.spec
-        part = flat[placement.part].view(spec.local_shape(tp.size)).clone()
+        part = flat[placement.span].view(spec.local_shape(tp.size)).clone()
         if spec.tp_dim is not None:
             parts = tp.all_gather(part)
             part = torch.cat([parts[rank] for rank in range(tp.size)], dim=spec.tp_dim)

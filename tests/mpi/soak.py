@@ -83,7 +83,7 @@ def curve_of(drawn: Drawn, grid: ProcessGrid) -> Curve:
     earlier = list(OUTSTANDING)  # of tests before this one, where it is run among others
     samples = ByteSamples(config.model.seq_len)
     trainer = Trainer(config, grid, samples, samples)
-    summed = trainer.sum.finish
+    summed = trainer.reducer.finish
 
     def spoilt() -> None:
         summed()
@@ -92,7 +92,7 @@ def curve_of(drawn: Drawn, grid: ProcessGrid) -> Curve:
     curve = Curve()
     for iteration in range(1, ITERATIONS + 1):
         spoils = iteration == SPOILT_ITERATION and grid.world.rank == drawn.spoilt_rank
-        trainer.sum.finish = spoilt if spoils else summed  # type: ignore[method-assign]
+        trainer.reducer.finish = spoilt if spoils else summed  # type: ignore[method-assign]
         step = trainer.step()
         curve.losses.append(step.loss)
         curve.norms.append(step.grad_norm)

@@ -6,7 +6,7 @@ from typing import List, Optional, Tuple
 
 import pytest
 
-from benchmarks.bubble import WARM_UP_SECONDS, measured_bubble, told_bubble
+from benchmarks.bubble import WARM_UP_SECONDS, measured_bubble, predicted_bubble
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.layout.schedule_times import ideal_bubble
 
@@ -34,7 +34,7 @@ def test_a_step_idles_as_long_as_the_schedule_promises(
 ) -> None:
     if world.size != 4:
         pytest.skip("four stages")
-    told = told_bubble(kind, world.size, MICRO_BATCHES, chunks, PASS_SECONDS, work)
+    told = predicted_bubble(kind, world.size, MICRO_BATCHES, chunks, PASS_SECONDS, work)
     ideal = ideal_bubble(kind, world.size, MICRO_BATCHES, chunks)
     assert ideal == 3 / 8 / (3 if kind == "zero_bubble" else chunks)
     assert told == pytest.approx(ideal) if work is None else told > 2 * ideal

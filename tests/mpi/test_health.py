@@ -64,17 +64,17 @@ def test_a_gradient_that_is_not_finite_on_one_rank_alone_is_left_out_everywhere(
     run = trainer(world, *LAYOUT, "training.non_finite=skip")
     run.step()
     before = run.buffers.parameters.clone()
-    summed = run.sum.finish
+    summed = run.reducer.finish
 
     def spoilt() -> None:
         summed()
         if world.rank == world.size - 1:  # after all sums: no other rank sees it
             run.buffers.gradients.fill_(math.nan)
 
-    run.sum.finish = spoilt  # type: ignore[method-assign]
+    run.reducer.finish = spoilt  # type: ignore[method-assign]
     assert run.step().left_out == NOT_FINITE
     assert torch.equal(run.buffers.parameters, before) and (run.iteration, run.consumed_samples) == (2, 16)
-    run.sum.finish = summed  # type: ignore[method-assign]
+    run.reducer.finish = summed  # type: ignore[method-assign]
     judge = trainer(world, *LAYOUT)
     judge.step()
     judge.iteration, judge.consumed_samples = run.iteration, run.consumed_samples
@@ -86,14 +86,14 @@ def test_a_nan_in_what_nobody_counts_is_seen_all_the_same(world: Communicator) -
     run = trainer(world, *TENSORS, "training.non_finite=skip")
     place = run.grid.coordinates
     name = next(p for p in run.buffers.placements if p.spec.tp_dim is None)  # counted by the first of tp and dp only
-    summed = run.sum.finish
+    summed = run.reducer.finish
 
     def spoilt() -> None:
         summed()
         if (place.dp, place.tp) == (1, 1):
             run.buffers.gradients[name.start] = math.nan
 
-    run.sum.finish = spoilt  # type: ignore[method-assign]
+    run.reducer.finish = spoilt  # type: ignore[method-assign]
     step = run.step()
     assert step.left_out == NOT_FINITE and math.isfinite(step.loss) and math.isfinite(step.grad_norm)
 

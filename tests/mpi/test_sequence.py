@@ -13,7 +13,7 @@ from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.layout.batch import batch_sizes
 from fugaku_gpt.layout.nodes import node_groups
 from fugaku_gpt.layout.operations import RECEIVE, SEND
-from fugaku_gpt.layout.sequence import Collective, Communication, plan_of, program, is_calibration_step
+from fugaku_gpt.layout.sequence import Collective, Communication, is_calibration_step, plan_of, program
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config

@@ -11,9 +11,16 @@ import torch
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
-from fugaku_gpt.layout.memory import embedding_and_head_bytes, deferred_weight_grad_bytes, pipeline_states, peak_activation_bytes
+from fugaku_gpt.layout.memory import (
+    deferred_weight_grad_bytes,
+    embedding_and_head_bytes,
+    peak_activation_bytes,
+    pipeline_states,
+)
 from fugaku_gpt.layout.stages import chunks_of
-from fugaku_gpt.model import named_parameters, recompute_of
+from fugaku_gpt.model import recompute_of
+from fugaku_gpt.parallel import tensor as tensor_parallel
+from fugaku_gpt.parallel.gradient_path import add_weight_grad
 from fugaku_gpt.planner.trainer.run_memory import memory_of_run
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.kept import HAS_HOOKS, counting
@@ -147,23 +154,25 @@ def test_a_stage_keeps_what_the_formula_says(world: Communicator, case: Case) ->
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_what_is_put_off_keeps_what_the_formula_says(world: Communicator, sequence_parallel: bool) -> None:
+def test_deferred_products_keep_what_the_formula_says(
+    world: Communicator, sequence_parallel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if world.size not in (2, 4):
         pytest.skip("another number of ranks")
     case = Case((1, world.size // 2, 2), "none", sequence_parallel, schedule="zero_bubble")
     config = case.config()
     trainer = trainer_of(ProcessGrid(world, config.layout), config)
-    late, kept = trainer.buffers.late, []
+    deferrals, saved = trainer.reducer.deferrals, []
 
-    def add(parameter: int, product: Any) -> None:
-        if late._open is not None:
-            kept.extend(tensor for tensor in product.args[1:])  # of the sum that they are added to nothing is kept
-        original(parameter, product)
+    def add(parameter: torch.Tensor, product: Any) -> None:
+        if deferrals.recording is not None:
+            saved.extend(product.args[1:])  # the main_grad to which they are added is there anyway
+        add_weight_grad(parameter, product)
 
-    original, late.add = late.add, add  # type: ignore[method-assign]
+    monkeypatch.setattr(tensor_parallel, "add_weight_grad", add)
     trainer.step()
-    storages = {tensor.storage().data_ptr(): tensor.storage().size() * tensor.element_size() for tensor in kept}
+    storages = {tensor.storage().data_ptr(): tensor.storage().size() * tensor.element_size() for tensor in saved}
     # the first stage puts nothing off
     layers = sum(len(chunk.layers) for chunk in chunks_of(config) if chunk.stage == trainer.grid.coordinates.pp > 0)
     assert sum(storages.values()) == config.micro_batches * layers * deferred_weight_grad_bytes(config)
-    assert not any(late.waits(id(parameter)) for parameter in named_parameters(list(trainer.pieces.values())).values())
+    assert not deferrals._products and not any(slot.deferred_products for slot in trainer.reducer._slots)

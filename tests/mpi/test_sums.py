@@ -35,7 +35,7 @@ def test_a_replica_whose_share_is_padding_alone_trains_along(world: Communicator
     spikes = ("training.rollback_every=2", "training.spike_ratio=100")  # a copy of nothing is kept as well
     ours = trainer_of(on_nodes_of(world, 2), *smallest, *spikes, "layout.dp=8", "layout.zero=1")
     judge = trainer_of(lambda _: ProcessGrid.alone(), *smallest)
-    assert (not ours._runs) == (world.rank == 7)
+    assert (not ours._param_ranges) == (world.rank == 7)
     for _ in range(STEPS):
         assert ours.step().loss == pytest.approx(judge.step().loss, rel=1e-5)
     ours.finish()
@@ -122,7 +122,7 @@ def test_what_is_hidden_is_told_from_steps_that_hide_nothing(world: Communicator
     if world.size != 2:
         pytest.skip("two ranks")
     run = trainer_of(on_nodes_of(world, 2), "layout.dp=2", f"layout.zero={zero}")
-    overlap, told = run.sum.overlap, []
+    overlap, told = run.reducer.overlap, []
     for _ in range(6):
         run.step()
         told.append(overlap.read())

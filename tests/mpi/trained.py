@@ -58,7 +58,7 @@ def train(trainer: Trainer, steps: int = STEPS) -> Trained:
     """So many steps. Where steps that are not finite are left out, the last rank's gradients of one become so; where
     spikes are undone, larger weights make one. Collective."""
     found = Trained(whole_tensors(trainer, trainer.buffers.parameters))
-    summed = trainer.sum.finish
+    summed = trainer.reducer.finish
 
     def spoilt() -> None:
         summed()
@@ -69,7 +69,7 @@ def train(trainer: Trainer, steps: int = STEPS) -> Trained:
         if number == SPIKE_STEP and training.rollback_every is not None:
             trainer.buffers.parameters.mul_(5.0)
         spoils = number == NOT_FINITE_STEP and training.non_finite == "skip"
-        trainer.sum.finish = spoilt if spoils and world.rank == world.size - 1 else summed  # type: ignore[method-assign]
+        trainer.reducer.finish = spoilt if spoils and world.rank == world.size - 1 else summed  # type: ignore[method-assign]
         step = trainer.step()
         found.steps.append(step)
         found.gradients.append(summed_gradients(trainer) if step.left_out in (DONE, SPIKE) else {})

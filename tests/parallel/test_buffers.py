@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, List
+from typing import Dict, List, Tuple
 
 import pytest
 import torch
@@ -14,10 +14,9 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.layout.flat import ALIGNMENT_BYTES
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, model_tensors
 from fugaku_gpt.model import GPT, build_model
-from fugaku_gpt.parallel import buffers as flat
-from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights, Run
+from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights, ParamRange, counted_in_norm
 from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy
-from fugaku_gpt.parallel.gradients import counted_here
+from fugaku_gpt.parallel.gradient_path import GradientReducer, accumulate_grad_node, main_grad
 from fugaku_gpt.training.health import squares_of
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
@@ -39,33 +38,44 @@ def buffers_of(config: RunConfig, model: GPT, shards: int = 1, bucket_bytes: int
     return FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1), shards, bucket_bytes)
 
 
+def with_reducer(
+    config: RunConfig, model: GPT, accumulate_in_layers: bool = True
+) -> Tuple[FlatBuffers, GradientReducer]:
+    """The reducer holds autograd's hooks: where it ends, these do."""
+    buffers = buffers_of(config, model)
+    reducer = GradientReducer(
+        buffers, {0: model}, ProcessGrid.alone(), sharded=False, accumulate_in_layers=accumulate_in_layers
+    )
+    return buffers, reducer
+
+
 def backward(model: GPT, samples: int = 2) -> None:
     tokens = torch.from_numpy(ByteSamples(24).batch(0, samples))
     model(tokens[:, :-1], tokens[:, 1:]).backward()
 
 
-def runs_of(buffers: FlatBuffers) -> List[Run]:
-    return list(buffers.runs(buffers.layout.owned(0, 1), lambda spec: True))
+def runs_of(buffers: FlatBuffers) -> List[ParamRange]:
+    return list(buffers.param_ranges(buffers.layout.owned(0, 1), lambda spec: True))
 
 
 def test_parameters_and_gradients_become_views_and_keep_their_values(config: RunConfig, model: GPT) -> None:
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    buffers = buffers_of(config, model)
+    buffers, _reducer = with_reducer(config, model)
     backward(model)
     named = dict(model.named_parameters())
     for placement in buffers.placements:
         parameter = named[placement.spec.name]
         assert torch.equal(parameter.detach(), before[placement.spec.name])
-        assert parameter.data_ptr() == buffers.parameters[placement.part].data_ptr()
+        assert parameter.data_ptr() == buffers.parameters[placement.span].data_ptr()
         assert parameter.grad is not None
-        assert parameter.grad.data_ptr() == buffers.gradients[placement.part].data_ptr()
-        assert float(buffers.gradients[placement.part].abs().max()) > 0, placement.spec.name
+        assert parameter.grad.data_ptr() == buffers.gradients[placement.span].data_ptr()
+        assert float(buffers.gradients[placement.span].abs().max()) > 0, placement.spec.name
     buffers.parameters.zero_()
     assert all(float(parameter.detach().abs().sum()) == 0 for parameter in named.values())
 
 
 def test_a_second_micro_batch_adds_to_the_first_in_place(config: RunConfig, model: GPT) -> None:
-    buffers = buffers_of(config, model)
+    buffers, _reducer = with_reducer(config, model)
     backward(model)
     once, address = buffers.gradients.clone(), buffers.gradients.data_ptr()
     backward(model)
@@ -81,9 +91,9 @@ def test_tensors_lie_in_the_order_in_which_they_are_summed_over_other_groups(con
         for is_whole in (False, True)
     )
     assert [placement.spec.name for placement in buffers.placements] == [*cut, *whole, TOKEN_EMBEDDING]
-    inside = buffers.parameters[buffers.layout.replicated]
+    inside = buffers.parameters[buffers.layout.tp_replicated]
     assert inside.numel() >= sum(p.numel() for n, p in model.named_parameters() if n in whole)
-    assert buffers.layout.embedding == buffers.placements[-1].part
+    assert buffers.layout.embedding == buffers.placements[-1].span
 
 
 def test_runs_cover_every_element_once_and_agree_on_weight_decay(config: RunConfig, model: GPT) -> None:
@@ -117,7 +127,7 @@ def test_shares_of_all_replicas_together_are_every_element_once(shards: int, dty
             parts = torch.cat([buffers.parameters[mine.parameters] for mine in owned])
             assert torch.equal(masters.values, parts.float())
         at = 0
-        for run in buffers.runs(owned, lambda spec: True, masters):
+        for run in buffers.param_ranges(owned, lambda spec: True, masters):
             assert run.parameters.numel() == run.gradients.numel()
             if masters is not None:
                 assert run.parameters.data_ptr() == masters.values[at:].data_ptr()
@@ -127,12 +137,12 @@ def test_shares_of_all_replicas_together_are_every_element_once(shards: int, dty
 
 
 def test_the_norm_is_that_of_all_gradients(config: RunConfig, model: GPT) -> None:
-    buffers = buffers_of(config, model)
+    buffers, _reducer = with_reducer(config, model)
     for placement in buffers.placements:
         values = torch.randn(placement.size, generator=torch.Generator().manual_seed(placement.start))
-        buffers.gradients[placement.part].copy_(values)
+        buffers.gradients[placement.span].copy_(values)
     judge = sum(float((p.grad.double() ** 2).sum()) for p in model.parameters() if p.grad is not None)
-    runs = list(buffers.runs(buffers.layout.owned(0, 1), counted_here(ProcessGrid.alone(), False)))
+    runs = list(buffers.param_ranges(buffers.layout.owned(0, 1), counted_in_norm(ProcessGrid.alone(), False)))
     squares, finite = squares_of(runs)
     assert finite and squares == pytest.approx(judge, rel=1e-6)
     buffers.gradients[3] = float("inf")
@@ -148,8 +158,8 @@ def test_every_tensor_starts_on_a_cache_line_and_gaps_hold_zeros(dtype: str) -> 
     for placement in buffers.placements:
         for whole in (buffers.parameters, buffers.gradients):
             assert placement.start * whole.element_size() % ALIGNMENT_BYTES == 0
-        assert not bool(used[placement.part].any())
-        used[placement.part] = True
+        assert not bool(used[placement.span].any())
+        used[placement.span] = True
     assert int(used.sum()) == sum(parameter.numel() for parameter in model.parameters())
     assert not bool(used.all())
     assert float(buffers.parameters[~used].float().abs().sum()) == float(buffers.gradients[~used].abs().sum()) == 0.0
@@ -170,7 +180,7 @@ def test_the_norm_of_over_a_million_equal_gradients_stays_within_the_tolerance_o
     wide_model = build_model(wide, Communicator.alone())
     buffers = buffers_of(wide, wide_model)
     for placement in buffers.placements:
-        buffers.gradients[placement.part] = 1e-3
+        buffers.gradients[placement.span] = 1e-3
     count = sum(placement.size for placement in buffers.placements)
     assert count > 10**6
     assert squares_of(runs_of(buffers))[0] ** 0.5 == pytest.approx(1e-3 * count**0.5, rel=1e-5)
@@ -180,13 +190,13 @@ def test_the_norm_of_over_a_million_equal_gradients_stays_within_the_tolerance_o
 def test_gradients_of_16_bits_are_added_up_in_float32_and_freed(dtype: str) -> None:
     config = tiny_config(f"training.dtype={dtype}", "model.dropout=0", "model.attention_dropout=0")
     model = build_model(config, Communicator.alone())
-    buffers = buffers_of(config, model)
+    buffers, _reducer = with_reducer(config, model)
     assert buffers.parameters.dtype == getattr(torch, dtype) and buffers.gradients.dtype == torch.float32
     backward(model)
     assert all(parameter.grad is None for parameter in model.parameters())
     once = buffers.gradients.clone()
     # the others' are sums over tokens in float32
-    products = [p.part for p in buffers.placements if p.spec.decays and p.spec.name != TOKEN_EMBEDDING]
+    products = [p.span for p in buffers.placements if p.spec.decays and p.spec.name != TOKEN_EMBEDDING]
     others = torch.cat([torch.arange(part.start, part.stop) for part in products])
     rounded = once.to(getattr(torch, dtype)).float()
     assert not torch.equal(once, rounded) and float(once[others].abs().max()) > 0
@@ -204,7 +214,7 @@ def test_both_gradients_of_the_token_embedding_are_added_up_in_float32() -> None
     not."""
     config = tiny_config("training.dtype=float16")
     model = build_model(config, Communicator.alone())
-    buffers = buffers_of(config, model)
+    buffers, _reducer = with_reducer(config, model)
     table, vocabulary = model.token_embedding, config.model.vocab_size
     table.weight.detach().zero_()  # all probabilities are 1 / vocabulary
     found, of_each = table(torch.tensor([3])), 40000.0
@@ -223,7 +233,7 @@ def test_sums_over_tokens_do_not_depend_on_how_many_of_them_a_rank_has() -> None
     rank must not overflow where ranks that share the tokens go on."""
     config = tiny_config("training.dtype=float16")
     model = build_model(config, Communicator.alone())
-    buffers = buffers_of(config, model)
+    buffers, _reducer = with_reducer(config, model)
     norm, down = model.blocks["0"].attention_norm, model.blocks["0"].mlp.down
     x = torch.randn(1, 64, config.model.ffn_size, generator=torch.Generator().manual_seed(1)).half()
     ones = torch.ones(1, 64, config.model.hidden).half()
@@ -234,12 +244,14 @@ def test_sums_over_tokens_do_not_depend_on_how_many_of_them_a_rank_has() -> None
         (down, down.bias, ones * 1500.0),
     ):
         given = x[..., : config.model.hidden] if layer is norm else x
+        sums = main_grad(parameter)
         found = []
         for parts in (1, 2):
             buffers.gradients.zero_()
             for part, grad in zip(given.chunk(parts, dim=1), gradient.chunk(parts, dim=1)):
                 layer(part.detach().requires_grad_()).backward(grad)
-            found.append(parameter.gradient_sum.clone())
+            assert sums is not None
+            found.append(sums.clone())
         assert 65504.0 < float(found[0].abs().max()) < math.inf
         assert torch.allclose(*found, rtol=1e-5)
 
@@ -249,18 +261,18 @@ def test_sums_over_tokens_do_not_depend_on_how_many_of_them_a_rank_has() -> None
     ("dtype", "tolerance"), [("float64", 1e-14), ("float32", 1e-6), ("bfloat16", 2e-2), ("float16", 2e-3)]
 )
 def test_what_layers_add_by_themselves_is_what_autograd_adds_and_every_hook_runs_once(
-    dtype: str, tolerance: float, recompute: str, monkeypatch: pytest.MonkeyPatch
+    dtype: str, tolerance: float, recompute: str
 ) -> None:
     config = tiny_config(f"training.dtype={dtype}", f"training.recompute={recompute}")
     sums, finished = [], []
-    for layers_add in (True, False):
-        monkeypatch.setattr(flat, "LAYERS_ADD", layers_add)
+    for accumulate_in_layers in (True, False):
         model = build_model(config, Communicator.alone())
-        buffers = buffers_of(config, model)
+        buffers, _reducer = with_reducer(config, model, accumulate_in_layers)
+        assert all((main_grad(parameter) is not None) == accumulate_in_layers for parameter in model.parameters())
         counts: Dict[str, int] = {}
         nodes = []
         for name, parameter in model.named_parameters():
-            nodes.append(flat.accumulation_of(parameter))
+            nodes.append(accumulate_grad_node(parameter))
             nodes[-1].register_hook(lambda *_, name=name, counts=counts: counts.update({name: counts.get(name, 0) + 1}))
         for _ in range(2):
             backward(model)
@@ -268,21 +280,21 @@ def test_what_layers_add_by_themselves_is_what_autograd_adds_and_every_hook_runs
         finished.append(counts)
     assert finished[0] == finished[1] == dict.fromkeys(dict(model.named_parameters()), 2)
     for placement in sums[0].placements:
-        ours, judge = (buffers.gradients[placement.part] for buffers in sums)
+        ours, judge = (buffers.gradients[placement.span] for buffers in sums)
         assert float((ours - judge).abs().max()) <= tolerance * float(judge.abs().max()), placement.spec.name
 
 
 def test_a_sum_is_complete_before_its_hook_runs(config: RunConfig, model: GPT) -> None:
-    buffers = buffers_of(config, model)
+    buffers, _reducer = with_reducer(config, model)
     seen = {}
     nodes = []
     named = dict(model.named_parameters())
     for placement in buffers.placements:
-        nodes.append(flat.accumulation_of(named[placement.spec.name]))
-        nodes[-1].register_hook(lambda *_, p=placement: seen.update({p.spec.name: buffers.gradients[p.part].clone()}))
+        nodes.append(accumulate_grad_node(named[placement.spec.name]))
+        nodes[-1].register_hook(lambda *_, p=placement: seen.update({p.spec.name: buffers.gradients[p.span].clone()}))
     backward(model)
     for placement in buffers.placements:
-        assert torch.equal(seen[placement.spec.name], buffers.gradients[placement.part]), placement.spec.name
+        assert torch.equal(seen[placement.spec.name], buffers.gradients[placement.span]), placement.spec.name
 
 
 def test_masters_keep_steps_that_16_bits_would_lose() -> None:

@@ -11,8 +11,8 @@ from fugaku_gpt.comm import BACKGROUND, Communicator
 from fugaku_gpt.layout.stages import split_layers, stage_tensors
 from fugaku_gpt.model import build_stage, named_parameters
 from fugaku_gpt.parallel.buffers import FlatBuffers
-from fugaku_gpt.parallel.gradients import ParameterGather
 from fugaku_gpt.parallel.overlap import Overlap
+from fugaku_gpt.parallel.parameter_gather import ParameterGather
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 

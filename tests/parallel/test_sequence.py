@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fugaku_gpt.comm import Communicator
-from fugaku_gpt.parallel.sequence import WHOLE, Shard, gather, scatter
+from fugaku_gpt.parallel.sequence import UNSHARDED, Shard, gather, scatter
 
 sizes = st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 6))  # samples, parts, tokens of each part
 
@@ -29,16 +29,16 @@ def test_the_order_of_ranks_is_what_gathering_the_parts_gives(size: "tuple[int, 
     tokens = torch.arange(b * parts * here).view(b, parts * here)
     shard = Shard(0, parts)
     gathered = torch.cat([tokens[:, _part(index, parts, here)] for index in range(parts)])
-    assert torch.equal(shard.in_order_of_ranks(tokens), gathered)
-    assert torch.equal(shard.in_order_of_samples(gathered), tokens)
-    assert torch.equal(shard.in_order_of_samples(gathered.unsqueeze(-1)), tokens.unsqueeze(-1))
+    assert torch.equal(shard.to_rank_order(tokens), gathered)
+    assert torch.equal(shard.to_sample_order(gathered), tokens)
+    assert torch.equal(shard.to_sample_order(gathered.unsqueeze(-1)), tokens.unsqueeze(-1))
 
 
 def test_without_it_or_on_one_rank_everything_is_here_in_order() -> None:
     tp = Communicator.alone()
-    assert Shard.of(tp, False) == Shard.of(tp, True) == WHOLE
+    assert Shard.of(tp, False) == Shard.of(tp, True) == UNSHARDED
     tokens = torch.arange(12).view(3, 4)
-    assert torch.equal(WHOLE.in_order_of_ranks(tokens), tokens) and WHOLE.positions(4) == slice(0, 4)
+    assert torch.equal(UNSHARDED.to_rank_order(tokens), tokens) and UNSHARDED.positions(4) == slice(0, 4)
     assert torch.equal(gather(tokens, tp), tokens) and torch.equal(scatter(tokens, tp), tokens)
     tp.rank, tp.size = 2, 4
-    assert Shard.of(tp, True) == Shard(2, 4) and Shard.of(tp, False) == WHOLE
+    assert Shard.of(tp, True) == Shard(2, 4) and Shard.of(tp, False) == UNSHARDED

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.pjm.groups import fugaku_limits, read_acl_groups, load_limits, read_limits, with_groups, write_limits
+from fugaku_gpt.pjm.groups import fugaku_limits, load_limits, read_acl_groups, read_limits, with_groups, write_limits
 
 PJACL = """\
 pjsub option parameters

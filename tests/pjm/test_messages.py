@@ -15,14 +15,14 @@ from fugaku_gpt.pjm.limits import INTERACTIVE, LimitUsage, parse_acl, parse_limi
 from fugaku_gpt.pjm.messages import (
     PjmMessage,
     WaitResult,
+    first_refusal,
     operation_results,
     parse_messages,
-    parse_wait_results,
-    first_refusal,
     parse_refusals,
+    parse_wait_results,
     submitted_ids,
 )
-from fugaku_gpt.pjm.pjstat import parse_data, parse_table, parse_seconds, statuses_of
+from fugaku_gpt.pjm.pjstat import parse_data, parse_seconds, parse_table, statuses_of
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Optional
 
 import pytest
 
-from fugaku_gpt.pjm.pjstat import clean_value, parse_data, parse_table, parse_seconds, status_of, statuses_of
+from fugaku_gpt.pjm.pjstat import clean_value, parse_data, parse_seconds, parse_table, status_of, statuses_of
 from fugaku_gpt.records.job import CANCELLED, ENDED, ON_HOLD, QUEUED, RUNNING, UNKNOWN, JobStatus
 
 VERBOSE_HEADER = (

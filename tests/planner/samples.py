@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Dict, List
 
 from fugaku_gpt.planner.tables.fitting import MeasuredRow
-from fugaku_gpt.planner.tables.rows import ConfigRow, parse_row, read_table, parse_measured_rows
+from fugaku_gpt.planner.tables.rows import ConfigRow, parse_measured_rows, parse_row, read_table
 
 REFERENCE = Path(__file__).parents[2] / "benchmarks" / "reference" / "measurements.csv"
 MEASURED = ("mem_value", "sec_per_it", "tflops", "tflops_formula", "status", "remarks")

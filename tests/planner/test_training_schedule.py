@@ -7,8 +7,14 @@ import math
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.planner.training_schedule import DAY, TrainingPlan, checkpoint_interval, lost_time_share, schedule_training
 from fugaku_gpt.planner.ramp import Ramp, phases
+from fugaku_gpt.planner.training_schedule import (
+    DAY,
+    TrainingPlan,
+    checkpoint_interval,
+    lost_time_share,
+    schedule_training,
+)
 
 RAMP = {
     "start": 192,

@@ -9,10 +9,10 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 import numpy as np
 
 from fugaku_gpt.checkpoint.data_file import Entry, describe_dtype, file_name, plan_file, write_pieces
-from fugaku_gpt.checkpoint.directory import discard_temporary, begin_checkpoint, commit_checkpoint, update_tracker
+from fugaku_gpt.checkpoint.directory import begin_checkpoint, commit_checkpoint, discard_temporary, update_tracker
 from fugaku_gpt.checkpoint.manifest import LogicalTensor, Manifest, describe_file
 from fugaku_gpt.checkpoint.safetensors import DTYPES
-from fugaku_gpt.layout.regions import Region, rectangles, full_region
+from fugaku_gpt.layout.regions import Region, full_region, rectangles
 
 Arrays = Mapping[str, Any]  # "kind/tensor" → array
 Held = List[Tuple[str, Region]]  # one rank's pieces: ("kind/tensor", region)

@@ -131,9 +131,9 @@ def test_masters_go_on_in_another_precision(tmp_path: Path) -> None:
     assert run.masters is not None
     wide = loaded(list_checkpoints(tmp_path)[0].path, *FAST)
     for placement in wide.buffers.placements:  # the flat tensors of a wider type have other gaps
-        name, part = placement.spec.name, placement.part
+        name, part = placement.spec.name, placement.span
         narrow = next(one for one in run.buffers.placements if one.spec.name == name)
-        assert torch.equal(wide.buffers.parameters[part], run.masters.values[narrow.part])
+        assert torch.equal(wide.buffers.parameters[part], run.masters.values[narrow.span])
     assert wide.step().loss == pytest.approx(run.step().loss, rel=1e-2)
 
 

@@ -13,7 +13,7 @@ from fugaku_gpt.comm import Communicator
 from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.layout.tensors import model_tensors
 from fugaku_gpt.model import build_model
-from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights, Run
+from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights, ParamRange
 from fugaku_gpt.training import optimizer as optimizers
 from fugaku_gpt.training.health import StateCopy, squares_of
 from fugaku_gpt.training.optimizer import BlockedAdamW, CompiledAdamW, FusedAdamW, build_optimizer
@@ -35,8 +35,8 @@ def trained(build: Any, divisor: float = 1.0) -> "tuple[FlatBuffers, np.ndarray[
     return buffers, before
 
 
-def runs_of(buffers: FlatBuffers) -> List[Run]:
-    return list(buffers.runs(buffers.layout.owned(0, 1), lambda spec: True))
+def runs_of(buffers: FlatBuffers) -> List[ParamRange]:
+    return list(buffers.param_ranges(buffers.layout.owned(0, 1), lambda spec: True))
 
 
 def gradient(step: int, size: int) -> "np.ndarray[Any, Any]":
@@ -78,7 +78,7 @@ def test_in_float32_too_each_way_divides_the_gradients(
     def stepped(build: Any) -> List[torch.Tensor]:
         generator = torch.Generator().manual_seed(0)
         values, gradients = (torch.randn(1000, generator=generator) for _ in range(2))
-        run = Run(True, True, 0, values, torch.zeros_like(gradients))
+        run = ParamRange(True, True, 0, values, torch.zeros_like(gradients))
         adamw = build([run], CONFIG.training)
         run.gradients.copy_(gradients * divisor)
         if isinstance(adamw, FusedAdamW):
@@ -108,7 +108,7 @@ def test_the_compiled_kernel_rounds_the_masters_that_a_rank_owns(shards: int) ->
         buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1), shards)
         owned = buffers.layout.owned(shards - 1, shards)
         masters = MasterWeights(buffers, owned)
-        adamw: Any = build(list(buffers.runs(owned, lambda spec: True, masters)), config.training)
+        adamw: Any = build(list(buffers.param_ranges(owned, lambda spec: True, masters)), config.training)
         assert adamw.rounds == (build is build_optimizer)
         buffers.gradients.copy_(torch.from_numpy(gradient(0, buffers.gradients.numel())))
         adamw.step(0.01)
@@ -150,7 +150,7 @@ def test_a_share_of_padding_alone_is_stepped_kept_and_brought_back(dtype: str) -
     before = buffers.parameters.clone()
     owned = buffers.layout.owned(shards - 1, shards)
     masters = MasterWeights(buffers, owned) if dtype == "bfloat16" else None
-    runs = list(buffers.runs(owned, lambda spec: True, masters))
+    runs = list(buffers.param_ranges(owned, lambda spec: True, masters))
     assert runs == [] and squares_of(runs) == (0.0, True)
     adamw = build_optimizer(runs, config.training)
     copy = StateCopy(runs, adamw)

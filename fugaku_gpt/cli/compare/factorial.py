@@ -15,7 +15,7 @@ from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, 
 from fugaku_gpt.sweep.plan import Plan, read_plan
 
 if TYPE_CHECKING:
-    from fugaku_gpt.compare.factorial import Design, AnalysisSettings
+    from fugaku_gpt.compare.factorial import AnalysisSettings, Design
     from fugaku_gpt.compare.observations import ToggleObservations
 
 NAME = "factorial"
@@ -87,7 +87,7 @@ def design_in(out: Path, options: CompareOptions) -> Optional[Tuple["Design", "A
 
 
 def _print_effects(observed: "ToggleObservations", tolerance: float, form: str) -> int:
-    from fugaku_gpt.compare.effects import COLUMNS, as_json, estimate_effects, effect_rows, remarks
+    from fugaku_gpt.compare.effects import COLUMNS, as_json, effect_rows, estimate_effects, remarks
 
     try:
         effects = estimate_effects(observed.observations, observed.names, observed.levels, tolerance, observed.notes)

@@ -120,7 +120,7 @@ def fit(
     from fugaku_gpt.machine.constants import load_machine
     from fugaku_gpt.planner.tables.fit_plot import draw_fit
     from fugaku_gpt.planner.tables.fitting import refit
-    from fugaku_gpt.planner.tables.rows import read_table, parse_measured_rows
+    from fugaku_gpt.planner.tables.rows import parse_measured_rows, read_table
     from fugaku_gpt.planner.tables.score import FIGURES, figures
     from fugaku_gpt.plotting import check_plot
 

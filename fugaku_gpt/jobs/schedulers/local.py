@@ -27,7 +27,7 @@ from fugaku_gpt.jobs.schedulers.local_store import (
 )
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, JobId, Refused, Submission, Uncertain
 from fugaku_gpt.launch.processes import GRACE_SECONDS, MARK, end_marked_processes, marked_processes
-from fugaku_gpt.records.job import CANCELLED, ON_HOLD, LOST, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus, aggregate_status
+from fugaku_gpt.records.job import CANCELLED, LOST, ON_HOLD, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus, aggregate_status
 
 GROUP = "this machine"
 _START_SECONDS = 60.0

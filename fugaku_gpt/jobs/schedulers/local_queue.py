@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Dict, List, Optional, Tuple
 
-from fugaku_gpt.jobs.schedulers.local_store import LocalJob, LocalStore, is_alive, may_run, this_process, queue_file
+from fugaku_gpt.jobs.schedulers.local_store import LocalJob, LocalStore, is_alive, may_run, queue_file, this_process
 from fugaku_gpt.launch.processes import GRACE_SECONDS, MARK, end_marked_processes, marked_processes
 from fugaku_gpt.machine.local import out_of_memory_kills
 from fugaku_gpt.records.files import write_json_atomically

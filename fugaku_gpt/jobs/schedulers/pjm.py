@@ -19,7 +19,7 @@ from fugaku_gpt.errors import EXIT_RESUME, UsageError
 from fugaku_gpt.jobs.schedulers.commands import Answer, NoAnswer, RunCommand, run_command
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, JobId, Overtaken, Refused, Submission, Uncertain
 from fugaku_gpt.pjm import jobids
-from fugaku_gpt.pjm.messages import Refusal, operation_results, first_refusal, submitted_ids
+from fugaku_gpt.pjm.messages import Refusal, first_refusal, operation_results, submitted_ids
 from fugaku_gpt.pjm.pjstat import parse_data, status_of, statuses_of
 from fugaku_gpt.pjm.stats import read_stats_file
 from fugaku_gpt.records.job import LOST, OVER, UNKNOWN, JobStatus, aggregate_status

@@ -21,8 +21,8 @@ from fugaku_gpt.jobs.schedulers.protocol import Accounting, JobId, Overtaken, Re
 from fugaku_gpt.records.job import (
     CANCELLED,
     ENDED,
-    ON_HOLD,
     LOST,
+    ON_HOLD,
     QUEUED,
     RUNNING,
     SUSPENDED,

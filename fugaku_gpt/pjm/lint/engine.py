@@ -12,7 +12,7 @@ from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 from fugaku_gpt.pjm.groups import SiteLimits, fugaku_limits
 from fugaku_gpt.pjm.lexer import read_script
 from fugaku_gpt.pjm.lint.facts import Facts
-from fugaku_gpt.pjm.lint.registry import ERROR, DOWNGRADE_REASONS, Rule, all_rules, severity_of
+from fugaku_gpt.pjm.lint.registry import DOWNGRADE_REASONS, ERROR, Rule, all_rules, severity_of
 from fugaku_gpt.pjm.lint.sites import ANY, AUTO, FUGAKU, looks_like_fugaku
 from fugaku_gpt.pjm.script import PjmScript
 

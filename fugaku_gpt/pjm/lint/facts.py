@@ -11,10 +11,10 @@ from fugaku_gpt.pjm.lint.launches import (
     Assignment,
     Launch,
     assignments_of,
+    constant_number,
     constants_of,
     launches_of,
     resolve,
-    constant_number,
 )
 from fugaku_gpt.pjm.lint.shell import Body, Command, scan_commands
 from fugaku_gpt.pjm.options import parse_count, parse_elapse, parse_node, parse_size

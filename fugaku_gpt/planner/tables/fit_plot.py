@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from fugaku_gpt.planner.tables.fitting import SkippedSamples, Refit
+from fugaku_gpt.planner.tables.fitting import Refit, SkippedSamples
 from fugaku_gpt.planner.tables.rows import table_name
 from fugaku_gpt.planner.tables.score import reach_of
 from fugaku_gpt.plotting import picture

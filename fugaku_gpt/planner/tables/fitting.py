@@ -17,7 +17,7 @@ from fugaku_gpt.planner.extrapolation import distance, outside, seen_inputs
 from fugaku_gpt.planner.intervals import NORMAL_80, total_width
 from fugaku_gpt.planner.least_squares import Fit, fit
 from fugaku_gpt.planner.tables.footprint import MEMORY_CONSTANTS, footprint, unit_of
-from fugaku_gpt.planner.tables.rows import Measurement, ConfigRow, table_name
+from fugaku_gpt.planner.tables.rows import ConfigRow, Measurement, table_name
 from fugaku_gpt.planner.tables.seconds import TIME_CONSTANTS, seconds
 from fugaku_gpt.planner.tables.work import FACTS, Work, work_of
 

@@ -12,7 +12,7 @@ from fugaku_gpt.planner.extrapolation import Outside, distance, in_no_table, out
 from fugaku_gpt.planner.intervals import WHOLE, Guess, widths
 from fugaku_gpt.planner.tables.fitting import check_complete
 from fugaku_gpt.planner.tables.footprint import footprint, unit_of
-from fugaku_gpt.planner.tables.rows import RefusedRow, ConfigRow, parse_row
+from fugaku_gpt.planner.tables.rows import ConfigRow, RefusedRow, parse_row
 from fugaku_gpt.planner.tables.seconds import PARTS, seconds_by_part
 from fugaku_gpt.planner.tables.work import work_of
 

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from fugaku_gpt.planner.intervals import NORMAL_80, total_width
-from fugaku_gpt.planner.tables.fitting import GROUPS, SkippedSamples, Refit
+from fugaku_gpt.planner.tables.fitting import GROUPS, Refit, SkippedSamples
 from fugaku_gpt.planner.tables.rows import ConfigRow, table_name
 
 FIGURES = (

@@ -31,10 +31,10 @@ from typing import Dict, Hashable, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config.schema import SIXTEEN_BITS, RunConfig
 from fugaku_gpt.kernels.attention_tiling import (
-    attention_tiling,
     attention_elements,
-    native_workspace_floats,
+    attention_tiling,
     enough_heads_for_threads,
+    native_workspace_floats,
 )
 from fugaku_gpt.kernels.matmul_tiling import MIN_DIMENSION, MIN_MULTIPLY_ADDS, cast_elements, panel_bytes
 from fugaku_gpt.layout.flat import flat_elements, is_sharded
@@ -44,9 +44,9 @@ from fugaku_gpt.layout.memory import (
     PeakActivationBytes,
     core_bytes,
     freed_before_core,
+    memory_shape,
     pipeline_states,
     recompute_of_layers,
-    memory_shape,
 )
 from fugaku_gpt.layout.native_kernels import may_use_native_kernels
 from fugaku_gpt.layout.sequence import CHUNK_TOKENS

@@ -15,8 +15,8 @@ from fugaku_gpt.config.schema import SIXTEEN_BITS, RunConfig
 from fugaku_gpt.kernels.attention_tiling import (
     Blocks,
     attention_tiling,
-    head_slots,
     enough_heads_for_threads,
+    head_slots,
 )
 from fugaku_gpt.layout.flat import flat_layout_of, is_sharded
 from fugaku_gpt.layout.memory import ITEM_BYTES, recompute_of_layers
@@ -165,7 +165,7 @@ def stage_work(config: RunConfig, stage: int) -> StageWork:
     if sum_bytes == 2 and layout.dp > 1:
         passes.over("round", flat.elements, 2)
     tied = flat.embedding.stop - flat.embedding.start if layout.pp > 1 else 0
-    whole = flat.replicated.stop - flat.replicated.start if layout.sequence_parallel and layout.tp > 1 else 0
+    whole = flat.tp_replicated.stop - flat.tp_replicated.start if layout.sequence_parallel and layout.tp > 1 else 0
     wide = max(item, 4)
     return StageWork(tuple(replicas), wide * tied // (layout.dp if sharded else 1), wide * whole, passes)
 

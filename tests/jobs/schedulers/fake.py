@@ -7,7 +7,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Union
 
 from fugaku_gpt.jobs.schedulers.commands import Answer
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, Submission
-from fugaku_gpt.records.job import CANCELLED, ON_HOLD, LOST, QUEUED, JobStatus
+from fugaku_gpt.records.job import CANCELLED, LOST, ON_HOLD, QUEUED, JobStatus
 
 Reply = Union[Answer, Exception]
 

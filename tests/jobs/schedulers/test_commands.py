@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.schedulers.commands import NoAnswer, run_command, query_intervals
+from fugaku_gpt.jobs.schedulers.commands import NoAnswer, query_intervals, run_command
 from fugaku_gpt.jobs.schedulers.registry import NAMES, scheduler_named
 
 

@@ -18,7 +18,7 @@ from fugaku_gpt.jobs.schedulers.local_queue import Queue
 from fugaku_gpt.jobs.schedulers.local_store import LocalStore, is_alive, queue_file, read_json_object
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission, Uncertain
 from fugaku_gpt.launch.processes import MARK, end_marked_processes, marked_processes
-from fugaku_gpt.records.job import CANCELLED, ENDED, ON_HOLD, LOST, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus
+from fugaku_gpt.records.job import CANCELLED, ENDED, LOST, ON_HOLD, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus
 
 pytestmark = pytest.mark.slow
 

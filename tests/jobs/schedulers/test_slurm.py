@@ -11,7 +11,7 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.schedulers.commands import NoAnswer
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission, Uncertain
 from fugaku_gpt.jobs.schedulers.slurm import SlurmScheduler
-from fugaku_gpt.records.job import CANCELLED, ENDED, ON_HOLD, LOST, QUEUED, RUNNING, UNKNOWN, JobStatus
+from fugaku_gpt.records.job import CANCELLED, ENDED, LOST, ON_HOLD, QUEUED, RUNNING, UNKNOWN, JobStatus
 from tests.jobs.schedulers.fake import Commands, Reply, said
 
 NO_ACCOUNTING = said(err="Slurm accounting storage is disabled\n", code=1)

@@ -7,7 +7,7 @@ from typing import List
 
 import pytest
 
-from fugaku_gpt.pjm.lint.engine import LintFinding, Linter
+from fugaku_gpt.pjm.lint.engine import Linter, LintFinding
 from fugaku_gpt.pjm.lint.registry import ERROR, INFO, WARNING, find_rule
 from fugaku_gpt.pjm.lint.sites import ANY, FUGAKU
 from tests.pjm.lint.cases import FT

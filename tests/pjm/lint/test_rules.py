@@ -8,7 +8,7 @@ from typing import List
 import pytest
 
 from fugaku_gpt.pjm.groups import fugaku_limits
-from fugaku_gpt.pjm.lint.engine import LintFinding, Linter
+from fugaku_gpt.pjm.lint.engine import Linter, LintFinding
 from fugaku_gpt.pjm.lint.registry import ERROR, INFO, WARNING, all_rules, find_rule
 from fugaku_gpt.pjm.lint.undecided import NOT_DECIDED, UNDECIDED
 from tests.pjm.lint.cases import ANY, CASES, FT, LOWERED, SURE

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.planner.tables.predict import Prediction, predict_table
-from fugaku_gpt.planner.tables.rows import RefusedRow, ConfigRow, parse_measurement, parse_row, read_table, torch_series
+from fugaku_gpt.planner.tables.rows import ConfigRow, RefusedRow, parse_measurement, parse_row, read_table, torch_series
 from tests.planner.samples import MEASURED, cells, reference
 
 _ODD = st.one_of(

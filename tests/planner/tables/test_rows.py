@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.planner.tables.rows import RefusedRow, ConfigRow, parse_row, read_table
+from fugaku_gpt.planner.tables.rows import ConfigRow, RefusedRow, parse_row, read_table
 from tests.planner.samples import MEASURED, cells, reference, row
 
 

@@ -18,12 +18,13 @@ from fugaku_gpt.kernels.matmul_tiling import panel_bytes
 from fugaku_gpt.layout import memory
 from fugaku_gpt.layout.flat import flat_elements, flat_layout_of
 from fugaku_gpt.layout.grid import coordinates_of
-from fugaku_gpt.layout.memory import layer_bytes, pipeline_states, peak_activation_bytes, recompute_of_layers
+from fugaku_gpt.layout.memory import layer_bytes, peak_activation_bytes, pipeline_states, recompute_of_layers
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.layout.tensors import model_tensors
 from fugaku_gpt.machine.framework import framework_of
 from fugaku_gpt.model import build_model
 from fugaku_gpt.parallel.buffers import FlatBuffers
+from fugaku_gpt.parallel.gradient_path import GradientReducer
 from fugaku_gpt.planner.trainer.run_memory import CATEGORIES, memory_of_run
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.alive import AliveBytes
@@ -90,7 +91,8 @@ def test_workspace_of_a_layer_is_what_its_backward_pass_makes(
         ]
     )
     model = build_model(config, Communicator.alone()).train()
-    FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1))
+    buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1))
+    GradientReducer(buffers, {0: model}, ProcessGrid.alone(), sharded=False)
     with AliveBytes() as alive:
         x = torch.randn(8, 64, 64).requires_grad_()
         y = model.blocks["0"](x, 0)
