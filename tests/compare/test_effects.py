@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.compare.effects import (
     COLUMNS,
-    EffectEstimates,
     Effect,
+    EffectEstimates,
     Observation,
     as_json,
-    estimate_effects,
     effect_rows,
+    estimate_effects,
     remarks,
 )
 from fugaku_gpt.compare.factorial import parse_factors, plan_design
@@ -62,7 +62,7 @@ def full(count: int) -> List[Row]:
 
 
 def fraction(text: str, p: int) -> List[Row]:
-    return list(plan_design(parse_factors(text, load_run_config(None, "tiny")), p).rows)
+    return list(plan_design(parse_factors(text, load_run_config(None, "tiny")), p).combinations)
 
 
 def test_planted_effects_are_found_and_no_others() -> None:
