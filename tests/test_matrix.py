@@ -7,7 +7,7 @@ from typing import Dict, FrozenSet, List, Set, Tuple
 
 import pytest
 
-from fugaku_gpt.config.schema import LR_SCHEDULES, PIPELINE_SCHEDULES, SIXTEEN_BITS
+from fugaku_gpt.config.schema import LR_SCHEDULES, PIPELINE_SCHEDULES, SIXTEEN_BIT_DTYPES
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.model import recompute_of
 from tests.mpi.cases import NARROW, WIDE, config_of
@@ -19,7 +19,7 @@ APART: Dict[str, Tuple[str, ...]] = {
     "a pipeline has one schedule": PIPELINE_SCHEDULES,
     "layers are recomputed in one way, or by a budget that may mix both": ("selective", "full"),
     "a budget chooses the layers": ("some layers", "budget"),
-    "weights have one type": SIXTEEN_BITS,
+    "weights have one type": SIXTEEN_BIT_DTYPES,
     "a run has one schedule of learning rates": LR_SCHEDULES,
 }
 TRIPLES: List[Tuple[str, ...]] = [

@@ -209,12 +209,12 @@ def follow_scripts(slurm: SlurmScheduler, submissions: Dict[Path, Submission]) -
         prepared(directory)
         submit(directory, slurm)
     *_, last = watch_runs(list(submissions), max_wait=5.0)
-    return {one.directory: one.verdict for one in last}
+    return {one.directory: one.outcome for one in last}
 
 
 def test_a_job_at_its_limit_without_a_record_is_a_timeout(limited: Path) -> None:
     *_, (followed,) = watch_runs([limited], max_wait=5.0)
-    verdict = followed.verdict
+    verdict = followed.outcome
     assert (verdict.status, verdict.retry) == ("timeout", "resume") and "time limit" in verdict.cause
     result = RunDirectory(limited).result()
     assert result is not None and (result.status, result.judged) == ("timeout", True)

@@ -44,7 +44,7 @@ def prepare(suffixes: Tuple[str, ...], workers: Optional[int], **options: Any) -
     from fugaku_gpt.data import prepare as preparation
     from fugaku_gpt.data.sources import TEXT_SUFFIXES
 
-    request = preparation.Request(
+    request = preparation.CorpusRequest(
         suffixes=tuple("." + suffix.lstrip(".") for suffix in suffixes) or TEXT_SUFFIXES,
         workers=workers if workers is not None else min(32, _usable_cores()),
         **options,

@@ -57,7 +57,7 @@ def list_(form: str) -> None:
     for file in profile_files().values():
         profile = resolve(str(file))
         location = location_of(profile)
-        where = "in a tar file" if location.state == "by a job" else _short(location.folder)
+        where = "in a tar file" if location.state == "by a job" else _relative_if_inside(location.folder)
         rows.append(
             {
                 "name": profile.name,
@@ -111,16 +111,16 @@ def create(
         raise UsageError(f"{profile.name}: its profile names no pins: there is nothing to make")
     location = location_of(resolve(name, at.absolute() if at is not None else None))
     if location.state == "other" and not again:
-        raise UsageError(f"{_short(location.folder)}: is another build than {profile.name}: {location.differing_pins}; {DIFFERENT_BUILD_MEND}")
+        raise UsageError(f"{_relative_if_inside(location.folder)}: is another build than {profile.name}: {location.differing_pins}; {DIFFERENT_BUILD_MEND}")
     if location.state == "yes" and not again:
-        click.echo(f"{profile.name}: is made already, in {_short(location.folder)}; --again goes through it again")
+        click.echo(f"{profile.name}: is made already, in {_relative_if_inside(location.folder)}; --again goes through it again")
         return
     try:
         pip_arguments = shlex.split(pip_args)
     except ValueError as error:
         raise UsageError(f"--pip-args {pip_args}: {error}") from None
     seconds = make(profile, location.folder, python, pip_arguments, lambda line: click.echo(line, err=True))
-    click.echo(f"{profile.name}: made in {seconds:.0f} s, in {_short(location.folder)}; activate it with")
+    click.echo(f"{profile.name}: made in {seconds:.0f} s, in {_relative_if_inside(location.folder)}; activate it with")
     click.echo(f"    . {shlex.quote(str(location.folder / 'bin' / 'activate'))}")
     for limit in profile.limits:
         click.echo(f"known limit: {limit}")
@@ -144,7 +144,7 @@ def check(name: str, at: Optional[Path], form: str) -> int:
     require_created(profile, f"fugaku-gpt env create {name}{where}")
     mend = f"fugaku-gpt env recipe {name}" if profile.in_tarball else f"fugaku-gpt env create {name}{where} --again"
     if form == "table":
-        click.echo(f"{profile.name}: {_short(Path(profile.python))}", err=True)
+        click.echo(f"{profile.name}: {_relative_if_inside(Path(profile.python))}", err=True)
     findings = check_environment(profile, mend)
     rows = [{**asdict(finding), "mend": finding.mend or None} for finding in findings]
     click.echo(render_rows(("what", "expected", "found", "status", "mend"), rows, form), nl=False)
@@ -186,14 +186,14 @@ def kernels(compiler: Optional[str], again: bool) -> None:
 
     library = library_file()
     if library.exists() and not again:
-        click.echo(f"kernels: are compiled already, in {_short(library)}; --again compiles them again")
+        click.echo(f"kernels: are compiled already, in {_relative_if_inside(library)}; --again compiles them again")
         return
     click.echo("compiling kernels for this processor", err=True)
     compiled = compile_kernels(compiler)
     if compiled.refused:
         click.echo(f"note: the kernels may be slower than they could be; the compiler refused {compiled.refused}", err=True)
     how = f"compiled by {compiled.target}" if compiled.target else "compiled"
-    click.echo(f"kernels: {how}, in {_short(compiled.file)}")
+    click.echo(f"kernels: {how}, in {_relative_if_inside(compiled.file)}")
 
 
 def _write_recipe(
@@ -229,7 +229,7 @@ def _write(file: Path, text: str) -> None:
         raise UsageError(f"{file}: cannot be written: {error.strerror}") from None
 
 
-def _short(path: Path) -> str:
+def _relative_if_inside(path: Path) -> str:
     """A path from the present folder, where it is inside of it."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

@@ -34,6 +34,6 @@ def seconds_of_option(_ctx: click.Context, _param: click.Parameter, value: Optio
     return seconds
 
 
-def short(number: float, digits: int = 4) -> float:
+def round_significant(number: float, digits: int = 4) -> float:
     """Round a number to some significant digits."""
     return float(f"{number:.{digits}g}")

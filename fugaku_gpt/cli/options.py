@@ -102,7 +102,7 @@ def run_source(
     return decorate
 
 
-def format_option(choices: Tuple[str, ...] = FORMATS, of: str = "output") -> Callable[[F], F]:
+def format_option(choices: Tuple[str, ...] = FORMATS, subject: str = "output") -> Callable[[F], F]:
     """Add ``--format``, which a command gets in ``form``.
 
     Args:
@@ -115,7 +115,7 @@ def format_option(choices: Tuple[str, ...] = FORMATS, of: str = "output") -> Cal
         type=click.Choice(choices),
         default=choices[0],
         show_default=True,
-        help=f"Format of the {of}.",
+        help=f"Format of the {subject}.",
     )
 
 

@@ -93,13 +93,13 @@ def render_table(rows: Rows, form: str, si: bool = False, energy: bool = False) 
 def _terminal_table(heading: str, rows: Sequence[ResultRow], si: bool, energy: bool) -> str:
     """The notes' columns and the validation loss; the widest column comes last."""
     titles = (*column_titles(energy)[:-1], "Validation loss", column_titles()[-1])
-    shown: List[Dict[str, Any]] = []
+    displayed: List[Dict[str, Any]] = []
     for row in rows:
         *measured, notes = row_cells(row, si, energy)
         losses = (row.first_validation_loss, row.last_validation_loss)
         loss = " to ".join(f"{value:.3f}" for value in losses if value is not None) or NO_VALUE
-        shown.append(dict(zip(titles, (*measured, loss, notes))))
-    return heading.lstrip("# ") + "\n" + render_rows(titles, shown, "table")
+        displayed.append(dict(zip(titles, (*measured, loss, notes))))
+    return heading.lstrip("# ") + "\n" + render_rows(titles, displayed, "table")
 
 
 @report.command("import")

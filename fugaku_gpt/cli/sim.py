@@ -118,7 +118,7 @@ def show_status(directory: Optional[Path]) -> None:
 @_directory_option
 @click.option("--code", type=click.IntRange(0, 9999), help="Number of the message, for refuse.")
 @click.argument("words", nargs=-1, required=True)
-def fault(directory: Optional[Path], code: Optional[int], words: Tuple[str, ...]) -> None:
+def fault(directory: Optional[Path], code: Optional[int], fault_arguments: Tuple[str, ...]) -> None:
     """Inject a fault into the simulated PJM (not Fugaku).
 
     \b
@@ -134,12 +134,12 @@ def fault(directory: Optional[Path], code: Optional[int], words: Tuple[str, ...]
     from fugaku_gpt.errors import UsageError
     from fugaku_gpt.simulator.session import send_order
 
-    if code is not None and words[0] != "refuse":
+    if code is not None and fault_arguments[0] != "refuse":
         raise UsageError("--code: only with refuse")
-    if words[0] == "refuse":
-        words = ("refuse", str(code if code is not None else 71), *words[1:])
-    send_order(_spool(directory), ["fault", *words])
-    click.echo(f"set: {' '.join(words)}", err=True)
+    if fault_arguments[0] == "refuse":
+        fault_arguments = ("refuse", str(code if code is not None else 71), *fault_arguments[1:])
+    send_order(_spool(directory), ["fault", *fault_arguments])
+    click.echo(f"set: {' '.join(fault_arguments)}", err=True)
 
 
 def _spool(directory: Optional[Path]) -> Any:

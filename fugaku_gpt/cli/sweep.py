@@ -140,7 +140,7 @@ def run(
         )
     rows = write_tables([out], out)
     print_table(rows, "table")
-    closing = _closing(ended, len(expanded.runs), out)
+    closing = _closing_text(ended, len(expanded.runs), out)
     if any(ended_run.failed for ended_run in ended) or len(ended) < len(expanded.runs):
         raise RunFailed(closing)
     click.echo(closing, err=True)
@@ -187,7 +187,7 @@ def status(directory: Path, form: str, no_ask: bool) -> None:
     plan, folder = _plan_and_folder(directory, None, ())
     standings = standings_of(settled(plan.sweep(), folder), folder, ask=not no_ask)
     click.echo(render_rows(_STATUS_COLUMNS, [_standing_row(standing) for standing in standings], form), nl=False)
-    click.echo(_counts(standings), err=True)
+    click.echo(_status_counts(standings), err=True)
 
 
 def _submit(plan: Plan, out: Path, options: SubmitOptions, command: List[str], resume: bool) -> None:
@@ -227,7 +227,7 @@ def _submission_text(submission: "Handed", out: Path, command: List[str], resume
     lines = [f"{len(submission.standings)} runs: {len(submission.taken)} submitted now, {submission.left} left"]
     lines += [f"{name}: not taken: {why}" for name, why in submission.refused.items()]
     before = [standing for standing in submission.standings if standing.run.name not in submission.taken]
-    earlier_counts = _counts(before)
+    earlier_counts = _status_counts(before)
     lines += [f"of the others: {earlier_counts}"] if before else []
     lines += [submission.stopped] if submission.stopped else []
     if submission.left:
@@ -251,8 +251,8 @@ def _print_jobs(expanded: Sweep, standings: Sequence["Standing"], planned: Seque
         click.echo(f"{planned_run.job.directory}/{planned_run.job.script}:")
         click.echo(planned_run.job.text)
     refused = [run for run in expanded.runs if run.config is None]
-    for run_ in refused:
-        click.echo(f"==> {run_.name}: refused: {run_.refusal}")
+    for refused_run in refused:
+        click.echo(f"==> {refused_run.name}: refused: {refused_run.refusal}")
     skipped = len(standings) - len(planned) - len(refused)
     skipped_text = f"; {skipped} with a result or a job stay as they are" if skipped else ""
     click.echo(f"total: {_total_text(planned)}, {len(refused)} refused{skipped_text}; nothing was written")
@@ -312,14 +312,14 @@ def _standing_row(standing: "Standing") -> Dict[str, Any]:
     }
 
 
-def _counts(standings: Sequence["Standing"]) -> str:
+def _status_counts(standings: Sequence["Standing"]) -> str:
     counts: Dict[str, int] = {}
     for standing in standings:
         counts[standing.status] = counts.get(standing.status, 0) + 1
     return ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: item[0] != OK))
 
 
-def _closing(ended: List["Ended"], total: int, out: Path) -> str:
+def _closing_text(ended: List["Ended"], total: int, out: Path) -> str:
     counts: Dict[str, int] = {}
     for ended_run in ended:
         counts[ended_run.result.status] = counts.get(ended_run.result.status, 0) + 1

@@ -65,17 +65,17 @@ def train(
         if rank_and_count is not None and ranks is not None and ranks != rank_and_count[1]:
             raise UsageError(f"--ranks {ranks}: mpirun has started {rank_and_count[1]} ranks; leave --ranks out under mpirun")
         if (started_ranks or 1) != config.layout.ranks:
-            raise UsageError(_wrong_ranks(config, started_ranks))
+            raise UsageError(_wrong_ranks_message(config, started_ranks))
         if resume == AUTO and out is None:
             raise UsageError("--resume auto: needs --out, the run directory to go on in")
     except UsageError:
         if rank_and_count is not None and rank_and_count[0] != 0:  # every rank reads the same words: one of them says what is wrong
             raise click.exceptions.Exit(EXIT_USAGE) from None
         raise
-    out = out if out is not None else Path("runs") / f"{_name(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    out = out if out is not None else Path("runs") / f"{_run_name(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
     if rank_and_count is None and ranks is not None:
         _start_ranks(config, out, resume, force_data)
-    _join(config, out, rank_and_count, resume, force_data)
+    _join_ranks(config, out, rank_and_count, resume, force_data)
 
 
 def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) -> None:
@@ -108,7 +108,7 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
     raise click.exceptions.Exit(code)
 
 
-def _join(config: RunConfig, out: Path, rank_and_count: Optional[Tuple[int, int]], resume: str, force_data: bool) -> None:
+def _join_ranks(config: RunConfig, out: Path, rank_and_count: Optional[Tuple[int, int]], resume: str, force_data: bool) -> None:
     threads = config.node.threads_per_rank or max(1, len(usable_cores()) // config.ranks_per_node)
     os.environ.update(thread_variables(threads))  # read when the libraries are loaded, just below
     announce = None
@@ -149,12 +149,12 @@ def thread_variables(threads: int) -> Dict[str, str]:
     }
 
 
-def _name(config: RunConfig) -> str:
+def _run_name(config: RunConfig) -> str:
     layout = config.layout
     return config.job.name or f"{size_name(config.model)}-dp{layout.dp}-tp{layout.tp}-pp{layout.pp}"
 
 
-def _wrong_ranks(config: RunConfig, started_ranks: Optional[int]) -> str:
+def _wrong_ranks_message(config: RunConfig, started_ranks: Optional[int]) -> str:
     layout = config.layout
     product = f"layout.dp {layout.dp} * layout.tp {layout.tp} * layout.pp {layout.pp} = {layout.ranks} ranks"
     if started_ranks is None:

@@ -69,5 +69,9 @@ def compare_curves(a: Mapping[int, float], b: Mapping[int, float], dtypes: Seque
 def farthest_repeat(curves: Sequence[Mapping[int, float]], dtype: str) -> Optional[CurveDistance]:
     """Of one side's own runs, how far the one that is farthest from the first is from it; None where there is one run
     alone. The same seed and the same build draw the same curve where sums have one order."""
-    distances = [distance for distance in (compare_curves(curves[0], other, (dtype,)) for other in curves[1:]) if distance is not None]
+    distances = [
+        distance
+        for distance in (compare_curves(curves[0], other, (dtype,)) for other in curves[1:])
+        if distance is not None
+    ]
     return max(distances, key=lambda distance: distance.distance) if distances else None

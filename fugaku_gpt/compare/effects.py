@@ -101,9 +101,9 @@ class _Fit:
     """Least squares of some terms: centred columns [N, T], what the rows identify, and the noise."""
 
     terms: Tuple[Term, ...]
-    values: "np.ndarray"
+    coefficients: "np.ndarray"
     covariance: "np.ndarray"  # in units of the noise's variance
-    space: Tuple[EffectSum, ...]  # reduced echelon form of the row space
+    row_space: Tuple[EffectSum, ...]  # reduced echelon form of the row space
     df: int
     noise: Optional[float]
 
@@ -112,7 +112,7 @@ class _Fit:
 class _Contrast:
     name: str
     estimate: float  # log of the ratio
-    error: float
+    standard_error: float
     df: int
     given: str = ""
 
@@ -147,7 +147,7 @@ def estimate_effects(
             f"{len(observations)} runs of {len(blocks)} configurations"
         )
     full_fit, main_fit = _fit(used_observations, [*main_terms, *pair_terms]), _fit(used_observations, main_terms)
-    contrasts = [_contrast_of_row(full_fit, row, names, levels) for row in full_fit.space]
+    contrasts = [_contrast_of_row(full_fit, row, names, levels) for row in full_fit.row_space]
     conditional = _conditional_main_effects(used_observations, full_fit, names)
     contrasts += conditional
     effects = _effects_with_verdicts(contrasts, tolerance)
@@ -159,7 +159,12 @@ def estimate_effects(
         all_notes.append("no runs are left over to tell the noise from: no interval without repeats")
     return EffectEstimates(
         tuple(effects),
-        {term_name(term, names): why for term, why in _unidentified_reasons(full_fit, main_fit, [contrast.name for contrast in conditional], names)},
+        {
+            term_name(term, names): why
+            for term, why in _unidentified_reasons(
+                full_fit, main_fit, [contrast.name for contrast in conditional], names
+            )
+        },
         len(used_observations),
         len(blocks) - len(single_run_blocks),
         full_fit.df,
@@ -180,7 +185,9 @@ def _fit(observations: Sequence[Observation], terms: Sequence[Term]) -> _Fit:
     centred_columns, centred_logs, integer_rows = [], [], []
     blocks = _group_by_block(observations)
     for rows in blocks:
-        level_products = [[math.prod(observation.levels[factor] for factor in term) for term in terms] for observation in rows]
+        level_products = [
+            [math.prod(observation.levels[factor] for factor in term) for term in terms] for observation in rows
+        ]
         block_columns = np.array(level_products, dtype=float)
         centred_columns.append(block_columns - np.mean(block_columns, axis=0))
         logs = np.log([observation.seconds for observation in rows])
@@ -215,7 +222,9 @@ def _reduced_echelon_form(rows: Iterable[Sequence[int]]) -> List[List[Fraction]]
             continue
         row = [value / row[leading_index] for value in row]
         reduced_rows = [
-            [reduced_value - reduced_row[leading_index] * value for reduced_value, value in zip(reduced_row, row)] if reduced_row[leading_index] else reduced_row
+            [reduced_value - reduced_row[leading_index] * value for reduced_value, value in zip(reduced_row, row)]
+            if reduced_row[leading_index]
+            else reduced_row
             for reduced_row in reduced_rows
         ]
         reduced_rows.append(row)
@@ -238,8 +247,8 @@ def _log_ratio_scale(term: Term) -> float:
 def _estimate(fit: _Fit, contrast: "np.ndarray") -> Tuple[float, float]:
     """Of an identified contrast: its value, and its standard error; infinite where no noise can be told."""
     if fit.noise is None:
-        return float(contrast @ fit.values), math.inf
-    return float(contrast @ fit.values), fit.noise * math.sqrt(float(contrast @ fit.covariance @ contrast))
+        return float(contrast @ fit.coefficients), math.inf
+    return float(contrast @ fit.coefficients), fit.noise * math.sqrt(float(contrast @ fit.covariance @ contrast))
 
 
 def _effect_sum_name(first: Term, row: EffectSum, names: Sequence[str], levels: Sequence[Tuple[str, str]]) -> str:
@@ -269,13 +278,19 @@ def _conditional_main_effects(observations: Sequence[Observation], full: _Fit, n
             continue
         contrast = np.array([_log_ratio_scale(other) if other == term else 0.0 for other in reduced_fit.terms])
         drops_all_interactions = len(aliased_interactions) == sum(len(other) > 1 for other in full.terms)
-        condition = "no interactions" if drops_all_interactions else "no " + ", ".join(term_name(alias, names) for alias in aliased_interactions)
-        conditional.append(_Contrast(term_name(term, names), *_estimate(reduced_fit, contrast), reduced_fit.df, condition))
+        condition = (
+            "no interactions"
+            if drops_all_interactions
+            else "no " + ", ".join(term_name(alias, names) for alias in aliased_interactions)
+        )
+        conditional.append(
+            _Contrast(term_name(term, names), *_estimate(reduced_fit, contrast), reduced_fit.df, condition)
+        )
     return conditional
 
 
 def _identified_terms(fit: _Fit) -> List[Term]:
-    return [term for row in fit.space if len(row) == 1 for term in row]
+    return [term for row in fit.row_space if len(row) == 1 for term in row]
 
 
 def _transitive_aliases(fit: _Fit, term: Term) -> List[Term]:
@@ -292,16 +307,18 @@ def _transitive_aliases(fit: _Fit, term: Term) -> List[Term]:
 def _aliases(fit: _Fit, term: Term) -> List[Term]:
     """What moves with this effect in the null space's basis that belongs to the echelon form: of an effect that leads
     a row, the others of the row; of another one, all that lead a row which it is in."""
-    rows = [row for row in fit.space if term in row]
+    rows = [row for row in fit.row_space if term in row]
     leading_terms = [min(row, key=fit.terms.index) for row in rows]
     aliased_terms = {other for row in rows for other in row} if term in leading_terms else set(leading_terms)
     return [other for other in fit.terms if other in aliased_terms and other != term]
 
 
-def _unidentified_reasons(full_fit: _Fit, main_fit: _Fit, conditional_names: Sequence[str], names: Sequence[str]) -> List[Tuple[Term, str]]:
+def _unidentified_reasons(
+    full_fit: _Fit, main_fit: _Fit, conditional_names: Sequence[str], names: Sequence[str]
+) -> List[Tuple[Term, str]]:
     reasons = []
     for term in full_fit.terms:
-        rows_with_term = [row for row in full_fit.space if term in row]
+        rows_with_term = [row for row in full_fit.row_space if term in row]
         if any(len(row) == 1 for row in rows_with_term):
             continue
         if not rows_with_term:
@@ -320,13 +337,18 @@ def _unidentified_reasons(full_fit: _Fit, main_fit: _Fit, conditional_names: Seq
 
 
 def _effects_with_verdicts(contrasts: Sequence[_Contrast], tolerance: float) -> List[Effect]:
-    p_values = [two_sided_p(abs(contrast.estimate) / contrast.error, contrast.df) if contrast.df else 1.0 for contrast in contrasts]
+    p_values = [
+        two_sided_p(abs(contrast.estimate) / contrast.standard_error, contrast.df) if contrast.df else 1.0
+        for contrast in contrasts
+    ]
     effects = []
     for contrast, p, holm_p in zip(contrasts, p_values, holm_adjusted(p_values)):
         if not contrast.df:
-            effects.append(Effect(contrast.name, math.exp(contrast.estimate), 0.0, math.inf, p, holm_p, UNDECIDED, contrast.given))
+            effects.append(
+                Effect(contrast.name, math.exp(contrast.estimate), 0.0, math.inf, p, holm_p, UNDECIDED, contrast.given)
+            )
             continue
-        half_width = t_quantile(CONFIDENCE, contrast.df) * contrast.error
+        half_width = t_quantile(CONFIDENCE, contrast.df) * contrast.standard_error
         low, high = contrast.estimate - half_width, contrast.estimate + half_width
         verdict = verdict_of(low, high, tolerance)
         if verdict in (FASTER, SLOWER) and holm_p > 1 - CONFIDENCE:
@@ -342,7 +364,14 @@ def effect_rows(estimates: EffectEstimates) -> List[Dict[str, Any]]:
     for effect in estimates.effects:
         is_bounded = math.isfinite(effect.high)
         interval = f"{effect.low:.3f} to {effect.high:.3f}" if is_bounded else "unknown"
-        cells = (effect.name, f"{effect.ratio:.3f}", interval, _p_text(effect.holm) if is_bounded else "unknown", effect.verdict, effect.given)
+        cells = (
+            effect.name,
+            f"{effect.ratio:.3f}",
+            interval,
+            _p_text(effect.holm) if is_bounded else "unknown",
+            effect.verdict,
+            effect.given,
+        )
         rows.append(dict(zip(COLUMNS, cells)))
     return rows
 

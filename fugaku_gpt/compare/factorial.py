@@ -78,7 +78,7 @@ class Design:
 
     factors: Tuple[Factor, ...]
     generators: Tuple[Tuple[int, ...], ...]
-    rows: Tuple[FactorLevels, ...]
+    combinations: Tuple[FactorLevels, ...]
     blocks: Tuple[Tuple[int, ...], ...]
     seed: int
 
@@ -88,7 +88,7 @@ class Design:
         return [factor.name for factor in self.factors]
 
     @property
-    def words(self) -> List[Term]:
+    def defining_relation(self) -> List[Term]:
         """The defining relation: the products of factors that are the same in all rows, shortest first."""
         base = len(self.factors) - len(self.generators)
         masks = [_mask(generator) | 1 << (base + number) for number, generator in enumerate(self.generators)]
@@ -97,12 +97,15 @@ class Design:
     @property
     def resolution(self) -> Optional[int]:
         """Length of the shortest word; None of a full design."""
-        return min((len(word) for word in self.words), default=None)
+        return min((len(word) for word in self.defining_relation), default=None)
 
     def aliases(self, term: Term, max_factors: int = 2) -> List[Term]:
         """What of at most so many factors cannot be told from an effect."""
-        aliased_terms = (term ^ word for word in self.words)
-        return sorted((alias for alias in aliased_terms if len(alias) <= max_factors), key=lambda alias: (len(alias), sorted(alias)))
+        aliased_terms = (term ^ word for word in self.defining_relation)
+        return sorted(
+            (alias for alias in aliased_terms if len(alias) <= max_factors),
+            key=lambda alias: (len(alias), sorted(alias)),
+        )
 
     def labels(self) -> Dict[str, Tuple[int, FactorLevels]]:
         """Label of each run, in the order of running → block from 1, and its combination."""
@@ -111,7 +114,7 @@ class Design:
         runs_by_label = {}
         for number, order in enumerate(self.blocks, start=1):
             for index in order:
-                combination = self.rows[index]
+                combination = self.combinations[index]
                 high = "+".join(name for name, level in zip(names, combination) if level == HIGH)
                 runs_by_label[f"b{number}-{high or 'base_factors'}"] = (number, combination)
         return runs_by_label
@@ -179,7 +182,10 @@ def _parse_factor(name: str, levels: Optional[Sequence[str]], base: RunConfig, t
         toggle = name if levels is None else f"{name}={'|'.join(levels)}"
         raise UsageError(f"{location}: {toggle}: two levels are needed, such as {name}=LOW|HIGH")
     accompanying = _ACCOMPANYING_SETTINGS.get(key, ())
-    low, high = (Level(level, _rank_settings(level, base, location) if key == RANKS else ((key, level), *accompanying)) for level in level_texts)
+    low, high = (
+        Level(level, _rank_settings(level, base, location) if key == RANKS else ((key, level), *accompanying))
+        for level in level_texts
+    )
     return Factor(name.rpartition(".")[2], low, high)
 
 
@@ -232,7 +238,9 @@ def plan_design(factors: Sequence[Factor], fraction: int = 0, repeats: int = 3, 
     k, base_factors = len(factors), len(factors) - fraction
     max_fraction = max(p for p in range(k) if p == 0 or (k - p >= 2 and 2 ** (k - p) - 1 - (k - p) >= p))
     if not 0 <= fraction <= max_fraction:
-        raise UsageError(f"a fraction 2^({k}-{fraction}) of {k} toggles: valid are 0 (all combinations) to {max_fraction}")
+        raise UsageError(
+            f"a fraction 2^({k}-{fraction}) of {k} toggles: valid are 0 (all combinations) to {max_fraction}"
+        )
     if repeats < 1:
         raise UsageError(f"{repeats} repeats: valid: 1 or more")
     generators = _minimum_aberration_generators(k, fraction)
@@ -247,7 +255,7 @@ def plan_design(factors: Sequence[Factor], fraction: int = 0, repeats: int = 3, 
 
 def describe(design: Design) -> List[str]:
     """The design in words: factors, generators, alias structure."""
-    k, p, n = len(design.factors), len(design.generators), len(design.rows)
+    k, p, n = len(design.factors), len(design.generators), len(design.combinations)
     power = f"2^({k}-{p}), resolution {_roman(design.resolution)}" if p else f"2^{k}, every combination"
     repeats = len(design.blocks)
     lines = [f"{power}: {n} combinations in {repeats} {'block' if repeats == 1 else 'blocks'}, {n * repeats} runs; "
@@ -261,14 +269,18 @@ def describe(design: Design) -> List[str]:
     for number, generator in enumerate(design.generators, start=k - p):
         lines.append(f"generator: {design.names[number]} = {term_name(generator, design.names)}")
     if p:
-        lines.append("defining relation: I = " + " = ".join(term_name(word, design.names) for word in design.words))
+        lines.append(
+            "defining relation: I = " + " = ".join(term_name(word, design.names) for word in design.defining_relation)
+        )
         lines += _alias_lines(design)
     return lines
 
 
 def _alias_lines(design: Design) -> List[str]:
     """Effects of one and two factors that are not told apart; each set once."""
-    terms = [frozenset(factors) for size in (1, 2) for factors in itertools.combinations(range(len(design.factors)), size)]
+    terms = [
+        frozenset(factors) for size in (1, 2) for factors in itertools.combinations(range(len(design.factors)), size)
+    ]
     listed = set()
     lines = []
     for term in terms:
@@ -300,7 +312,7 @@ def sweep_text(design: Design, base: RunConfig, name: str, analysis: Optional[An
     lines += [f"  {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in defaults.items()] or ["  {}"]
     lines.append("include:")
     overrides = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in defaults.items()]
-    for combination in design.rows:
+    for combination in design.combinations:
         _require_valid_run(design, combination, overrides)
     for label, (_, combination) in design.labels().items():
         cells = ", ".join(f"{key}: {_scalar(value)}" for key, value in settings_of(design, combination).items())
@@ -334,9 +346,13 @@ def read_design(text: str, location: str) -> Tuple[Design, Optional[AnalysisSett
     line = next((line for line in text.splitlines() if line.startswith(_DESIGN)), None)
     try:
         values = json.loads(line[len(_DESIGN) :] if line is not None else "")
-        factors = [Factor(factor["name"], _level(factor["low"]), _level(factor["high"])) for factor in values["factors"]]
+        factors = [
+            Factor(factor["name"], _level(factor["low"]), _level(factor["high"])) for factor in values["factors"]
+        ]
         design = plan_design(factors, int(values["fraction"]), int(values["repeats"]), int(values["seed"]))
-        return design, AnalysisSettings(int(values["warm_up"]), float(values["tolerance"])) if "warm_up" in values else None
+        return design, AnalysisSettings(
+            int(values["warm_up"]), float(values["tolerance"])
+        ) if "warm_up" in values else None
     except (ValueError, KeyError, TypeError):
         raise UsageError(
             f"{location}: no factorial design is written in it (a line that begins with {_DESIGN.strip()!r}); name a sweep "
@@ -369,7 +385,10 @@ def _minimum_aberration_generators(k: int, p: int) -> Tuple[Tuple[int, ...], ...
     candidates.sort(key=lambda mask: (-bin(mask).count("1"), mask))
 
     def word_length_pattern(masks: Sequence[int]) -> List[int]:
-        lengths = [bin(word).count("1") for word in _subgroup([mask | 1 << (base + number) for number, mask in enumerate(masks)])]
+        lengths = [
+            bin(word).count("1")
+            for word in _subgroup([mask | 1 << (base + number) for number, mask in enumerate(masks)])
+        ]
         return [lengths.count(length) for length in range(3, k + 1)]
 
     best = min(itertools.combinations(candidates, p), key=word_length_pattern)

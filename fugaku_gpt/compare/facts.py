@@ -93,7 +93,10 @@ def differences(a: Sequence[JobSample], b: Sequence[JobSample]) -> List[Differen
 def _facts_of_jobs(jobs: Sequence[JobSample]) -> Dict[str, Tuple[str, ...]]:
     facts = [facts_of(job) for job in jobs if job.environment]
     names = list(dict.fromkeys(name for facts_of_job in facts for name in facts_of_job))
-    return {name: tuple(dict.fromkeys(facts_of_job.get(name, _absent_text(name)) for facts_of_job in facts)) for name in names}
+    return {
+        name: tuple(dict.fromkeys(facts_of_job.get(name, _absent_text(name)) for facts_of_job in facts))
+        for name in names
+    }
 
 
 def _joined_values(name: str, side: Mapping[str, Tuple[str, ...]]) -> str:

@@ -91,7 +91,13 @@ def _launch_command(config: RunConfig, profile: Profile, launcher: str) -> List[
     if launcher == "srun":
         mpi_options = [f"--mpi={profile.srun_mpi}"] if profile.srun_mpi else []
         # since 22.05, srun does not take this number from the job
-        options = ["--export=ALL", "--kill-on-bad-exit=1", f"--ntasks={_RANKS}", f"--cpus-per-task={_THREADS}", *mpi_options]
+        options = [
+            "--export=ALL",
+            "--kill-on-bad-exit=1",
+            f"--ntasks={_RANKS}",
+            f"--cpus-per-task={_THREADS}",
+            *mpi_options,
+        ]
     else:
         options = ["-n", _RANKS]
     return [launcher, *options, *profile.launcher_options]

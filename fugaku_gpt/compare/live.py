@@ -72,10 +72,10 @@ class Limits:
         reruns: disturbed pairs that are run again, at most, over all calls.
     """
 
-    pairs: int = 10
+    max_pairs: int = 10
     budget: Optional[float] = None
-    at_least: int = MIN_PAIRS
-    reruns: int = 10
+    min_pairs: int = MIN_PAIRS
+    max_reruns: int = 10
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,10 @@ class SideRun:
 class PairProgress(Protocol):
     """Who is told what goes on."""
 
-    def starts(self, pair: str, side: str, number: int, total: int) -> None:
+    def job_started(self, pair: str, side: str, number: int, total: int) -> None:
         """A job of the pair begins; ``number`` pairs count so far, of ``total``."""
 
-    def ended(self, pair: Pair) -> None:
+    def pair_ended(self, pair: Pair) -> None:
         """Both jobs of a pair have ended."""
 
 
@@ -120,7 +120,7 @@ class Session:
     launch: Launch
     progress: PairProgress
     start: Sequence[str] = ()
-    watch: Callable[..., NoiseWatch] = NoiseWatch
+    new_watch: Callable[..., NoiseWatch] = NoiseWatch
     clock: Callable[[], float] = time.monotonic
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -198,9 +198,9 @@ def comparison_of(record: ComparisonRecord) -> Optional[Comparison]:
 def _stop_reason(record: ComparisonRecord, limits: Limits, elapsed: float) -> str:
     """Why no more pairs are to be run; empty while more are."""
     counted = record.counted
-    if len(counted) >= limits.pairs:
+    if len(counted) >= limits.max_pairs:
         return ENOUGH_PAIRS
-    if len(record.disturbed) > limits.reruns:
+    if len(record.disturbed) > limits.max_reruns:
         return RERUNS
     longest = max((pair.seconds for pair in record.pairs), default=0.0)
     if limits.budget is not None and elapsed + longest > limits.budget:
@@ -209,7 +209,7 @@ def _stop_reason(record: ComparisonRecord, limits: Limits, elapsed: float) -> st
     if comparison is None or len(counted) % 2:  # the order is balanced after every second pair
         return ""
     return {"": "", statistics.NARROW: NARROW, statistics.CLEAR: CLEAR}[
-        statistics.stop_reason(comparison, record.plan.tolerance, limits.at_least, None)
+        statistics.stop_reason(comparison, record.plan.tolerance, limits.min_pairs, None)
     ]
 
 
@@ -218,7 +218,7 @@ def _run_pair(session: Session, record: ComparisonRecord) -> bool:
     folder, order, started = next_pair_folder(session.out), next_order(record.counted), session.clock()
     disturbed: List[str] = []
     for letter in order:
-        session.progress.starts(folder.name, letter, len(record.counted), session.limits.pairs)
+        session.progress.job_started(folder.name, letter, len(record.counted), session.limits.max_pairs)
         directory = RunDirectory(folder / letter.lower())
         result, job_disturbances, stopped = _run_job(session, directory, session.sides["AB".index(letter)])
         if stopped:
@@ -229,7 +229,7 @@ def _run_pair(session: Session, record: ComparisonRecord) -> bool:
         if result.status != "ok":  # the other side has nothing to be held against
             break
     write_pair(folder, order, disturbed, session.clock() - started)
-    session.progress.ended(read_comparison(session.out).pairs[-1])
+    session.progress.pair_ended(read_comparison(session.out).pairs[-1])
     return True
 
 
@@ -243,12 +243,12 @@ def _run_job(session: Session, directory: RunDirectory, side: SideRun) -> Tuple[
     try:
         if not is_inside_job:  # ranks inside a job are on other nodes, too, and judge that themselves
             refuse_too_large(config, this_machine(), range(config.layout.ranks))
-        with session.watch(descendants=not is_inside_job) as watch:
+        with session.new_watch(descendants=not is_inside_job) as watch:
             outcome = session.launch(
                 config,
                 directory,
                 timeout=config.job.elapse if not is_inside_job else None,
-                on_line=lambda _: watch.look(),
+                on_line=lambda _: watch.sample_clock(),
                 mark=session.mark,
                 profile=side.profile,
                 start=session.start,

@@ -59,7 +59,7 @@ class CounterReading:
     busy: float
     idle: float
     stolen: Optional[float]
-    ours: float
+    own: float
     minor_faults: int
     major_faults: int
     yields: int
@@ -145,7 +145,7 @@ def read_counters(system: Path = Path("/sys"), processes: Path = Path("/proc")) 
         busy=busy,
         idle=idle,
         stolen=stolen,
-        ours=sum(usage.ru_utime + usage.ru_stime for usage in usages),
+        own=sum(usage.ru_utime + usage.ru_stime for usage in usages),
         minor_faults=sum(usage.ru_minflt for usage in usages),
         major_faults=sum(usage.ru_majflt for usage in usages),
         yields=sum(usage.ru_nvcsw for usage in usages),
@@ -160,7 +160,7 @@ def load_between(first: CounterReading, last: CounterReading) -> Optional[float]
     elapsed = _elapsed(first, last)
     if elapsed <= 0:
         return None
-    other_busy = last.busy - first.busy - (last.ours - first.ours)
+    other_busy = last.busy - first.busy - (last.own - first.own)
     return min(1.0, max(0.0, other_busy / elapsed))
 
 
@@ -190,7 +190,7 @@ class NoiseWatch:
         self._before = load_between(before, self._first)
         return self
 
-    def look(self) -> None:
+    def sample_clock(self) -> None:
         """To be called now and then while the job runs: it reads the cores' clock, for microseconds."""
         mhz = clock_mhz()
         if mhz is not None:

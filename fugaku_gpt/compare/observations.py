@@ -57,14 +57,14 @@ class ToggleObservations:
 @dataclass(frozen=True)
 class _Toggle:
     name: str
-    texts: Tuple[str, str]
+    level_texts: Tuple[str, str]
     low: Conditions
     high: Conditions
 
-    def level(self, value: _ValueOf) -> Optional[int]:
+    def level_of(self, value: _ValueOf) -> Optional[int]:
         """At which level a run was; None: at neither."""
         for level, conditions in ((LOW, self.low), (HIGH, self.high)):
-            if all(condition.holds(value(condition.key)) for condition in conditions):
+            if all(condition.is_met_by(value(condition.key)) for condition in conditions):
                 return level
         return None
 
@@ -84,7 +84,11 @@ def observe_runs(folder: Path, toggles_or_design: Union[str, Design], warm_up: i
         raise UsageError(f"{folder}: no such folder")
     selected = select_runs(RecordedSide(str(folder), folder), warm_up)
     configs = [job.config for job in selected.jobs if job.config is not None]
-    factors = toggles_or_design.factors if isinstance(toggles_or_design, Design) else parse_factors(toggles_or_design, configs[0])
+    factors = (
+        toggles_or_design.factors
+        if isinstance(toggles_or_design, Design)
+        else parse_factors(toggles_or_design, configs[0])
+    )
     toggles = [_toggle_of_factor(factor) for factor in factors]
     labels = toggles_or_design.labels() if isinstance(toggles_or_design, Design) else {}
 
@@ -169,7 +173,7 @@ def _observe(
     for run, value in zip(selected.runs, values):
         if toggle_keys & set(run.not_applied):  # at which level it was is not what it asked for
             continue
-        levels = [toggle.level(value) for toggle in toggles]
+        levels = [toggle.level_of(value) for toggle in toggles]
         run_levels = tuple(level for level in levels if level is not None)
         if len(run_levels) < len(toggles):
             neither_counts.update(toggle.name for toggle, level in zip(toggles, levels) if level is None)
@@ -181,12 +185,12 @@ def _observe(
     for toggle in toggles:
         if neither_counts[toggle.name]:
             runs = "1 run" if neither_counts[toggle.name] == 1 else f"{neither_counts[toggle.name]} runs"
-            left_out.append(f"{runs} at neither level of {toggle.name} ({' | '.join(toggle.texts)})")
+            left_out.append(f"{runs} at neither level of {toggle.name} ({' | '.join(toggle.level_texts)})")
     notes = [f"left out: {'; '.join(left_out)}"] if left_out else []
     return ToggleObservations(
         tuple(observations),
         tuple(toggle.name for toggle in toggles),
-        tuple(toggle.texts for toggle in toggles),
+        tuple(toggle.level_texts for toggle in toggles),
         (*notes, *failures),
         tuple(failures),
     )
@@ -205,5 +209,8 @@ def _unapplied_lines(toggles: Sequence[_Toggle], jobs: Sequence[JobSample]) -> L
     """Runs, left out, whose toggles were not as they were asked for: what they took is no effect of these."""
     keys = {condition.key for toggle in toggles for condition in toggle.low}
     return [
-        f"left out: {job.name}: {key}{text}" for job in jobs for key, text in unapplied_settings(job).items() if key in keys
+        f"left out: {job.name}: {key}{text}"
+        for job in jobs
+        for key, text in unapplied_settings(job).items()
+        if key in keys
     ]

@@ -34,7 +34,9 @@ def operator_rows(a: Sequence[Operators], b: Sequence[Operators]) -> List[Dict[s
             "seconds b": float(f"{means_b[name]:.{_DIGITS}g}"),
             "ratio": round(means_b[name] / means_a[name], 3) if means_a[name] > 0 else None,
             "share of the difference": (
-                round((means_b[name] - means_a[name]) / (iteration_seconds[1] - iteration_seconds[0]), 3) + 0.0 if is_explainable else None  # no -0.0
+                round((means_b[name] - means_a[name]) / (iteration_seconds[1] - iteration_seconds[0]), 3) + 0.0
+                if is_explainable
+                else None  # no -0.0
             ),
         }
         for name in CLASSES

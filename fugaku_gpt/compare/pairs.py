@@ -71,7 +71,7 @@ class ComparisonPlan:
         return self.a, self.b
 
     @property
-    def asked(self) -> List[str]:
+    def differing_keys(self) -> List[str]:
         """Keys in which the sides differ: what the comparison is about."""
         a, b = ({text.partition("=")[0]: text for text in side.settings} for side in self.sides)
         return sorted(key for key in {**a, **b} if a.get(key) != b.get(key))
@@ -100,14 +100,14 @@ class Pair:
     seconds: float
 
     @property
-    def ended_well(self) -> bool:
+    def has_both_times(self) -> bool:
         """Both jobs gave a number."""
-        return self.a.usable and self.b.usable
+        return self.a.is_usable and self.b.is_usable
 
     @property
-    def counts(self) -> bool:
+    def is_counted(self) -> bool:
         """Both gave a number, and nothing has disturbed them."""
-        return self.ended_well and not self.disturbed
+        return self.has_both_times and not self.disturbed
 
 
 @dataclass(frozen=True)
@@ -122,13 +122,13 @@ class ComparisonRecord:
 
     plan: ComparisonPlan
     pairs: Tuple[Pair, ...]
-    broken_off: Tuple[str, ...]
-    why_stopped: str = ""
+    unfinished: Tuple[str, ...]
+    stop_reason: str = ""
 
     @property
     def counted(self) -> List[Pair]:
         """The pairs that statistics are made of."""
-        return [pair for pair in self.pairs if pair.counts]
+        return [pair for pair in self.pairs if pair.is_counted]
 
     @property
     def seconds(self) -> Tuple[List[float], List[float]]:
@@ -140,7 +140,7 @@ class ComparisonRecord:
     @property
     def disturbed(self) -> List[Pair]:
         """The pairs that are left out because of what went on meanwhile."""
-        return [pair for pair in self.pairs if pair.ended_well and pair.disturbed]
+        return [pair for pair in self.pairs if pair.has_both_times and pair.disturbed]
 
     def troubles(self) -> List[str]:
         """Why there can be no verdict, whatever the times say: a side has failed, or has not run as it was to."""
@@ -165,9 +165,12 @@ class ComparisonRecord:
         ]
         return [
             f"{name}: {key}{remark}: a verdict would be about something else; mend it and take another --out"
-            for name, own_settings, other_settings in (("A", unapplied[0], unapplied[1]), ("B", unapplied[1], unapplied[0]))
+            for name, own_settings, other_settings in (
+                ("A", unapplied[0], unapplied[1]),
+                ("B", unapplied[1], unapplied[0]),
+            )
             for key, remark in own_settings.items()
-            if key in self.plan.asked or key not in other_settings
+            if key in self.plan.differing_keys or key not in other_settings
         ]
 
 
@@ -187,7 +190,9 @@ def read_plan(out: Path) -> Optional[ComparisonPlan]:
     Raises:
         UsageError: the file is not of this format.
     """
-    return read_versioned_json(out / PLAN_FILE, "a comparison's plan", (VERSION,), _plan_of, mend="choose another --out")
+    return read_versioned_json(
+        out / PLAN_FILE, "a comparison's plan", (VERSION,), _plan_of, mend="choose another --out"
+    )
 
 
 def _plan_of(values: Mapping[str, Any]) -> ComparisonPlan:

@@ -33,11 +33,17 @@ def _draw_ratios(panel: Any, report: Report) -> None:
     positions = range(len(names))
     comparison = report.comparison
     if comparison is not None and math.isfinite(comparison.high):
-        panel.axvspan(comparison.low, comparison.high, color=_COUNTED_COLOR, alpha=0.15, linewidth=0, label="95 % interval")
+        panel.axvspan(
+            comparison.low, comparison.high, color=_COUNTED_COLOR, alpha=0.15, linewidth=0, label="95 % interval"
+        )
         panel.axvline(comparison.ratio, color=_COUNTED_COLOR, linewidth=1)
     panel.axvline(1.0, color="black", linewidth=0.8)
     for is_counted, color, label in ((True, _COUNTED_COLOR, "counts"), (False, _LEFT_OUT_COLOR, "left out")):
-        points = [(point.ratio, position) for position, point in zip(positions, report.points) if point.counts == is_counted]
+        points = [
+            (point.ratio, position)
+            for position, point in zip(positions, report.points)
+            if point.is_counted == is_counted
+        ]
         if points:
             panel.plot([x for x, _ in points], [y for _, y in points], "o", color=color, label=label)
     panel.set_yticks(list(positions))
@@ -51,8 +57,12 @@ def _draw_ratios(panel: Any, report: Report) -> None:
 def _draw_operators(panel: Any, report: Report) -> None:
     names = [row["class"] for row in report.operators]
     positions = range(len(names))
-    _draw_bars(panel, [position - 0.2 for position in positions], [row["seconds a"] for row in report.operators], _A_COLOR, "A")
-    _draw_bars(panel, [position + 0.2 for position in positions], [row["seconds b"] for row in report.operators], _B_COLOR, "B")
+    _draw_bars(
+        panel, [position - 0.2 for position in positions], [row["seconds a"] for row in report.operators], _A_COLOR, "A"
+    )
+    _draw_bars(
+        panel, [position + 0.2 for position in positions], [row["seconds b"] for row in report.operators], _B_COLOR, "B"
+    )
     panel.set_yticks(list(positions))
     panel.set_yticklabels(names)
     panel.invert_yaxis()

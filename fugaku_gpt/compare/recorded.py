@@ -40,7 +40,7 @@ class RecordedRun:
     name: str
     work: Mapping[str, object]
     configuration: Mapping[str, object]
-    words: str
+    summary: str
     seconds: float
     memory: Optional[float] = None
     memory_unit: str = ""
@@ -58,7 +58,7 @@ class Block:
             is not known.
     """
 
-    words: str
+    summary: str
     a: Tuple[RecordedRun, ...]
     b: Tuple[RecordedRun, ...]
     comparison: Optional[Comparison]
@@ -137,13 +137,23 @@ def compare_recorded(a: RecordedSide, b: RecordedSide, warm_up: int, tolerance: 
     if compared_keys & {"nodes", "ranks_per_node", "ranks"}:  # with these the number of replicas changes
         compared_keys |= {"processes", "dp", "layout.dp"}
     matched_runs = _match(selected_a.runs, selected_b.runs, compared_keys)
-    if not matched_runs and not a.is_table and all(len(_group_by_configuration(selected.runs, compared_keys)) == 1 for selected in (selected_a, selected_b)):
+    if (
+        not matched_runs
+        and not a.is_table
+        and all(
+            len(_group_by_configuration(selected.runs, compared_keys)) == 1 for selected in (selected_a, selected_b)
+        )
+    ):
         # two folders, one configuration each: they differ in what was meant to differ
         matched_runs = [(selected_a.runs, selected_b.runs)]
     for runs_a, runs_b in matched_runs:
         refuse_unequal_work(runs_a[0].work, runs_b[0].work)
     applied = [(_applied_runs(runs_a, runs_b), _applied_runs(runs_b, runs_a)) for runs_a, runs_b in matched_runs]
-    blocks = tuple(Block(runs_a[0].words, runs_a, runs_b, _compare_runs(runs_a, runs_b, tolerance)) for runs_a, runs_b in applied if runs_a and runs_b)
+    blocks = tuple(
+        Block(runs_a[0].summary, runs_a, runs_b, _compare_runs(runs_a, runs_b, tolerance))
+        for runs_a, runs_b in applied
+        if runs_a and runs_b
+    )
     used_a, used_b = ({run.key for runs in side for run in runs} for side in _runs_of_sides(blocks))
     return Recorded(
         blocks,
@@ -151,7 +161,11 @@ def compare_recorded(a: RecordedSide, b: RecordedSide, warm_up: int, tolerance: 
         tuple(
             f"{name}: {line}"
             for name, selected, used_keys in (("A", selected_a, used_a), ("B", selected_b, used_b))
-            for line in (*selected.left_out, *_unapplied_lines(selected.runs, used_keys), *_unmatched_lines(selected.runs, used_keys))
+            for line in (
+                *selected.left_out,
+                *_unapplied_lines(selected.runs, used_keys),
+                *_unmatched_lines(selected.runs, used_keys),
+            )
         ),
         _used_jobs(selected_a, used_a),
         _used_jobs(selected_b, used_b),
@@ -201,10 +215,14 @@ def _match(a: Sequence[RecordedRun], b: Sequence[RecordedRun], compared_keys: Se
     return [(tuple(groups_a[key]), tuple(groups_b[key])) for key in groups_a if key in groups_b]
 
 
-def _group_by_configuration(runs: Sequence[RecordedRun], compared_keys: Set[str]) -> Dict[Tuple[Tuple[str, str], ...], List[RecordedRun]]:
+def _group_by_configuration(
+    runs: Sequence[RecordedRun], compared_keys: Set[str]
+) -> Dict[Tuple[Tuple[str, str], ...], List[RecordedRun]]:
     groups: Dict[Tuple[Tuple[str, str], ...], List[RecordedRun]] = {}
     for run in runs:
-        key = tuple(sorted((name, repr(value)) for name, value in run.configuration.items() if name not in compared_keys))
+        key = tuple(
+            sorted((name, repr(value)) for name, value in run.configuration.items() if name not in compared_keys)
+        )
         groups.setdefault(key, []).append(run)
     return groups
 
@@ -217,7 +235,10 @@ def _applied_runs(runs: Runs, other_runs: Runs) -> Runs:
     return tuple(
         run
         for run in runs
-        if all(key in unapplied_everywhere and run.configuration.get(key) == other_configuration.get(key) for key in run.not_applied)
+        if all(
+            key in unapplied_everywhere and run.configuration.get(key) == other_configuration.get(key)
+            for key in run.not_applied
+        )
     )
 
 
@@ -250,14 +271,16 @@ def select_rows(side: RecordedSide) -> SelectedRuns:
     file = str(side.path.resolve())
     for number, cells in enumerate(read_table(side.path)):
         row = parse_row(cells)
-        if not all(condition.holds(_cell_value(row, cells, condition.key)) for condition in side.conditions):
+        if not all(condition.is_met_by(_cell_value(row, cells, condition.key)) for condition in side.conditions):
             continue
         if isinstance(row, RefusedRow):
             left_out_counts["which are no configuration"] += 1
             continue
         measurement = parse_measurement(cells)
         if measurement.status.lower() != "ok" or measurement.seconds is None:
-            left_out_counts[f"with status {measurement.status or 'unknown'}" if measurement.status != "ok" else "without seconds"] += 1
+            left_out_counts[
+                f"with status {measurement.status or 'unknown'}" if measurement.status != "ok" else "without seconds"
+            ] += 1
             continue
         configuration = {
             spec.name: getattr(row, spec.name) for spec in fields(row) if spec.name not in _NON_CONFIGURATION_COLUMNS
@@ -265,7 +288,9 @@ def select_rows(side: RecordedSide) -> SelectedRuns:
         # a repeat in the same table may well take as long, to the digits that are given, but not hold as much, too
         identity, table = (*configuration.values(), measurement.seconds), row.id.rpartition(".")[0]
         shown = first_shown.get(identity)
-        if shown is not None and (shown[0] != table or measurement.memory is not None and shown[1] == measurement.memory):
+        if shown is not None and (
+            shown[0] != table or measurement.memory is not None and shown[1] == measurement.memory
+        ):
             left_out_counts["that another table shows too: counted once"] += 1
             continue
         first_shown.setdefault(identity, (table, measurement.memory))
@@ -309,13 +334,17 @@ def select_runs(side: RecordedSide, warm_up: int) -> SelectedRuns:
         if config is None:
             left_out_counts["that were refused"] += 1
             continue
-        if not all(condition.holds(_setting_value(config, condition.key)) for condition in side.conditions):
+        if not all(condition.is_met_by(_setting_value(config, condition.key)) for condition in side.conditions):
             continue
-        if not job.usable or job.seconds is None:
-            left_out_counts[f"with status {job.status}" if job.status != "ok" else "of no more iterations than the warm-up"] += 1
+        if not job.is_usable or job.seconds is None:
+            left_out_counts[
+                f"with status {job.status}" if job.status != "ok" else "of no more iterations than the warm-up"
+            ] += 1
             failed += [f"{job.name}: {job.status}: {job.reason}"] if job.status != "ok" else []
             continue
-        configuration = {key: value for key, value in changed_settings(config).items() if not key.startswith(_HANDLING_KEYS)}
+        configuration = {
+            key: value for key, value in changed_settings(config).items() if not key.startswith(_HANDLING_KEYS)
+        }
         # of a condition's key the default counts too, so that "not asked for" and "false" are one
         configuration.update({condition.key: _setting_value(config, condition.key) for condition in side.conditions})
         memory = float(job.node_used_bytes) if job.node_used_bytes is not None else None
@@ -331,7 +360,9 @@ def select_runs(side: RecordedSide, warm_up: int) -> SelectedRuns:
 
 
 def _left_out_lines(left_out_counts: Mapping[str, int], noun: str) -> Tuple[str, ...]:
-    return tuple(f"{count} {noun}{'' if count == 1 else 's'} {reason}" for reason, count in sorted(left_out_counts.items()))
+    return tuple(
+        f"{count} {noun}{'' if count == 1 else 's'} {reason}" for reason, count in sorted(left_out_counts.items())
+    )
 
 
 def _cell_value(row: "ConfigRow | RefusedRow", cells: Mapping[str, str], key: str) -> object:

@@ -25,7 +25,7 @@ class Point:
 
     name: str
     ratio: float
-    counts: bool
+    is_counted: bool
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Report:
     b: str
     verdict: str
     headline: str
-    why: Tuple[str, ...]
+    reasons: Tuple[str, ...]
     sections: Tuple[Section, ...]
     comparison: Optional[Comparison]
     points: Tuple[Point, ...]
     values: Mapping[str, Any]
     operators: Tuple[Mapping[str, Any], ...] = ()
-    stopped: bool = False
+    was_stopped: bool = False
 
 
 def report_live(record: ComparisonRecord) -> Report:
@@ -68,7 +68,7 @@ def report_live(record: ComparisonRecord) -> Report:
     first = sum(pair.order == A_FIRST for pair in counted)
     reasons = [
         *troubles,
-        *([f"no more pairs were run: {record.why_stopped}"] if record.why_stopped else []),
+        *([f"no more pairs were run: {record.stop_reason}"] if record.stop_reason else []),
         f"order: A was first in {first} of {len(counted)} pairs that count",
         *_warm_up_warnings(jobs_a, jobs_b),
     ]
@@ -79,21 +79,24 @@ def report_live(record: ComparisonRecord) -> Report:
             "A (s)": _seconds_cell(pair.a.seconds),
             "B (s)": _seconds_cell(pair.b.seconds),
             "B/A": _ratio_cell(pair.a.seconds, pair.b.seconds),
-            "counts": _counts_cell(pair.ended_well, pair.disturbed),
+            "counts": _counts_cell(pair.has_both_times, pair.disturbed),
         }
         for pair in record.pairs
     ]
     sections = [
         *([run_section(jobs_a[0], _timing_lines(jobs_a[0], plan.warm_up))] if jobs_a else []),
         Section("Seconds per iteration", (), _SPREAD_COLUMNS, _spread_rows(*record.seconds)),
-        Section("Pairs", (_pair_counts_line(record),), ("pair", "order", "A (s)", "B (s)", "B/A", "counts"), tuple(rows)),
+        Section(
+            "Pairs", (_pair_counts_line(record),), ("pair", "order", "A (s)", "B (s)", "B/A", "counts"), tuple(rows)
+        ),
         *job_sections(jobs_a, jobs_b),
         *noise_section(
-            [pair.noise_a for pair in record.pairs if pair.noise_a], [pair.noise_b for pair in record.pairs if pair.noise_b]
+            [pair.noise_a for pair in record.pairs if pair.noise_a],
+            [pair.noise_b for pair in record.pairs if pair.noise_b],
         ),
     ]
     points = [
-        Point(pair.name, pair.b.seconds / pair.a.seconds, pair.counts)
+        Point(pair.name, pair.b.seconds / pair.a.seconds, pair.is_counted)
         for pair in record.pairs
         if pair.a.seconds is not None and pair.b.seconds is not None
     ]
@@ -104,19 +107,19 @@ def report_live(record: ComparisonRecord) -> Report:
                 "order": pair.order,
                 "a": pair.a.seconds,
                 "b": pair.b.seconds,
-                "counts": pair.counts,
+                "counts": pair.is_counted,
                 "disturbed": list(pair.disturbed),
                 "noise_a": asdict(pair.noise_a) if pair.noise_a else None,
                 "noise_b": asdict(pair.noise_b) if pair.noise_b else None,
             }
             for pair in record.pairs
         ],
-        "broken_off": list(record.broken_off),
+        "broken_off": list(record.unfinished),
         "warm_up": plan.warm_up,
         "tolerance": plan.tolerance,
     }
     report = _assemble((plan.a.text, plan.b.text), conclusion, reasons, sections, points, values)
-    return replace(report, stopped=record.why_stopped == STOPPED)
+    return replace(report, was_stopped=record.stop_reason == STOPPED)
 
 
 def report_recorded(a: str, b: str, recorded: Recorded, tolerance: float) -> Report:
@@ -138,7 +141,7 @@ def report_recorded(a: str, b: str, recorded: Recorded, tolerance: float) -> Rep
     conclusion = _conclude(comparison, tolerance, [] if blocks else reasons[:1], "configurations")
     rows = [
         {
-            "configuration": block.words,
+            "configuration": block.summary,
             "A": ", ".join(run.name for run in block.a),
             "B": ", ".join(run.name for run in block.b),
             "A (s)": _seconds_cell(block.seconds[0]),
@@ -156,11 +159,11 @@ def report_recorded(a: str, b: str, recorded: Recorded, tolerance: float) -> Rep
     if recorded.jobs_a:
         sections.append(run_section(recorded.jobs_a[0]))
     sections += job_sections(recorded.jobs_a, recorded.jobs_b)
-    points = [Point(block.words, block.ratio, True) for block in blocks]
+    points = [Point(block.summary, block.ratio, True) for block in blocks]
     values = {
         "configurations": [
             {
-                "configuration": block.words,
+                "configuration": block.summary,
                 "a": {run.name: run.seconds for run in block.a},
                 "b": {run.name: run.seconds for run in block.b},
                 "ratio": block.ratio,
@@ -195,7 +198,10 @@ def _assemble(
         "why": list(reasons),
         "comparison": _comparison_json(comparison),
         **extra_values,
-        "tables": {section.title: {"lines": list(section.lines), "rows": [dict(row) for row in section.rows]} for section in sections},
+        "tables": {
+            section.title: {"lines": list(section.lines), "rows": [dict(row) for row in section.rows]}
+            for section in sections
+        },
     }
     operators = [row for section in sections if section.title == OPERATORS for row in section.rows]
     return Report(
@@ -215,7 +221,9 @@ def _conclude(comparison: Optional[Comparison], tolerance: float, troubles: Sequ
     return _Conclusion(*_verdict_and_headline(comparison, tolerance, troubles, noun), comparison)
 
 
-def _verdict_and_headline(comparison: Optional[Comparison], tolerance: float, troubles: Sequence[str], noun: str) -> Tuple[str, str]:
+def _verdict_and_headline(
+    comparison: Optional[Comparison], tolerance: float, troubles: Sequence[str], noun: str
+) -> Tuple[str, str]:
     """(verdict, in words)."""
     if comparison is None or troubles:
         return NO_VERDICT, "no verdict"
@@ -228,7 +236,11 @@ def _verdict_and_headline(comparison: Optional[Comparison], tolerance: float, tr
         return comparison.verdict, f"same within {tolerance:.0%}: {summary}"
     if comparison.verdict != UNDECIDED:
         return comparison.verdict, f"B is {comparison.verdict}: {summary}"
-    more_text = f"{comparison.more}" if comparison.more is not None and comparison.more <= _MAX_MORE_PAIRS else f"more than {_MAX_MORE_PAIRS}"
+    more_text = (
+        f"{comparison.more}"
+        if comparison.more is not None and comparison.more <= _MAX_MORE_PAIRS
+        else f"more than {_MAX_MORE_PAIRS}"
+    )
     if comparison.more is None:
         return UNDECIDED, f"undecided: B takes {comparison.ratio:.3f} of A's seconds, and one run each cannot tell why"
     return UNDECIDED, f"undecided ({more_text} more {noun if comparison.paired else 'runs of each'} needed): {summary}"
@@ -248,9 +260,17 @@ def _block_verdict(block: Block) -> str:
     comparison = block.comparison
     if comparison is None:
         single_sides = [name for name, runs in (("A", block.a), ("B", block.b)) if len(runs) == 1]
-        return "none by itself: one run each" if len(single_sides) == 2 else f"none by itself: one run of {single_sides[0]}"
+        return (
+            "none by itself: one run each"
+            if len(single_sides) == 2
+            else f"none by itself: one run of {single_sides[0]}"
+        )
     interval = f"{comparison.low:.3f} to {comparison.high:.3f}"
-    more_text = f", {comparison.more} more runs of each needed" if comparison.verdict == UNDECIDED and comparison.more is not None else ""
+    more_text = (
+        f", {comparison.more} more runs of each needed"
+        if comparison.verdict == UNDECIDED and comparison.more is not None
+        else ""
+    )
     return f"{comparison.verdict} ({interval}{more_text})"
 
 
@@ -275,12 +295,12 @@ def _spread_rows(a: Sequence[float], b: Sequence[float]) -> Tuple[Mapping[str, A
 
 
 def _timing_lines(job: JobSample, warm_up: int) -> Tuple[str]:
-    return (f"each job: {warm_up} iterations of warm-up, then the median of {job.timed}",)
+    return (f"each job: {warm_up} iterations of warm-up, then the median of {job.timed_count}",)
 
 
 def _pair_counts_line(record: ComparisonRecord) -> str:
     counted, disturbed = len(record.counted), len(record.disturbed)
-    failed, broken_off = sum(not pair.ended_well for pair in record.pairs), len(record.broken_off)
+    failed, broken_off = sum(not pair.has_both_times for pair in record.pairs), len(record.unfinished)
     phrases = [
         f"{counted} {'pair counts' if counted == 1 else 'pairs count'}",
         f"{disturbed} {'was' if disturbed == 1 else 'were'} disturbed and left out",
@@ -299,7 +319,7 @@ def _counts_cell(has_both_times: bool, disturbed: Sequence[str]) -> str:
 def _warm_up_warnings(a: Sequence[JobSample], b: Sequence[JobSample]) -> List[str]:
     warnings = []
     for name, jobs in (("A", a), ("B", b)):
-        values = [job.settling for job in jobs if job.settling is not None]
+        values = [job.settling_ratio for job in jobs if job.settling_ratio is not None]
         if values and statistics.median(values) > MAX_SETTLING:
             warnings.append(
                 f"{name}: the first half of the timed iterations takes {statistics.median(values):.2f} times as long "

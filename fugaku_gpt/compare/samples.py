@@ -44,8 +44,8 @@ class JobSample:
     status: str
     reason: str
     seconds: Optional[float] = None
-    timed: int = 0
-    settling: Optional[float] = None
+    timed_count: int = 0
+    settling_ratio: Optional[float] = None
     rss_max_bytes: Optional[int] = None
     node_used_bytes: Optional[int] = None
     losses: Mapping[int, float] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class JobSample:
     operators: Optional[Operators] = None
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         """It has ended well, and something was timed."""
         return self.status == OK and self.seconds is not None
 
@@ -85,8 +85,8 @@ def read_job(directory: Path, warm_up: int) -> JobSample:
         status=result.status if result is not None else FAILED,
         reason=result.reason if result is not None else "it has left no result: it still runs, or was killed",
         seconds=statistics.median(seconds) if seconds else None,
-        timed=len(seconds),
-        settling=_settling_ratio_of(seconds),
+        timed_count=len(seconds),
+        settling_ratio=_settling_ratio_of(seconds),
         rss_max_bytes=_largest(lines, "rss_max_bytes"),
         node_used_bytes=_largest(lines, "node_used_bytes"),
         losses={int(line["iteration"]): float(line["loss"]) for line in lines if line.get("loss") is not None},
@@ -112,7 +112,9 @@ def unapplied_settings(job: JobSample) -> Dict[str, str]:
     remarks = {}
     for toggle in job.environment.get("toggles", []):
         if not toggle["applied"]:
-            remarks[f"node.{toggle['name']}"] = f"={toggle['requested']} was not applied (seen: {toggle['seen_threads']})"
+            remarks[f"node.{toggle['name']}"] = (
+                f"={toggle['requested']} was not applied (seen: {toggle['seen_threads']})"
+            )
     allocators = {str(rank.get("allocator", "")) for rank in job.environment.get("ranks", [])}
     preloaded = sorted(allocator for allocator in allocators if "tcmalloc" in allocator)
     if job.config is not None and not job.config.node.tcmalloc and preloaded:

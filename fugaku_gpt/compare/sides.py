@@ -40,7 +40,14 @@ _COLUMNS_OF_NAMES = {  # → field of a row
     "freq": "freq_ghz",
 }
 _NONE_TEXTS = ("none", "null", "default")
-_FLAG_TEXTS = {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}  # as YAML has them
+_FLAG_TEXTS = {
+    "yes": "true",
+    "on": "true",
+    "1": "true",
+    "no": "false",
+    "off": "false",
+    "0": "false",
+}  # as YAML has them
 _CONDITION = re.compile(r"\s*([\w.-]+)\s*(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
 _SEPARATOR = re.compile(r",(?=\s*[A-Za-z_][\w.]*\s*(?:<=|>=|!=|=|<|>))")
 
@@ -75,7 +82,7 @@ class Condition:
     relation: str
     value: str
 
-    def holds(self, value: object) -> bool:
+    def is_met_by(self, value: object) -> bool:
         """Whether a row's value meets it: numbers by their size, everything else by its text."""
         texts = [str(operand).strip().lower() for operand in (value, self.value)]
         if isinstance(value, bool):
@@ -84,7 +91,11 @@ class Condition:
         if self.relation in ("=", "!="):
             left_number, right_number = _number(left), _number(right)
             # a build is 1.10 and not 1.1, although the numbers are equal
-            is_equal = left == right if self.key == "torch" or None in (left_number, right_number) else left_number == right_number
+            is_equal = (
+                left == right
+                if self.key == "torch" or None in (left_number, right_number)
+                else left_number == right_number
+            )
             return is_equal == (self.relation == "=")
         left_number, right_number = _number(left), _number(right)
         if left_number is None or right_number is None:
@@ -158,7 +169,9 @@ def full_key(name: str, location: str) -> str:
         return matching_keys[0]
     if matching_keys:
         raise UsageError(f"{location}: {name}: of which section? valid: {', '.join(matching_keys)}")
-    close_names = difflib.get_close_matches(name, [*keys, *_KEYS_OF_SHORT_NAMES, *(key.partition(".")[2] for key in keys)], n=1)
+    close_names = difflib.get_close_matches(
+        name, [*keys, *_KEYS_OF_SHORT_NAMES, *(key.partition(".")[2] for key in keys)], n=1
+    )
     hint = f"did you mean {close_names[0]}?" if close_names else "valid: the keys of a run file, such as node.tcmalloc"
     raise UsageError(f"{location}: {name}: no such setting; {hint}")
 

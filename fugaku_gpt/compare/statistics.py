@@ -158,7 +158,9 @@ def holm_adjusted(p: Sequence[float]) -> List[float]:
     return adjusted
 
 
-def stop_reason(comparison: Comparison, tolerance: float = TOLERANCE, min_pairs: int = 4, max_pairs: Optional[int] = 10) -> str:
+def stop_reason(
+    comparison: Comparison, tolerance: float = TOLERANCE, min_pairs: int = 4, max_pairs: Optional[int] = 10
+) -> str:
     """Why no more pairs are to be run after these; empty where one more is.
 
     Whoever looks after every pair and stops at the first verdict is misled three times as often as the interval says.

@@ -1,7 +1,7 @@
-"""What a run is: frozen dataclasses, presets, and the strict loader of run files."""
+"""The configuration of a run: frozen dataclasses, presets, and the strict loader of run files."""
 
 from fugaku_gpt.config.load import (
-    Settings,
+    SettingsLayer,
     build_run_config,
     changed_settings,
     coerce_setting,
@@ -30,7 +30,7 @@ __all__ = [
     "ModelConfig",
     "NodeConfig",
     "RunConfig",
-    "Settings",
+    "SettingsLayer",
     "TrainingConfig",
     "build_run_config",
     "changed_settings",

@@ -1,4 +1,4 @@
-"""The rules between fields: what no single value shows to be wrong."""
+"""Rules between the fields of a run, which no single value can break."""
 
 from __future__ import annotations
 
@@ -11,83 +11,83 @@ Locate = Callable[[str], str]
 
 
 def problems_of(config: RunConfig, locate: Locate) -> List[str]:
-    """One line per broken rule: where, key, value, and what would be valid; empty if the run can be started.
+    """One line for each broken rule: location, key, value, and valid values; empty if the run can be started.
 
-    ``locate`` says where a dotted key was written (a file and line), or "" where it was left at its default.
+    ``locate`` returns the file and line at which a dotted key was written, or "" for a default.
     """
     problems: List[str] = []
 
-    def broken(key: str, value: object, why: str) -> None:
-        at = locate(key)
-        problems.append(f"{at + ': ' if at else ''}{key}: {value}: {why}")
+    def report_problem(key: str, value: object, rule: str) -> None:
+        location = locate(key)
+        problems.append(f"{location + ': ' if location else ''}{key}: {value}: {rule}")
 
-    _check_model(config, broken)
-    _check_dropout(config, broken)
-    _check_layout(config, broken)
-    _check_training(config, broken)
-    _check_precision(config, broken)
-    check_ramps(config, broken)
-    _check_health(config, broken)
-    _check_recompute(config, broken)
-    _check_data(config, broken)
-    _check_checkpoint(config, broken)
-    _check_job(config, broken)
+    _check_model(config, report_problem)
+    _check_dropout(config, report_problem)
+    _check_layout(config, report_problem)
+    _check_training(config, report_problem)
+    _check_precision(config, report_problem)
+    check_ramps(config, report_problem)
+    _check_health(config, report_problem)
+    _check_recompute(config, report_problem)
+    _check_data(config, report_problem)
+    _check_checkpoint(config, report_problem)
+    _check_job(config, report_problem)
     return problems
 
 
-Report = Callable[[str, object, str], None]
+ReportProblem = Callable[[str, object, str], None]
 
 
-def _check_model(config: RunConfig, broken: Report) -> None:
+def _check_model(config: RunConfig, report_problem: ReportProblem) -> None:
     model, tp = config.model, config.layout.tp
     if model.hidden % model.heads:
-        broken("model.heads", model.heads, f"must divide model.hidden {model.hidden}; valid: {_divisors(model.hidden)}")
+        report_problem("model.heads", model.heads, f"must divide model.hidden {model.hidden}; valid: {_divisors(model.hidden)}")
     if model.heads % tp:
-        broken("layout.tp", tp, f"must divide model.heads {model.heads}; valid: {_divisors(model.heads)}")
+        report_problem("layout.tp", tp, f"must divide model.heads {model.heads}; valid: {_divisors(model.heads)}")
     if model.ffn_size % tp:
         valid = _divisors(model.ffn_size)
-        broken("layout.tp", tp, f"must divide model.ffn_hidden {model.ffn_size}; valid: {valid}")
+        report_problem("layout.tp", tp, f"must divide model.ffn_hidden {model.ffn_size}; valid: {valid}")
     padded = config.padded_vocab
     if padded % tp:
         above = -(-padded // tp) * tp
-        broken(
+        report_problem(
             "model.padded_vocab_size", padded, f"must be a multiple of layout.tp {tp}; valid: {above}, or leave it out"
         )
     if padded < model.vocab_size:
-        broken(
+        report_problem(
             "model.padded_vocab_size", padded, f"must be at least model.vocab_size {model.vocab_size}, or leave it out"
         )
 
 
-def _check_dropout(config: RunConfig, broken: Report) -> None:
+def _check_dropout(config: RunConfig, report_problem: ReportProblem) -> None:
     for key, value in (("dropout", config.model.dropout), ("attention_dropout", config.model.attention_dropout)):
         if value > 0 and round(value * 65536) in (0, 65536):  # masks are drawn in 16 bits
-            broken(f"model.{key}", value, "is 0 or 1 to 16 bits; valid: 0, or from 2e-5 to 0.9999")
+            report_problem(f"model.{key}", value, "is 0 or 1 to 16 bits; valid: 0, or from 2e-5 to 0.9999")
 
 
-def _check_layout(config: RunConfig, broken: Report) -> None:
+def _check_layout(config: RunConfig, report_problem: ReportProblem) -> None:
     layout, node, job = config.layout, config.node, config.job
     if layout.chunks > 1 and layout.schedule != "interleaved":
-        broken(
+        report_problem(
             "layout.chunks", layout.chunks, f"more than 1 with layout.schedule {layout.schedule}; valid: interleaved"
         )
-    pieces = layout.pp * layout.chunks
-    if pieces > config.model.layers:
-        broken(
+    chunk_count = layout.pp * layout.chunks
+    if chunk_count > config.model.layers:
+        report_problem(
             "layout.pp",
             layout.pp,
             f"times layout.chunks {layout.chunks} is more than model.layers {config.model.layers}",
         )
     elif layout.split and (
-        len(layout.split) != pieces or sum(layout.split) != config.model.layers or 0 in layout.split[:-1]
+        len(layout.split) != chunk_count or sum(layout.split) != config.model.layers or 0 in layout.split[:-1]
     ):
-        broken(
+        report_problem(
             "layout.split",
             list(layout.split),
-            f"must be {pieces} numbers, 1 or more but for the last, that add up to model.layers {config.model.layers}",
+            f"must be {chunk_count} numbers, 1 or more but for the last, that add up to model.layers {config.model.layers}",
         )
     if layout.sequence_parallel and config.model.seq_len % layout.tp:
-        broken(
+        report_problem(
             "layout.tp",
             layout.tp,
             f"must divide model.seq_len {config.model.seq_len} with layout.sequence_parallel; "
@@ -97,9 +97,9 @@ def _check_layout(config: RunConfig, broken: Report) -> None:
     if node.ranks_per_node is None:
         if layout.ranks % job.nodes:
             key, value = ("job.shape", f"{job.shape} = {job.nodes} nodes") if job.shape else ("job.nodes", job.nodes)
-            broken(key, value, f"must divide {product}; valid: {_divisors(layout.ranks)}")
+            report_problem(key, value, f"must divide {product}; valid: {_divisors(layout.ranks)}")
     elif node.ranks_per_node * job.nodes != layout.ranks:
-        broken(
+        report_problem(
             "node.ranks_per_node",
             node.ranks_per_node,
             f"times job.nodes {job.nodes} must be {product}; "
@@ -111,198 +111,198 @@ def _check_layout(config: RunConfig, broken: Report) -> None:
         )
 
 
-def _check_training(config: RunConfig, broken: Report) -> None:
+def _check_training(config: RunConfig, report_problem: ReportProblem) -> None:
     training, dp = config.training, config.layout.dp
-    share = training.micro_batch * dp
-    if training.global_batch % share:
-        below = training.global_batch // share * share
-        valid = f"{below} or {below + share}" if below else str(share)
-        rule = f"training.micro_batch {training.micro_batch} * layout.dp {dp} = {share}"
-        broken("training.global_batch", training.global_batch, f"must be a multiple of {rule}; valid: {valid}")
+    unit = training.micro_batch * dp
+    if training.global_batch % unit:
+        multiple = training.global_batch // unit * unit
+        valid = f"{multiple} or {multiple + unit}" if multiple else str(unit)
+        rule = f"training.micro_batch {training.micro_batch} * layout.dp {dp} = {unit}"
+        report_problem("training.global_batch", training.global_batch, f"must be a multiple of {rule}; valid: {valid}")
     if training.min_lr > training.lr:
-        broken("training.min_lr", training.min_lr, f"must be at most training.lr {training.lr:g}")
+        report_problem("training.min_lr", training.min_lr, f"must be at most training.lr {training.lr:g}")
     if training.decay_fraction > 1:
-        broken("training.decay_fraction", f"{training.decay_fraction:g}", "is a share; valid: above 0, at most 1")
+        report_problem("training.decay_fraction", f"{training.decay_fraction:g}", "is a share; valid: above 0, at most 1")
     # a short trial of a long run may end within its warm-up; a schedule that is written out may not
     if training.decay_iterations is not None and training.warmup_iterations >= training.decay_iterations:
-        broken(
+        report_problem(
             "training.warmup_iterations",
             training.warmup_iterations,
             f"must be below training.decay_iterations {training.decay_iterations}",
         )
 
 
-def check_ramps(config: RunConfig, broken: Report) -> None:
-    """Every size of a growing batch and every length of growing samples must divide as the full one does."""
+def check_ramps(config: RunConfig, report_problem: ReportProblem) -> None:
+    """Check that every size of a growing batch and every length of growing samples divides as the full one does."""
     training, layout = config.training, config.layout
-    share = training.micro_batch * layout.dp
-    if training.global_batch % share == 0:  # said already
-        rule = f"training.micro_batch {training.micro_batch} * layout.dp {layout.dp} = {share}"
-        full = ("training.global_batch", training.global_batch)
-        _check_ramp(training, ("ramp_start", "ramp_increment", "ramp_samples"), full, share, rule, broken)
-    parts = layout.tp if layout.sequence_parallel else 1
-    if config.model.seq_len % parts == 0:
+    unit = training.micro_batch * layout.dp
+    if training.global_batch % unit == 0:  # else reported above
+        rule = f"training.micro_batch {training.micro_batch} * layout.dp {layout.dp} = {unit}"
+        full_size = ("training.global_batch", training.global_batch)
+        _check_ramp(training, ("ramp_start", "ramp_increment", "ramp_samples"), full_size, unit, rule, report_problem)
+    tp_ranks = layout.tp if layout.sequence_parallel else 1
+    if config.model.seq_len % tp_ranks == 0:
         rule = f"layout.tp {layout.tp} with layout.sequence_parallel"
-        full = ("model.seq_len", config.model.seq_len)
+        full_size = ("model.seq_len", config.model.seq_len)
         names = ("seq_ramp_start", "seq_ramp_increment", "seq_ramp_iterations")
-        _check_ramp(training, names, full, parts, rule, broken)
+        _check_ramp(training, names, full_size, tp_ranks, rule, report_problem)
 
 
 def _check_ramp(
     training: TrainingConfig,
     names: Tuple[str, str, str],
-    full: Tuple[str, int],
-    share: int,
+    full_size: Tuple[str, int],
+    unit: int,
     rule: str,
-    broken: Report,
+    report_problem: ReportProblem,
 ) -> None:
-    """A ramp from its start in equal increments to the full size, all of them multiples of ``share``."""
+    """Check a ramp: start, increments and full size are multiples of ``unit``, and the increments reach the full size."""
     start, increment, length = values = [getattr(training, name) for name in names]
     if values == [None, None, None]:
         return
     if None in values:
         missing = names[values.index(None)]
-        there = next(name for name, value in zip(names, values) if value is not None)
-        broken(f"training.{missing}", "null", f"is needed with training.{there}; valid: all of {', '.join(names)}")
+        present = next(name for name, value in zip(names, values) if value is not None)
+        report_problem(f"training.{missing}", "null", f"is needed with training.{present}; valid: all of {', '.join(names)}")
         return
-    key, size = full
-    if start > size or start % share:
-        below = min(start, size) // share * share
-        valid = ", ".join(str(v) for v in (below, below + share) if 0 < v <= size)
-        broken(f"training.{names[0]}", start, f"must be a multiple of {rule}, at most {key} {size}; valid: {valid}")
-    elif start < size and ((size - start) % increment or increment % share):
-        valid = _listed([share * step for step in _divisors_of((size - start) // share)])
-        broken(
+    key, size = full_size
+    if start > size or start % unit:
+        multiple = min(start, size) // unit * unit
+        valid = ", ".join(str(candidate) for candidate in (multiple, multiple + unit) if 0 < candidate <= size)
+        report_problem(f"training.{names[0]}", start, f"must be a multiple of {rule}, at most {key} {size}; valid: {valid}")
+    elif start < size and ((size - start) % increment or increment % unit):
+        valid = _format_list([unit * step for step in _divisors_of((size - start) // unit)])
+        report_problem(
             f"training.{names[1]}",
             increment,
             f"must be a multiple of {rule} that divides {key} {size} - {start} = {size - start}; valid: {valid}",
         )
 
 
-def _check_health(config: RunConfig, broken: Report) -> None:
+def _check_health(config: RunConfig, report_problem: ReportProblem) -> None:
     training = config.training
     for text in training.skip_samples:
         first, _, last = text.partition("-")
         if last and int(first) > int(last):
-            broken("training.skip_samples", text, f"must go from the lower to the higher number; valid: {last}-{first}")
+            report_problem("training.skip_samples", text, f"must go from the lower to the higher number; valid: {last}-{first}")
     if training.rollback_every is None:
         return
     if training.rollback_every > training.spike_window:
-        broken(
+        report_problem(
             "training.rollback_every",
             training.rollback_every,
             "must be at most training.spike_window, so that there is a copy when the first loss can be judged; "
             f"valid: 1 to {training.spike_window}",
         )
     if training.spike_deviations is None and training.spike_ratio is None:
-        broken(
+        report_problem(
             "training.rollback_every",
             training.rollback_every,
             "needs training.spike_deviations or training.spike_ratio, by which a loss is a spike",
         )
 
 
-def _check_precision(config: RunConfig, broken: Report) -> None:
+def _check_precision(config: RunConfig, report_problem: ReportProblem) -> None:
     training = config.training
     if training.dtype == "float64" and training.gradient_dtype is not None:
-        broken("training.gradient_dtype", training.gradient_dtype, "must be left out with training.dtype float64")
+        report_problem("training.gradient_dtype", training.gradient_dtype, "must be left out with training.dtype float64")
     if training.loss_scale < training.loss_scale_min:
-        broken(
+        report_problem(
             "training.loss_scale",
             f"{training.loss_scale:g}",
             f"must be at least training.loss_scale_min {training.loss_scale_min:g}",
         )
 
 
-def _check_recompute(config: RunConfig, broken: Report) -> None:
+def _check_recompute(config: RunConfig, report_problem: ReportProblem) -> None:
     training = config.training
     if training.recompute_budget_mib is not None:
         if training.recompute == "none":
-            broken(
+            report_problem(
                 "training.recompute_budget_mib",
                 f"{training.recompute_budget_mib:g}",
                 "needs training.recompute, the most that may be recomputed; valid: selective, full",
             )
         if training.recompute_layers is not None:
-            broken(
+            report_problem(
                 "training.recompute_layers",
                 training.recompute_layers,
                 "is chosen by training.recompute_budget_mib; valid: one of the two",
             )
     elif training.recompute_layers is not None and training.recompute == "none":
-        broken(
+        report_problem(
             "training.recompute_layers",
             training.recompute_layers,
             "needs training.recompute; valid: selective, full",
         )
 
 
-def _check_data(config: RunConfig, broken: Report) -> None:
+def _check_data(config: RunConfig, report_problem: ReportProblem) -> None:
     data = config.data
     if data.weights and len(data.weights) != len(data.paths):
-        broken("data.weights", list(data.weights), f"must have one weight for each of the {len(data.paths)} data.paths")
+        report_problem("data.weights", list(data.weights), f"must have one weight for each of the {len(data.paths)} data.paths")
     if len(data.split) != 3 or sum(data.split) <= 0 or data.split[0] <= 0:
-        broken(
+        report_problem(
             "data.split",
             list(data.split),
             "must be three shares (train, valid, test), train above 0, such as [969, 30, 1]",
         )
 
 
-def _check_checkpoint(config: RunConfig, broken: Report) -> None:
+def _check_checkpoint(config: RunConfig, report_problem: ReportProblem) -> None:
     interval, every = config.checkpoint.interval, config.checkpoint.keep_every
     if every is None:
         return
     if interval is None:
-        broken("checkpoint.keep_every", every, "needs checkpoint.interval, which it is a multiple of")
+        report_problem("checkpoint.keep_every", every, "needs checkpoint.interval, which it is a multiple of")
     elif every % interval:
-        valid = " or ".join(str(v) for v in (every // interval * interval, -(-every // interval) * interval) if v)
-        broken("checkpoint.keep_every", every, f"must be a multiple of checkpoint.interval {interval}; valid: {valid}")
+        valid = " or ".join(str(candidate) for candidate in (every // interval * interval, -(-every // interval) * interval) if candidate)
+        report_problem("checkpoint.keep_every", every, f"must be a multiple of checkpoint.interval {interval}; valid: {valid}")
 
 
-def _check_job(config: RunConfig, broken: Report) -> None:
+def _check_job(config: RunConfig, report_problem: ReportProblem) -> None:
     job = config.job
     if "/" in job.name or job.name in (".", ".."):
-        broken("job.name", repr(job.name), "is used as the name of a folder; valid: a name without /")
+        report_problem("job.name", repr(job.name), "is used as the name of a folder; valid: a name without /")
     if job.shape:
         sides = job.shape.split("x")
         product = math.prod(int(side) for side in sides)
         if product != job.nodes:
-            broken("job.nodes", job.nodes, f"must be the product of job.shape {job.shape}; valid: {product}")
+            report_problem("job.nodes", job.nodes, f"must be the product of job.shape {job.shape}; valid: {product}")
         if job.strict and len(sides) != 3:
-            broken("job.strict", job.strict, f"needs a shape of three sides; job.shape is {job.shape}")
+            report_problem("job.strict", job.strict, f"needs a shape of three sides; job.shape is {job.shape}")
     elif job.strict:
-        broken("job.strict", job.strict, "needs a shape of three sides, such as job.shape=4x6x8")
+        report_problem("job.strict", job.strict, "needs a shape of three sides, such as job.shape=4x6x8")
     if job.strict and job.allocation != "torus":
-        broken("job.strict", job.strict, "needs job.allocation=torus")
+        report_problem("job.strict", job.strict, "needs job.allocation=torus")
     if job.elapse_min is not None and (job.elapse is None or job.elapse_min >= job.elapse):
-        broken("job.elapse_min", f"{job.elapse_min:g}", "must be below job.elapse, the upper end of the range")
+        report_problem("job.elapse_min", f"{job.elapse_min:g}", "must be below job.elapse, the upper end of the range")
     if job.stop_margin is not None and job.elapse is not None and job.stop_margin >= job.elapse:
-        broken("job.stop_margin", f"{job.stop_margin:g}", f"must be below job.elapse {job.elapse:g}")
+        report_problem("job.stop_margin", f"{job.stop_margin:g}", f"must be below job.elapse {job.elapse:g}")
     if job.bulk:
-        first, last = (int(end) for end in job.bulk.split("-"))
+        first, last = (int(text) for text in job.bulk.split("-"))
         if first > last:
-            broken("job.bulk", job.bulk, f"must go from the lower to the higher number; valid: {last}-{first}")
+            report_problem("job.bulk", job.bulk, f"must go from the lower to the higher number; valid: {last}-{first}")
         if job.chain > 1:
-            broken("job.chain", job.chain, "a bulk job is not chained; valid: 1, or leave job.bulk out")
+            report_problem("job.chain", job.chain, "a bulk job is not chained; valid: 1, or leave job.bulk out")
     if ":" in job.rank_map and job.shape:
         axes = len(job.rank_map.partition(":")[2])
         if axes != len(job.shape.split("x")):
-            broken("job.rank_map", job.rank_map, f"names {axes} axes; job.shape {job.shape} has another number")
+            report_problem("job.rank_map", job.rank_map, f"names {axes} axes; job.shape {job.shape} has another number")
     if job.tarball and job.scheduler == "pjm" and not job.local_tmp:
-        broken("job.tarball", job.tarball, "is unpacked to node-local disk, which needs job.local_tmp, such as 30Gi")
+        report_problem("job.tarball", job.tarball, "is unpacked to node-local disk, which needs job.local_tmp, such as 30Gi")
 
 
-_LARGEST_DIVISOR = 100_000  # of those that a message lists: a slip of many zeros should not take minutes to refuse
+_LARGEST_DIVISOR = 100_000  # limit of the divisors in a message, so that a slip of many zeros does not take minutes to refuse
 
 
 def _divisors(number: int) -> str:
-    return _listed(_divisors_of(number), cut=number > _LARGEST_DIVISOR)
+    return _format_list(_divisors_of(number), is_truncated=number > _LARGEST_DIVISOR)
 
 
 def _divisors_of(number: int) -> List[int]:
     return [divisor for divisor in range(1, min(number, _LARGEST_DIVISOR) + 1) if number % divisor == 0]
 
 
-def _listed(numbers: Sequence[int], cut: bool = False) -> str:
-    return ", ".join([str(number) for number in numbers] + (["..."] if cut else []))
+def _format_list(numbers: Sequence[int], is_truncated: bool = False) -> str:
+    return ", ".join([str(number) for number in numbers] + (["..."] if is_truncated else []))

@@ -1,16 +1,16 @@
-"""What is to be said of a knob of a node: one record, in the metadata of its field of ``NodeConfig``.
+"""The description of a knob of a node: one record, in the metadata of its field of ``NodeConfig``.
 
 The fields of :class:`fugaku_gpt.config.schema.NodeConfig` that carry a :class:`NodeKnob` are the one table of power
 knobs and toggles. Adding a power knob is one edit, such as
 
-    prefetch_state: Optional[int] = power_knob("power knob: ...", (0, 1), default=0, statistics_place=7)
+    prefetch_state: Optional[int] = power_knob("power knob: ...", (0, 1), default=0, statistics_order=7)
 
 among them. Run files accept it, job scripts write it (or note that their scheduler has no equivalent), ranks read it
 back, tables show whether it was applied, ``compare`` knows that it is set for a job, lint checks its values and the
-simulator grants it and counts it in its statistics file. Only where a knob is unlike the others does other code name
-it: a clock that goes with certain states of the pipes (``machine/fugaku.py``), something that is read back in another
-way than from PJM's grant (``machine/local.py``), a short form of its own in tables that are read again
-(``report/markdown_rows.py``), a figure of the planner.
+simulator grants it and lists it in its statistics file. Other code names a knob only where it differs from the others:
+a clock that requires certain states of the pipes (``machine/fugaku.py``), a value that is not read back from PJM's
+grant (``machine/local.py``), a short form in tables that are read again (``report/markdown_rows.py``), a figure of the
+planner.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from typing import Any, Callable, Optional, Tuple
 
 @dataclass(frozen=True)
 class NodeKnob:
-    """A setting of each node that a machine may or may not apply. Meaning and unit are those of its field.
+    """A setting of each node that a machine may or may not apply; its field has the meaning and the unit.
 
     Attributes:
-        name: of the field, in a run file, in ``environment.json`` and in tables.
-        values: what PJM accepts; only power knobs have them.
-        default: the value that Fugaku takes where a job script does not set a power knob, as of April 2025.
-        pjm_name: the custom resource of PJM; empty: the same as ``name``.
-        statistics_place: where a power knob stands among the others in PJM's statistics file, counted from 1.
-        usual: the value that all machines had when the first tables were written. Tables show any other value that a
-            job has really used, whether or not it was requested. None: only a value that was requested is shown.
-        unsupported_by: schedulers that have no equivalent: the script notes that the knob is not applied.
-        per_job: whether a scheduler sets it for all ranks of a job, so that two sides of one job cannot differ in it.
-        variable: the environment variable that carries it to the ranks.
-        alias: a short name on the command line of ``compare``.
-        row_name: how the name of a sweep's row says it.
-        short_form: how tables write a value of it; None: as ``name=value``, in quotes.
+        name: name of the field, in a run file, in ``environment.json`` and in tables.
+        values: values that PJM accepts; only power knobs have them.
+        default: the value that Fugaku uses if a job script does not set a power knob, as of April 2025.
+        pjm_name: name of PJM's custom resource; empty: the same as ``name``.
+        statistics_order: position of a power knob among the others in PJM's statistics file, from 1.
+        historical_value: the value that all machines had when the first tables were written. Tables show any other
+            value that a job has used, whether or not it was requested. None: only a requested value is shown.
+        unsupported_by: schedulers that have no equivalent; their scripts note that the knob is not applied.
+        per_job: True if a scheduler sets it for all ranks of a job, so that two sides of one job cannot differ in it.
+        variable: environment variable that passes the value to the ranks.
+        alias: short name on the command line of ``compare``.
+        row_name: format of the value in the name of a sweep's row.
+        short_form: format of a value in tables; None: ``name=value``, in quotes.
     """
 
     name: str = ""
     values: Tuple[int, ...] = ()
     default: int = 0
     pjm_name: str = ""
-    statistics_place: int = 0
-    usual: Optional[int] = None
+    statistics_order: int = 0
+    historical_value: Optional[int] = None
     unsupported_by: Tuple[str, ...] = ()
     per_job: bool = False
     variable: str = ""
@@ -59,7 +59,7 @@ class NodeKnob:
 
     @property
     def is_power_knob(self) -> bool:
-        """Whether PJM sets it as a custom resource of the job."""
+        """Whether PJM sets the knob, as a custom resource of the job."""
         return bool(self.values)
 
     @property
@@ -69,20 +69,20 @@ class NodeKnob:
 
     @property
     def is_in_tables(self) -> bool:
-        """Whether tables show it: the Nodes cell where it was applied, the notes where it was not."""
+        """Whether tables show the knob: in the Nodes cell if it was applied, else in the notes."""
         return self.is_power_knob or self.short_form is not None
 
-    def in_tables(self, value: object) -> str:
+    def format_for_tables(self, value: object) -> str:
         """A value as tables write it: 2.2GHz, LD_PRELOAD=libtcmalloc.so, retention_state=0."""
         return self.short_form(value) if self.short_form is not None else f"{self.name}={value}"
 
-    def in_row_name(self, value: str) -> str:
-        """A value as the name of a sweep's row has it: 2200MHz, ret0."""
+    def format_for_row_name(self, value: str) -> str:
+        """A value as the name of a sweep's row writes it: 2200MHz, ret0."""
         return self.row_name.format(name=self.name, value=value)
 
 
 def knobs_of(section: type) -> Tuple[NodeKnob, ...]:
-    """The knobs among the fields of a section of the configuration, in their order."""
+    """The knobs among the fields of a section of the configuration, in the order of the fields."""
     return tuple(
         replace(field.metadata["knob"], name=field.name)
         for field in fields(section)
@@ -91,7 +91,7 @@ def knobs_of(section: type) -> Tuple[NodeKnob, ...]:
 
 
 def is_requested(value: object) -> bool:
-    """Whether a value of a knob's field asks for anything: 0 does; None, False and an empty list do not."""
+    """Whether a field's value requests a setting: 0 does; None, False and an empty tuple do not."""
     return value is not None and value is not False and value != ()
 
 

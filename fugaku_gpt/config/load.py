@@ -1,4 +1,4 @@
-"""Preset, run file and ``--set`` overrides → one validated :class:`RunConfig`, and back to YAML."""
+"""Loads a validated :class:`RunConfig` from a preset, a run file and ``--set`` overrides; writes it as YAML."""
 
 from __future__ import annotations
 
@@ -13,108 +13,106 @@ import yaml
 
 from fugaku_gpt.config.checks import problems_of
 from fugaku_gpt.config.schema import RunConfig
-from fugaku_gpt.config.tree import Scalar, Tree, flatten, parse_override, parse_yaml, plain, read_yaml_file, where
-from fugaku_gpt.config.values import BadValue, coerce_scalar, element_type, format_duration, strip_optional, type_words
+from fugaku_gpt.config.tree import Scalar, Tree, flatten, parse_override, parse_yaml, plain_values, read_yaml_file, location_of
+from fugaku_gpt.config.values import BadValue, coerce_scalar, element_type, format_duration, strip_optional, describe_type
 from fugaku_gpt.errors import ConfigError
 
 PRESET_DIR = Path(__file__).parent / "presets"
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Dotted keys and their values as written, from one origin (a preset, a run file, the command line, a sweep
-    row)."""
+class SettingsLayer:
+    """Dotted keys with values as written, from one origin: a preset, a run file, the command line or a sweep row."""
 
     origin: str
     values: Mapping[str, Tree]
 
 
 def preset_names() -> List[str]:
-    """The presets that ship with the package, smallest model first."""
+    """Names of the presets of the package, smallest model first."""
     return sorted((path.stem for path in PRESET_DIR.glob("*.yaml")), key=lambda name: (name != "tiny", _size(name)))
 
 
 def load_run_config(
     file: Optional[Path] = None, preset: Optional[str] = None, overrides: Sequence[str] = (), *, check: bool = True
 ) -> RunConfig:
-    """The run described by a preset, then a YAML file over it, then ``key=value`` overrides over both.
+    """Load a run: a preset, overridden by a YAML file, overridden by ``key=value`` texts.
 
-    Without ``check`` the rules between fields are left to the caller, who will change some of them.
-
-    A run file may name its own preset with a top-level ``preset:``; ``--preset`` on the command line replaces that.
+    A run file may name its preset with a top-level ``preset:``; the argument ``preset`` replaces it. Without ``check``
+    the rules between fields are not checked; the caller does so after it has changed some of them.
 
     Raises:
-        ConfigError: with one line for each thing that is wrong: file, key, value, and what would be valid.
+        ConfigError: settings are wrong; it has one line for each, with file, key, value, and valid values.
     """
-    layers: List[Settings] = []
+    layers: List[SettingsLayer] = []
     if file is not None:
-        layers.append(Settings(str(file), dict(flatten(read_yaml_file(file)))))
+        layers.append(SettingsLayer(str(file), dict(flatten(read_yaml_file(file)))))
     command_line = [parse_override(text) for text in overrides]
-    layers.append(Settings("--set", dict(command_line)))
+    layers.append(SettingsLayer("--set", dict(command_line)))
     return build_run_config(layers, preset, check=check)
 
 
-def build_run_config(layers: Iterable[Settings], preset: Optional[str] = None, *, check: bool = True) -> RunConfig:
-    """The run described by settings, later layers over earlier ones, over their preset (see :func:`load_run_config`).
+def build_run_config(layers: Iterable[SettingsLayer], preset: Optional[str] = None, *, check: bool = True) -> RunConfig:
+    """Build a run from layers of settings; later layers override earlier ones, which override their preset.
 
     Raises:
         ConfigError: as :func:`load_run_config`.
     """
     merged: Dict[str, Tree] = {}
-    origins: Dict[str, str] = {}  # of what has no line of its own: an empty list
+    origins: Dict[str, str] = {}  # for values without a line of their own, such as an empty list
     for layer in layers:
         for key, value in layer.values.items():
             merged[key], origins[key] = value, layer.origin
-    named = merged.pop("preset", None)
-    if preset is None and named is not None:
-        if not isinstance(named, Scalar):
-            raise ConfigError(f"{where(named, 'preset')}: preset: expected one name")
-        preset = named.text
+    preset_value = merged.pop("preset", None)
+    if preset is None and preset_value is not None:
+        if not isinstance(preset_value, Scalar):
+            raise ConfigError(f"{location_of(preset_value, 'preset')}: preset: expected one name")
+        preset = preset_value.text
     if preset is not None:
-        at = where(named, "--preset") if isinstance(named, Scalar) and named.text == preset else "--preset"
-        merged = {**preset_settings(preset, at).values, **merged}
-    places = {key: where(value, origins.get(key, "")) for key, value in merged.items()}
-    config, problems = _construct(merged, places)
+        location = location_of(preset_value, "--preset") if isinstance(preset_value, Scalar) and preset_value.text == preset else "--preset"
+        merged = {**preset_settings(preset, location).values, **merged}
+    locations = {key: location_of(value, origins.get(key, "")) for key, value in merged.items()}
+    config, problems = _construct(merged, locations)
     if config.job.shape and "job.nodes" not in merged:
         config = replace(config, job=replace(config.job, nodes=math.prod(int(n) for n in config.job.shape.split("x"))))
     if not problems and check:
-        problems = problems_of(config, lambda key: places.get(key, ""))
+        problems = problems_of(config, lambda key: locations.get(key, ""))
     if problems:
         raise ConfigError("\n".join(problems))
     return config
 
 
-def preset_settings(name: str, at: str) -> Settings:
-    """The settings of a preset that ships with the package; ``at`` names who asked for it."""
+def preset_settings(name: str, location: str) -> SettingsLayer:
+    """The settings of a preset of the package; ``location`` is where its name was written."""
     path = PRESET_DIR / f"{name}.yaml"
     if name not in preset_names():
-        raise ConfigError(f"{at}: preset: {name!r} is not a preset; valid: {', '.join(preset_names())}")
+        raise ConfigError(f"{location}: preset: {name!r} is not a preset; valid: {', '.join(preset_names())}")
     origin = f"preset {name}"
-    return Settings(origin, dict(flatten(parse_yaml(path.read_text(encoding="utf-8"), origin))))
+    return SettingsLayer(origin, dict(flatten(parse_yaml(path.read_text(encoding="utf-8"), origin))))
 
 
 def valid_keys() -> List[str]:
-    """Every dotted key of a run file."""
+    """All dotted keys of a run file."""
     return [key for key, _, _ in _fields_of(RunConfig)]
 
 
 def coerce_setting(key: str, value: Tree) -> Any:
-    """The value of one setting of :func:`valid_keys`, looked at by itself.
+    """Convert the value of one key of :func:`valid_keys`, without the rules between fields.
 
     Raises:
-        BadValue: the field cannot take it.
+        BadValue: the field does not accept it.
     """
-    known = {name: (kind, metadata) for name, kind, metadata in _fields_of(RunConfig)}
-    return _coerce(value, *known[key])
+    field_types = {name: (kind, metadata) for name, kind, metadata in _fields_of(RunConfig)}
+    return _coerce(value, *field_types[key])
 
 
 def dump_run_config(config: RunConfig) -> str:
-    """The run as YAML with every field written out; :func:`load_run_config` reads it back equal."""
+    """The run as YAML with all fields; :func:`load_run_config` reads an equal run from it."""
     return str(yaml.safe_dump(config_values(config), sort_keys=False, width=120))
 
 
 def config_values(config: RunConfig) -> Dict[str, Dict[str, Any]]:
-    """Every field of a run, section → key → value as YAML and JSON can hold it (durations as H:MM:SS)."""
+    """All fields of a run, section → key → value that YAML and JSON can represent (durations as H:MM:SS)."""
     tree: Dict[str, Dict[str, Any]] = asdict(config)
     for section in tree.values():
         for key, value in section.items():
@@ -130,45 +128,47 @@ def config_values(config: RunConfig) -> Dict[str, Dict[str, Any]]:
 def changed_settings(config: RunConfig) -> Dict[str, Any]:
     """The settings that differ from their defaults, dotted key → value (durations as H:MM:SS), in the schema's order.
 
-    A run is known by these: a field that is added to the schema later changes nothing about older runs.
+    These settings identify a run, so that a field which is added to the schema later does not change older runs.
     """
-    now, usual = config_values(config), config_values(RunConfig())
+    values, default_values = config_values(config), config_values(RunConfig())
     return {
         f"{section}.{key}": value
-        for section, values in now.items()
-        for key, value in values.items()
-        if value != usual[section][key]
+        for section, section_values in values.items()
+        for key, value in section_values.items()
+        if value != default_values[section][key]
     }
 
 
 @lru_cache(maxsize=1)
 def _fields_of(config: type) -> Tuple[Tuple[str, Any, Mapping[str, Any]], ...]:
-    """(dotted key, type, metadata) of every leaf field."""
+    """The dotted key, type and metadata of every leaf field."""
     hints = get_type_hints(config)
-    found = []
+    leaf_fields = []
     for section in fields(config):
         section_hints = get_type_hints(hints[section.name])
         for leaf in fields(hints[section.name]):
-            found.append((f"{section.name}.{leaf.name}", section_hints[leaf.name], leaf.metadata))
-    return tuple(found)
+            leaf_fields.append((f"{section.name}.{leaf.name}", section_hints[leaf.name], leaf.metadata))
+    return tuple(leaf_fields)
 
 
-def _construct(merged: Mapping[str, Tree], places: Mapping[str, str]) -> Tuple[RunConfig, List[str]]:
-    """The config of coerced values, and a line for every key or value that is not valid; ``places`` says where each
-    was written."""
-    known = {key: (kind, metadata) for key, kind, metadata in _fields_of(RunConfig)}
+def _construct(merged: Mapping[str, Tree], locations: Mapping[str, str]) -> Tuple[RunConfig, List[str]]:
+    """The configuration of the converted values, and a line for every key or value that is not valid.
+
+    ``locations`` has the file and line of each key.
+    """
+    field_types = {key: (kind, metadata) for key, kind, metadata in _fields_of(RunConfig)}
     problems: List[str] = []
     sections: Dict[str, Dict[str, Any]] = {}
     for key, value in merged.items():
-        at = places[key]
-        if key not in known:
-            problems.append(_unknown_key(key, value, at, known))
+        location = locations[key]
+        if key not in field_types:
+            problems.append(_unknown_key(key, value, location, field_types))
             continue
-        kind, metadata = known[key]
+        kind, metadata = field_types[key]
         try:
             coerced = _coerce(value, kind, metadata)
         except BadValue as error:
-            problems.append(f"{at}: {key}: {plain(value)!r}: {error}; valid: {type_words(kind, metadata)}")
+            problems.append(f"{location}: {key}: {plain_values(value)!r}: {error}; valid: {describe_type(kind, metadata)}")
             continue
         section, _, leaf = key.partition(".")
         sections.setdefault(section, {})[leaf] = coerced
@@ -181,27 +181,27 @@ def _coerce(value: Tree, kind: Any, metadata: Mapping[str, Any]) -> Any:
     if element is None:
         if not isinstance(value, Scalar):
             raise BadValue("expected one value")
-        return coerce_scalar(value.text, value.quoted, kind, metadata)
+        return coerce_scalar(value.text, value.is_quoted, kind, metadata)
     items = [value] if isinstance(value, Scalar) else value
     if not isinstance(items, list) or not all(isinstance(item, Scalar) for item in items):
         raise BadValue("expected a list")
-    return tuple(coerce_scalar(item.text, item.quoted, element, metadata) for item in items if isinstance(item, Scalar))
+    return tuple(coerce_scalar(item.text, item.is_quoted, element, metadata) for item in items if isinstance(item, Scalar))
 
 
-def _unknown_key(key: str, value: Tree, at: str, known: Mapping[str, Any]) -> str:
+def _unknown_key(key: str, value: Tree, location: str, all_keys: Mapping[str, Any]) -> str:
     section, _, leaf = key.partition(".")
-    siblings = [name for name in known if name.startswith(section + ".")]
-    # a slip within the right section; then in the section's name; then the right name in the wrong section, or in none
-    near = [
-        f"{section}.{name}" for name in difflib.get_close_matches(leaf, [s.partition(".")[2] for s in siblings], n=1)
+    siblings = [name for name in all_keys if name.startswith(section + ".")]
+    # a misspelt key of its section; then a misspelt section; then a key of another section, or one without a section
+    similar_keys = [
+        f"{section}.{name}" for name in difflib.get_close_matches(leaf, [sibling.partition(".")[2] for sibling in siblings], n=1)
     ]
-    near = near or ([] if siblings else difflib.get_close_matches(key, known, n=1))
-    near = near or [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
-    if near:
-        hint = f"did you mean {near[0]}?"
+    similar_keys = similar_keys or ([] if siblings else difflib.get_close_matches(key, all_keys, n=1))
+    similar_keys = similar_keys or [name for name in all_keys if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    if similar_keys:
+        hint = f"did you mean {similar_keys[0]}?"
     else:
-        hint = "valid: " + ", ".join(siblings or sorted({name.partition(".")[0] + ".*" for name in known} | {"preset"}))
-    return f"{at}: {key}: unknown key (value {plain(value)!r}); {hint}"
+        hint = "valid: " + ", ".join(siblings or sorted({name.partition(".")[0] + ".*" for name in all_keys} | {"preset"}))
+    return f"{location}: {key}: unknown key (value {plain_values(value)!r}); {hint}"
 
 
 def _size(name: str) -> float:

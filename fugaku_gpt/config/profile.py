@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Type, TypeVar, get_type_hints
 
 from fugaku_gpt.config.schema import option
-from fugaku_gpt.config.tree import Scalar, Tree, plain, read_yaml_file, where
-from fugaku_gpt.config.values import BadValue, coerce_scalar, element_type, strip_optional, type_words
+from fugaku_gpt.config.tree import Scalar, Tree, plain_values, read_yaml_file, location_of
+from fugaku_gpt.config.values import BadValue, coerce_scalar, element_type, strip_optional, describe_type
 from fugaku_gpt.errors import ConfigError
 
 _LINE = (r"[^\x00-\x1f\x7f\ud800-\udfff]+", "one line without control characters")
@@ -157,7 +157,7 @@ def _values(kind: Type[T], tree: Mapping[str, Tree], origin: str, prefix: str, p
     specs = {spec.name: spec for spec in fields(kind)}  # type: ignore[arg-type]
     found: Dict[str, Any] = {}
     for name, value in tree.items():
-        at, key = where(value, origin), f"{prefix}{name}"
+        at, key = location_of(value, origin), f"{prefix}{name}"
         if name not in specs:
             near = difflib.get_close_matches(name, specs, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"valid: {', '.join(specs)}"
@@ -167,13 +167,13 @@ def _values(kind: Type[T], tree: Mapping[str, Tree], origin: str, prefix: str, p
                 found[name] = kinds[name](**_values(kinds[name], value, origin, f"{key}.", problems))
             else:
                 valid = ", ".join(spec.name for spec in fields(kinds[name]))
-                problems.append(f"{at}: {key}: {plain(value)!r}: expected a mapping; its keys: {valid}")
+                problems.append(f"{at}: {key}: {plain_values(value)!r}: expected a mapping; its keys: {valid}")
         else:
             try:
                 found[name] = _coerce(value, kinds[name], specs[name].metadata)
             except BadValue as error:
-                valid = type_words(kinds[name], specs[name].metadata)
-                problems.append(f"{at}: {key}: {plain(value)!r}: {error}; valid: {valid}")
+                valid = describe_type(kinds[name], specs[name].metadata)
+                problems.append(f"{at}: {key}: {plain_values(value)!r}: {error}; valid: {valid}")
     return found
 
 
@@ -183,7 +183,7 @@ def _coerce(value: Tree, kind: Any, metadata: Any) -> Any:
     if element is None:
         if not isinstance(value, Scalar):
             raise BadValue("expected one value")
-        return coerce_scalar(value.text, value.quoted, kind, metadata)
+        return coerce_scalar(value.text, value.is_quoted, kind, metadata)
     if isinstance(value, Scalar) and not value.text:
         return ()
     if not isinstance(items, list):
@@ -192,5 +192,5 @@ def _coerce(value: Tree, kind: Any, metadata: Any) -> Any:
     for item in items:
         if not isinstance(item, Scalar):
             raise BadValue("expected a list of texts")
-        texts.append(coerce_scalar(item.text, item.quoted, element, metadata))
+        texts.append(coerce_scalar(item.text, item.is_quoted, element, metadata))
     return tuple(texts)

@@ -12,7 +12,7 @@ from typing import Any, Optional, Sequence, Tuple
 from fugaku_gpt.config.knobs import NodeKnob, gigahertz, knobs_of
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-SIXTEEN_BITS = ("bfloat16", "float16")
+SIXTEEN_BIT_DTYPES = ("bfloat16", "float16")
 GRID_ORDERS = ("tp,pp,dp", "tp,dp,pp", "pp,tp,dp", "pp,dp,tp", "dp,tp,pp", "dp,pp,tp")
 PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 SCHEDULERS = ("pjm", "slurm", "local")
@@ -69,8 +69,8 @@ def power_knob(
     values: Tuple[int, ...],
     *,
     default: int,
-    statistics_place: int,
-    usual: Optional[int] = None,
+    statistics_order: int,
+    historical_value: Optional[int] = None,
     alias: str = "",
     row_name: str = "{name}{value}",
 ) -> Any:
@@ -78,8 +78,8 @@ def power_knob(
     knob = NodeKnob(
         values=values,
         default=default,
-        statistics_place=statistics_place,
-        usual=usual,
+        statistics_order=statistics_order,
+        historical_value=historical_value,
         unsupported_by=("slurm", "local"),
         per_job=True,
         alias=alias,
@@ -335,8 +335,8 @@ class NodeConfig:
             values=(2000, 2200),
             default=2200,
             pjm_name="freq",
-            statistics_place=1,
-            usual=2000,
+            statistics_order=1,
+            historical_value=2000,
             unsupported_by=("local",),
             per_job=True,
             alias="freq",
@@ -348,26 +348,26 @@ class NodeConfig:
         "power knob: 0 both floating-point pipes, 1 one pipe, 2 one pipe and less power",
         (0, 1, 2),
         default=2,
-        statistics_place=5,
-        usual=0,
+        statistics_order=5,
+        historical_value=0,
         alias="eco",
     )
     retention_state: Optional[int] = power_knob(
         "idle-core sleep of A64FX; default: the machine's",
         (0, 1),
         default=1,
-        statistics_place=6,
+        statistics_order=6,
         alias="retention",
         row_name="ret{value}",
     )
     throttling_state: Optional[int] = power_knob(
-        "power knob: memory requests, 0 all to 9 a tenth", tuple(range(10)), default=0, statistics_place=2
+        "power knob: memory requests, 0 all to 9 a tenth", tuple(range(10)), default=0, statistics_order=2
     )
     issue_state: Optional[int] = power_knob(
-        "power knob: 0 issues four instructions a cycle, 1 two", (0, 1), default=0, statistics_place=3
+        "power knob: 0 issues four instructions a cycle, 1 two", (0, 1), default=0, statistics_order=3
     )
     ex_pipe_state: Optional[int] = power_knob(
-        "power knob: 0 both integer pipes, 1 one", (0, 1), default=0, statistics_place=4
+        "power knob: 0 both integer pipes, 1 one", (0, 1), default=0, statistics_order=4
     )
     large_pages: Optional[str] = as_knob(
         option(None, "XOS_MMM_L_HPAGE_TYPE; default: the machine's", choices=("hugetlbfs", "none")),

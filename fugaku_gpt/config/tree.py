@@ -1,7 +1,7 @@
-"""YAML text → a tree of scalars as they were written, with their lines; nothing is interpreted here.
+"""Parses YAML text to a tree of scalars as they were written, with their lines, without interpreting them.
 
-Used for run files, sweep files and ``--set key=value``. Untrusted text is only composed into nodes, never constructed
-into Python objects.
+It serves run files, sweep files and ``--set key=value``. Untrusted text is only composed to nodes, never constructed to
+Python objects.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from fugaku_gpt.errors import ConfigError
 MAX_NODES = 100_000
 MAX_DEPTH = 50
 _QUOTES = ("'", '"', "|", ">")  # a plain scalar has style None or "", by the loader
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same grammar; the C one is 10 times faster
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same grammar; the C loader is 10 times faster
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """One scalar as written: its text, whether it stood in quotes, and where."""
+    """One scalar as written: its text, whether it was in quotes, and its location (file and line)."""
 
     text: str
-    quoted: bool
-    where: str
+    is_quoted: bool
+    location: str
 
     def __str__(self) -> str:
         return self.text
@@ -36,7 +36,7 @@ Tree = Union[Scalar, List["Tree"], Dict[str, "Tree"]]
 
 
 def read_yaml_file(path: Path) -> Dict[str, Tree]:
-    """The mapping in a YAML file.
+    """Read the mapping in a YAML file.
 
     Raises:
         ConfigError: the file is missing, unreadable, not UTF-8, not YAML, or not a mapping.
@@ -53,9 +53,9 @@ def read_yaml_file(path: Path) -> Dict[str, Tree]:
 
 
 def parse_yaml(text: str, origin: str) -> Dict[str, Tree]:
-    """The mapping in YAML text; an empty text is an empty mapping. ``origin`` names it in messages."""
+    """Parse YAML text to a mapping; an empty text is an empty mapping. ``origin`` names the text in messages."""
     tree = _compose(text, origin)
-    if isinstance(tree, Scalar) and tree.text == "" and not tree.quoted:
+    if isinstance(tree, Scalar) and tree.text == "" and not tree.is_quoted:
         return {}
     if not isinstance(tree, dict):
         raise ConfigError(f"{origin}: expected `key: value` lines at the top")
@@ -63,7 +63,7 @@ def parse_yaml(text: str, origin: str) -> Dict[str, Tree]:
 
 
 def parse_override(text: str) -> Tuple[str, Tree]:
-    """``key=value`` of the command line → the dotted key and its value."""
+    """Parse ``key=value`` of the command line to the dotted key and its value."""
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key:
@@ -72,37 +72,36 @@ def parse_override(text: str) -> Tuple[str, Tree]:
 
 
 def flatten(tree: Mapping[str, Tree], prefix: str = "") -> Iterator[Tuple[str, Tree]]:
-    """(dotted key, value) of a tree; lists and scalars are values. ``{layout: {dp: 2}}`` and ``layout.dp: 2`` are
-    equal.
+    """Yield (dotted key, value) of a tree; ``{layout: {dp: 2}}`` and ``layout.dp: 2`` are equal. Lists are values.
 
     Raises:
         ConfigError: a key is written twice, once in each way.
     """
     seen = set()
     for key, value in tree.items():
-        dotted = f"{prefix}.{key}" if prefix else key
-        for name, leaf in flatten(value, dotted) if isinstance(value, dict) else [(dotted, value)]:
+        dotted_key = f"{prefix}.{key}" if prefix else key
+        for name, leaf in flatten(value, dotted_key) if isinstance(value, dict) else [(dotted_key, value)]:
             if name in seen:
-                raise ConfigError(f"{where(leaf, name)}: {name}: written twice")
+                raise ConfigError(f"{location_of(leaf, name)}: {name}: written twice")
             seen.add(name)
             yield name, leaf
 
 
-def where(value: Tree, fallback: str) -> str:
-    """Where a value was written: the file and line of its first scalar."""
+def location_of(value: Tree, fallback: str) -> str:
+    """The file and line of a value's first scalar; ``fallback`` for a value without scalars."""
     if isinstance(value, Scalar):
-        return value.where
+        return value.location
     children = list(value.values()) if isinstance(value, dict) else value
-    return where(children[0], fallback) if children else fallback
+    return location_of(children[0], fallback) if children else fallback
 
 
-def plain(value: Tree) -> object:
-    """The tree with scalars as their text, for messages."""
+def plain_values(value: Tree) -> object:
+    """The tree with its scalars replaced by their text, for messages."""
     if isinstance(value, Scalar):
         return value.text
     if isinstance(value, dict):
-        return {key: plain(child) for key, child in value.items()}
-    return [plain(child) for child in value]
+        return {key: plain_values(child) for key, child in value.items()}
+    return [plain_values(child) for child in value]
 
 
 def _compose(text: str, origin: str) -> Tree:
@@ -122,7 +121,7 @@ def _compose(text: str, origin: str) -> Tree:
 
 
 def _check_depth(text: str, origin: str) -> None:
-    """Refuse what composing, which calls itself for each level, would overflow the C stack on.
+    """Refuse deep nesting: composing recurses for each level and would overflow the C stack.
 
     Raises:
         ConfigError: lists and mappings are nested more than ``MAX_DEPTH`` levels.
@@ -140,25 +139,25 @@ def _check_depth(text: str, origin: str) -> None:
 
 
 class _Converter:
-    """YAML nodes → tree. Counts as it goes, because a few aliases of aliases can stand for billions of nodes."""
+    """Converts YAML nodes to a tree; it counts them, since a few nested aliases can stand for billions of nodes."""
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
-        self.left = MAX_NODES
+        self.remaining = MAX_NODES
 
     def convert(self, node: yaml.Node, depth: int) -> Tree:
-        self.left -= 1
-        at = self.origin if self.origin.startswith("--set") else f"{self.origin}:{node.start_mark.line + 1}"
-        if self.left < 0 or depth > MAX_DEPTH:
-            raise ConfigError(f"{at}: more than {MAX_NODES} values or {MAX_DEPTH} levels (aliases written out)")
+        self.remaining -= 1
+        location = self.origin if self.origin.startswith("--set") else f"{self.origin}:{node.start_mark.line + 1}"
+        if self.remaining < 0 or depth > MAX_DEPTH:
+            raise ConfigError(f"{location}: more than {MAX_NODES} values or {MAX_DEPTH} levels (aliases written out)")
         if isinstance(node, yaml.ScalarNode):
-            return Scalar(node.value, node.style in _QUOTES, at)
+            return Scalar(node.value, node.style in _QUOTES, location)
         if isinstance(node, yaml.SequenceNode):
             return [self.convert(child, depth + 1) for child in node.value]
         result: Dict[str, Tree] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                raise ConfigError(f"{at}: a key must be a plain word")
+                raise ConfigError(f"{location}: a key must be a plain word")
             key = key_node.value
             if key in result:
                 raise ConfigError(f"{self.origin}:{key_node.start_mark.line + 1}: {key}: written twice")

@@ -13,9 +13,9 @@ import numpy as np
 _ROUNDS = 6
 
 
-def stream_key(*parts: object) -> int:
+def stream_key(*names: object) -> int:
     """128 bits from whatever names a stream of random numbers."""
-    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:16], "little")
+    return int.from_bytes(hashlib.sha256("/".join(map(str, names)).encode()).digest()[:16], "little")
 
 
 def permutation(key: int, size: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
@@ -24,7 +24,7 @@ def permutation(key: int, size: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
     return np.argsort(draws, kind="stable")
 
 
-def permuted(key: int, size: int, index: int) -> int:
+def permuted_index(key: int, size: int, index: int) -> int:
     """Where a permutation of [0, size) sends ``index``, without a table.
 
     A Feistel network over the next even number of bits, walked until it lands inside (Black and Rogaway 2002, "Ciphers

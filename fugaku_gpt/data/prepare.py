@@ -21,10 +21,10 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tupl
 
 from fugaku_gpt.data.corpus import CORPUS, MANIFEST, MANIFEST_VERSION, TOKENIZER, open_corpus, read_manifest
 from fugaku_gpt.data.indexed import IndexedWriter, bin_file, idx_file
-from fugaku_gpt.data.progress import Advance, progress
-from fugaku_gpt.data.sources import SourceFile, Tally, find_files, read_documents
+from fugaku_gpt.data.progress import Advance, show_progress
+from fugaku_gpt.data.sources import SourceFile, SourceCounts, find_files, read_documents
 from fugaku_gpt.data.tokenizer import SMALLEST_VOCABULARY, Encoder, train_tokenizer
-from fugaku_gpt.data.workers import encode_all
+from fugaku_gpt.data.workers import encode_documents
 from fugaku_gpt.errors import DataError
 from fugaku_gpt.records.files import write_json_atomically
 
@@ -33,7 +33,7 @@ TOKENIZER_MIB = 256  # of text, in the shuffled order, is enough to train a toke
 
 
 @dataclass(frozen=True)
-class Request:
+class CorpusRequest:
     """What to prepare, and how.
 
     Attributes:
@@ -60,7 +60,7 @@ class Request:
     force: bool
 
 
-def prepare(request: Request) -> Tuple[Dict[str, Any], bool]:
+def prepare(request: CorpusRequest) -> Tuple[Dict[str, Any], bool]:
     """Make the folder, or find that it is there: (its manifest, whether it was there).
 
     Raises:
@@ -87,7 +87,7 @@ def prepare(request: Request) -> Tuple[Dict[str, Any], bool]:
     return manifest, False
 
 
-def _options(request: Request) -> Dict[str, Any]:
+def _options(request: CorpusRequest) -> Dict[str, Any]:
     """What changes the tokens, besides the text."""
     given = request.tokenizer
     return {
@@ -100,7 +100,7 @@ def _options(request: Request) -> Dict[str, Any]:
     }
 
 
-def _summary(request: Request, files: Sequence[SourceFile]) -> Dict[str, Any]:
+def _summary(request: CorpusRequest, files: Sequence[SourceFile]) -> Dict[str, Any]:
     """The sources without this machine's paths, and a digest that changes when a file does."""
     digest = hashlib.sha256()
     for file in files:
@@ -114,7 +114,7 @@ def _summary(request: Request, files: Sequence[SourceFile]) -> Dict[str, Any]:
     }
 
 
-def _present(request: Request, made_from: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+def _present(request: CorpusRequest, made_from: Dict[str, Any]) -> Optional[Dict[str, Any]]:
     """The manifest of what is at ``out`` if it is just what was asked for; None if the way is free.
 
     Raises:
@@ -145,26 +145,26 @@ def _present(request: Request, made_from: Dict[str, Any]) -> Optional[Dict[str, 
     return manifest
 
 
-def _build(request: Request, files: Sequence[SourceFile], made_from: Dict[str, Any], folder: Path) -> Dict[str, Any]:
+def _build(request: CorpusRequest, files: Sequence[SourceFile], made_from: Dict[str, Any], folder: Path) -> Dict[str, Any]:
     limit = None if request.limit_mib is None else int(request.limit_mib * 2**20)
     total = sum(file.size for file in files)
     tokenizer = folder / TOKENIZER
     if request.tokenizer is not None:
         shutil.copyfile(request.tokenizer, tokenizer)
     else:
-        tally = Tally()
+        tally = SourceCounts()
         cap = TOKENIZER_MIB << 20 if limit is None else min(limit, TOKENIZER_MIB << 20)
-        with progress("tokenizer", min(total, cap)) as advance:
+        with show_progress("tokenizer", min(total, cap)) as advance:
             documents = read_documents(files, request.text_key, cap, tally)
             train_tokenizer(_watched(documents, tally, advance), request.vocab_size, tokenizer)
         _refuse_no_text(tally, files)
     encoder = Encoder(tokenizer)
-    tally = Tally()
+    tally = SourceCounts()
     counts = {"documents": 0, "tokens": 0}
-    with progress("tokens", total if limit is None else min(total, limit)) as advance:
+    with show_progress("tokens", total if limit is None else min(total, limit)) as advance:
         documents = _watched(read_documents(files, request.text_key, limit, tally), tally, advance)
         with IndexedWriter(folder / CORPUS, encoder.dtype) as writer:
-            for ids in encode_all(documents, tokenizer, request.workers):
+            for ids in encode_documents(documents, tokenizer, request.workers):
                 writer.add_document(ids)
                 counts["documents"] += 1
                 counts["tokens"] += len(ids)
@@ -188,14 +188,14 @@ def _build(request: Request, files: Sequence[SourceFile], made_from: Dict[str, A
     return manifest
 
 
-def _refuse_no_text(tally: Tally, files: Sequence[SourceFile]) -> None:
+def _refuse_no_text(tally: SourceCounts, files: Sequence[SourceFile]) -> None:
     if tally.bytes == 0:
         undecodable = f", {len(tally.undecodable)} of them not UTF-8 text" if tally.undecodable else ""
         names = ", ".join(str(file.path) for file in files[:3]) + (", ..." if len(files) > 3 else "")
         raise DataError(f"no text in {len(files)} file(s){undecodable}: {names}")
 
 
-def _watched(documents: Iterable[bytes], tally: Tally, advance: Advance) -> Iterator[bytes]:
+def _watched(documents: Iterable[bytes], tally: SourceCounts, advance: Advance) -> Iterator[bytes]:
     for document in documents:
         yield document
         advance(tally.disk_bytes)

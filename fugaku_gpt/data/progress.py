@@ -12,7 +12,7 @@ Advance = Callable[[int], None]
 
 
 @contextmanager
-def progress(title: str, total: int) -> Iterator[Advance]:
+def show_progress(title: str, total: int) -> Iterator[Advance]:
     """Gives a function that takes the bytes done so far, of ``total``."""
     if sys.stderr.isatty():
         with _bar(title, total) as advance:

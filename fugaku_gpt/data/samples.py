@@ -16,7 +16,7 @@ import numpy as np
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.data.blend import Blend
 from fugaku_gpt.data.corpus import Corpus, open_corpus
-from fugaku_gpt.data.permutation import permutation, permuted, stream_key
+from fugaku_gpt.data.permutation import permutation, permuted_index, stream_key
 from fugaku_gpt.errors import DataError
 
 SPLITS = ("train", "valid", "test")
@@ -123,7 +123,7 @@ class _Stream:
         epoch = number * self._seq_len // self.tokens  # where window `number` starts
         start = self._window_start(epoch)
         size = self._window_start(epoch + 1) - start
-        window = start + permuted(stream_key(self._key, "windows", epoch), size, number - start)
+        window = start + permuted_index(stream_key(self._key, "windows", epoch), size, number - start)
         tokens = self._read(window * self._seq_len, self._seq_len + 1)
         largest = int(tokens.max())
         if largest >= self._vocab_size or int(tokens.min()) < 0:

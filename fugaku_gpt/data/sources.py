@@ -46,7 +46,7 @@ class SourceFile:
 
 
 @dataclass
-class Tally:
+class SourceCounts:
     """What was read, counted as documents are drawn.
 
     Attributes:
@@ -117,7 +117,7 @@ def _in_order(found: Sequence[Tuple[str, Path]], seed: int) -> List[SourceFile]:
     return files
 
 
-def read_documents(files: Sequence[SourceFile], text_key: str, limit: Optional[int], tally: Tally) -> Iterator[bytes]:
+def read_documents(files: Sequence[SourceFile], text_key: str, limit: Optional[int], counts: SourceCounts) -> Iterator[bytes]:
     """The documents of the files as UTF-8, without the empty ones, until ``limit`` bytes are reached (the last whole).
 
     Raises:
@@ -125,27 +125,27 @@ def read_documents(files: Sequence[SourceFile], text_key: str, limit: Optional[i
             is larger than memory should hold.
     """
     for file in files:
-        before = tally.disk_bytes
+        before = counts.disk_bytes
         try:
             with open(file.path, "rb") as raw:
                 stream: BinaryIO = gzip.GzipFile(fileobj=raw) if file.path.suffix == ".gz" else raw  # type: ignore[assignment]
-                texts = _json_lines(stream, file, text_key) if _is_json(file.path) else _whole(stream, file, tally)
+                texts = _json_lines(stream, file, text_key) if _is_json(file.path) else _whole(stream, file, counts)
                 for text in texts:
                     if not text or text.isspace():
-                        tally.empty += 1
+                        counts.empty += 1
                         continue
-                    tally.bytes += len(text)
-                    tally.disk_bytes = before + raw.tell()
+                    counts.bytes += len(text)
+                    counts.disk_bytes = before + raw.tell()
                     yield text
-                    if limit is not None and tally.bytes >= limit:
-                        tally.files += 1
+                    if limit is not None and counts.bytes >= limit:
+                        counts.files += 1
                         return
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise DataError(f"{file.path}: not a whole gzip file: {error}; copy it again") from None
         except OSError as error:
             raise DataError(f"{file.path}: cannot be read: {error.strerror or error}") from None
-        tally.files += 1
-        tally.disk_bytes = before + file.size
+        counts.files += 1
+        counts.disk_bytes = before + file.size
 
 
 def _walk(folder: Path, suffixes: Sequence[str]) -> Iterator[Path]:
@@ -175,7 +175,7 @@ def _is_json(path: Path) -> bool:
     return path.name.endswith((".jsonl", ".jsonl.gz"))
 
 
-def _whole(stream: BinaryIO, file: SourceFile, tally: Tally) -> Iterator[bytes]:
+def _whole(stream: BinaryIO, file: SourceFile, tally: SourceCounts) -> Iterator[bytes]:
     """The one document of a text file; none, but a mark in the tally, if it is not UTF-8."""
     data = stream.read(MAX_DOCUMENT + 1)
     if len(data) > MAX_DOCUMENT:

@@ -41,7 +41,7 @@ def train_tokenizer(texts: Iterable[bytes], vocab_size: int, path: Path) -> None
         initial_alphabet=sorted(byte_level.alphabet()),
         show_progress=False,
     )
-    pieces = (piece for text in texts for piece in cut(text.decode("utf-8")))
+    pieces = (piece for text in texts for piece in split_text(text.decode("utf-8")))
     tokenizer.train_from_iterator(pieces, trainer=trainer)
     tokenizer.save(str(path))
 
@@ -87,13 +87,13 @@ class Encoder:
     def encode(self, document: bytes) -> "np.ndarray[Any, np.dtype[Any]]":
         """Token ids of a UTF-8 document, its end-of-document token last, in ``dtype``."""
         ids: List[int] = []
-        for piece in cut(document.decode("utf-8")):
+        for piece in split_text(document.decode("utf-8")):
             ids.extend(self._tokenizer.encode(piece, add_special_tokens=False).ids)
         ids.append(self.end)
         return np.array(ids, dtype=self.dtype)
 
 
-def cut(text: str, size: int = _PIECE) -> Iterable[str]:
+def split_text(text: str, size: int = _PIECE) -> Iterable[str]:
     """A long text in pieces of about ``size`` characters that end in a newline: the library takes some 100 bytes of
     memory for each token that it encodes at a time."""
     start = 0

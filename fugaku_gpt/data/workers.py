@@ -31,7 +31,7 @@ _COUNT = struct.Struct("<Q")
 _AHEAD = 4  # batches per worker that may wait for an earlier one
 
 
-def encode_all(documents: Iterable[bytes], tokenizer: Path, workers: int) -> "Iterator[np.ndarray[Any, np.dtype[Any]]]":
+def encode_documents(documents: Iterable[bytes], tokenizer: Path, workers: int) -> "Iterator[np.ndarray[Any, np.dtype[Any]]]":
     """Token ids of each document, in order, by ``workers`` processes (1: this one).
 
     Raises:

@@ -49,7 +49,7 @@ class PolledRun:
     """
 
     directory: Path
-    verdict: Outcome
+    outcome: Outcome
     scheduler: str = ""
     job_id: str = ""
     link: int = 0
@@ -59,9 +59,9 @@ class PolledRun:
     unanswered: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether nothing more is to come."""
-        return bool(self.verdict.status) or not self.verdict.state
+        return bool(self.outcome.status) or not self.outcome.state
 
 
 def job_directories(paths: Sequence[Path]) -> List[Path]:
@@ -132,9 +132,9 @@ def watch_runs(
         sleep(next(intervals))
         polled = poll_runs(directories, make_scheduler, clock)
         yield polled
-        if all(run.over for run in polled):
+        if all(run.is_over for run in polled):
             return
-        shown = [(run.job_id, run.verdict) for run in polled]
+        shown = [(run.job_id, run.outcome) for run in polled]
         if shown != before:
             intervals, before = query_intervals(max_wait=max_wait), shown
             next(intervals)

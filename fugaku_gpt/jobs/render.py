@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 import fugaku_gpt
 from fugaku_gpt.config import RunConfig, changed_settings
 from fugaku_gpt.config.knobs import is_requested
-from fugaku_gpt.config.load import Settings, build_run_config
+from fugaku_gpt.config.load import SettingsLayer, build_run_config
 from fugaku_gpt.config.profile import Profile, load_profile, this_python, with_absolute_paths
 from fugaku_gpt.config.schema import NODE_KNOBS
 from fugaku_gpt.config.tree import flatten, parse_yaml
@@ -152,7 +152,7 @@ def settings_of(text: str) -> Optional[RunConfig]:
             break
         written.append(line[4:])
     tree = dict(flatten(parse_yaml("\n".join(written), "settings of the script")))
-    return build_run_config([Settings("settings of the script", tree)])
+    return build_run_config([SettingsLayer("settings of the script", tree)])
 
 
 def _context(config: RunConfig, profile: Profile) -> Tuple[Dict[str, Any], List[str]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from fugaku_gpt.config import RunConfig, changed_settings, coerce_setting, load_run_config, valid_keys
-from fugaku_gpt.config.tree import flatten, plain, read_yaml_file
+from fugaku_gpt.config.tree import flatten, plain_values, read_yaml_file
 from fugaku_gpt.config.values import BadValue
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.formulas.parameters import size_name
@@ -216,7 +216,7 @@ def _readable_settings(file: Path) -> Dict[str, Any]:
         try:
             parsed = coerce_setting(key, value) if key in valid else None
         except BadValue:
-            parsed = plain(value)
+            parsed = plain_values(value)
         if key in valid and parsed != getattr(getattr(defaults, section), leaf):
             settings[key] = list(parsed) if isinstance(parsed, tuple) else parsed
     return settings

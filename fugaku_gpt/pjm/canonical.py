@@ -31,7 +31,7 @@ def as_json(script: PjmScript) -> Dict[str, Any]:
     ``elapse``, a bulk or step job's ``sparam`` as ``bulk_numbers`` and ``step_parameters``. Never raises."""
     data: Dict[str, Any] = {
         "directives": [
-            {"line": directive.line, "option": directive.option, "key": directive.key, "value": directive.value, "known": directive.known}
+            {"line": directive.line, "option": directive.option, "key": directive.key, "value": directive.value, "known": directive.is_supported}
             for directive in script.directives
         ],
         "resources": {},
@@ -53,8 +53,8 @@ def as_json(script: PjmScript) -> Dict[str, Any]:
             typed = _parsed(reader, sparam) if mode in script.options else None
             if typed is not None:
                 data[key] = typed
-    data["body_line"] = script.body
-    for name, numbers in (("late", script.late), ("disabled", script.disabled)):
+    data["body_line"] = script.body_line
+    for name, numbers in (("late", script.ignored_lines), ("disabled", script.disabled_lines)):
         data[name] = [{"line": number, "text": script.lines[number - 1]} for number in numbers]
     data["problems"] = [{"line": directive.line, "kind": directive.kind, "text": directive.text} for directive in script.problems]
     return data
@@ -83,7 +83,7 @@ def _nodes(text: str) -> Dict[str, Any]:
 
 def _elapse(text: str) -> Dict[str, Any]:
     elapse = parse_elapse(text)
-    return {"min_seconds": elapse.minimum, "max_seconds": elapse.maximum, "range": elapse.ranged}
+    return {"min_seconds": elapse.minimum, "max_seconds": elapse.maximum, "range": elapse.is_range}
 
 
 def _bulk(text: str) -> Any:

@@ -25,7 +25,7 @@ class ErrorMeaning:
     """
 
     meaning: str
-    matter: str
+    remedy: str
     advice: str
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
-from fugaku_gpt.config.tree import parse_yaml, plain
+from fugaku_gpt.config.tree import parse_yaml, plain_values
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.pjm.limits import BATCH, INTERACTIVE, AclLimits, parse_acl
 from fugaku_gpt.pjm.values import ALLOCATIONS, format_elapse, parse_count, parse_elapse
@@ -80,11 +80,11 @@ class SiteLimits:
                 return successor
         return None
 
-    def knows(self, group: str) -> bool:
+    def has_group(self, group: str) -> bool:
         """Whether this is, or was, a group of the site."""
         return group in self.groups or self.successor(group) is not None
 
-    def owns_unit(self, unit: str) -> bool:
+    def has_unit(self, unit: str) -> bool:
         """Whether this is a resource unit of the site."""
         return any(fnmatch.fnmatchcase(unit, pattern) for pattern in self.resource_units)
 
@@ -115,7 +115,7 @@ def load_limits(path: Path) -> SiteLimits:
 def read_limits(text: str, where: str) -> SiteLimits:
     """As :func:`load_limits`, from text; ``where`` is named in errors."""
     # every scalar as its text: YAML's own reading takes 72:00:00 for a number and `no` for false
-    top = _mapping(plain(parse_yaml(text, where)), where, "the file")
+    top = _mapping(plain_values(parse_yaml(text, where)), where, "the file")
     _check_keys(top, _KEYS, where)
     date = _date(top.get("date"), where, "date")
     groups = {
@@ -268,7 +268,7 @@ def _seconds(value: Any, where: str, key: str) -> int:
         elapse = parse_elapse(_text(value, where, key))
     except ValueError as error:
         raise UsageError(f"{where}: {key}: {error}") from None
-    if elapse.minimum is None or elapse.ranged:
+    if elapse.minimum is None or elapse.is_range:
         raise UsageError(f"{where}: {key}: expected H:MM:SS")
     return elapse.minimum
 

@@ -90,12 +90,12 @@ def read_script(text: str) -> PjmScript:
     return PjmScript(
         lines=tuple(lines),
         directives=tuple(reader.directives),
-        body=body_line,
-        late=tuple(ignored_lines),
-        disabled=tuple(disabled_lines),
+        body_line=body_line,
+        ignored_lines=tuple(ignored_lines),
+        disabled_lines=tuple(disabled_lines),
         problems=tuple(reader.problems),
         options=reader.options,
-        marks=reader.marks,
+        option_lines=reader.option_lines,
     )
 
 
@@ -156,7 +156,7 @@ class _DirectiveReader:
             self.store(number, spelling, option, argument)
             return 1
         if option.kind == OPTIONAL:
-            is_argument = following in option.words
+            is_argument = following in option.choices
             self.store(number, spelling, option, following if is_argument else None)
             return 2 if is_argument else 1
         # what looks like an option is an argument only where pjsub has no such option
@@ -168,7 +168,7 @@ class _DirectiveReader:
         return 2
 
     def store_unknown(self, number: int, spelling: str, argument: Optional[str]) -> None:
-        self.directives.append(Directive(number, spelling, None, argument, known=False))
+        self.directives.append(Directive(number, spelling, None, argument, is_supported=False))
         self.options[spelling] = True if argument is None else self.expand_variables(argument)
         self.option_lines[spelling] = number
 

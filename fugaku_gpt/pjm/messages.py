@@ -94,7 +94,7 @@ class Refusal:
     code: str
     text: str
     meaning: str
-    matter: str
+    remedy: str
     advice: str
 
 
@@ -176,7 +176,7 @@ def _numbered_refusal(code: str, text: str) -> Refusal:
 
 
 def _refusal_with(code: str, text: str, meaning: ErrorMeaning) -> Refusal:
-    return Refusal(code, text, meaning.meaning, meaning.matter, meaning.advice)
+    return Refusal(code, text, meaning.meaning, meaning.remedy, meaning.advice)
 
 
 def operation_results(text: str) -> Dict[str, str]:

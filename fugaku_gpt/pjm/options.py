@@ -92,7 +92,7 @@ class Option:
     name: str
     spellings: Tuple[str, ...]
     kind: str = TEXT
-    words: Tuple[str, ...] = ()
+    choices: Tuple[str, ...] = ()
     command_line_only: bool = False
     era: str = "tcs"
 

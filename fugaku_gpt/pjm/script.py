@@ -25,7 +25,7 @@ class Directive:
     option: str
     key: Optional[str]
     value: Optional[str]
-    known: bool = True
+    is_supported: bool = True
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class PjmScript:
 
     lines: Tuple[str, ...]
     directives: Tuple[Directive, ...]
-    body: int
-    late: Tuple[int, ...]
-    disabled: Tuple[int, ...]
+    body_line: int
+    ignored_lines: Tuple[int, ...]
+    disabled_lines: Tuple[int, ...]
     problems: Tuple[Problem, ...]
     options: Mapping[str, Any]
-    marks: Mapping[str, int]
+    option_lines: Mapping[str, int]
 
     @property
     def resources(self) -> Dict[str, Optional[str]]:

@@ -91,7 +91,7 @@ class JobStatistics:
     nodes_used: Optional[NodeCount] = None
     energy_joules: Mapping[str, float] = field(default_factory=dict)
     power_watts: Mapping[str, float] = field(default_factory=dict)
-    energy_usable: bool = False
+    is_energy_usable: bool = False
     capping_date: Optional[str] = None
     max_memory_bytes: Optional[int] = None
     knobs: Mapping[str, KnobStatistics] = field(default_factory=dict)
@@ -101,12 +101,12 @@ class JobStatistics:
     @property
     def measured_joules(self) -> Optional[float]:
         """Energy that the job's nodes drew; None where not known or too short to tell."""
-        return self.energy_joules.get(MEASURED) if self.energy_usable else None
+        return self.energy_joules.get(MEASURED) if self.is_energy_usable else None
 
     @property
     def measured_watts(self) -> Optional[float]:
         """Average power that the job's nodes drew together; None where not known or too short to tell."""
-        return self.power_watts.get(MEASURED) if self.energy_usable else None
+        return self.power_watts.get(MEASURED) if self.is_energy_usable else None
 
 
 def read_stats_file(path: Path) -> List[JobStatistics]:
@@ -174,7 +174,7 @@ def _statistics(values: Dict[str, Optional[str]], nodes: Tuple[Mapping[str, Opti
         nodes_used=_node_count(values.get("NODE NUM (USE)")),
         energy_joules=_quantities(values, "ENERGY CONSUMPTION OF NODE", _JOULES, "wh"),
         power_watts=_quantities(values, "AVG POWER CONSUMPTION OF NODE", _WATTS, "w"),
-        energy_usable=elapsed is not None and elapsed >= SAMPLING_SECONDS,
+        is_energy_usable=elapsed is not None and elapsed >= SAMPLING_SECONDS,
         capping_date=values.get("POWER CAPPING DATE"),
         max_memory_bytes=_bytes(values.get("MAX MEMORY SIZE (USE)")),
         knobs=_knobs(values),

@@ -44,7 +44,7 @@ class Elapse:
 
     minimum: Optional[int]
     maximum: Optional[int]
-    ranged: bool = False
+    is_range: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def parse_elapse(text: str) -> Elapse:
         return Elapse(minimum, minimum)
     if minimum is None:
         raise ValueError("a range cannot start at unlimited")
-    return Elapse(minimum, _seconds(last, text, expected) if last else None, ranged=True)
+    return Elapse(minimum, _seconds(last, text, expected) if last else None, is_range=True)
 
 
 def _seconds(text: str, value: str, expected: str) -> Optional[int]:

@@ -1,4 +1,4 @@
-"""The models and machines that kept tables are about: facts, with their sources.
+"""The models and machines that tables name, with the sources of their figures.
 
 Shapes are those of the presets and of other runs in the notes that carry the same name. Peaks: A64FX has 48 compute
 cores with two 512-bit pipes each, 6.144 TFLOP/s in FP32 at 2.0 GHz, half of it with eco_state 1 or 2, and 32 GiB for
@@ -24,13 +24,13 @@ _VOCABULARY = 50257
 
 @dataclass(frozen=True)
 class Machine:
-    """What one unit (a node, or a GPU) can do.
+    """Capabilities of one unit (a node, or a GPU).
 
     Attributes:
-        peak_tflops: in the precision of the tables; None where not known.
-        clock_ghz: that the peak is of; None where it does not depend on a knob.
-        memory_bytes: of the unit; None where not known.
-        words: for messages.
+        label: name for messages.
+        peak_tflops: peak TFLOP/s in the precision of the tables; None if unknown.
+        clock_ghz: clock at which the peak holds; None if it does not depend on a knob.
+        memory_bytes: memory of the unit; None if unknown.
     """
 
     label: str
@@ -64,7 +64,7 @@ def _shapes() -> Dict[str, Tuple[ModelConfig, ...]]:
 
 
 def size_label(model: ModelConfig) -> str:
-    """What tables call a model of this shape; empty where they have no name for it."""
+    """Label of a model of this shape in tables, such as 13B; empty if tables have no name for it."""
     for size, shapes in _shapes().items():
         if any((shape.layers, shape.hidden) == (model.layers, model.hidden) for shape in shapes):
             return size
@@ -72,5 +72,5 @@ def size_label(model: ModelConfig) -> str:
 
 
 def shapes_of(size: str) -> Tuple[ModelConfig, ...]:
-    """The models that tables mean by a size such as 13B; empty for a size that is not known."""
+    """The models that tables mean by a size such as 13B; empty for an unknown size."""
     return _shapes().get(size, ())

@@ -1,7 +1,7 @@
-"""Hand-kept tables → findings: rows that cannot be right, and the slip that most likely made them so.
+"""Checks hand-written tables: finds rows that cannot be right, and the slip that most likely made them so.
 
-Every row is judged by rules on its own cells and figures. Where rules are broken, each single slip (two cells swapped,
-cells shifted by one) is undone on trial: if the row then breaks none, that slip is named instead. Then rows are
+Every row is checked by rules on its own cells and figures. Where it breaks rules, each single slip (two cells swapped,
+cells shifted by one) is undone on trial: if the row then breaks no rule, that slip is reported instead. Then rows are
 compared with each other: duplicates, and figures that do not follow the table's other rows.
 """
 
@@ -22,16 +22,16 @@ from fugaku_gpt.report.markdown_tables import MarkdownRow, MarkdownTable, read_t
 from fugaku_gpt.report.notes_table import seconds_cell
 
 _RULES = (check_kinds, check_clock, check_layout, check_machine, check_tflops, check_aggregate)
-_MOST_CELLS = 40  # of a row that slips are undone in
-_FEWEST_ALIKE = 3  # rows that make a rule for the others
+_MAX_CELLS = 40  # slips are not searched for in longer rows
+_MIN_ALIKE = 3  # number of rows that must agree before another row counts as an outlier
 
 
 def check_text(text: str, machine: Optional[str] = None, si: bool = False) -> Tuple[int, List[RowFinding]]:
-    """(rows that were read, what is wrong in them, by line). Never raises.
+    """Return (number of rows read, findings ordered by line). Never raises.
 
     Args:
-        machine: one of ``known.MACHINES``; default: the heading's, Fugaku's, or unknown GPUs.
-        si: the tables' aggregates are TFLOPs * nodes / 1000.
+        machine: a key of ``catalogue.MACHINES``; by default the heading's machine, else Fugaku or unknown GPUs.
+        si: whether the tables' aggregates are TFLOPs * nodes / 1000.
     """
     tables = read_tables(text)
     findings: List[RowFinding] = []
@@ -61,7 +61,7 @@ def _broken_rules(row: MarkdownRow, context: Context) -> List[RowFinding]:
 
 
 def _diagnose_row(row: MarkdownRow, context: Context) -> List[RowFinding]:
-    """What is wrong with a row: the slip that explains it all, or else each rule that it breaks."""
+    """Return the slip that explains everything wrong with a row, or else each rule that the row breaks."""
     facts = facts_of(row, context)
     findings = _broken_rules(row, context)
     swapped = _with_figures_swapped(facts, context)
@@ -72,24 +72,24 @@ def _diagnose_row(row: MarkdownRow, context: Context) -> List[RowFinding]:
                 row.line, "swapped", slip, "; ".join(finding.what for finding in findings) or "by their decimals"
             )
         ]
-    if findings and len(row.texts) <= _MOST_CELLS and not _needs_no_slip(facts, findings):
+    if findings and len(row.texts) <= _MAX_CELLS and not _needs_no_slip(facts, findings):
         readable = _readable_cells(facts)
-        for undone, slip, rule, blank in _without_one_slip(row, context.table):
+        for undone, slip, rule, blank in _with_slip_undone(row, context.table):
             if _breaks_no_rule(facts_of(undone, context), context, readable, blank):
                 return [RowFinding(row.line, rule, slip, "; ".join(finding.what for finding in findings[:2]))]
     return findings + list(check_failure(facts, context))
 
 
 def _needs_no_slip(facts: Facts, findings: Sequence[RowFinding]) -> bool:
-    """Whether no slip need be looked for: a toggle is not written, or TFLOPs alone are slightly off, which any change
-    of what the padding of the vocabulary depends on would seem to mend."""
+    """True if no slip needs to be searched for: a toggle is not written, or only TFLOPs are slightly off, which any
+    change that affects the padding of the vocabulary would seem to mend."""
     slight = all(finding.rule == "tflops" for finding in findings) and is_slight(facts)
     return slight or any("max-proc-per-node" in finding.cause for finding in findings)
 
 
 def _breaks_no_rule(facts: Facts, context: Context, readable: int, blank: str) -> bool:
-    """Whether a row breaks no rule, but that a cell under ``blank`` is lost, and says as much as before: a slip hides
-    figures, and what undoes it hides none."""
+    """True if a row breaks no rule except that the cell under ``blank`` is lost, and has at least ``readable`` readable
+    cells: a slip hides figures, and undoing it hides none."""
     if _readable_cells(facts) < readable:
         return False
     findings = (finding for rule in _RULES for finding in rule(facts, context))
@@ -97,13 +97,14 @@ def _breaks_no_rule(facts: Facts, context: Context, readable: int, blank: str) -
 
 
 def _readable_cells(facts: Facts) -> int:
-    """Cells that hold what their column holds."""
+    """Count the cells whose content suits their column."""
     cell_values = (facts.nodes.nodes, *facts.counts.values(), facts.mem, facts.seconds, facts.tflops, facts.aggregate)
     return sum(value is not None for value in cell_values) + bool(is_size(facts.row.cell("size")))
 
 
 def _with_figures_swapped(facts: Facts, context: Context) -> Optional[MarkdownRow]:
-    """The row with Sec/it and TFLOPs exchanged, where the notes' decimals say so: their product tells nothing."""
+    """Return the row with Sec/it and TFLOPs exchanged if their decimals suggest it: their product is the same either
+    way."""
     seconds, tflops = facts.figures["seconds"], facts.figures["tflops"]
     if context.table.on_gpus or not (seconds.is_number and tflops.is_number) or seconds.unit or tflops.unit:
         return None  # tables on GPUs write two decimals everywhere, or none
@@ -121,8 +122,8 @@ def _with_figures_swapped(facts: Facts, context: Context) -> Optional[MarkdownRo
     )
 
 
-def _without_one_slip(row: MarkdownRow, table: MarkdownTable) -> Iterator[Tuple[MarkdownRow, str, str, str]]:
-    """(the row without one slip, what the slip was, its rule, title of a column whose cell is lost); the likeliest
+def _with_slip_undone(row: MarkdownRow, table: MarkdownTable) -> Iterator[Tuple[MarkdownRow, str, str, str]]:
+    """Yield (the row with one slip undone, the slip, its rule, title of a column whose cell is lost), the likeliest
     first."""
     width = len(table.columns)
     titles = [title_of(column) if column else title for column, title in zip(table.columns, table.titles)]
@@ -169,7 +170,7 @@ def _with_texts(row: MarkdownRow, table: MarkdownTable, texts: Sequence[str]) ->
 
 
 def _outliers(rows: Sequence[Facts], context: Context) -> Iterator[RowFinding]:
-    """Where no formula can be applied: seconds * TFLOPs / sequences must be one and the same for one model."""
+    """Find outliers where no formula applies: seconds * TFLOPs / sequences must be the same in all rows of a model."""
     products: Dict[Tuple[object, ...], List[Tuple[Facts, Interval]]] = {}
     for facts in rows:
         seconds, tflops, batch, units = facts.seconds, facts.tflops, facts.counts["gbs"], facts.units
@@ -181,10 +182,10 @@ def _outliers(rows: Sequence[Facts], context: Context) -> Iterator[RowFinding]:
     for members in products.values():
         alike = [[other for _, other in members if other.overlaps(product)] for _, product in members]
         most = max(alike, key=len)
-        if len(most) < max(_FEWEST_ALIKE, 0.6 * len(members)):
+        if len(most) < max(_MIN_ALIKE, 0.6 * len(members)):
             continue
         for (facts, product), fellows in zip(members, alike):
-            if len(fellows) < _FEWEST_ALIKE and len(fellows) < len(most) / 2:
+            if len(fellows) < _MIN_ALIKE and len(fellows) < len(most) / 2:
                 problem = (
                     f"Sec/it {facts.figures['seconds'].text} * TFLOPs {facts.figures['tflops'].text} is "
                     f"{product.middle / most[0].middle:.3g} times that of the table's other rows"
@@ -198,12 +199,12 @@ _DATE_OR_COUNT = re.compile(r"\d\d-\d\d|n=\d+|attempt \d+|\d+ of \d+ did not end
 
 
 def _is_measurement_note(word: str) -> bool:
-    """Whether a word of the Notes says when, by which job and how often a row was measured, and nothing of what."""
+    """True if an item of the Notes only says when, by which job or how often a row was measured."""
     return _DATE_OR_COUNT.fullmatch(word) is not None or is_job_id(word)
 
 
 def _duplicates(rows: Sequence[Tuple[Facts, Context]]) -> Iterator[RowFinding]:
-    """Rows of one configuration that stand twice under one heading."""
+    """Find rows whose configuration appears twice under one heading."""
     first: Dict[Tuple[object, ...], Facts] = {}
     for facts, context in rows:
         row = facts.row

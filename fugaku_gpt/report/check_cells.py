@@ -1,4 +1,4 @@
-"""Rules on a row's cells: is each what its column holds, and do nodes, layout and batch fit each other?"""
+"""Rules on a row's cells: each must suit its column, and nodes, layout and batch must fit each other."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _LEAST_GHZ, _MOST_GHZ = 0.5, 6.0
 
 
 def title_of(column: str) -> str:
-    """A column as the notes write it."""
+    """Title of a column as the notes write it."""
     return _TITLES.get(column, column)
 
 
 def is_size(text: str) -> bool:
-    """Whether a cell is a model size such as 124M."""
+    """True if a cell is a model size such as 124M."""
     return _SIZE.fullmatch(text) is not None
 
 
 def check_kinds(facts: Facts, context: Context) -> Iterator[RowFinding]:
-    """Cells that are not what their column holds."""
+    """Find cells that do not suit their column."""
     row, columns = facts.row, set(context.table.columns)
     if len(row.texts) > len(context.table.columns):
         problem = f"{len(row.texts)} cells under {len(context.table.columns)} columns"
@@ -95,7 +95,7 @@ def _is_empty(figure: Figure) -> bool:
 
 
 def check_clock(facts: Facts, context: Context) -> Iterator[RowFinding]:
-    """A clock that is not in GHz."""
+    """Find a clock that is not in GHz."""
     if not facts.nodes.clock:
         return
     number, letter = facts.nodes.clock
@@ -111,7 +111,7 @@ def check_clock(facts: Facts, context: Context) -> Iterator[RowFinding]:
 
 
 def check_layout(facts: Facts, context: Context) -> Iterator[RowFinding]:
-    """Ranks, shapes and batches that do not divide as they must; where the row says so itself, it is right."""
+    """Find ranks, shapes and batches that do not divide as they must, unless the row says that it was refused."""
     if not _has_measurements(facts) and _NOT_STARTED.search(facts.row.cell("notes")):
         return
     line, counts, nodes = facts.row.line, facts.counts, facts.nodes.nodes
@@ -153,7 +153,7 @@ def _ranks_cause(facts: Facts, ranks: int, available_ranks: int) -> str:
 
 
 def check_failure(facts: Facts, context: Context) -> Iterator[RowFinding]:
-    """A row without figures that does not say why."""
+    """Find a row without figures that does not say why."""
     row = facts.row
     if _has_measurements(facts):
         return

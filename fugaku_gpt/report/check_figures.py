@@ -1,4 +1,4 @@
-"""Rules on figures: do TFLOPs follow from the time, the aggregate from the TFLOPs, and can the machine do it?"""
+"""Rules on figures: TFLOPs follow from the time, the aggregate from the TFLOPs, and the machine can reach them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MINIMUM_NODE_BYTES = 128 * 2.0**20  # bytes; system and libraries take more on 
 
 
 def expected_tflops(facts: Facts) -> List[Interval]:
-    """TFLOPs by the notes' formula for every model that the row may mean; empty where something is not known."""
+    """Compute TFLOPs by the notes' formula for every model that the row may mean; empty if an input is missing."""
     batch, seconds, units = facts.counts["gbs"], facts.seconds, facts.units
     if not (batch and seconds and units and facts.seq_len) or seconds.low <= 0:
         return []
@@ -32,7 +32,7 @@ def expected_tflops(facts: Facts) -> List[Interval]:
 
 
 def _flops(facts: Facts, model: ModelConfig, batch: int, recompute: Optional[bool]) -> Interval:
-    """Over all paddings of the vocabulary that people use."""
+    """Floating-point operations of an iteration, over all paddings of the vocabulary in use."""
     tp = facts.counts["tp"] or 1
     bounds = (model.vocab_size, max(model.padded_vocab(1), model.padded_vocab(tp)))
     low, high = (notes_flops(model, batch, vocab, bool(recompute)) for vocab in bounds)
@@ -44,7 +44,7 @@ def _tflops_interval(flops: Interval, seconds: Interval, units: int) -> Interval
 
 
 def check_tflops(facts: Facts, context: Context) -> Iterator[RowFinding]:
-    """TFLOPs that do not follow from Sec/it."""
+    """Find TFLOPs that do not follow from Sec/it."""
     claimed, expected = facts.tflops, expected_tflops(facts)
     if claimed is None or not expected or any(interval.overlaps(claimed) for interval in expected):
         return
@@ -59,7 +59,7 @@ def check_tflops(facts: Facts, context: Context) -> Iterator[RowFinding]:
 
 
 def _likely_cause(facts: Facts, context: Context, claimed: Interval, nearest: Interval) -> str:
-    """The slip that would explain the figure; the commonest first."""
+    """Return the commonest slip that would explain the figure."""
     unit = "GPU" if context.table.on_gpus else "node"
     ratio = claimed.divided_by(nearest)
     per_node, nodes, batch = facts.ranks_per_node or 1, facts.nodes.nodes or 1, facts.counts["gbs"] or 1
@@ -107,7 +107,7 @@ def _likely_cause(facts: Facts, context: Context, claimed: Interval, nearest: In
 
 
 def is_slight(facts: Facts) -> bool:
-    """Whether TFLOPs are so near to what Sec/it gives that both may have been measured, over different iterations."""
+    """True if TFLOPs are close enough to what Sec/it gives that both may be averages over different iterations."""
     claimed = facts.tflops
     return claimed is not None and any(
         abs(claimed.middle / interval.middle - 1) <= _SLIGHT_DEVIATION for interval in expected_tflops(facts)
@@ -132,8 +132,8 @@ def _matches_with_length(facts: Facts, claimed: Interval, length: int) -> bool:
 
 
 def _matches_simple_formula(facts: Facts, claimed: Interval) -> bool:
-    """The older GPU notes: billions of parameters * {4, 3} * 2 * s * B / (t * GPUs * 1e3), with or without those of the
-    embedding."""
+    """True if TFLOPs follow the older GPU notes: billions of parameters * {4, 3} * 2 * s * B / (t * GPUs * 1e3), with
+    or without the parameters of the embedding."""
     batch, seconds, units = facts.counts["gbs"], facts.seconds, facts.units
     if not (batch and seconds and units and facts.seq_len) or seconds.low <= 0:
         return False
@@ -153,7 +153,7 @@ def _matches_simple_formula(facts: Facts, claimed: Interval) -> bool:
 
 
 def _parameters_of_label(size: str) -> Optional[Interval]:
-    """The parameters that a label such as 1.3B stands for."""
+    """Range of the number of parameters that a label such as 1.3B stands for."""
     number, letter = size[:-1].strip(), size[-1:]
     if letter not in ("M", "B") or not number.replace(".", "", 1).isdigit():
         return None
@@ -163,7 +163,7 @@ def _parameters_of_label(size: str) -> Optional[Interval]:
 
 
 def check_aggregate(facts: Facts, context: Context) -> Iterator[RowFinding]:
-    """An aggregate that is not TFLOPs times nodes / 1024 (or / 1000 where that is asked for)."""
+    """Find an aggregate that is not TFLOPs times nodes / 1024 (or / 1000 if ``context.si``)."""
     claimed, tflops, nodes = facts.aggregate, facts.tflops, facts.nodes.nodes
     if claimed is None or tflops is None or not nodes:
         return
@@ -192,7 +192,7 @@ def check_aggregate(facts: Facts, context: Context) -> Iterator[RowFinding]:
 
 
 def check_machine(facts: Facts, context: Context) -> Iterator[RowFinding]:
-    """More TFLOPs than the machine can do, more memory than it has, or less than the model needs."""
+    """Find more TFLOPs than the machine can reach, more memory than it has, or less than the model needs."""
     machine, unit = context.machine, "GPU" if context.table.on_gpus else "node"
     peak, label = peak_of(facts, context)
     if peak is not None and facts.tflops is not None and facts.tflops.low > peak:
@@ -213,7 +213,7 @@ def check_machine(facts: Facts, context: Context) -> Iterator[RowFinding]:
 
 
 def peak_of(facts: Facts, context: Context) -> Tuple[Optional[float], str]:
-    """TFLOP/s that one unit can do with the row's clock and pipes, and of what."""
+    """Return (peak TFLOP/s of one unit at the row's clock and pipes, description of that peak)."""
     machine = context.machine
     if machine.peak_tflops is None or machine.clock_ghz is None:
         return machine.peak_tflops, machine.label
@@ -225,7 +225,7 @@ def peak_of(facts: Facts, context: Context) -> Tuple[Optional[float], str]:
 
 
 def _minimum_memory(facts: Facts) -> float:
-    """Bytes that one rank's share of the weights takes, and that any node with PyTorch on it does."""
+    """Bytes that a node needs at least: for one rank's share of the weights, and for PyTorch itself."""
     if not facts.shapes:
         return _MINIMUM_NODE_BYTES
     ranks_per_replica = (facts.counts["tp"] or 1) * (facts.counts["pp"] or 1)

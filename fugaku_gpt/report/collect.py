@@ -1,4 +1,4 @@
-"""Run directories → rows. What a killed run has left half-written is read as far as it goes."""
+"""Turns run directories into rows. Files that a killed run has left half-written are read as far as possible."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from fugaku_gpt.config import RunConfig, Settings, build_run_config, load_run_config
+from fugaku_gpt.config import RunConfig, SettingsLayer, build_run_config, load_run_config
 from fugaku_gpt.config.knobs import is_requested
 from fugaku_gpt.config.schema import POWER_KNOBS
 from fugaku_gpt.config.tree import Scalar, Tree, flatten, read_yaml_file
@@ -34,15 +34,15 @@ from fugaku_gpt.report.imported import imported_row, is_imported
 from fugaku_gpt.report.notes_table import NO_VALUE, toggle_text
 from fugaku_gpt.report.rows import COLUMN_KNOBS, FIGURES, MORE_KNOBS, UNFINISHED, ResultRow, merge_repeats
 
-_SUB = re.compile(r"^repeat-(\d{1,9})$")  # folder of one sub-job of a bulk job, in the run directory of the whole
+_SUB = re.compile(r"^repeat-(\d{1,9})$")  # folder of one sub-job of a bulk job, in the bulk job's run directory
 # PJM's name of a power knob → its name in a run file
 _FIELDS = {knob.resource: knob.name for knob in POWER_KNOBS}
 
 
 def collect_rows(paths: Sequence[Path]) -> Tuple[List[ResultRow], List[ResultRow]]:
-    """(one row for each configuration, one row for each run) of run directories and of folders of them.
+    """Return (one row per configuration, one row per run) of run directories and of folders of them.
 
-    Rows come in the order of their sweep, otherwise by model, sequence length, nodes, layout, batch and name.
+    Rows are in the order of their sweep, otherwise by model, sequence length, nodes, layout, batch and name.
 
     Raises:
         UsageError: a path holds no run, or a file in it is damaged.
@@ -55,7 +55,7 @@ def collect_rows(paths: Sequence[Path]) -> Tuple[List[ResultRow], List[ResultRow
 
 
 def find_runs(paths: Sequence[Path]) -> List[Path]:
-    """The run directories among ``paths`` and directly under them; earlier attempts are not runs of their own."""
+    """Find the run directories among ``paths`` and directly below them; earlier attempts are not listed."""
     run_directories: List[Path] = []
     for path in paths:
         if not path.is_dir():
@@ -72,7 +72,7 @@ def find_runs(paths: Sequence[Path]) -> List[Path]:
 
 
 def sub_runs(path: Path) -> List[Path]:
-    """The run directories of a bulk job's sub-jobs that have left something, in their order; empty for other runs."""
+    """List the run directories that a bulk job's sub-jobs have left, in their order; empty for other runs."""
     if not (path / JOB_FILE).exists():
         return []
     named = [(_SUB.search(child.name), child) for child in path.glob("repeat-*")]
@@ -81,7 +81,7 @@ def sub_runs(path: Path) -> List[Path]:
 
 
 def locate_job(path: Path) -> Tuple[Path, Optional[int]]:
-    """(directory with the records of the job, number of this run's sub-job or None) of a run."""
+    """Return (directory with the records of a run's job, number of the run's sub-job or None)."""
     number = _SUB.search(path.name)
     if number is not None and not (path / JOB_FILE).exists() and (path.parent / JOB_FILE).exists():
         return path.parent, int(number[1])
@@ -89,14 +89,14 @@ def locate_job(path: Path) -> Tuple[Path, Optional[int]]:
 
 
 def run_job_id(job: SubmittedJob, sub: Optional[int]) -> str:
-    """The id of the job that has run a run: of its sub-job ``sub`` where the job is a bulk job, else the job's own."""
+    """Id of the job that executed a run: that of sub-job ``sub`` if the job is a bulk job, else the job's own."""
     if sub is None:
         return job.job_id
     return dict(zip(bulk_numbers(job.bulk), sub_job_ids(job))).get(sub, job.job_id)
 
 
 def read_run(path: Path) -> ResultRow:
-    """The row of one run directory.
+    """Read the row of one run directory.
 
     Raises:
         UsageError: a file in it is damaged.
@@ -179,7 +179,7 @@ def _settings_as_written(written: Mapping[str, Tree]) -> Dict[str, Any]:
     text = {key: value.text for key, value in written.items() if isinstance(value, Scalar)}
     integers = {key: int(value) for key, value in text.items() if re.fullmatch(r"\d{1,9}", value)}
     try:
-        model_settings = Settings("", {key: value for key, value in written.items() if key.startswith("model.")})
+        model_settings = SettingsLayer("", {key: value for key, value in written.items() if key.startswith("model.")})
         size = size_name(build_run_config([model_settings]).model)
     except ConfigError:
         size = text.get("model.name") or NO_VALUE
@@ -204,7 +204,7 @@ def _settings_as_written(written: Mapping[str, Tree]) -> Dict[str, Any]:
 
 
 def _written_value(text: str, default: object) -> object:
-    """The flag (where the default is one) or whole number that a text says; False or None where it says none."""
+    """Parse a flag (if the default is one) or an integer; False or None if the text is neither."""
     if isinstance(default, bool):
         return text.lower() in ("true", "yes", "on")
     return int(text) if re.fullmatch(r"\d{1,9}", text) else None
@@ -213,22 +213,22 @@ def _written_value(text: str, default: object) -> object:
 def _toggle_fields(
     requested: Mapping[str, Any], environment: Mapping[str, Any], used: Mapping[str, int]
 ) -> Dict[str, Any]:
-    """What was applied by the scheduler's account, or else by the ranks' own, and the rest of what was asked for as not
-    applied."""
+    """Fields of the toggles that were applied according to the scheduler's account, or else to the ranks' environment;
+    the other requested toggles go to ``not_applied``."""
     seen = {toggle.get("name"): bool(toggle.get("applied")) for toggle in environment.get("toggles") or []}
     asked = {name: value for name, value in requested.items() if is_requested(value)}
     seen.update({name: used[name] == value for name, value in asked.items() if name in used})
     applied = {name: value for name, value in asked.items() if seen.get(name, False)}
     missing = tuple(toggle_text(name, value) for name, value in asked.items() if name not in applied)
     for knob in POWER_KNOBS:
-        if knob.usual is not None and used.get(knob.name, knob.usual) != knob.usual:
+        if knob.historical_value is not None and used.get(knob.name, knob.historical_value) != knob.historical_value:
             applied[knob.name] = used[knob.name]
     knobs = tuple((knob.name, applied.pop(knob.name)) for knob in MORE_KNOBS if knob.name in applied)
     return {**applied, "knobs": knobs, "not_applied": missing}
 
 
 def _with_job(row: ResultRow, path: Path) -> ResultRow:
-    """The row of an imported log with what is known of the job that wrote it."""
+    """Complete the row of an imported log by the records of the job that wrote it."""
     accounts = _accounts(path)
     tokens = (row.global_batch or 0) * (row.seq_len or 0)
     return replace(
@@ -240,13 +240,13 @@ def _with_job(row: ResultRow, path: Path) -> ResultRow:
 
 
 def job_remarks(accounts: Tuple[JobAccount, ...]) -> Tuple[str, ...]:
-    """What a row has to say of its jobs' power."""
+    """Remarks on the power of a row's jobs."""
     capped = tuple(f"power capped {job.capped}" for job in accounts if job.capped)
     return (*capped, "energy simulated") if energy_of(accounts).basis == SIMULATED else capped
 
 
 def used_knobs(accounts: Sequence[JobAccount]) -> Dict[str, int]:
-    """Power knobs that all jobs of a run have really used, by their names in a run file."""
+    """Power knobs that all jobs of a run have used alike: name in a run file → value."""
     values_of_knob: Dict[str, Set[int]] = {}
     for job in accounts:
         for name, knob in job.knobs.items():
@@ -259,7 +259,7 @@ def used_knobs(accounts: Sequence[JobAccount]) -> Dict[str, int]:
 def energy_figures(
     accounts: Sequence[JobAccount], seconds: Optional[float], nodes: Optional[int], tokens: int
 ) -> Dict[str, Any]:
-    """The energy fields of a row: average power times the time of an iteration; ``tokens`` are of one iteration."""
+    """The energy fields of a row: average power times the time of an iteration; ``tokens`` per iteration."""
     energy = energy_of(tuple(accounts))
     if energy.watts is None:
         return {"energy_basis": energy.basis}
@@ -275,7 +275,7 @@ def energy_figures(
 
 
 def _accounts(path: Path) -> Tuple[JobAccount, ...]:
-    """What was measured of a run's jobs; of a sub-job of a bulk job, of that alone."""
+    """The accounts of a run's jobs; for a sub-job of a bulk job, only its own."""
     job_directory, sub = locate_job(path)
     accounts = read_accounting(job_directory)
     if sub is None:
@@ -285,8 +285,8 @@ def _accounts(path: Path) -> Tuple[JobAccount, ...]:
 
 
 def _job_fields(path: Path) -> Tuple[str, str, str, Optional[float]]:
-    """(id, state, the scheduler's words, time of submission) of the job that has run a run; a state only where it says
-    more than that there is no result."""
+    """Return (id, state, the scheduler's reason, time of submission) of the job that executed a run; the state is empty
+    if it says no more than that there is no result."""
     job_directory, sub = locate_job(path)
     history = read_history(job_directory)
     job = deciding_job(history, exit_records(job_directory))

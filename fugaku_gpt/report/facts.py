@@ -1,4 +1,4 @@
-"""What one row of a kept table claims, in numbers: the ground on which the rules of ``check`` stand."""
+"""Rows of hand-written tables as numbers: the input of the rules of ``check``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ FIGURES = ("mem", "seconds", "tflops", "aggregate")
 
 @dataclass(frozen=True)
 class Context:
-    """What holds for all rows of a table.
+    """Facts that hold for all rows of a table.
 
     Attributes:
-        machine: that the table is of.
-        ranks_per_node: on GPUs; None where each row says its own, or where it is not known.
-        global_batches: of the table's rows, the most frequent first.
-        si: aggregates are TFLOPs times nodes / 1000.
+        machine: machine on which the table was measured.
+        ranks_per_node: on GPUs; None if each row states its own, or if it is unknown.
+        global_batches: global batches of the table's rows, the most frequent first.
+        si: whether aggregates are TFLOPs times nodes / 1000.
     """
 
     table: MarkdownTable
@@ -35,11 +35,12 @@ class Context:
 
 @dataclass(frozen=True)
 class Facts:
-    """One row in numbers; None where it has no such cell, or none that can be read.
+    """One row in numbers; None for a cell that is missing or cannot be read.
 
     Attributes:
-        units: what TFLOPs are of one of: nodes, or GPUs.
-        mem: bytes. seconds: seconds.
+        units: number of nodes or GPUs, whichever TFLOPs are stated for.
+        mem: memory in bytes.
+        seconds: time of an iteration in seconds.
     """
 
     row: MarkdownRow
@@ -59,13 +60,13 @@ class Facts:
 
     @property
     def ranks(self) -> Optional[int]:
-        """DP * TP * PP; None where one of them is not said."""
+        """DP * TP * PP; None if one of them is not stated."""
         dp, tp, pp = self.counts["dp"], self.counts["tp"], self.counts["pp"]
         return dp * tp * pp if dp and tp and pp else None
 
 
 def context_of(table: MarkdownTable, machine: Optional[str], si: bool) -> Context:
-    """What holds for a table; a machine that is not given is the heading's, Fugaku's, or an unknown GPU."""
+    """Collect the facts of a table; a machine that is not given is the heading's, Fugaku, or an unknown GPU."""
     name = machine or table.heading.machine or ("other" if table.on_gpus else "a64fx")
     context = Context(table, MACHINES[name], table.heading.ranks_per_node, (), si)
     facts = [facts_of(row, context) for row in table.rows]
@@ -84,7 +85,7 @@ def context_of(table: MarkdownTable, machine: Optional[str], si: bool) -> Contex
 
 
 def facts_of(row: MarkdownRow, context: Context) -> Facts:
-    """One row in numbers."""
+    """Convert one row to numbers."""
     heading, table = context.table.heading, context.table
     nodes = read_nodes_cell(row.cell("nodes"))
     figures = {column: read_figure(row.cell(column)) for column in (*COUNTS, *FIGURES, "ranks", "seq_len")}

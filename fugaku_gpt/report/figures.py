@@ -1,7 +1,7 @@
-"""What a cell of a kept table says: a number with its unit and footnote marks, and the interval that rounding leaves.
+"""Cells of hand-written tables as figures: a number with unit and footnote marks, and the interval left by rounding.
 
-``36.1`` stands for every value from 36.05 to 36.15. All checks of kept tables reckon with such intervals, so that a row
-is named only where no values behind its printed figures can fit.
+``36.1`` stands for every value from 36.05 to 36.15. All checks of tables compute with such intervals, so that a row is
+reported only if no values behind its printed figures can fit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MARKS = re.compile(r"</?(?:sup|b|i|em|strong)>|\\(?=[\^*_~])|[`]|\*\*", re.IGNO
 
 NUMBER = "number"
 EMPTY = "none"  # a dash, or nothing
-FAILED = "failed"  # x, OOM and their like
+FAILED = "failed"  # x, OOM and similar
 TEXT = "other"  # a text
 
 _BYTES = {
@@ -49,34 +49,34 @@ class Interval:
     high: float
 
     def overlaps(self, other: "Interval") -> bool:
-        """Whether some value is in both; a billionth is forgiven, as decimal figures are no binary ones."""
+        """True if some value is in both, with a tolerance of 1e-9 because decimal figures are inexact in binary."""
         slack = 1e-9 * max(abs(self.low), abs(self.high), abs(other.low), abs(other.high))
         return self.low <= other.high + slack and other.low <= self.high + slack
 
     def times(self, factor: float) -> "Interval":
-        """Each value times a positive factor."""
+        """The interval scaled by a positive factor."""
         return Interval(self.low * factor, self.high * factor)
 
     def divided_by(self, other: "Interval") -> "Interval":
-        """Each value over each of another interval of positive values."""
+        """The interval of all quotients with an interval of positive values."""
         return Interval(self.low / other.high, self.high / other.low if other.low > 0 else float("inf"))
 
     @property
     def middle(self) -> float:
-        """Half way."""
+        """The value halfway between both ends."""
         return (self.low + self.high) / 2
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What one cell says.
+    """The content of one cell.
 
     Attributes:
-        kind: ``NUMBER``, ``NONE``, ``FAILED`` or ``OTHER``.
-        text: as written, without footnote marks.
-        value: the number; 0 where there is none.
-        decimals: printed after the point.
-        unit: as written; empty where there is none.
+        kind: ``NUMBER``, ``EMPTY``, ``FAILED`` or ``TEXT``.
+        text: the cell as written, without footnote marks.
+        value: the number; 0 if there is none.
+        decimals: number of digits printed after the point.
+        unit: the unit as written; empty if there is none.
         marks: footnote marks: ``^`` estimated, ``^^`` stuck after the first iteration, ``†`` see comment.
     """
 
@@ -90,19 +90,19 @@ class Figure:
 
     @property
     def is_number(self) -> bool:
-        """Whether there is a number."""
+        """True if the cell is a number."""
         return self.kind == NUMBER
 
     @property
     def as_count(self) -> Optional[int]:
-        """A number without unit and without a point, else None."""
+        """The value of a positive integer without unit, else None."""
         plain = self.kind == NUMBER and not self.unit and self.decimals == 0 and self.value == int(self.value)
         return int(self.value) if plain and self.value > 0 else None
 
 
 @lru_cache(maxsize=4096)  # slips are undone on trial: the same cells are read again and again
 def read_figure(text: str) -> Figure:
-    """The figure of one cell; every text is one."""
+    """Parse one cell; every text is valid."""
     bare = _MARKS.sub("", text).strip()
     plain = bare.rstrip("^†‡* ")
     if plain.lower() in _NONE:
@@ -122,19 +122,19 @@ def read_figure(text: str) -> Figure:
 
 
 def bytes_of(figure: Figure) -> Optional[Interval]:
-    """The bytes of a memory size; None where the unit is none of memory."""
+    """Bytes of a memory size; None if the unit is not one of memory."""
     unit = _BYTES.get(figure.unit.lower())
     return figure.interval.times(unit) if figure.is_number and unit is not None else None
 
 
 def seconds_of(figure: Figure) -> Optional[Interval]:
-    """The seconds of a time, in seconds where no unit is written; None where the unit is none of time."""
+    """Seconds of a time, which is in seconds if no unit is written; None if the unit is not one of time."""
     unit = _SECONDS.get(figure.unit.lower(), 1.0 if not figure.unit else None)
     return figure.interval.times(unit) if figure.is_number and unit is not None else None
 
 
 def simplest_integer(interval: Interval, preferred: Tuple[int, ...]) -> Optional[int]:
-    """A whole number of the interval: the first of ``preferred``, a power of two, or the only one; else None."""
+    """An integer in the interval: the first of ``preferred``, a power of two, or the only one; else None."""
     for value in preferred:
         if interval.overlaps(Interval(value, value)):
             return value

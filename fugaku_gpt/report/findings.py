@@ -1,4 +1,4 @@
-"""What a check of a kept table has found."""
+"""The findings of a check of hand-written tables."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RowFinding:
-    """One thing that cannot be right.
+    """One thing in a row that cannot be right.
 
     Attributes:
-        line: from 1.
+        line: line number, from 1.
         rule: short name of the rule, such as ``tflops``.
-        what: is wrong.
-        cause: the likely slip, and so the way to mend it; empty where none is likelier than others. Where the slip is
-            what was found (rules ``swapped`` and ``shifted``), the signs that it left.
+        what: description of the problem.
+        cause: the likely slip, and so the way to mend it; empty if none is likelier than others. If the finding is the
+            slip itself (rules ``swapped`` and ``shifted``), the signs that it left.
     """
 
     line: int

@@ -1,5 +1,5 @@
-"""After jobs have ended: what their scheduler has measured goes into the run directories, and runs whose ranks have
-left no result get one."""
+"""After jobs have ended: copies the scheduler's measurements into the run directories, and gives a result to runs whose
+ranks have left none."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ RunCallback = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class Gathered:
-    """What was brought together for one run.
+    """Outcome of gathering for one run.
 
     Attributes:
-        jobs: ids.
-        accounts: how many jobs the scheduler had figures of.
-        status: of the run now; empty where it is not over.
-        notes: what could not be had and why, and what was written; one line each.
+        jobs: ids of the run's jobs.
+        accounts: number of jobs for which the scheduler had figures.
+        status: present status of the run; empty if it is not over.
+        notes: what could not be obtained and why, and what was written; one line each.
     """
 
     directory: Path
@@ -67,7 +67,7 @@ def _gather(run: PolledRun, scheduler_of: Callable[[str], Scheduler]) -> Gathere
     if accounts:
         write_accounting(run.directory, accounts)
     notes += _result_notes(run, history)
-    status = run.verdict.status
+    status = run.outcome.status
     if not history.jobs:
         own = RunDirectory(run.directory).result()
         status = own.status if own is not None else ""
@@ -77,7 +77,8 @@ def _gather(run: PolledRun, scheduler_of: Callable[[str], Scheduler]) -> Gathere
 def _accounts(
     directory: Path, history: JobHistory, scheduler_of: Callable[[str], Scheduler], notes: List[str]
 ) -> Tuple[JobAccount, ...]:
-    """Of PJM the statistics files of the directory, of others what they answer."""
+    """Read the accounts of a run's jobs: PJM's from statistics files of the directory, others by asking the scheduler.
+    Appends to ``notes`` why an account is missing."""
     accounts: Dict[str, JobAccount] = {}
     for path in sorted(directory.glob("*.stats")):
         for statistics in read_stats_file(path):
@@ -108,8 +109,8 @@ def _accounts(
 
 
 def _is_of_run(job_id: str, history: JobHistory) -> bool:
-    """Whether a statistics file is of a job of this run. A script that was submitted without us has no record of its
-    id: then every file in its directory counts."""
+    """True if a statistics file belongs to a job of this run. If no job is recorded, the script was submitted by other
+    means: then every file in the directory counts."""
     if not history.jobs:
         return True
     measured = read_job_id("pjm", job_id)
@@ -161,15 +162,15 @@ def _account_from_accounting(scheduler: str, status: JobStatus, accounting: Acco
 
 
 def _result_notes(run: PolledRun, history: JobHistory) -> List[str]:
-    """The result that the poll has written, else why the run has none or how it failed; and what to do."""
+    """Notes on the result that the poll has written, else why the run has none or how it failed; and what to do."""
     if not history.jobs and not history.open:
         return []
     notes = []
     if run.recorded is not None:
         reason = f": {run.recorded.reason}" if run.recorded.reason else ""
         notes.append(f"result written: {run.recorded.status}{reason}")
-    elif run.verdict.cause and run.verdict.cause not in run.unanswered.values():
-        notes.append(run.verdict.cause)
-    if run.verdict.advice:
-        notes.append(run.verdict.advice)
+    elif run.outcome.cause and run.outcome.cause not in run.unanswered.values():
+        notes.append(run.outcome.cause)
+    if run.outcome.advice:
+        notes.append(run.outcome.advice)
     return notes

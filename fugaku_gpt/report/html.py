@@ -1,4 +1,4 @@
-"""Rows → one HTML file that opens anywhere: no network, no script, everything escaped."""
+"""Writes rows as one HTML file that opens anywhere: no network, no script, everything escaped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEMPLATE = Path(__file__).parent / "table.html.j2"
 
 
 def html_tables(rows: Sequence[ResultRow], si: bool = False, energy: bool = False) -> str:
-    """The notes' tables, and below each row what its figures come from.
+    """Write the notes' tables, and below each row where its figures come from.
 
     Args:
         si, energy: as for ``notes_tables``.

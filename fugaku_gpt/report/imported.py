@@ -1,8 +1,8 @@
-"""Logs of other trainers → a directory that stands in tables like a run's: ``imported.json`` and ``metrics.jsonl``.
+"""Imports logs of other trainers into a directory that tables treat like a run's: ``imported.json``, ``metrics.jsonl``.
 
-What the log and its block of arguments say is kept, with what the user adds; what neither says stays unknown. Sums and
-quotients of known numbers (nodes = ranks / ranks per node) are the only things that are worked out. TFLOPs are computed
-by our formulas, and compared with what the log claims.
+The values stated by the log and its block of arguments are stored with those that the user adds; all others stay
+unknown. Only products and quotients of stated numbers (nodes = ranks / ranks per node) are derived. TFLOPs are computed
+by our formulas, and compared with the log's claim.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ _SAME = 0.01  # share by which a claimed speed may differ from ours before it is
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """What is known of a run of another trainer; None where nobody has said it.
+    """Settings of a run of another trainer; None if not stated.
 
     Attributes:
-        ranks: processes in all; nodes, ranks_per_node: how they were spread.
+        ranks: number of processes.
+        nodes, ranks_per_node: how the processes were spread.
         recompute: whether all activations were recomputed.
         padded_vocab: rows of the embedding.
-        status: how it ended; None: by the log.
+        status: how the run ended; None to conclude it from the log.
     """
 
     name: Optional[str] = None
@@ -90,12 +91,12 @@ _ARGUMENTS = {
     "micro_batch_size": "micro_batch",
     "global_batch_size": "global_batch",
 }
-# arguments that make the model another one than the formulas are for
+# arguments that make the model different from the one that the formulas describe
 _OTHER_MODELS = ("swiglu", "untie_embeddings_and_output_weights", "group_query_attention", "num_experts")
 
 
 def parse_settings(settings: Sequence[str]) -> LoggedRun:
-    """``key=value`` of the command line.
+    """Parse ``key=value`` settings of the command line.
 
     Raises:
         UsageError: an unknown key, or a value that is not of its type.
@@ -124,8 +125,8 @@ def import_logs(logs: Sequence[Path], out: Path, given: LoggedRun, over: bool = 
     """Read logs, leave ``imported.json`` and ``metrics.jsonl`` in ``out``, and return the row.
 
     Args:
-        given: what the user knows; it goes before what the logs say.
-        over: replace figures that a run of ours has left there.
+        given: settings by the user; they override those of the logs.
+        over: whether to replace figures that a run of ours has left there.
 
     Raises:
         UsageError: a log cannot be read or has no iteration line, or ``out`` holds a run of ours.
@@ -166,12 +167,12 @@ def metrics_text(log: Log) -> str:
 
 
 def is_imported(path: Path) -> bool:
-    """Whether a directory holds what :func:`import_logs` has left."""
+    """True if a directory holds the files of :func:`import_logs`."""
     return (path / FILE).is_file()
 
 
 def read_imported(path: Path) -> Dict[str, Any]:
-    """What :func:`import_logs` has written.
+    """Read the file that :func:`import_logs` has written.
 
     Raises:
         UsageError: the file is not of this format.
@@ -183,7 +184,7 @@ def read_imported(path: Path) -> Dict[str, Any]:
 
 
 def _checked(values: Dict[str, Any]) -> Dict[str, Any]:
-    """The values, where they have what the readers of an imported log take from them."""
+    """Return the values after checking that they have the keys that readers of an imported log need."""
     LoggedRun(**values["given"])
     dict(values["arguments"]), list(values["logs"]), str(values["trainer"])
     return values
@@ -260,7 +261,7 @@ def imported_row(path: Path) -> ResultRow:
 
 
 def _complete_settings(arguments: Mapping[str, str], given: LoggedRun, lines: Sequence[Mapping[str, Any]]) -> LoggedRun:
-    """What the user says, then the arguments, then what follows from both."""
+    """Merge the user's settings with the log's arguments, and derive what follows from both."""
     settings: Dict[str, Any] = {}
     for name, key in _ARGUMENTS.items():
         text = arguments.get(name, "")
@@ -291,7 +292,7 @@ def _complete_settings(arguments: Mapping[str, str], given: LoggedRun, lines: Se
 
 
 def _recompute(arguments: Mapping[str, str]) -> Optional[bool]:
-    """Megatron-DeepSpeed's switch, or Megatron-LM's granularity; selective recompute is not what the formula means."""
+    """True for full recompute, by Megatron-DeepSpeed's switch or Megatron-LM's granularity; None if not stated."""
     switch, granularity = arguments.get("checkpoint_activations"), arguments.get("recompute_granularity")
     if switch in ("True", "False"):
         return switch == "True"
@@ -321,7 +322,7 @@ def _model(run: LoggedRun) -> Optional[ModelConfig]:
 def _claim_remarks(
     run: LoggedRun, lines: Sequence[Mapping[str, Any]], notes: Optional[float], trainer: str
 ) -> Tuple[str, ...]:
-    """A remark where the log claims another speed than the formula gives; a claim is of one rank."""
+    """A remark if the log claims another speed than the formula gives; claims are per rank."""
     claims = [line["tflops_logged"] for line in lines if line.get("tflops_logged")]
     claims = claims[WARMUP_SAMPLES:] or claims
     if not claims:

@@ -1,4 +1,4 @@
-"""Rows of kept tables as :class:`Row`: what ``notes_tables`` has written is read back, and writes the same bytes."""
+"""Converts rows of Markdown tables to :class:`ResultRow`; tables by ``notes_tables`` round-trip byte for byte."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _DATE = re.compile(r"\d\d-\d\d")
 
 @dataclass(frozen=True)
 class NodesCell:
-    """A Nodes cell, taken apart.
+    """A parsed Nodes cell.
 
     Attributes:
-        nodes: None where the cell begins with no number.
-        ranks_per_node: None where it is not said: 1.
-        clock: (number, letter before Hz) as written; empty where no clock is.
-        others: toggles of other names.
+        nodes: number of nodes; None if the cell does not begin with a number.
+        ranks_per_node: None if not stated, which means 1.
+        clock: (number, letter before Hz) as written; empty if no clock is stated.
+        other_toggles: toggles of unrecognised names.
     """
 
     nodes: Optional[int] = None
@@ -41,7 +41,7 @@ class NodesCell:
 
     @property
     def freq_mhz(self) -> Optional[int]:
-        """The clock; None where none is written, or not in GHz or MHz."""
+        """The clock in MHz; None if none is stated, or not in GHz or MHz."""
         if not self.clock:
             return None
         factor = {"g": 1000.0, "m": 1.0}.get(self.clock[1].lower())
@@ -49,7 +49,7 @@ class NodesCell:
 
 
 def read_nodes_cell(text: str) -> NodesCell:
-    """A Nodes cell, taken apart; every text is one."""
+    """Parse a Nodes cell; every text is valid."""
     matched = _NODES.fullmatch(text.strip())
     if matched is None:
         return NodesCell()
@@ -73,12 +73,12 @@ def read_nodes_cell(text: str) -> NodesCell:
 
 
 def rows_from_tables(tables: Sequence[MarkdownTable]) -> List[ResultRow]:
-    """One row for each line of the tables, in order; what a table does not say is None."""
+    """Return one row for each line of the tables, in order; what a table does not state is None."""
     return [row_from_line(table, row) for table in tables for row in table.rows]
 
 
 def row_from_line(table: MarkdownTable, line: MarkdownRow) -> ResultRow:
-    """One line as a row."""
+    """Convert one line of a table to a row."""
     nodes, heading = read_nodes_cell(line.cell("nodes")), table.heading
     states = dict(nodes.states)
     memory, seconds = bytes_of(read_figure(line.cell("mem"))), seconds_of(read_figure(line.cell("seconds")))
@@ -107,7 +107,7 @@ def row_from_line(table: MarkdownTable, line: MarkdownRow) -> ResultRow:
 
 
 def _tflops(line: MarkdownRow, nodes: Optional[int]) -> Optional[float]:
-    """The TFLOPs as printed, or with the further digits that the aggregate of many nodes gives them."""
+    """TFLOPs as printed, refined by the further digits that the aggregate of many nodes implies."""
     printed, aggregate = read_figure(line.cell("tflops")), read_figure(line.cell("aggregate"))
     if not printed.is_number:
         return None
@@ -130,7 +130,7 @@ def _count_cell(line: MarkdownRow, column: str) -> Optional[int]:
 
 
 def _with_notes(row: ResultRow, text: str) -> ResultRow:
-    """A row with what its Notes say: date, job, remarks, how it failed, what was not applied."""
+    """Add the content of the Notes to a row: date, job, remarks, how it failed, and toggles that were not applied."""
     if text in ("", NO_VALUE):
         return row
     body, _, missing = text.rpartition("not applied: ")

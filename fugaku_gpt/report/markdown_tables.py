@@ -1,7 +1,7 @@
-"""Hand-kept Markdown tables as data: cells by column, with line numbers and what the headings say of them.
+"""Reads hand-written Markdown tables: cells by column, with line numbers and the settings that headings state.
 
-Tolerant, as such tables are: missing cells, escaped bars, no row of dashes, footnote marks, code fences around tables.
-Nothing is judged here.
+Reading is tolerant: of missing cells, escaped bars, no row of dashes, footnote marks, and code fences around tables.
+Nothing is checked here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 _ALIGNMENT = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
 _BAR = re.compile(r"(?<!\\)\|")
-_FEW_COLUMNS = 4  # known columns that make a header without a row of dashes
+_MIN_COLUMNS = 4  # number of recognised columns that make a header without a row of dashes
 _LONGEST_LINE = 20_000
 
 # as written, without case, dots, blanks and what stands in parentheses → column
@@ -44,7 +44,7 @@ _GPU_TITLES = ("nnodes", "gpus", "ngpus", "speed")
 
 @dataclass(frozen=True)
 class Heading:
-    """What is said above a table; None or empty where it is not said."""
+    """Settings stated above a table; None or empty if not stated."""
 
     text: str = ""
     size: str = ""
@@ -66,9 +66,9 @@ class MarkdownRow:
     """One line of a table.
 
     Attributes:
-        line: from 1.
+        line: line number, from 1.
         texts: all cells as written, bars unescaped.
-        cells: column → cell, of the columns that are known; a missing cell is empty.
+        cells: column → cell, for the recognised columns; a missing cell is empty.
     """
 
     line: int
@@ -76,7 +76,7 @@ class MarkdownRow:
     cells: Mapping[str, str]
 
     def cell(self, column: str) -> str:
-        """The cell of a column; empty where the table has none."""
+        """The cell of a column; empty if the table has none."""
         return self.cells.get(column, "")
 
 
@@ -85,10 +85,10 @@ class MarkdownTable:
     """A table of configurations.
 
     Attributes:
-        line: of the header, from 1.
-        titles: of the columns, as written.
-        columns: their known names; empty for others.
-        on_gpus: whether it is in the form of tables that are kept on GPU machines, where TFLOPs are of one GPU.
+        line: line number of the header, from 1.
+        titles: titles of the columns, as written.
+        columns: names of the recognised columns; empty for any other column.
+        on_gpus: whether the table has the form in use on GPU machines, where TFLOPs are per GPU.
     """
 
     line: int
@@ -99,7 +99,7 @@ class MarkdownTable:
 
     @property
     def on_gpus(self) -> bool:
-        """Whether a row's TFLOPs are of one GPU."""
+        """True if a row's TFLOPs are per GPU."""
         titles = {_plain(title) for title in self.titles}
         return self.heading.machine in GPUS or any(title in titles for title in _GPU_TITLES)
 
@@ -108,7 +108,7 @@ GPUS = ("v100", "a100", "h100")
 
 
 def read_tables(text: str) -> List[MarkdownTable]:
-    """The tables of configurations in a Markdown text; other tables are passed over. Never raises."""
+    """Find the tables of configurations in a Markdown text; other tables are skipped. Never raises."""
     lines = [line[:_LONGEST_LINE] for line in text.splitlines()]
     tables: List[MarkdownTable] = []
     heading, title, number = Heading(), "", 0
@@ -138,7 +138,7 @@ def _table(lines: Sequence[str], first: int, heading: Heading) -> Optional[Markd
     has_dashes = len(lines) > 1 and _ALIGNMENT.fullmatch(lines[1]) is not None
     recognised = [column for column in columns if column]
     measured = {"seconds", "tflops", "mem"} & set(recognised)
-    is_plain_header = lines[0].lstrip().startswith("|") and len(recognised) >= max(_FEW_COLUMNS, 0.7 * len(columns))
+    is_plain_header = lines[0].lstrip().startswith("|") and len(recognised) >= max(_MIN_COLUMNS, 0.7 * len(columns))
     if not (has_dashes or is_plain_header) or not {"nodes", "ranks"} & set(recognised) or not measured:
         return None
     rows = []
@@ -157,7 +157,7 @@ def _table(lines: Sequence[str], first: int, heading: Heading) -> Optional[Markd
 
 
 def split_row(line: str) -> Tuple[str, ...]:
-    """The cells of one line, trimmed, escaped bars as bars."""
+    """Split one line into cells, trimmed, with escaped bars unescaped."""
     text = line.strip()
     if text.startswith("|"):
         text = text[1:]
@@ -203,7 +203,7 @@ def _heading(text: str) -> Heading:
 
 
 def _extended_heading(heading: Heading, text: str, is_heading: bool) -> Heading:
-    """A heading with what one more line says; prose below a heading adds what the heading leaves open, no more."""
+    """Extend a heading by the settings of one more line; prose below it only adds what the heading leaves open."""
     settings: Dict[str, object] = {}
     size = _SIZE.search(text) if is_heading else None
     if size:

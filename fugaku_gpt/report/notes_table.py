@@ -1,4 +1,4 @@
-"""Rows → the Markdown tables that people keep by hand, byte for byte."""
+"""Writes rows as the Markdown tables that people otherwise write by hand, byte for byte."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ STATUS_LABELS = {
 
 
 def notes_tables(rows: Sequence[ResultRow], si: bool = False, energy: bool = False) -> str:
-    """One table, under its heading, for each model, sequence length, activation checkpointing and PyTorch build.
+    """Write one table, under its heading, for each model, sequence length, activation checkpointing and PyTorch build.
 
     Args:
-        si: aggregate petaFLOP/s are TFLOPs * nodes / 1000, not / 1024.
-        energy: with ``ENERGY_COLUMNS``, which the notes do not have.
+        si: whether aggregate petaFLOP/s are TFLOPs * nodes / 1000, not / 1024.
+        energy: whether to add ``ENERGY_COLUMNS``, which the notes do not have.
     """
     tables: List[str] = []
     alignment = _ALIGNMENT[: _ALIGNMENT.rindex("| ----")] + _ENERGY_ALIGNMENT if energy else _ALIGNMENT
@@ -49,7 +49,7 @@ def notes_tables(rows: Sequence[ResultRow], si: bool = False, energy: bool = Fal
 
 
 def rows_by_heading(rows: Sequence[ResultRow]) -> List[Tuple[str, List[ResultRow]]]:
-    """Rows under their headings, in order of first appearance."""
+    """Group rows under their headings, in order of first appearance."""
     builds = {row.torch for row in rows if row.torch}
     only = builds.pop() if len(builds) == 1 else ""  # a row that never started joins the one build that the others ran
     groups: Dict[str, List[ResultRow]] = {}
@@ -59,14 +59,14 @@ def rows_by_heading(rows: Sequence[ResultRow]) -> List[Tuple[str, List[ResultRow
 
 
 def column_titles(energy: bool = False) -> Tuple[str, ...]:
-    """The titles of a table."""
+    """Titles of a table's columns."""
     return (*COLUMNS[:-1], *ENERGY_COLUMNS, COLUMNS[-1]) if energy else COLUMNS
 
 
 def row_cells(row: ResultRow, si: bool = False, energy: bool = False) -> List[str]:
     """The cells of one row, in the order of :func:`columns`."""
-    known = row.tflops_notes is not None and row.nodes is not None
-    aggregate = aggregate_petaflops(row.tflops_notes or 0.0, row.nodes or 0, si) if known else None
+    has_aggregate = row.tflops_notes is not None and row.nodes is not None
+    aggregate = aggregate_petaflops(row.tflops_notes or 0.0, row.nodes or 0, si) if has_aggregate else None
     memory = row.node_used_bytes
     return [
         nodes_cell(row),
@@ -86,7 +86,7 @@ def row_cells(row: ResultRow, si: bool = False, energy: bool = False) -> List[st
 
 
 def nodes_cell(row: ResultRow) -> str:
-    """The node count, then the applied toggles that differ from the default, in the notes' order."""
+    """The number of nodes, then the applied toggles that differ from the default, in the notes' order."""
     toggles = [f"max-proc-per-node={row.ranks_per_node}"] if row.ranks_per_node != 1 else []
     applied = [(knob.name, getattr(row, knob.name)) for knob in COLUMN_KNOBS]
     for name, value in [*applied, *row.knobs]:
@@ -97,9 +97,9 @@ def nodes_cell(row: ResultRow) -> str:
 
 
 def toggle_text(name: str, value: object) -> str:
-    """A toggle as the tables write it: 2.2GHz, LD_PRELOAD=libtcmalloc.so, retention_state=0. A kept table may have
+    """A toggle as tables write it: 2.2GHz, LD_PRELOAD=libtcmalloc.so, retention_state=0. A hand-written table may have
     knobs that this program does not have."""
-    return _KNOBS[name].in_tables(value) if name in _KNOBS else f"{name}={value}"
+    return _KNOBS[name].format_for_tables(value) if name in _KNOBS else f"{name}={value}"
 
 
 def _has_short_form(name: str) -> bool:
@@ -107,7 +107,7 @@ def _has_short_form(name: str) -> bool:
 
 
 def seconds_cell(seconds: Optional[float]) -> str:
-    """One decimal from 1 s up, three significant digits below."""
+    """Seconds with one decimal from 1 s up, with three significant digits below."""
     if seconds is None:
         return NO_VALUE
     exponent = int(f"{seconds:.2e}".partition("e")[2])  # after rounding: 0.9996 is 1.0, not 1.000
@@ -115,7 +115,7 @@ def seconds_cell(seconds: Optional[float]) -> str:
 
 
 def notes_cell(row: ResultRow) -> str:
-    """Date, job, remarks, how it failed, and what was asked for and not applied."""
+    """Date, job, remarks, how the run failed, and toggles that were requested but not applied."""
     notes = [row.date, row.job_id, *row.remarks]
     if row.status not in (OK, NO_STATUS):
         word = STATUS_LABELS.get(row.status, row.status)
@@ -127,13 +127,13 @@ def notes_cell(row: ResultRow) -> str:
 
 
 def short_reason(reason: str) -> str:
-    """A reason that fits a cell: without the file it came from, one line, cut with an ellipsis."""
+    """Shorten a reason to fit a cell: one line without the file it came from, cut with an ellipsis."""
     text = re.sub(r"\s+", " ", re.sub(r"^(?:\S+:\d+|preset \S+:\d+|--set \S+): ", "", reason)).strip()
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 1].rstrip() + "…"
 
 
 def _energy_cells(row: ResultRow) -> List[str]:
-    """Four significant digits: more than the sampling of power is good for."""
+    """Energy figures with four significant digits, which exceeds the accuracy of power sampling."""
     if row.watts_per_node is None:
         return [row.energy_basis or NO_VALUE, NO_VALUE, NO_VALUE]
     return [

@@ -1,4 +1,4 @@
-"""Logs read again: figures that were lost with ``metrics.jsonl`` come back, and logs of other trainers become rows."""
+"""Parses logs again: restores figures that were lost with ``metrics.jsonl``, and turns other trainers' logs into rows."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from fugaku_gpt.report.collect import locate_job, run_job_id, sub_runs
 from fugaku_gpt.report.imported import LoggedRun, import_logs, is_imported, read_imported
 from fugaku_gpt.report.trainer_logs import OURS, Log, read_log_files
 
-DAMAGED = "metrics.jsonl.damaged"  # what reparse has replaced, where it could not be read whole
+DAMAGED = "metrics.jsonl.damaged"  # copy of the file that reparse has replaced, if some of its lines were damaged
 _LOGS = ("log.txt", "*.out", "*.err", "*.log", "output.*/*/*/stdout.*", "output.*/stdout.*")
 
 
 @dataclass(frozen=True)
 class Reparsed:
-    """What was found in the logs of one run.
+    """Outcome of parsing the logs of one run again.
 
     Attributes:
-        trainer: whose iteration lines they are; empty where there are none.
-        lines: iteration lines that were read.
-        added: of these, how many were not there before.
-        notes: one line each.
+        trainer: the trainer that wrote the iteration lines; empty if there are none.
+        lines: number of iteration lines that were read.
+        added: number of these that were not recorded before.
+        notes: remarks, one line each.
     """
 
     directory: Path
@@ -43,7 +43,7 @@ class Reparsed:
 
 
 def logs_of(directory: Path) -> List[Path]:
-    """The logs of a run directory: what its jobs have printed, then what else looks like a log, oldest first."""
+    """List the logs of a run directory: the output of its jobs, then other files that look like logs, oldest first."""
     logs: Dict[Path, None] = {}
     job_directory, sub = locate_job(directory)
     for job in read_history(job_directory).jobs:
@@ -57,9 +57,9 @@ def logs_of(directory: Path) -> List[Path]:
 
 
 def reparse(directory: Path, given: Optional[LoggedRun] = None) -> Reparsed:
-    """Read the logs of a directory again.
+    """Parse the logs of a directory again.
 
-    Of a run of ours, iterations that only the log has are added to ``metrics.jsonl``, which keeps what it has: its
+    For a run of ours, iterations that only the log has are added to ``metrics.jsonl``; its own lines stay, since their
     figures have more digits. Another trainer's lines are imported.
 
     Raises:
@@ -89,7 +89,7 @@ def reparse(directory: Path, given: Optional[LoggedRun] = None) -> Reparsed:
 
 
 def _settings(directory: Path, given: Optional[LoggedRun]) -> LoggedRun:
-    """What the user says now, over what was said at the last import, over the nodes of the run's own configuration."""
+    """Merge settings: the user's override those of the last import, which override the run's configured nodes."""
     settings: Dict[str, Any] = {}
     if (directory / "config.yaml").exists():
         config = load_run_config(directory / "config.yaml")
@@ -113,7 +113,7 @@ def _restore(directory: Path, log: Log) -> Tuple[int, Tuple[str, ...]]:
     lines, damaged = _lines(record.metrics_file)
     lines = without_superseded(lines)
     recorded = {(line.get("kind"), line.get("iteration")) for line in lines}
-    # of a run that was resumed the log tells later iterations too, which are to be done again
+    # the log of a resumed run also has later iterations, which are to be done again
     is_resumed = any(line.get("kind") == RESUMED for line in lines)
     limit = max((line.get("iteration") or 0 for line in lines), default=0) if is_resumed else math.inf
     missing = [
@@ -148,12 +148,12 @@ def _restore(directory: Path, log: Log) -> Tuple[int, Tuple[str, ...]]:
 
 
 def _complete(line: Dict[str, Any]) -> Dict[str, Any]:
-    """A line with the keys that readers count on."""
+    """Add the keys that readers rely on to a line."""
     return {"loss": None, **line} if line.get("kind") == "iteration" else line
 
 
 def _lines(path: Path) -> Tuple[List[Dict[str, Any]], int]:
-    """The lines that can be read, and how many cannot, the last one not counted: a kill cuts it short."""
+    """Return (readable lines, number of damaged lines); the last line does not count as damaged: a kill cuts it."""
     try:
         texts = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -176,5 +176,5 @@ def _lines(path: Path) -> Tuple[List[Dict[str, Any]], int]:
 
 
 def _by_numbers(path: Path) -> Tuple[Any, ...]:
-    """``stdout.1.10`` after ``stdout.1.9``."""
+    """Sort key that puts ``stdout.1.10`` after ``stdout.1.9``."""
     return tuple(int(part) if part.isdigit() else 0 for part in re.split(r"(\d{1,18})", str(path))[1::2]), str(path)

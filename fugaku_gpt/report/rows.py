@@ -1,4 +1,4 @@
-"""One row of a table: a configuration and what was measured of it, raw values with their units in the names."""
+"""Defines one row of a table: a configuration and its measured figures, with units in the names of raw values."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from fugaku_gpt.records.run import OK
 from fugaku_gpt.report.trainer_logs import OURS
 
 UNFINISHED = "unfinished"  # no result was recorded: still running, or killed together with its starter
-NO_STATUS = ""  # a kept table that does not say how a run ended
+NO_STATUS = ""  # a hand-written table that does not state how a run ended
 
 
 @dataclass(frozen=True)
 class ResultRow:
-    """A configuration with its figures; built from run directories, or by hand from a kept table.
+    """A configuration with its figures, built from run directories or from a hand-written table.
 
     Attributes:
-        size: of the model as tables write it, such as 124M.
-        torch: major.minor of the PyTorch build; empty where unknown.
-        freq_mhz, tcmalloc, retention_state: toggles that were really applied; None, False, None: the machine's default.
-        knobs: further power knobs that were really applied, (name, value).
-        not_applied: toggles that were asked for and were not applied, as tables write them.
+        size: size of the model as tables write it, such as 124M.
+        torch: major.minor of the PyTorch build; empty if unknown.
+        freq_mhz, tcmalloc, retention_state: toggles as applied; None, False and None mean the machine's default.
+        knobs: (name, value) of further power knobs that were applied.
+        not_applied: toggles that were requested but not applied, as tables write them.
         node_used_bytes: used memory of one node, all ranks and the system.
         tflops_notes, tflops_exact: TFLOP/s of one node by the two formulas.
         status: one of ``records.run.STATUSES``, ``UNFINISHED``, a job's state, or ``NO_STATUS``.
         date: MM-DD in UTC.
         remarks: further notes, such as ``n=3``.
         runs: directories that the figures come from.
-        trainer: other than ours, that the figures come from.
-        energy_joules: of the run's jobs, all nodes, start-up included; measured, or else the scheduler's ideal value.
+        trainer: the trainer that the figures come from, if it is not this one.
+        energy_joules: energy of the run's jobs on all nodes, start-up included; measured, else the scheduler's ideal
+            value.
         watts_per_node: average over the run's jobs.
         joules_per_iteration, joules_per_token: average power times time per iteration.
-        energy_basis: measured or ideal, or why there is none.
+        energy_basis: measured or ideal, or why there is no energy.
     """
 
     size: str
@@ -88,15 +89,16 @@ class ResultRow:
     energy_basis: str = ""
 
 
-# the knobs that tables show, in their order: those that have a field of a row, and those in its field `knobs`
+# the knobs that tables show, in their order: those with a field of their own in a row, and those in its field `knobs`
 COLUMN_KNOBS = tuple(knob for spec in fields(ResultRow) for knob in NODE_KNOBS if knob.name == spec.name)
 MORE_KNOBS = tuple(knob for knob in NODE_KNOBS if knob.is_in_tables and knob not in COLUMN_KNOBS)
 
 
 def merge_repeats(rows: Sequence[ResultRow]) -> ResultRow:
-    """One row for runs of one configuration: medians over those that ended well, the largest memory.
+    """Merge runs of one configuration into one row: medians over the runs that ended well, and the largest memory.
 
-    Remarks say how many runs the medians are of, and how many did not end well. If none did, the row is the last one's.
+    Remarks state the number of runs behind the medians, and how many did not end well. If none did, the row is that of
+    the last run.
     """
     good = [row for row in rows if row.status == OK]
     base = good[0] if good else rows[-1]
@@ -120,7 +122,7 @@ def merge_repeats(rows: Sequence[ResultRow]) -> ResultRow:
 
 
 def _scale_speeds(values: Dict[str, Any], base: ResultRow) -> None:
-    """Speeds from the median time: medians of their own would not follow from it where the number of runs is even."""
+    """Derive speeds from the median time: their own medians would not match it if the number of runs is even."""
     if base.seconds_per_iteration and values["seconds_per_iteration"]:
         slower = values["seconds_per_iteration"] / base.seconds_per_iteration
         for name in ("tokens_per_second", "tflops_notes", "tflops_exact"):
@@ -142,7 +144,7 @@ _ENERGIES = ("energy_joules", "watts_per_node", "joules_per_iteration", "joules_
 
 
 def raw_values(row: ResultRow) -> Dict[str, Any]:
-    """A row for CSV and JSON: raw values, units in the names, and where they come from."""
+    """Return a row for CSV and JSON: raw values with units in the names, and where they come from."""
     return {
         "model": row.size,
         "sequence_length_tokens": row.seq_len,

@@ -1,9 +1,9 @@
-"""The iteration lines of training logs: ours, Megatron-DeepSpeed's and Megatron-LM's, read back as data.
+"""Parses the iteration lines of training logs: ours, Megatron-DeepSpeed's and Megatron-LM's.
 
 All have the form ``iteration 2/ 95367 | consumed samples: 2048 | elapsed time per iteration (s): 36.10 | ... |``;
 Megatron-LM counts milliseconds. Logs come with a prefix on each line (``[default7]:`` of torchrun, `` 0: `` of srun, a
 time), with colours, with lines that another rank's output has torn apart, and with several lines glued together.
-Reading is total: what cannot be understood is left out and counted, and nothing that is not in the log is filled in.
+Reading never fails: lines that cannot be parsed are left out and counted, and no missing value is filled in.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fugaku_gpt.errors import UsageError
 OURS = "fugaku_gpt"
 MEGATRON = "megatron"
 
-_LONGEST_LINE = 64 * 1024  # characters of a line that are looked at
-_PATIENCE = 40  # lines after which the rest of a torn line is no longer waited for
+_LONGEST_LINE = 64 * 1024  # characters of a line that are parsed
+_PATIENCE = 40  # number of lines within which the rest of a torn line must follow
 _MOST_ARGUMENTS = 5000
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-_])")
@@ -84,18 +84,18 @@ _COUNTS = frozenset(name for name, (_, unit) in _FIELDS.items() if unit == 0)
 
 @dataclass(frozen=True)
 class Log:
-    """What a log says.
+    """The content of a log.
 
     Attributes:
-        trainer: ``OURS``, ``MEGATRON``, or empty where the log has no iteration line.
-        iterations: as the lines of ``metrics.jsonl`` (see :mod:`fugaku_gpt.records.run`), ascending; of an iteration
-            that was done twice, the last. What a line does not say is absent. ``tflops_logged`` is what another
-            trainer claims, of one rank.
-        validations: likewise.
+        trainer: ``OURS``, ``MEGATRON``, or empty if the log has no iteration line.
+        iterations: as the lines of ``metrics.jsonl`` (see :mod:`fugaku_gpt.records.run`), ascending; only the last line
+            of an iteration that was done twice. Values that a line does not state are absent. ``tflops_logged`` is
+            the speed that another trainer claims, per rank.
+        validations: likewise, for validations.
         arguments: names and values of Megatron's block of arguments, as text.
-        total: iterations that the run was to do.
-        torn: iteration lines of which neither time nor loss could be read.
-        error: the last error that was printed after the last iteration; empty where there is none.
+        total: number of iterations that the run was to do.
+        torn: number of iteration lines of which neither time nor loss could be read.
+        error: the last error that was printed after the last iteration; empty if there is none.
     """
 
     trainer: str = ""
@@ -108,7 +108,7 @@ class Log:
 
 
 def read_log_files(paths: Iterable[Path]) -> Log:
-    """One log of several files, earlier files first.
+    """Read several files as one log, earlier files first.
 
     Raises:
         UsageError: a file cannot be read.
@@ -126,7 +126,7 @@ def read_log_files(paths: Iterable[Path]) -> Log:
 
 
 def read_log(text: str) -> Log:
-    """The log of a text; never raises."""
+    """Parse the text of a log; never raises."""
     reader = LogReader()
     for line in text.split("\n"):
         reader.add(line)
@@ -136,7 +136,7 @@ def read_log(text: str) -> Log:
 
 @dataclass
 class _OpenLine:
-    """An iteration line that may go on in a later line of its rank."""
+    """An iteration line that may continue in a later line of its rank."""
 
     iteration: int
     values: Dict[str, Any]
@@ -145,7 +145,7 @@ class _OpenLine:
 
 
 class LogReader:
-    """Takes a log line by line."""
+    """Parses a log line by line."""
 
     def __init__(self) -> None:
         self._iterations: Dict[int, Dict[str, Any]] = {}
@@ -159,18 +159,18 @@ class LogReader:
         self._open: Dict[str, _OpenLine] = {}  # rank prefix → its last iteration line
 
     def add(self, line: str) -> None:
-        """One more line, with or without its newline."""
+        """Parse one more line, with or without its newline."""
         for piece in _EMBEDDED_RANK.split(_ANSI.sub("", line[:_LONGEST_LINE]).rstrip("\r\n")):
             self._read_line(piece)
 
     def end_of_file(self) -> None:
-        """No line of the next file goes on with one of this."""
+        """End the file: no line of the next file continues a line of this one."""
         for rank in list(self._open):
             self._close(rank)
         self._in_block = False
 
     def log(self) -> Log:
-        """What has been read; call :meth:`end_of_file` first."""
+        """Return the log; call :meth:`end_of_file` first."""
         trainer = "" if not self._iterations else OURS if self._ours else MEGATRON
         return Log(
             trainer,
@@ -183,7 +183,7 @@ class LogReader:
         )
 
     def _read_line(self, text: str) -> None:
-        """A line, or the part of a glued line that one rank has printed."""
+        """Parse a line, or the section of a glued line that one rank has printed."""
         marked = _RANK.search(text[:200])
         rank = marked[0].strip().rstrip(":").lower() if marked else ""
         headers = list(_HEADER.finditer(text))
@@ -210,7 +210,7 @@ class LogReader:
             self._error = bare[:_LONGEST_ERROR]
 
     def _continue_torn_line(self, rank: str, text: str) -> None:
-        """The rest of a torn line, if this is it."""
+        """Append a text to the torn line of its rank, if it is the rest of it."""
         opened = self._open.get(rank)
         for other in list(self._open):
             self._open[other].lines_to_wait -= 1

@@ -61,7 +61,7 @@ def _argument_count(arguments: Sequence[str], index: int) -> int:
     if option is None or option.kind == FLAG or arguments[index] not in SPELLINGS:  # bundled flags, or a glued argument
         return 1
     if option.kind == OPTIONAL:
-        return 2 if following in option.words else 1
+        return 2 if following in option.choices else 1
     if following is None:
         raise Refusal(1, f"Option {arguments[index]} needs an argument.")
     return 2
@@ -111,7 +111,7 @@ def check_directives(script: PjmScript) -> List[str]:
         option = SPELLINGS.get(directive.option)
         if option is None or option.era != "tcs":
             raise Refusal(1, f"Invalid option {directive.option}.")
-        if not directive.known:
+        if not directive.is_supported:
             raise Refusal(3, f"Invalid argument: {directive.option} {directive.key}.")
     return warnings
 

@@ -252,7 +252,7 @@ def _elapse_limits(
     if elapse.minimum is None:
         raise Refusal(57, f"elapse=unlimited is greater than the upper limit ({group.max_elapse}).")
     check_range("elapse", elapse.minimum, lowest, group.max_elapse)
-    if not elapse.ranged:
+    if not elapse.is_range:
         return elapse.minimum, elapse.minimum, False
     maximum = elapse.maximum if elapse.maximum is not None else group.range_max
     check_range("elapse", maximum, lowest, group.range_max)

@@ -78,7 +78,7 @@ def find_group(name: Optional[str], unit: Optional[str]) -> ResourceGroup:
         Refusal: there is no such group, or only interactive jobs may use it.
     """
     limits = fugaku_limits()
-    if unit is not None and not limits.owns_unit(unit):
+    if unit is not None and not limits.has_unit(unit):
         raise Refusal(58, f"rscunit={unit} does not exist.")
     group = limits.groups.get(name or limits.default_group)
     if group is None:

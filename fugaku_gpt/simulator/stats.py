@@ -249,7 +249,7 @@ def _knob_rows(job: Job, has_run: bool) -> List[StatisticsRow]:
     """Rows (REQUIRE), (ALLOC) and (USE) of each knob and of the limits of its values."""
     rows: List[StatisticsRow] = []
     resources = job.request.resources
-    knobs = sorted(POWER_KNOBS, key=lambda knob: knob.statistics_place)
+    knobs = sorted(POWER_KNOBS, key=lambda knob: knob.statistics_order)
 
     def add_rows(name: str, value: str, given: bool) -> None:
         rows.append((f"{name} (REQUIRE)", value if given else value + DEFAULT_MARK))

@@ -14,9 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from fugaku_gpt.config import RunConfig, Settings, build_run_config, coerce_setting, valid_keys
+from fugaku_gpt.config import RunConfig, SettingsLayer, build_run_config, coerce_setting, valid_keys
 from fugaku_gpt.config.load import preset_settings
-from fugaku_gpt.config.tree import Scalar, Tree, parse_override, parse_yaml, plain, read_yaml_file
+from fugaku_gpt.config.tree import Scalar, Tree, parse_override, parse_yaml, plain_values, read_yaml_file
 from fugaku_gpt.config.values import BadValue
 from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.records.sweep import digest_of, digest_of_config
@@ -106,14 +106,14 @@ def _resolve(sweep: SweepFile, overriding: Mapping[str, Tree], file: str) -> Ite
         written = {**base, **settings, **overriding}
         config, refusal = None, ""
         try:
-            config = build_run_config([Settings(file, settings), Settings("--set", overriding)], sweep.preset)
+            config = build_run_config([SettingsLayer(file, settings), SettingsLayer("--set", overriding)], sweep.preset)
         except ConfigError as error:
             refusal = str(error)
         name = _name(sweep, row)
         if row.filtered and not _kept(sweep, config, written, name):
             continue
         digest = digest_of_config(config) if config is not None else _digest_of_written(written)
-        texts = {key: plain(value) for key, value in written.items()}
+        texts = {key: plain_values(value) for key, value in written.items()}
         yield _Resolved(name, texts, config, refusal, digest, ", ".join(row.variant))
 
 
@@ -146,7 +146,7 @@ def _value(key: str, config: Optional[RunConfig], written: Mapping[str, Tree]) -
         try:
             value = coerce_setting(key, written[key])
         except BadValue:  # what is wrong with it is said where it is refused
-            text = plain(written[key])
+            text = plain_values(written[key])
             value = text if isinstance(text, str) else str(text)
     return value  # type: ignore[no-any-return]  # a field's value: None, a bool, a number, a text or a tuple of them
 
@@ -191,7 +191,7 @@ def _words(settings: Mapping[str, Tree]) -> Dict[str, str]:
     """Settings as texts, in the schema's order, so that a name does not hang on the order of keys in a file."""
     place = _places()
     return {
-        key: value.text if isinstance(value, Scalar) else str(plain(value))
+        key: value.text if isinstance(value, Scalar) else str(plain_values(value))
         for key, value in sorted(settings.items(), key=lambda item: place[item[0]])
     }
 

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import preset_names, valid_keys
-from fugaku_gpt.config.tree import Scalar, Tree, flatten, plain, where
+from fugaku_gpt.config.tree import Scalar, Tree, flatten, plain_values, location_of
 from fugaku_gpt.config.values import BadValue, parse_bool, parse_duration, parse_int
 from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.sweep.expression import Expression, parse_expression
@@ -97,14 +97,14 @@ def read_sweep(tree: Mapping[str, Tree], file: str) -> SweepFile:
         if key not in KEYS:
             near = difflib.get_close_matches(key, KEYS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"valid: {', '.join(KEYS)}"
-            raise ConfigError(f"{where(value, file)}: {key}: unknown key of a sweep file; {hint}")
+            raise ConfigError(f"{location_of(value, file)}: {key}: unknown key of a sweep file; {hint}")
     preset = _text(tree, "preset", file)
     if preset is not None and preset not in preset_names():
-        at = where(tree["preset"], file)
+        at = location_of(tree["preset"], file)
         raise ConfigError(f"{at}: preset: {preset!r} is not a preset; valid: {', '.join(preset_names())}")
     order = _text(tree, "order", file) or INTERLEAVED
     if order not in (INTERLEAVED, GROUPED):
-        raise ConfigError(f"{where(tree['order'], file)}: order: {order!r}; valid: {INTERLEAVED}, {GROUPED}")
+        raise ConfigError(f"{location_of(tree['order'], file)}: order: {order!r}; valid: {INTERLEAVED}, {GROUPED}")
     defaults = _settings(tree.get("defaults", {}), "defaults", file)
     axes = [*_matrix_axes(tree, file), *_zip_axes(tree, file), *_variant_axes(tree, file)]
     excluded = [item for item in _items(tree, "exclude", file) if not isinstance(item, Scalar)]
@@ -137,14 +137,14 @@ def check_keys(settings: Mapping[str, Tree]) -> None:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
             near = near or [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
             hint = f"did you mean {near[0]}?" if near else "valid keys are those of a run file, such as layout.dp"
-            raise ConfigError(f"{where(value, key)}: {key}: unknown key (value {plain(value)!r}); {hint}")
+            raise ConfigError(f"{location_of(value, key)}: {key}: unknown key (value {plain_values(value)!r}); {hint}")
 
 
 def _matrix_axes(tree: Mapping[str, Tree], file: str) -> List[List[_Choice]]:
     axes: List[List[_Choice]] = []
     for key, values in _settings(tree.get("matrix", {}), "matrix", file).items():
         if not isinstance(values, list) or not values:
-            raise ConfigError(f"{where(values, file)}: matrix: {key}: expected a list of values, such as [1, 2]")
+            raise ConfigError(f"{location_of(values, file)}: matrix: {key}: expected a list of values, such as [1, 2]")
         axes.append([({key: value}, {key: value}, "") for value in values])
     return axes
 
@@ -156,11 +156,11 @@ def _zip_axes(tree: Mapping[str, Tree], file: str) -> List[List[_Choice]]:
         lengths = {}
         for key, values in columns.items():
             if not isinstance(values, list) or not values:
-                raise ConfigError(f"{where(values, file)}: zip: {key}: expected a list of values, such as [1, 2]")
+                raise ConfigError(f"{location_of(values, file)}: zip: {key}: expected a list of values, such as [1, 2]")
             lengths[key] = len(values)
         if len(set(lengths.values())) > 1:
             said = ", ".join(f"{key} has {length}" for key, length in lengths.items())
-            raise ConfigError(f"{where(group, file)}: zip: lists advance together and need one length; {said}")
+            raise ConfigError(f"{location_of(group, file)}: zip: lists advance together and need one length; {said}")
         lists = [values for values in columns.values() if isinstance(values, list)]
         steps = [dict(zip(columns, step)) for step in zip(*lists)]
         axes += [[(step, step, "") for step in steps]] if steps else []
@@ -171,7 +171,7 @@ def _variant_axes(tree: Mapping[str, Tree], file: str) -> List[List[_Choice]]:
     axes: List[List[_Choice]] = []
     for group in _groups(tree, "variants", file):
         if not isinstance(group, dict):
-            raise ConfigError(f"{where(group, file)}: variants: expected names with their settings")
+            raise ConfigError(f"{location_of(group, file)}: variants: expected names with their settings")
         axis: List[_Choice] = []
         for name, settings in group.items():
             values = _settings(settings, f"variants: {name}", file)
@@ -198,7 +198,7 @@ def _combinations(
         for key, value in out.items():
             if key not in owners and key not in defaults:
                 known = ", ".join([*owners, *defaults]) or "nothing"
-                at = where(value, file)
+                at = location_of(value, file)
                 raise ConfigError(f"{at}: exclude: {key}: is in neither matrix nor defaults; valid: {known}")
     rows = []
     for combination in itertools.product(*axes):
@@ -219,7 +219,7 @@ def _included(tree: Mapping[str, Tree], file: str) -> List[Row]:
     rows = []
     for item in _items(tree, "include", file):
         if not isinstance(item, dict):
-            raise ConfigError(f"{where(item, file)}: include: expected a list of mappings of settings")
+            raise ConfigError(f"{location_of(item, file)}: include: expected a list of mappings of settings")
         label = _text(item, "label", file)
         values = _settings({key: value for key, value in item.items() if key != "label"}, "include", file)
         rows.append(Row(values, values, label, (), filtered=False))
@@ -230,15 +230,15 @@ def _expressions(tree: Mapping[str, Tree], key: str, file: str) -> List[Expressi
     known = [*valid_keys(), RANKS]
     texts = [item for item in _items(tree, key, file) if isinstance(item, Scalar)]
     if key == "where" and len(texts) < len(_items(tree, key, file)):
-        raise ConfigError(f"{where(tree[key], file)}: where: expected an expression, such as layout.dp <= 8")
-    return [parse_expression(item.text, f"{item.where}: {key}", known) for item in texts]
+        raise ConfigError(f"{location_of(tree[key], file)}: where: expected an expression, such as layout.dp <= 8")
+    return [parse_expression(item.text, f"{item.location}: {key}", known) for item in texts]
 
 
 def _settings(tree: Tree, section: str, file: str) -> Dict[str, Tree]:
-    if isinstance(tree, Scalar) and tree.text == "" and not tree.quoted:
+    if isinstance(tree, Scalar) and tree.text == "" and not tree.is_quoted:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError(f"{where(tree, file)}: {section}: expected settings, such as layout.dp: 2")
+        raise ConfigError(f"{location_of(tree, file)}: {section}: expected settings, such as layout.dp: 2")
     settings = dict(flatten(tree))
     check_keys(settings)
     return settings
@@ -254,17 +254,17 @@ def _items(tree: Mapping[str, Tree], key: str, file: str) -> List[Tree]:
     items = tree.get(key, [])
     if isinstance(items, list):
         return items
-    if isinstance(items, Scalar) and items.text == "" and not items.quoted:
+    if isinstance(items, Scalar) and items.text == "" and not items.is_quoted:
         return []
     if isinstance(items, Scalar) and key in ("where", "exclude"):
         return [items]
-    raise ConfigError(f"{where(items, file)}: {key}: expected a list, each item a mapping of settings")
+    raise ConfigError(f"{location_of(items, file)}: {key}: expected a list, each item a mapping of settings")
 
 
 def _text(tree: Mapping[str, Tree], key: str, file: str) -> Optional[str]:
     value = tree.get(key)
     if value is not None and not isinstance(value, Scalar):
-        raise ConfigError(f"{where(value, file)}: {key}: expected one text")
+        raise ConfigError(f"{location_of(value, file)}: {key}: expected one text")
     return value.text if value is not None else None
 
 
@@ -275,7 +275,7 @@ def _repeats(tree: Mapping[str, Tree], file: str) -> int:
     except BadValue:
         repeats = 0
     if repeats < 1:
-        raise ConfigError(f"{where(tree['repeats'], file)}: repeats: {text!r}: expected a whole number, at least 1")
+        raise ConfigError(f"{location_of(tree['repeats'], file)}: repeats: {text!r}: expected a whole number, at least 1")
     return repeats
 
 

@@ -55,5 +55,5 @@ def _part(key: str, value: str) -> str:
     if value.lower() in _FALSE:
         return ""
     if key in _KNOBS:
-        return _KNOBS[key].in_row_name(value)
+        return _KNOBS[key].format_for_row_name(value)
     return _SHORT.get(key, leaf) + value

@@ -248,15 +248,15 @@ def _standing(run: Run, directory: Path, followed: Optional[PolledRun]) -> Stand
         pace = result.summary.get("seconds_per_iteration", pace)
         iterations = result.iterations or iterations
     if followed is not None:
-        verdict = followed.verdict
-        status = verdict.status or (result.status if result is not None and followed.over else "")
+        verdict = followed.outcome
+        status = verdict.status or (result.status if result is not None and followed.is_over else "")
         return Standing(
             run,
             directory,
-            status or (verdict.state if not followed.over else "") or MISSING,
+            status or (verdict.state if not followed.is_over else "") or MISSING,
             verdict.cause,
             verdict.advice,
-            not followed.over,
+            not followed.is_over,
             followed.job_id or job_id,
             iterations,
             pace,

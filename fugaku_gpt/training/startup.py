@@ -17,7 +17,7 @@ import fugaku_gpt
 from fugaku_gpt import compat, ops
 from fugaku_gpt.comm import Communicator, ProcessGrid, mpi_facts
 from fugaku_gpt.config import RunConfig
-from fugaku_gpt.config.schema import SIXTEEN_BITS
+from fugaku_gpt.config.schema import SIXTEEN_BIT_DTYPES
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine import local
 from fugaku_gpt.machine.checkout import git_commit
@@ -88,7 +88,7 @@ def agree_on_kernels(
     )
     ops.choose_native_kernels(agreed["compiled"])
     ops.choose_native_matmul(agreed["compiled_products"])
-    if config.training.dtype in SIXTEEN_BITS:
+    if config.training.dtype in SIXTEEN_BIT_DTYPES:
         compat.choose_float32_operations(agreed["in_float32"], dtype)
     if config.model.gelu == "erf":
         ops.choose_gelu_by_erf(agreed["gelu_by_erf"])
@@ -290,7 +290,7 @@ def _describe_precision(precision: Dict[str, Any]) -> List[str]:
     if precision["compiled"] and dtype == "bfloat16":
         operations = [operation for operation in operations if not operation.startswith("gelu")]
     said = []
-    if dtype in SIXTEEN_BITS:
+    if dtype in SIXTEEN_BIT_DTYPES:
         said.append(
             f"computing in {dtype}, weights and sums of gradients in float32; "
             f"in float32 for want of a good kernel: {', '.join(operations) or 'nothing'}"

@@ -13,7 +13,7 @@ import torch
 from fugaku_gpt import ops
 from fugaku_gpt.comm import BACKGROUND, Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
-from fugaku_gpt.config.schema import SIXTEEN_BITS
+from fugaku_gpt.config.schema import SIXTEEN_BIT_DTYPES
 from fugaku_gpt.layout.batch import SkippedSamples, first_sample, global_batch, sequence_length
 from fugaku_gpt.layout.flat import is_sharded, shards_of
 from fugaku_gpt.layout.schedules import schedule
@@ -150,7 +150,7 @@ class Trainer:
                 grid.tp.size,
             )
             owned = self.buffers.layout.owned(grid.replicas.rank if sharded else 0, grid.dp.size if sharded else 1)
-            self.masters = MasterWeights(self.buffers, owned) if training.dtype in SIXTEEN_BITS else None
+            self.masters = MasterWeights(self.buffers, owned) if training.dtype in SIXTEEN_BIT_DTYPES else None
             self._param_ranges = list(self.buffers.param_ranges(owned, counted_in_norm(grid, sharded), self.masters))
             self._optimizer = build_optimizer(self._param_ranges, training)
             sum_dtype = getattr(torch, training.gradient_dtype) if training.gradient_dtype is not None else None

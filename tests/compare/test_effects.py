@@ -62,7 +62,7 @@ def full(count: int) -> List[Row]:
 
 
 def fraction(text: str, p: int) -> List[Row]:
-    return list(plan_design(parse_factors(text, load_run_config(None, "tiny")), p).rows)
+    return list(plan_design(parse_factors(text, load_run_config(None, "tiny")), p).combinations)
 
 
 def test_planted_effects_are_found_and_no_others() -> None:

@@ -95,8 +95,8 @@ def test_ranks_that_the_cores_do_not_divide_by_are_refused() -> None:
 def test_fractions_have_the_published_resolution(size: Any, resolution: int) -> None:
     k, p = size
     found = design(",".join(NINE.split(",")[:k]), p)
-    assert found.resolution == resolution and len(found.rows) == len(set(found.rows)) == 2 ** (k - p)
-    columns = list(zip(*found.rows))
+    assert found.resolution == resolution and len(found.combinations) == len(set(found.combinations)) == 2 ** (k - p)
+    columns = list(zip(*found.combinations))
     for one, other in itertools.combinations(columns, 2):  # balanced, and no two toggles vary together
         assert sum(one) == sum(other) == sum(x * y for x, y in zip(one, other)) == 0
 
@@ -104,8 +104,8 @@ def test_fractions_have_the_published_resolution(size: Any, resolution: int) -> 
 def test_the_fewest_short_words_are_taken() -> None:
     # Montgomery, Design and Analysis of Experiments: of the 2^(7-2) designs of resolution IV the one with the least
     # words of length 4 has one (D = {4, 5, 5}); of 2^(6-2), three
-    assert sorted(map(len, design(",".join(NINE.split(",")[:7]), 2).words)) == [4, 5, 5]
-    assert sorted(map(len, design(",".join(NINE.split(",")[:6]), 2).words)) == [4, 4, 4]
+    assert sorted(map(len, design(",".join(NINE.split(",")[:7]), 2).defining_relation)) == [4, 5, 5]
+    assert sorted(map(len, design(",".join(NINE.split(",")[:6]), 2).defining_relation)) == [4, 4, 4]
 
 
 def test_aliases_are_equal_columns() -> None:
@@ -113,7 +113,7 @@ def test_aliases_are_equal_columns() -> None:
     terms = [frozenset(one) for size in (1, 2) for one in itertools.combinations(range(5), size)]
 
     def column(term: Any) -> List[int]:
-        return [math.prod(row[place] for place in term) for row in found.rows]
+        return [math.prod(row[place] for place in term) for row in found.combinations]
 
     for one in terms:
         alike = [other for other in terms if other != one and column(other) == column(one)]
@@ -154,7 +154,7 @@ def test_the_sweep_runs_each_combination_once_a_block_in_an_order_of_its_own() -
         part = runs[16 * block : 16 * (block + 1)]
         assert all(labels[run.row][0] == block + 1 for run in part)
         orders.append([labels[run.row][1] for run in part])
-        assert sorted(orders[-1]) == sorted(found.rows)
+        assert sorted(orders[-1]) == sorted(found.combinations)
     assert orders[0] != orders[1] != orders[2] != orders[0]
     assert [run.row for run in runs_of(design(FOUR, 0, 3, seed=4))] == [run.row for run in runs]
     assert [run.row for run in runs_of(design(FOUR, 0, 3, seed=5))] != [run.row for run in runs]

@@ -45,7 +45,7 @@ class Quiet:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def look(self) -> None:
+    def sample_clock(self) -> None:
         pass
 
 
@@ -53,10 +53,10 @@ class Silent:
     def __init__(self) -> None:
         self.pairs: List[str] = []
 
-    def starts(self, pair: str, side: str, number: int, total: int) -> None:
+    def job_started(self, pair: str, side: str, number: int, total: int) -> None:
         self.pairs.append(f"{pair} {side}")
 
-    def ended(self, pair: Any) -> None:
+    def pair_ended(self, pair: Any) -> None:
         pass
 
 
@@ -141,7 +141,7 @@ def test_a_side_that_cannot_run_is_said_and_tried_again_by_the_next_call(tmp_pat
     assert run(tmp_path / "out", launch) == live.TROUBLE
     report = report_live(kept(tmp_path / "out"))
     assert report.verdict == NO_VERDICT
-    assert report.why[0] == "B did not run (pair-001): oom: 1 processes killed by the kernel"
+    assert report.reasons[0] == "B did not run (pair-001): oom: 1 processes killed by the kernel"
     assert run(tmp_path / "out", launch) == live.ENOUGH_PAIRS
     assert len(kept(tmp_path / "out").counted) == 4
 
@@ -153,8 +153,8 @@ def test_a_toggle_that_was_not_applied_gets_no_verdict(tmp_path: Path) -> None:
     assert "".join(launch.started) == "ab"  # no time is lost on more of them
     report = report_live(kept(tmp_path / "out"))
     assert report.verdict == NO_VERDICT and report.headline == "no verdict"
-    assert "B: node.tcmalloc=True was not applied (seen: libc)" in report.why[0]
-    assert "take another --out" in report.why[0]
+    assert "B: node.tcmalloc=True was not applied (seen: libc)" in report.reasons[0]
+    assert "take another --out" in report.reasons[0]
     # neither JSON nor picture shows a verdict or an interval about something else
     assert report.values["comparison"] is None and report.comparison is None
 
@@ -164,9 +164,9 @@ def test_stopped_in_a_pair_whole_pairs_stay_and_the_next_call_goes_on(tmp_path: 
     launch.ends = {6: Outcome(130, None, False, 1.0, 0, stopped_by=2)}
     assert run(tmp_path / "out", launch) == live.STOPPED
     found = kept(tmp_path / "out")
-    assert len(found.counted) == 2 and found.broken_off == ("pair-003",)
+    assert len(found.counted) == 2 and found.unfinished == ("pair-003",)
     report = report_live(found)
-    assert report.stopped and report.comparison is not None
+    assert report.was_stopped and report.comparison is not None
     assert run(tmp_path / "out", launch) == live.ENOUGH_PAIRS
     found = kept(tmp_path / "out")
     assert [pair.name for pair in found.counted] == ["pair-001", "pair-002", "pair-004", "pair-005"]
@@ -189,7 +189,7 @@ def test_another_build_or_commit_under_the_same_words_is_refused(tmp_path: Path)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_stopped_by_a_scheduler_between_jobs_it_can_go_on(tmp_path: Path, number: int) -> None:
     class Told(Silent):
-        def ended(self, pair: Any) -> None:
+        def pair_ended(self, pair: Any) -> None:
             os.kill(os.getpid(), number)
 
     inherited = signal.signal(number, signal.default_int_handler)  # under nohup it is ignored, and stays so
@@ -200,7 +200,7 @@ def test_stopped_by_a_scheduler_between_jobs_it_can_go_on(tmp_path: Path, number
     finally:
         signal.signal(number, inherited)
     found = kept(tmp_path / "out")
-    assert len(found.counted) == 1 and report_live(found).stopped
+    assert len(found.counted) == 1 and report_live(found).was_stopped
     assert not list((tmp_path / "out").glob(f"{live.CLAIM}*"))
     assert run(tmp_path / "out", launch) == live.ENOUGH_PAIRS
 

@@ -65,7 +65,7 @@ def test_what_is_not_told_is_unknown_and_disturbs_nothing() -> None:
 
 
 def test_stolen_time_and_swapping_disturb() -> None:
-    last = replace(START, busy=109.0, idle=100.0, stolen=2.0, ours=59.0, swapped_in=3 * 2**20)
+    last = replace(START, busy=109.0, idle=100.0, stolen=2.0, own=59.0, swapped_in=3 * 2**20)
     noise = around(START, START, last, last)
     assert disturbances(noise) == [
         "10.0% of the machine's time was stolen by its host",
@@ -75,7 +75,7 @@ def test_stolen_time_and_swapping_disturb() -> None:
 
 def test_counters_of_this_machine_and_of_files(tmp_path: Path) -> None:
     here = read_counters()
-    assert here.busy > 0 and here.idle >= 0 and here.ours > 0 and here.minor_faults > 0
+    assert here.busy > 0 and here.idle >= 0 and here.own > 0 and here.minor_faults > 0
     for core, (count, clock) in enumerate(((3, 2_000_000), (4, 2_200_000))):
         place = tmp_path / "devices" / "system" / "cpu" / f"cpu{core}"
         (place / "thermal_throttle").mkdir(parents=True)

@@ -38,10 +38,10 @@ def test_the_notes_cannot_tell_1_10_from_1_7() -> None:
     recorded = compare_recorded(side(f"{NOTES}:torch=1.7"), side(f"{NOTES}:pytorch=1.10"), 2, 0.02)
     report = report_recorded("A", "B", recorded, 0.02)
     assert report.verdict == "undecided"
-    ratios = {block.words.split(", ")[2]: block.ratio for block in recorded.blocks}
+    ratios = {block.summary.split(", ")[2]: block.ratio for block in recorded.blocks}
     assert len(recorded.blocks) == 4
     assert ratios["64 x 1"] == pytest.approx(31.2 / 36.1) and ratios["256 x 1"] == pytest.approx(21.1 / 9.9)
-    assert any("4 of 4 configurations have one run alone" in line for line in report.why)
+    assert any("4 of 4 configurations have one run alone" in line for line in report.reasons)
 
 
 def test_repeats_make_a_verdict_and_what_has_no_partner_is_told(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from tests.compare.runs import ENVIRONMENT, leave_run, tiny
 
 def test_a_job_is_the_median_of_its_iterations_after_the_warm_up(tmp_path: Path) -> None:
     job = read_job(leave_run(tmp_path / "run", [9.0, 5.0, 1.0, 1.2, 1.1, 1.3]), warm_up=2)
-    assert job.usable and job.timed == 4
+    assert job.is_usable and job.timed_count == 4
     assert job.seconds == pytest.approx(1.15)
-    assert job.settling == pytest.approx(1.1 / 1.2)
+    assert job.settling_ratio == pytest.approx(1.1 / 1.2)
     assert (job.rss_max_bytes, job.node_used_bytes) == (2**20, 2**22)
     assert job.losses[1] == pytest.approx(7.9)
     short = read_job(tmp_path / "run", warm_up=6)
-    assert short.status == "ok" and not short.usable
+    assert short.status == "ok" and not short.is_usable
 
 
 def test_a_line_that_reaches_into_the_warm_up_does_not_count() -> None:
@@ -34,7 +34,7 @@ def test_runs_without_an_end_are_said(tmp_path: Path) -> None:
     assert read_job(tmp_path / "none", 2).status == NOT_RUN
     path = leave_run(tmp_path / "run", [1.0, 1.0, 1.0])
     (path / "result.json").unlink()
-    assert not read_job(path, 1).usable
+    assert not read_job(path, 1).is_usable
 
 
 def test_settings_that_a_run_did_not_get(tmp_path: Path) -> None:

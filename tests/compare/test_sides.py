@@ -91,7 +91,7 @@ def test_recorded_sides_are_folders_and_tables_with_conditions(tmp_path: Path) -
     ],
 )
 def test_conditions(condition: Condition, value: object, holds: bool) -> None:
-    assert condition.holds(value) == holds
+    assert condition.is_met_by(value) == holds
 
 
 def test_ranks_are_more_replicas_of_the_same_batch() -> None:
@@ -112,7 +112,9 @@ def test_sides_that_do_other_work_are_refused() -> None:
 
 def test_flags_are_told_in_any_of_yaml_s_words() -> None:
     for word in ("true", "Yes", "on", "1"):
-        assert Condition("tcmalloc", "=", word).holds(True) and Condition("tcmalloc", "!=", word).holds(False)
+        assert Condition("tcmalloc", "=", word).is_met_by(True) and Condition("tcmalloc", "!=", word).is_met_by(False)
     for word in ("false", "no", "OFF", "0"):
-        assert Condition("tcmalloc", "=", word).holds(False) and not Condition("tcmalloc", "=", word).holds(True)
-    assert Condition("nodes", "=", "1").holds(1)
+        assert Condition("tcmalloc", "=", word).is_met_by(False) and not Condition("tcmalloc", "=", word).is_met_by(
+            True
+        )
+    assert Condition("nodes", "=", "1").is_met_by(1)

@@ -194,7 +194,9 @@ def test_so_many_more_pairs_do_decide_as_often_as_said() -> None:
     first = compare_pairs(noisy(4, 0.03), noisy(4, 0.03, 1.04, seed=7))
     assert first.verdict == "undecided" and first.more is not None
     n = 4 + first.more
-    errors = math.log(first.high / first.low) / 2 / t_quantile(0.95, 3) * 2  # of one pair: the standard error times sqrt(4)
+    errors = (
+        math.log(first.high / first.low) / 2 / t_quantile(0.95, 3) * 2
+    )  # of one pair: the standard error times sqrt(4)
     random = np.random.default_rng(0)
     decided = 0
     for _ in range(200):
@@ -210,7 +212,7 @@ def test_holm() -> None:
 
 def test_looking_ends_by_the_width_or_by_a_very_clear_verdict() -> None:
     quiet = compare_pairs(noisy(5, 0.002), noisy(5, 0.002, seed=1))
-    assert stop_reason(quiet) == "narrow" and stop_reason(quiet, at_least=6) == ""
+    assert stop_reason(quiet) == "narrow" and stop_reason(quiet, min_pairs=6) == ""
     far = compare_pairs(noisy(4, 0.03), noisy(4, 0.03, 2.0, seed=1))
     assert stop_reason(far) == "clear" and stop_reason(mirrored(far)) == "clear"
     near = compare_pairs(noisy(6, 0.03), noisy(6, 0.03, 1.08, seed=2))

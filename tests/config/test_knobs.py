@@ -15,7 +15,7 @@ from tests.config.seventh_knob import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 LAST_KNOB = "    large_pages: Optional[str] = as_knob(\n"
-SEVENTH = '    prefetch_level: Optional[int] = power_knob("of the test", (0, 1, 2), default=1, statistics_place=7)\n'
+SEVENTH = '    prefetch_level: Optional[int] = power_knob("of the test", (0, 1, 2), default=1, statistics_order=7)\n'
 
 
 def test_the_power_knobs_are_those_of_the_user_guide() -> None:
@@ -30,9 +30,9 @@ def test_the_power_knobs_are_those_of_the_user_guide() -> None:
 
 
 def test_each_power_knob_has_a_place_of_its_own_and_a_default_that_it_takes() -> None:
-    assert sorted(knob.statistics_place for knob in POWER_KNOBS) == list(range(1, len(POWER_KNOBS) + 1))
+    assert sorted(knob.statistics_order for knob in POWER_KNOBS) == list(range(1, len(POWER_KNOBS) + 1))
     assert all(knob.default in knob.values for knob in POWER_KNOBS)
-    assert all(knob.usual is None or knob.usual in knob.values for knob in POWER_KNOBS)
+    assert all(knob.historical_value is None or knob.historical_value in knob.values for knob in POWER_KNOBS)
     aliases = [knob.alias for knob in NODE_KNOBS if knob.alias]
     assert len(set(aliases)) == len(aliases) and not set(aliases) & {knob.name for knob in NODE_KNOBS}
 

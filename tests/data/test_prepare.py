@@ -20,7 +20,7 @@ pytest.importorskip("tokenizers")
 
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.data.corpus import open_corpus
-from fugaku_gpt.data.prepare import Request, prepare
+from fugaku_gpt.data.prepare import CorpusRequest, prepare
 from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.data.sources import TEXT_SUFFIXES
 from fugaku_gpt.errors import DataError
@@ -41,7 +41,7 @@ def texts(tmp_path: Path) -> Path:
     return folder
 
 
-def request(out: Path, *sources: Path, **changes: Any) -> Request:
+def request(out: Path, *sources: Path, **changes: Any) -> CorpusRequest:
     fields: Dict[str, Any] = {
         "stdlib": False,
         "suffixes": TEXT_SUFFIXES,
@@ -53,7 +53,7 @@ def request(out: Path, *sources: Path, **changes: Any) -> Request:
         "workers": 1,
         "force": False,
     }
-    return Request(out=out, sources=sources, **{**fields, **changes})
+    return CorpusRequest(out=out, sources=sources, **{**fields, **changes})
 
 
 def content(folder: Path) -> Tuple[bytes, ...]:

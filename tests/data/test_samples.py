@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fugaku_gpt.config import RunConfig, load_run_config
-from fugaku_gpt.data.permutation import permutation, permuted, stream_key
+from fugaku_gpt.data.permutation import permutation, permuted_index, stream_key
 from fugaku_gpt.data.samples import SampleSource, open_samples, split_bounds
 from fugaku_gpt.errors import DataError
 from tests.data.files import write_megatron
@@ -76,7 +76,7 @@ def test_windows_are_megatrons(
         samples = [source.sample(n).tolist() for n in range(first, last)]
         assert sorted(samples) == sorted(windows)
         keys = stream_key(key, "windows", epoch)
-        assert samples == [windows[permuted(keys, last - first, n)] for n in range(last - first)]
+        assert samples == [windows[permuted_index(keys, last - first, n)] for n in range(last - first)]
         number = last
     again = open_samples(config_of(folder / "c", seq_len=s), "train")
     assert again.sample(number - 1).tolist() == source.sample(number - 1).tolist(), "at random as in sequence"

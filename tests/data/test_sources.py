@@ -11,7 +11,7 @@ from typing import List, Optional, Sequence
 import pytest
 
 from fugaku_gpt.data import sources
-from fugaku_gpt.data.sources import TEXT_SUFFIXES, Tally, find_files, read_documents
+from fugaku_gpt.data.sources import TEXT_SUFFIXES, SourceCounts, find_files, read_documents
 from fugaku_gpt.errors import DataError
 
 
@@ -19,9 +19,9 @@ def labels(*places: Path, suffixes: Sequence[str] = TEXT_SUFFIXES, seed: int = 0
     return [file.label for file in find_files(places, False, suffixes, seed)]
 
 
-def texts(*places: Path, key: str = "text", limit: Optional[int] = None, tally: Optional[Tally] = None) -> List[str]:
+def texts(*places: Path, key: str = "text", limit: Optional[int] = None, tally: Optional[SourceCounts] = None) -> List[str]:
     files = find_files(places, False, TEXT_SUFFIXES, 0)
-    return [text.decode("utf-8") for text in read_documents(files, key, limit, tally or Tally())]
+    return [text.decode("utf-8") for text in read_documents(files, key, limit, tally or SourceCounts())]
 
 
 def test_a_folder_is_searched(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_text_is_read_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress("ünï".encode()))
     (tmp_path / "c.txt").write_bytes(b" \n")
     (tmp_path / "d.txt").write_bytes(b"caf\xe9")
-    tally = Tally()
+    tally = SourceCounts()
     assert sorted(texts(tmp_path, tally=tally)) == ["one\r\ntwo\n", "ünï"]
     assert (tally.files, tally.empty, tally.undecodable) == (4, 1, [f"{tmp_path.name}/d.txt"])
     assert tally.bytes == 9 + 5

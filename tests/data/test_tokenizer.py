@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 pytest.importorskip("tokenizers")
 
 from fugaku_gpt.data import workers
-from fugaku_gpt.data.tokenizer import END_OF_DOCUMENT, Encoder, cut, train_tokenizer
+from fugaku_gpt.data.tokenizer import END_OF_DOCUMENT, Encoder, split_text, train_tokenizer
 from fugaku_gpt.errors import DataError
 
 TEXTS = [Path(textwrap.__file__).read_bytes(), "naïve — 東京\n\n  end".encode(), b"x"]
@@ -62,13 +62,13 @@ def test_cuts_change_no_token(tokenizer: Path, text: str, size: int) -> None:
     import tokenizers
 
     library = tokenizers.Tokenizer.from_file(str(tokenizer))
-    pieces = list(cut(text, size))
+    pieces = list(split_text(text, size))
     assert "".join(pieces) == text
     assert [i for piece in pieces for i in library.encode(piece).ids] == library.encode(text).ids
 
 
 def test_a_cut_is_never_behind_several_newlines_which_are_a_piece_of_their_own() -> None:
-    assert list(cut("aa\n\nbb\ncc", 1)) == ["aa\n\nbb\n", "cc"]
+    assert list(split_text("aa\n\nbb\ncc", 1)) == ["aa\n\nbb\n", "cc"]
 
 
 def test_a_tokenizer_that_cannot_be_used(tmp_path: Path, tokenizer: Path) -> None:
@@ -86,8 +86,8 @@ def test_a_tokenizer_that_cannot_be_used(tmp_path: Path, tokenizer: Path) -> Non
 def test_processes_keep_the_order(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "BATCH", 500)
     documents = [text * (number % 7) for number, text in enumerate([b"word ", b"def f(x):\n    ", b"12 "] * 40)]
-    alone = [ids.tolist() for ids in workers.encode_all(documents, tokenizer, 1)]
-    together = [ids.tolist() for ids in workers.encode_all(iter(documents), tokenizer, 3)]
+    alone = [ids.tolist() for ids in workers.encode_documents(documents, tokenizer, 1)]
+    together = [ids.tolist() for ids in workers.encode_documents(iter(documents), tokenizer, 3)]
     assert together == alone and len(alone) == 120
 
 
@@ -115,7 +115,7 @@ def test_a_worker_that_dies_is_an_error(tokenizer: Path, monkeypatch: pytest.Mon
             yield b"some text " * 20
 
     with pytest.raises(DataError, match=r"died \(killed by signal 9\).*fewer --workers"):
-        for _ in workers.encode_all(documents(), tokenizer, 2):
+        for _ in workers.encode_documents(documents(), tokenizer, 2):
             pass
     assert _pids() == []
 
@@ -125,7 +125,7 @@ def test_a_document_that_a_worker_cannot_encode_is_an_error(tokenizer: Path, mon
     documents = [b"some text " * 20] * 30
     documents[17] = b"\xff"
     with pytest.raises(DataError, match="a worker process could not encode a document: UnicodeDecodeError: "):
-        list(workers.encode_all(documents, tokenizer, 2))
+        list(workers.encode_documents(documents, tokenizer, 2))
 
 
 def test_no_more_batches_are_read_ahead_than_can_be_pending(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +138,6 @@ def test_no_more_batches_are_read_ahead_than_can_be_pending(tokenizer: Path, mon
             read += 1
             yield b"some text"
 
-    for written, _ in enumerate(workers.encode_all(documents(), tokenizer, 2)):
+    for written, _ in enumerate(workers.encode_documents(documents(), tokenizer, 2)):
         assert read <= written + 2 * workers._AHEAD
     assert read == 100

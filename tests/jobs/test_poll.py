@@ -47,7 +47,7 @@ def test_one_query_tells_of_all_directories(tmp_path: Path) -> None:
     for number, directory in enumerate(directories, 1):
         hand_in(directory, str(number))
     seen = poll_runs(directories, lambda name: scheduler)
-    assert [one.verdict.state for one in seen] == [QUEUED, RUNNING, RUNNING]
+    assert [one.outcome.state for one in seen] == [QUEUED, RUNNING, RUNNING]
     assert [one.job_id for one in seen] == ["1", "2", "3"]
     assert scheduler.polls == [["1", "2", "3"]]
 
@@ -95,7 +95,7 @@ def test_without_its_scheduler_our_own_records_are_still_told(tmp_path: Path) ->
     result(tmp_path / "b", runs.OK)
     waiting, ended = poll_runs([tmp_path / "a", tmp_path / "b"], lambda name: Unreachable())
     assert (waiting.verdict.state, waiting.verdict.cause) == (UNKNOWN, UNREACHABLE)
-    assert ended.verdict.status == runs.OK
+    assert ended.outcome.status == runs.OK
 
 
 def test_no_news_is_not_written_over_what_was_known(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_one_query_searches_for_the_open_submissions_of_all_directories(tmp_path
         append_event(tmp_path / name, "intent", 1.0, scheduler="pjm", tag=f"t-{name}", link=1, chain=1, bulk="")
     seen = poll_runs([tmp_path / name for name in ("a", "b", "c")], lambda name: scheduler, clock=lambda: 1000.0)
     assert (searches, scheduler.polls) == ([["t-a", "t-b", "t-c"]], [["1", "2"]])
-    assert [(one.job_id, one.verdict.state) for one in seen] == [("1", RUNNING), ("2", QUEUED), ("", "")]
+    assert [(one.job_id, one.outcome.state) for one in seen] == [("1", RUNNING), ("2", QUEUED), ("", "")]
     assert kinds(tmp_path / "c") == ["intent", "abandoned"]
 
 
@@ -204,7 +204,7 @@ def test_watching_ends_when_all_are_over_and_waits_longer_while_nothing_happens(
         if len(slept) == 9:
             scheduler.statuses["1"] = JobStatus("1", ENDED, "EXT", 0, 24, 11)
 
-    states = [one.verdict.state for (one,) in watch_runs([tmp_path], lambda name: scheduler, sleep=sleep, max_wait=8.0)]
+    states = [one.outcome.state for (one,) in watch_runs([tmp_path], lambda name: scheduler, sleep=sleep, max_wait=8.0)]
     assert states == [QUEUED] * 5 + [RUNNING] * 3 + [ENDED]
     assert slept == [0.0, 2.0, 4.0, 8.0, 8.0, 8.0, 2.0, 4.0, 8.0]
 
@@ -241,6 +241,6 @@ def test_a_damaged_record_is_told_with_its_place_and_hides_no_other_run(tmp_path
     (damaged / "exit").mkdir()
     (damaged / "exit" / "1.json").write_text(json.dumps([]), encoding="utf-8")
     first, second = poll_runs([damaged, sound], lambda name: site(ENDED, RUNNING))
-    assert "1.json: not an exit record" in first.verdict.cause
-    assert (first.job_id, first.verdict.state, first.over) == ("1", UNKNOWN, False)
+    assert "1.json: not an exit record" in first.outcome.cause
+    assert (first.job_id, first.outcome.state, first.is_over) == ("1", UNKNOWN, False)
     assert second.verdict.state == RUNNING

@@ -61,12 +61,12 @@ def test_a_script_gives_its_run_back(case: str) -> None:
 def test_the_directives_alone_say_what_the_settings_say(case: str) -> None:
     config, script = config_of(case), read_script(rendered(case).text)
     job, node = config.job, config.node
-    assert not script.problems and not script.late and all(directive.known for directive in script.directives)
+    assert not script.problems and not script.ignored_lines and all(directive.is_supported for directive in script.directives)
     shape = parse_node(str(script.resources["node"]))
     assert shape.count == job.nodes and (not job.shape or "x".join(map(str, shape.dims)) == job.shape)
     assert (shape.allocation or "", shape.strict or "") == (job.allocation, job.strict)
     elapse = parse_elapse(str(script.resources["elapse"]))
-    assert (elapse.maximum, elapse.ranged) == (job.elapse, job.elapse_min is not None)
+    assert (elapse.maximum, elapse.is_range) == (job.elapse, job.elapse_min is not None)
     assert elapse.minimum == (job.elapse_min or job.elapse)
     assert script.options["group"] == job.group and script.resources["rscgrp"] == job.resource_group
     assert script.resources.get("rscunit", "") == job.resource_unit

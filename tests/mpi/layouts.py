@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, reject, seed, settings
 from hypothesis import strategies as st
 
 from fugaku_gpt.config import RunConfig
-from fugaku_gpt.config.schema import GRID_ORDERS, LR_SCHEDULES, PIPELINE_SCHEDULES, RECOMPUTE, SIXTEEN_BITS
+from fugaku_gpt.config.schema import GRID_ORDERS, LR_SCHEDULES, PIPELINE_SCHEDULES, RECOMPUTE, SIXTEEN_BIT_DTYPES
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.model import recompute_of
@@ -52,7 +52,7 @@ class Drawn:
     def judge(self) -> "Drawn":
         """The same training on one rank. Wide types need not be cut into the same micro-batches."""
         config = self.config
-        wide = config.training.dtype not in SIXTEEN_BITS
+        wide = config.training.dtype not in SIXTEEN_BIT_DTYPES
         micro_batch = config.training.micro_batch * (config.layout.dp if wide else 1)
         layout_only = ("layout.", "training.recompute", "training.gradient_dtype", "training.bucket", "training.micro")
         kept = [setting for setting in self.settings if not setting.startswith(layout_only)]
@@ -105,7 +105,7 @@ def layouts(draw: st.DrawFn, ranks: int) -> Drawn:
     grid = draw(st.sampled_from(_grids(ranks)))
     chosen: Dict[str, object] = dict(zip(("layout.dp", "layout.tp", "layout.pp"), grid))
     chosen.update(draw(_cuts(*grid)))
-    dtype = draw(st.sampled_from(("float64", "float64", "float64", "float32", *SIXTEEN_BITS)))
+    dtype = draw(st.sampled_from(("float64", "float64", "float64", "float32", *SIXTEEN_BIT_DTYPES)))
     chosen["training.dtype"] = dtype
     chosen.update(draw(_batches(grid[0])))
     chosen.update(draw(_recompute()))

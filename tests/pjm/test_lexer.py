@@ -18,7 +18,7 @@ from tests.pjm.forms import FORMS, ODD, Item
 
 
 def items(script: PjmScript) -> Tuple[Item, ...]:
-    return tuple((found.option, found.key, found.value, found.known) for found in script.directives)
+    return tuple((found.option, found.key, found.value, found.is_supported) for found in script.directives)
 
 
 def kinds(script: PjmScript) -> List[str]:
@@ -59,21 +59,21 @@ def test_odd_lines_are_told_and_kept(
 )
 def test_lines_that_only_look_like_directives_are_disabled(start: str) -> None:
     script = read_script(f"{start}\n#PJM -j\nls\n")
-    assert script.disabled == (1,)
+    assert script.disabled_lines == (1,)
     assert items(script) == (("-j", None, None, True),)
 
 
 @pytest.mark.parametrize("remark", ["# PJM options follow", "# the PJM way", "#PJMX -s", "# submit with pjsub, PJM"])
 def test_remarks_that_speak_of_pjm_are_remarks(remark: str) -> None:
     script = read_script(f"{remark}\n")
-    assert (script.disabled, script.directives, script.problems) == ((), (), ())
+    assert (script.disabled_lines, script.directives, script.problems) == ((), (), ())
 
 
 def test_reading_ends_at_the_first_command() -> None:
     script = read_script("#!/bin/sh\n\n  \n# remark\n  # indented remark\n#PJM -j\nls\n#PJM -s\n#PJM\n# PJM -S\n")
-    assert script.body == 7
-    assert script.late == (8,)
-    assert script.disabled == (10,)
+    assert script.body_line == 7
+    assert script.ignored_lines == (8,)
+    assert script.disabled_lines == (10,)
     assert list(script.options) == ["join"]
 
 
@@ -99,10 +99,10 @@ def test_repeats_merge_and_the_last_one_is_in_force() -> None:
     assert script.options["quiet"] is True
     assert script.options["environment"] == {"B": "2", "A": "3"}
     assert list(script.resources) == ["elapse", "node", "rscgrp"]  # in the order in which what is in force was written
-    assert script.marks["name"] == 4
-    assert script.marks["resources.node"] == 3
-    assert script.marks["resources.rscgrp"] == 8
-    assert script.marks["environment.A"] == 7
+    assert script.option_lines["name"] == 4
+    assert script.option_lines["resources.node"] == 3
+    assert script.option_lines["resources.rscgrp"] == 8
+    assert script.option_lines["environment.A"] == 7
 
 
 def test_the_three_ways_to_give_several_keys_are_one() -> None:
@@ -164,7 +164,7 @@ def test_bytes_of_any_kind_come_back_as_they_were(tmp_path: Path) -> None:
     path.write_bytes(b"#PJM -N \xff\xfe\0x\n\0\x80ls\n")
     script = read_script_file(path)
     assert script.options["name"].encode("utf-8", "surrogateescape") == b"\xff\xfe\0x"
-    assert script.body == 2
+    assert script.body_line == 2
     json.dumps(as_json(script)).encode("ascii")
 
 
@@ -223,7 +223,7 @@ anything = st.one_of(
 @given(anything)
 def test_any_text_is_read_and_printed(text: str) -> None:
     script = read_script(text)
-    assert json.loads(json.dumps(as_json(script), allow_nan=False))["body_line"] == script.body
+    assert json.loads(json.dumps(as_json(script), allow_nan=False))["body_line"] == script.body_line
     assert len(script.lines) == text.count("\n") + (not text.endswith("\n") and text != "")
 
 

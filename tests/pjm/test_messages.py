@@ -88,7 +88,7 @@ def test_ids_of_submitted_jobs(text: str, ids: List[str]) -> None:
 def test_why_pjsub_has_refused(text: str, code: str, matter: str, words: str) -> None:
     refusal = first_refusal(f"some banner\n{text}\n")
     assert refusal is not None
-    assert (refusal.code, refusal.matter) == (code, matter)
+    assert (refusal.code, refusal.remedy) == (code, matter)
     assert words in refusal.advice
     assert refusal.text in text
     assert refusal.meaning
@@ -109,7 +109,7 @@ def test_every_number_of_the_catalogue_is_explained() -> None:
     for code, meaning in ERROR_MEANINGS.items():
         assert re.fullmatch(r"\d{4}", code)
         assert meaning.meaning and meaning.advice
-        assert meaning.matter in (USER, SITE, RETRY)
+        assert meaning.remedy in (USER, SITE, RETRY)
 
 
 def test_messages_have_a_level_a_number_and_a_command() -> None:

@@ -77,7 +77,7 @@ def test_a_finished_job() -> None:
     assert job.nodes_used == NodeCount(16)
     assert job.energy_joules == {MEASURED: 1_440_000.0, IDEAL: 1_350_000.0}
     assert job.power_watts == {MEASURED: 1600.0, IDEAL: 1500.5}
-    assert (job.energy_usable, job.measured_joules, job.measured_watts) == (True, 1_440_000.0, 1600.0)
+    assert (job.is_energy_usable, job.measured_joules, job.measured_watts) == (True, 1_440_000.0, 1600.0)
     assert job.capping_date == "2024/02/14 20:55:17"
     assert job.max_memory_bytes == 13207024435
     assert job.knobs == {"freq": KnobStatistics("2200", "2200", "2000"), "eco_state": KnobStatistics("2"), "knob_io": KnobStatistics("SYSTEM")}
@@ -104,7 +104,7 @@ def test_a_job_that_never_started() -> None:
 @pytest.mark.parametrize(("seconds", "usable"), [(59, False), (60, True)])
 def test_energy_of_a_job_below_the_sampling_minute_is_not_used(seconds: int, usable: bool) -> None:
     job = one(f" ELAPSE TIME (USE) : 00:00:{seconds} ({seconds})\n ENERGY CONSUMPTION OF NODE (MEASURED) : 1.0\n")
-    assert job.energy_usable is usable
+    assert job.is_energy_usable is usable
     assert job.measured_joules == (3600.0 if usable else None)
     assert job.energy_joules[MEASURED] == 3600.0
 

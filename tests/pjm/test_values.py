@@ -60,7 +60,7 @@ def test_a_fixed_time(text: str, seconds: Optional[int]) -> None:
     ],
 )
 def test_a_range_of_times(text: str, minimum: int, maximum: Optional[int]) -> None:
-    assert parse_elapse(text) == Elapse(minimum, maximum, ranged=True)
+    assert parse_elapse(text) == Elapse(minimum, maximum, is_range=True)
 
 
 @pytest.mark.parametrize("text", ["", "1:2:3:4", "1.5", "ten", "-5", "unlimited-", "1:", ":1", "\u0663", "1-2-3"])

@@ -143,7 +143,7 @@ def compare(sides: Tuple[str, ...], source: RunSource, options: CompareOptions) 
         return _print_again(Path(sides[0]), options)
     if len(sides) != 2:
         raise UsageError(f"{len(sides)} sides: valid: two sides, or the folder of an earlier comparison")
-    return _two_sides(sides, shared, options)
+    return _compare_sides(sides, shared, options)
 
 
 def _factorial(sides: Tuple[str, ...], shared: SharedRun, options: CompareOptions) -> int:
@@ -156,7 +156,7 @@ def _factorial(sides: Tuple[str, ...], shared: SharedRun, options: CompareOption
     return run_factorial(options, shared, Path(sides[0]) if sides else None)
 
 
-def _two_sides(sides: Tuple[str, ...], shared: SharedRun, options: CompareOptions) -> int:
+def _compare_sides(sides: Tuple[str, ...], shared: SharedRun, options: CompareOptions) -> int:
     from fugaku_gpt.compare.recorded import compare_recorded
     from fugaku_gpt.compare.report import report_recorded
     from fugaku_gpt.compare.sides import LiveSide, RecordedSide, parse_side
@@ -202,7 +202,7 @@ def _print_report(report: "Report", options: CompareOptions) -> int:
     click.echo(report_text(report, options.form), nl=False)
     if options.plot is not None:
         draw_report(report, options.plot)
-    if report.stopped:
+    if report.was_stopped:
         return EXIT_RESUME
     if report.verdict == NO_VERDICT:
         return EXIT_RUN_FAILED

@@ -52,11 +52,11 @@ class LiveComparison:
 class _Progress:
     """A line for each job and each pair, on standard error."""
 
-    def starts(self, pair: str, side: str, number: int, total: int) -> None:
+    def job_started(self, pair: str, side: str, number: int, total: int) -> None:
         click.echo(f"{pair}: {side} runs ({number} of {total} pairs count so far)", err=True)
 
-    def ended(self, pair: "Pair") -> None:
-        if pair.a.seconds is None or pair.b.seconds is None or not pair.ended_well:
+    def pair_ended(self, pair: "Pair") -> None:
+        if pair.a.seconds is None or pair.b.seconds is None or not pair.has_both_times:
             click.echo(f"{pair.name}: a job has failed", err=True)
             return
         line = f"{pair.name}: A {pair.a.seconds:.4g} s, B {pair.b.seconds:.4g} s, B/A "

@@ -22,7 +22,7 @@ def report_text(report: "Report", form: str) -> str:
 
 def _plain(report: "Report") -> str:
     lines: List[str] = [f"A: {report.a}", f"B: {report.b}", report.headline]
-    lines += [f"  {line}" for line in report.why]
+    lines += [f"  {line}" for line in report.reasons]
     for section in report.sections:
         lines += ["", section.title]
         lines += [f"  {line}" for line in section.lines]
@@ -33,7 +33,7 @@ def _plain(report: "Report") -> str:
 
 def _markdown(report: "Report") -> str:
     lines: List[str] = [f"# {_code(report.a)} (A) and {_code(report.b)} (B)", "", f"**{_cell(report.headline)}**"]
-    lines += ["", *(f"* {_cell(line)}" for line in report.why)]
+    lines += ["", *(f"* {_cell(line)}" for line in report.reasons)]
     for section in report.sections:
         lines += ["", f"## {section.title}"]
         if section.lines:

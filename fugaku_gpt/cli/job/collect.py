@@ -93,10 +93,10 @@ def _reparse(directories: Tuple[Path, ...], log_settings: LoggedRun) -> List[Rep
 
 def _print_gathered(gathered: List[Gathered], reparsed: List[Reparsed]) -> None:
     """What was brought together, on standard error: the table alone goes to standard output."""
-    shown: List[Dict[str, Any]] = []
+    summary_rows: List[Dict[str, Any]] = []
     for gathered_run in gathered:
         if gathered_run.jobs or gathered_run.accounts or gathered_run.notes:
-            shown.append(
+            summary_rows.append(
                 {
                     "run": gathered_run.directory.name or str(gathered_run.directory),
                     "jobs": " ".join(gathered_run.jobs) or None,
@@ -105,8 +105,8 @@ def _print_gathered(gathered: List[Gathered], reparsed: List[Reparsed]) -> None:
                     "notes": "; ".join(gathered_run.notes) or None,
                 }
             )
-    if shown:
-        click.echo(render_rows(_COLUMNS, shown, "table"), err=True)
+    if summary_rows:
+        click.echo(render_rows(_COLUMNS, summary_rows, "table"), err=True)
     for log in reparsed:
         summary = f"{log.lines} iteration lines of {log.trainer}, {log.added} new" if log.trainer else "nothing"
         click.echo("; ".join([f"{log.directory}: {summary}", *log.notes]), err=True)

@@ -110,7 +110,7 @@ def watch(directories: Tuple[Path, ...], store: Path, longest: float) -> None:
 
     steps = poll.watch_runs(poll.job_directories(directories or (store,)), max_wait=longest)
     last = _watch_live(steps) if sys.stdout.isatty() else _watch_lines(steps)
-    failed = [run for run in last if run.verdict.status != "ok"]
+    failed = [run for run in last if run.outcome.status != "ok"]
     if failed:
         raise RunFailed(
             f"{len(failed)} of {len(last)} did not end well: {', '.join(str(run.directory) for run in failed)}"
@@ -131,10 +131,10 @@ def logs(directory: Path, follow: bool, rank: Optional[int], lines: Optional[int
 
     run = poll_runs([_only_run_directory(directory)])[0]
     files = _shown_files(output_of(run), rank)
-    if not files and not (follow and not run.over):
+    if not files and not (follow and not run.is_over):
         raise UsageError(_no_output_message(run, rank, output_of(run)))
     ends = {path: _print_file(path, len(files) > 1, lines) for path in files}
-    while follow and not run.over:
+    while follow and not run.is_over:
         deadline = time.monotonic() + 10 * _FOLLOW_SECONDS
         while time.monotonic() < deadline:
             time.sleep(_FOLLOW_SECONDS)
@@ -193,7 +193,7 @@ def resume(directories: Tuple[Path, ...], force: bool, dry_run: bool, yes: bool)
 
     chosen = [run for run in poll_runs(job_directories(directories)) if _may_resume(run, force, len(directories) == 1)]
     for run in chosen:
-        click.echo(f"{run.directory}: {run.verdict.retry}: {run.verdict.cause or run.verdict.status}", err=True)
+        click.echo(f"{run.directory}: {run.outcome.retry}: {run.outcome.cause or run.outcome.status}", err=True)
     if dry_run or not chosen or not _confirmed([load_prepared(run.directory) for run in chosen], yes):
         return
     for run in chosen:
@@ -253,7 +253,7 @@ def _resume(run: PolledRun) -> None:
     from fugaku_gpt.jobs.submission import load_prepared, new_attempt
     from fugaku_gpt.records.job import LOST
 
-    if run.verdict.state == LOST:  # it may be there all the same: two jobs must not write into one directory
+    if run.outcome.state == LOST:  # it may be there all the same: two jobs must not write into one directory
         scheduler_named(run.scheduler).cancel([run.job_id])
     if run.job_id:
         archive = new_attempt(run.directory, time.time())
@@ -267,8 +267,8 @@ def _may_resume(run: PolledRun, force: bool, is_only_target: bool) -> bool:
     Raises:
         UsageError: it must not be; where several were named, those are left out instead.
     """
-    verdict = run.verdict
-    if not run.over or verdict.retry == "wait":
+    verdict = run.outcome
+    if not run.is_over or verdict.retry == "wait":
         why = f"is {verdict.state}: cancel it, or wait for its end"
     elif verdict.retry in ("resume", "retry") or force:
         return True
@@ -316,7 +316,7 @@ def _change_jobs(directories: Sequence[Path], verb: str, event: str) -> None:
 
 
 def _row(run: PolledRun) -> Dict[str, Any]:
-    verdict = run.verdict
+    verdict = run.outcome
     job = run.job_id + (f" ({run.link} of {run.chain})" if run.chain > 1 else "")
     cells = {
         "run": str(run.directory),
@@ -334,7 +334,7 @@ def _watch_lines(steps: Any) -> List[PolledRun]:
     last: List[PolledRun] = []
     for last in steps:
         for run in last:
-            verdict = run.verdict
+            verdict = run.outcome
             cells = [run.job_id, verdict.status or verdict.state, verdict.cause]
             line = f"{run.directory}: {' '.join(cell for cell in cells if cell)}"
             if printed_lines.get(run.directory) != line:
@@ -381,7 +381,7 @@ def _shown_files(files: Sequence[Path], rank: Optional[int]) -> List[Path]:
 def _no_output_message(run: PolledRun, rank: Optional[int], files: Sequence[Path]) -> str:
     source = f"rank {rank}" if rank is not None else "its job"
     hint = "; its ranks print into one file: leave --rank out" if rank is not None and files else ""
-    return f"{run.directory}: {source} has printed nothing yet; state: {run.verdict.state or 'not submitted'}{hint}"
+    return f"{run.directory}: {source} has printed nothing yet; state: {run.outcome.state or 'not submitted'}{hint}"
 
 
 def _print_file(path: Path, named: bool, lines: Optional[int]) -> int:

@@ -62,13 +62,13 @@ def _rows(name: str, script: PjmScript) -> List[Dict[str, Any]]:
             "option": item.option,
             "key": item.key,
             "value": item.value,
-            "note": None if item.known else "not pjsub's own",
+            "note": None if item.is_supported else "not pjsub's own",
         }
         for item in script.directives
     ]
     rows += [{"line": item.line, "value": item.text, "note": item.kind} for item in script.problems]
-    rows += [{"line": line, "value": script.lines[line - 1], "note": "below the first command"} for line in script.late]
-    rows += [{"line": line, "value": script.lines[line - 1], "note": "comment"} for line in script.disabled]
+    rows += [{"line": line, "value": script.lines[line - 1], "note": "below the first command"} for line in script.ignored_lines]
+    rows += [{"line": line, "value": script.lines[line - 1], "note": "comment"} for line in script.disabled_lines]
     return [{"file": name, **row} for row in sorted(rows, key=lambda row: int(row["line"]))]
 
 

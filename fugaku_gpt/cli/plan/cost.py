@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 import click
 
-from fugaku_gpt.cli.numbers import FiniteRange, short
+from fugaku_gpt.cli.numbers import FiniteRange, round_significant
 from fugaku_gpt.cli.options import MachineChoice, RunSource, format_option, machine_choice, options_as, run_source
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import EXIT_OK, UsageError
@@ -133,9 +133,9 @@ def iteration_time(source: RunSource, machine_choice: MachineChoice, watts: Opti
     lines = [
         {
             "figure": figure.name,
-            "value": short(figure.guess.value),
-            "low": short(figure.guess.low),
-            "high": short(figure.guess.high),
+            "value": round_significant(figure.guess.value),
+            "low": round_significant(figure.guess.low),
+            "high": round_significant(figure.guess.high),
             "unit": figure.unit,
         }
         for figure in figures
@@ -171,20 +171,20 @@ def days(options: DaysOptions, form: str) -> int:
     estimate = schedule_training(options.training())
     lines: List[Dict[str, Any]] = [
         {"figure": "iterations", "value": estimate.iterations},
-        {"figure": "computing", "value": short(estimate.computing / DAY), "unit": "days"},
-        {"figure": "whole", "value": short(estimate.total / DAY), "unit": "days"},
-        {"figure": "node-hours", "value": short(estimate.node_hours), "unit": "h"},
+        {"figure": "computing", "value": round_significant(estimate.computing / DAY), "unit": "days"},
+        {"figure": "whole", "value": round_significant(estimate.total / DAY), "unit": "days"},
+        {"figure": "node-hours", "value": round_significant(estimate.node_hours), "unit": "h"},
         {"figure": "jobs", "value": estimate.jobs},
         {"figure": "iterations per job", "value": estimate.iterations_per_job},
     ]
     if estimate.checkpoint_every is not None:
         lines += [
-            {"figure": "checkpoint every", "value": short(estimate.checkpoint_every), "unit": "s"},
+            {"figure": "checkpoint every", "value": round_significant(estimate.checkpoint_every), "unit": "s"},
             {"figure": "checkpoint every", "value": estimate.iterations_between_checkpoints, "unit": "iterations"},
-            {"figure": "lost to checkpoints and failures", "value": short(100 * estimate.lost_share), "unit": "%"},
+            {"figure": "lost to checkpoints and failures", "value": round_significant(100 * estimate.lost_share), "unit": "%"},
         ]
     if estimate.joules is not None:
-        lines.append({"figure": "energy", "value": short(estimate.joules / 3.6e9), "unit": "MWh"})
+        lines.append({"figure": "energy", "value": round_significant(estimate.joules / 3.6e9), "unit": "MWh"})
     click.echo(render_rows(("figure", "value", "unit"), lines, form), nl=False)
     return EXIT_OK
 

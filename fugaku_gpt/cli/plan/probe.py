@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 import click
 
 from fugaku_gpt.cli.machine_file import check_machine_file, write_machine
-from fugaku_gpt.cli.numbers import FiniteRange, short
+from fugaku_gpt.cli.numbers import FiniteRange, round_significant
 from fugaku_gpt.cli.options import PATH, format_option
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import EXIT_OK, RunFailed, UsageError
@@ -81,8 +81,8 @@ def print_left_out(left_out: "Sequence[LeftOutRun]", form: str) -> None:
     lines: List[Dict[str, Any]] = [
         {
             "run": run.name,
-            "measured": short(run.measured),
-            "predicted": short(run.predicted),
+            "measured": round_significant(run.measured),
+            "predicted": round_significant(run.predicted),
             "off_percent": round(100 * run.off, 1),
         }
         for run in left_out

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 import click
 
 from fugaku_gpt.cli.machine_file import check_machine_file, write_machine
-from fugaku_gpt.cli.numbers import short
+from fugaku_gpt.cli.numbers import round_significant
 from fugaku_gpt.cli.options import PATH, format_option
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import EXIT_OK, UsageError
@@ -60,10 +60,10 @@ def predict(rows_file: Path, form: str) -> int:
         lines.append(
             {
                 "id": prediction.row.id,
-                "sec_per_it": short(prediction.seconds.value, 6),
-                "sec_per_it_low": short(prediction.seconds.low, 6),
-                "sec_per_it_high": short(prediction.seconds.high, 6),
-                "mem_value": short(prediction.memory, 6),
+                "sec_per_it": round_significant(prediction.seconds.value, 6),
+                "sec_per_it_low": round_significant(prediction.seconds.low, 6),
+                "sec_per_it_high": round_significant(prediction.seconds.high, 6),
+                "mem_value": round_significant(prediction.memory, 6),
                 "mem_unit": prediction.row.mem_unit if prediction.row.mem_unit.startswith(prediction.memory_unit) else prediction.memory_unit,
                 "fits": prediction.fits,
                 "extrapolated": list(prediction.extrapolated) if form == "json" else "; ".join(prediction.extrapolated) or None,
@@ -186,10 +186,10 @@ def _constant_lines(machine: "Machine") -> List[Dict[str, Any]]:
                 {
                     "model": model,
                     "constant": constant.name,
-                    "value": short(guess.value),
-                    "low": short(guess.low),
-                    "high": short(guess.high),
-                    "prior": short(constant.prior),
+                    "value": round_significant(guess.value),
+                    "low": round_significant(guess.low),
+                    "high": round_significant(guess.high),
+                    "prior": round_significant(constant.prior),
                     "told_by_rows": None if narrowing is None else round(narrowing, 2),
                     "meaning": constant.meaning,
                 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 
 import click
 
-from fugaku_gpt.cli.numbers import short
+from fugaku_gpt.cli.numbers import round_significant
 from fugaku_gpt.cli.options import PATH, MachineChoice, RunSource, format_option, machine_choice, options_as, run_source
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.cli.plan.constraints import batches_of, parsed, rules_of
@@ -141,7 +141,7 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
             "this"
         )
     notes: List[str] = []
-    base = _base(source, machine, notes)
+    base = _load_base(source, machine, notes)
     batches = batches_of(options.batches, base.training.global_batch, expressions)
     request = _search_request(base, machine, machine_choice, options, batches)
     rules = [*rules_of(expressions), *(like_measured(machine.time) if options.measured else ())]
@@ -161,7 +161,7 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
     if not best:
         raise UsageError(f"none of the {dropped} fastest layouts fits this trainer; see plan memory; add a constraint")
     form = options.form
-    lines = [_line(number, candidate, form) for number, candidate in enumerate(best, 1)]
+    lines = [_layout_row(number, candidate, form) for number, candidate in enumerate(best, 1)]
     columns: Tuple[str, ...] = (*_COLUMNS, *_ONLY_JSON) if form == "json" else _COLUMNS
     if form == "table":
         columns, lines = (
@@ -183,7 +183,7 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
     return EXIT_OK
 
 
-def _base(source: RunSource, machine: "Machine", notes: List[str]) -> "RunConfig":
+def _load_base(source: RunSource, machine: "Machine", notes: List[str]) -> "RunConfig":
     """Load the run; where it leaves clock and pipes to the machine, those of the tables: a job would get others."""
     config = source.load(check=False)
     node = config.node
@@ -243,7 +243,7 @@ def _progress_printer(started: float) -> Callable[[int, int], None]:
     return print_progress
 
 
-def _line(number: int, best: "Best", form: str) -> Dict[str, Any]:
+def _layout_row(number: int, best: "Best", form: str) -> Dict[str, Any]:
     from fugaku_gpt.machine.constants import UNIT_BYTES
 
     prediction, row = best.prediction, best.prediction.row
@@ -251,9 +251,9 @@ def _line(number: int, best: "Best", form: str) -> Dict[str, Any]:
     line: Dict[str, Any] = {
         "rank": number,
         **{key: getattr(row, key) for key in _ROW},
-        "sec_per_it": short(prediction.seconds.value),
-        "low": short(prediction.seconds.low),
-        "high": short(prediction.seconds.high),
+        "sec_per_it": round_significant(prediction.seconds.value),
+        "low": round_significant(prediction.seconds.low),
+        "high": round_significant(prediction.seconds.high),
         "tflops": round(best.tflops, 2),
         "mem_rows": round(prediction.peak, 1),
         "mem_ours": None if best.ours is None else round(best.ours / unit, 1),
@@ -271,7 +271,7 @@ def _line(number: int, best: "Best", form: str) -> Dict[str, Any]:
             }
         )
         line["extrapolated"] = list(prediction.extrapolated)
-        line["parts"] = {name: short(guess.value) for name, guess in prediction.parts.items()}
+        line["parts"] = {name: round_significant(guess.value) for name, guess in prediction.parts.items()}
         line["waste"] = list(best.waste)
         return line
     if form == "table":  # in a terminal the names have to do
@@ -290,7 +290,7 @@ def _explanation(best: "Sequence[Best]") -> List[str]:
     if len(best) > 1:
         first, second = best[0].prediction, best[1].prediction
         rows = [
-            {key: short(value) if isinstance(value, float) else value for key, value in line.items()}
+            {key: round_significant(value) if isinstance(value, float) else value for key, value in line.items()}
             for line in compared(first, second)
         ]
         lines += ["", render_rows(("part", "first", "second", "difference"), rows, "table"), why_first(first, second)]

@@ -31,7 +31,7 @@ class Answer:
     err: str
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         """Its own words for a message: errors, else output, without blank lines."""
         text = self.err if self.err.strip() else self.out
         return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())

@@ -113,7 +113,7 @@ class LocalScheduler:
             refusals[job_id] = "is over" if state in OVER and state != LOST else self._other_host_refusal(job)
             if refusals[job_id]:
                 continue
-            self.store.want(job, "cancel")
+            self.store.set_request(job, "cancel")
             if state == LOST:
                 end_marked_processes(job.mark, GRACE_SECONDS)
         return refusals
@@ -150,9 +150,9 @@ class LocalScheduler:
         job_id = job.sub_id(sub)
         state = self.store.state(job, sub)
         if state is None:
-            if self.store.wanted(job, "cancel"):
+            if self.store.has_request(job, "cancel"):
                 return JobStatus(job_id, CANCELLED, "CANCELLED", group=GROUP)
-            if self.store.wanted(job, "hold"):
+            if self.store.has_request(job, "hold"):
                 return JobStatus(job_id, ON_HOLD, "PENDING", reason="held", group=GROUP)
             reason = f"after {job.after}" if job.after is not None and self._is_blocked(job) else ""
             return JobStatus(job_id, QUEUED, "PENDING", reason=reason, group=GROUP)
@@ -186,7 +186,7 @@ class LocalScheduler:
             return f"is {present}"
         refusal = self._other_host_refusal(job)
         if not refusal:
-            self.store.want(job, "hold", hold)
+            self.store.set_request(job, "hold", hold)
         return refusal
 
     def _other_host_refusal(self, job: LocalJob) -> str:

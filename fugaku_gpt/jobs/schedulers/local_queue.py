@@ -44,16 +44,16 @@ class Queue:
         """Run what can be run."""
         self._end_orphans()
         while not self.stopped:
-            next_sub_job = self.next()
+            next_sub_job = self.next_sub_job()
             if next_sub_job is None:
                 return
             self._run(*next_sub_job)
 
-    def next(self) -> Optional[Tuple[LocalJob, str]]:
+    def next_sub_job(self) -> Optional[Tuple[LocalJob, str]]:
         """The oldest sub-job that may run; those that never will are ended on the way."""
         for job in self._jobs_of_host():
             waiting = [sub for sub in job.subs if self._store.state(job, sub) is None]
-            if not waiting or self._store.wanted(job, "cancel"):
+            if not waiting or self._store.has_request(job, "cancel"):
                 continue
             ready, refusal = may_run(self._store, job)
             if ready:
@@ -113,7 +113,7 @@ class Queue:
         while process.poll() is None and not stop_reason:
             if job.elapse is not None and time.monotonic() - begun > job.elapse:
                 stop_reason = "elapse"
-            elif self._store.wanted(job, "cancel"):
+            elif self._store.has_request(job, "cancel"):
                 stop_reason = "cancel"
             elif self.stopped:
                 stop_reason = "stop"
@@ -175,7 +175,7 @@ def main(root: Path) -> int:
             queue.serve()
             os.close(lock)
             # a job that came after the last look and before the lock was free has found this queue at work
-            lock = _try_lock(root, host) if not queue.stopped and queue.next() is not None else None
+            lock = _try_lock(root, host) if not queue.stopped and queue.next_sub_job() is not None else None
         os._exit(0)
     except BaseException:
         sys.excepthook(*sys.exc_info())

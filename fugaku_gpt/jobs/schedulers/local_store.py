@@ -128,11 +128,11 @@ class LocalStore:
         """By the queue only."""
         write_json_atomically(self._state_file(job, sub), values)
 
-    def wanted(self, job: LocalJob, request: str) -> bool:
+    def has_request(self, job: LocalJob, request: str) -> bool:
         """Whether the user wants it to be ``hold`` or ``cancel``."""
         return (self.root / str(job.number) / request).exists()
 
-    def want(self, job: LocalJob, request: str, present: bool = True) -> None:
+    def set_request(self, job: LocalJob, request: str, present: bool = True) -> None:
         """See :meth:`wanted`."""
         path = self.root / str(job.number) / request
         if present:
@@ -165,7 +165,7 @@ def is_alive(process: Dict[str, Any]) -> bool:
 
 def may_run(store: LocalStore, job: LocalJob) -> Tuple[bool, str]:
     """Whether a waiting job may run now, and if it never will: why not."""
-    if store.wanted(job, "hold"):
+    if store.has_request(job, "hold"):
         return False, ""
     if job.after is None:
         return True, ""
@@ -174,7 +174,7 @@ def may_run(store: LocalStore, job: LocalJob) -> Tuple[bool, str]:
         return False, f"{job.after}, which it was to follow, is not there"
     state = store.state(predecessor, predecessor.subs[0])
     if state is None:
-        return False, f"after {job.after}, which was cancelled" if store.wanted(predecessor, "cancel") else ""
+        return False, f"after {job.after}, which was cancelled" if store.has_request(predecessor, "cancel") else ""
     if state["state"] == RUNNING and is_alive(state):
         return False, ""
     if state["state"] == ENDED and state.get("exit_code") == EXIT_RESUME:

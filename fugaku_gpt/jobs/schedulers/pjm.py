@@ -88,13 +88,13 @@ class PjmScheduler:
             if ids and answer.code == 0:
                 return _link_id(ids[-1], submission)
             if refusal is None and answer.code == 0:
-                raise Uncertain(f"pjsub: its answer names no job: {answer.said[:200]!r}")
+                raise Uncertain(f"pjsub: its answer names no job: {answer.message[:200]!r}")
             if refusal is not None and refusal.code in _NO_SUCH_OPTION and "-z" in argv:
                 argv = [word for word in argv if word not in ("-z", "jid")]  # before -z could name the id
                 continue
             if refusal is not None and refusal.code == _STEP_JOB_OVER and submission.after is not None:
                 raise Overtaken(_refusal_message(refusal, answer))
-            if refusal is None or refusal.matter != "retry" or not pauses:
+            if refusal is None or refusal.remedy != "retry" or not pauses:
                 raise Refused(_refusal_message(refusal, answer))
             self._sleep(pauses.pop(0))
             if refusal.code in _NOT_ANSWERED and submission.tag:  # it may have been taken all the same
@@ -184,7 +184,7 @@ class PjmScheduler:
         for wait in RETRY_SECONDS:
             answer = _checked_answer(self._run(argv))
             refusal = first_refusal(answer.err)
-            if answer.code == 0 or (refusal is not None and refusal.matter == "user"):
+            if answer.code == 0 or (refusal is not None and refusal.remedy == "user"):
                 return answer
             self._sleep(wait)
         return _checked_answer(self._run(argv))
@@ -194,7 +194,7 @@ class PjmScheduler:
             return {}
         answer = self._run([command, *job_ids])
         results = operation_results(f"{answer.out}\n{answer.err}")
-        default = "" if answer.code == 0 else f"{command}: {answer.said or f'exit code {answer.code}'}"
+        default = "" if answer.code == 0 else f"{command}: {answer.message or f'exit code {answer.code}'}"
         return {job_id: _operation_result(results, job_id, default) for job_id in job_ids}
 
 
@@ -230,7 +230,7 @@ def _link_id(job_id: str, submission: Submission) -> str:
 
 def _refusal_message(refusal: Optional[Refusal], answer: Answer) -> str:
     """PJM's words, what they mean, and what to do."""
-    message = answer.said or f"exit code {answer.code}, and no word"
+    message = answer.message or f"exit code {answer.code}, and no word"
     if refusal is None:
         return message
     meaning = f"{refusal.meaning}: {refusal.advice}" if refusal.advice else refusal.meaning

@@ -132,24 +132,24 @@ class SlurmScheduler:
             if answer.code == 0:
                 match = re.search(r"^(\d+)(;\S+)?\s*$", answer.out, re.MULTILINE)
                 if match is None:
-                    raise Uncertain(f"sbatch: its answer names no job: {answer.said[:200]!r}")
+                    raise Uncertain(f"sbatch: its answer names no job: {answer.message[:200]!r}")
                 return match[1]
-            if _TIMED_OUT.search(answer.said):
-                raise Uncertain(f"sbatch: {answer.said}")
-            if wait is None or not _NOT_REACHED.search(answer.said):
+            if _TIMED_OUT.search(answer.message):
+                raise Uncertain(f"sbatch: {answer.message}")
+            if wait is None or not _NOT_REACHED.search(answer.message):
                 break
             self._sleep(wait)
-        if submission.after is not None and "dependency" in answer.said.lower():
-            raise Overtaken(answer.said)
-        advice = [advice for pattern, advice in _ADVICE if pattern.search(answer.said)]
-        raise Refused("\n".join([answer.said or f"sbatch: exit code {answer.code}", *advice]))
+        if submission.after is not None and "dependency" in answer.message.lower():
+            raise Overtaken(answer.message)
+        advice = [advice for pattern, advice in _ADVICE if pattern.search(answer.message)]
+        raise Refused("\n".join([answer.message or f"sbatch: exit code {answer.code}", *advice]))
 
     def find(self, tags: Sequence[str]) -> Dict[str, str]:
         """See the protocol: ``squeue``, then ``sacct`` where there is accounting."""
         requested = set(tags)
         answer = self._run(["squeue", "--noheader", "--states=all", "--format=%F|%k", f"--user={os.getuid()}"])
         if answer.code != 0:
-            raise UsageError(f"squeue: {answer.said}")
+            raise UsageError(f"squeue: {answer.message}")
         rows = [line.partition("|") for line in answer.out.splitlines()]
         ids_by_tag = {tag.strip(): job for job, _, tag in rows if tag.strip() in requested}
         if requested - set(ids_by_tag):
@@ -168,8 +168,8 @@ class SlurmScheduler:
             answer = self._run(argv)
         except NoAnswer as error:
             return _all_unknown(job_ids, str(error))
-        if answer.code != 0 and "Invalid job id" not in answer.said:  # a single id that it does not know is an error
-            return _all_unknown(job_ids, f"squeue: {answer.said}")
+        if answer.code != 0 and "Invalid job id" not in answer.message:  # a single id that it does not know is an error
+            return _all_unknown(job_ids, f"squeue: {answer.message}")
         statuses = {status.job_id: status for status in _rows(answer.out)}
         unclear = {job for job, status in statuses.items() if status.state in (ENDED, CANCELLED)}
         arrays = _tasks_by_array(statuses)
@@ -190,7 +190,7 @@ class SlurmScheduler:
         answer = self._run(["scancel", "--verbose", *job_ids])
         failed = dict(re.findall(r"Kill job error on job id (\S+): (.+)", answer.err))
         if answer.code != 0 and not failed:
-            return dict.fromkeys(job_ids, answer.said)
+            return dict.fromkeys(job_ids, answer.message)
         return {job_id: failed.get(job_id, "") for job_id in job_ids}
 
     def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
@@ -222,7 +222,7 @@ class SlurmScheduler:
 
     def _operate(self, argv: Sequence[str]) -> str:
         answer = self._run(argv)
-        return "" if answer.code == 0 else answer.said.splitlines()[0] if answer.said else f"exit code {answer.code}"
+        return "" if answer.code == 0 else answer.message.splitlines()[0] if answer.message else f"exit code {answer.code}"
 
     def _accounting_comments(self) -> str:
         """Ids and comments of the last days' jobs; empty where there is no accounting.
@@ -251,7 +251,7 @@ class SlurmScheduler:
                     if row:
                         statuses[row["id"]] = _status(row["id"], row["state"], row["group"], "", row["exit"])
                 return statuses, ""
-            trouble = "" if "accounting storage is disabled" in answer.said else f"sacct: {answer.said}"
+            trouble = "" if "accounting storage is disabled" in answer.message else f"sacct: {answer.message}"
         except NoAnswer as error:
             trouble = str(error)
         except UsageError:  # no sacct on this machine: no accounting
@@ -261,8 +261,8 @@ class SlurmScheduler:
             shown = self._run(["scontrol", "-o", "show", "job", *([only_job] if only_job else [])])
         except NoAnswer as error:
             return {}, str(error)
-        if shown.code != 0 and "Invalid job id" not in shown.said:
-            return {}, f"scontrol: {shown.said}"
+        if shown.code != 0 and "Invalid job id" not in shown.message:
+            return {}, f"scontrol: {shown.message}"
         return _shown(shown.out, set(jobs)), trouble
 
 

@@ -45,7 +45,7 @@ class LintFinding:
     column: int
     message: str
     fix: str
-    lowered: str = ""
+    downgraded: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Linter:
             for hit in rule.check(facts):
                 if not _is_silenced(rule.id, hit.line, silenced):
                     severity = severity_of(rule, hit, self.strict)
-                    lowered = DOWNGRADE_REASONS[hit.because] if hit.because and severity != ERROR else ""
+                    lowered = DOWNGRADE_REASONS[hit.downgrade] if hit.downgrade and severity != ERROR else ""
                     fix = hit.fix or rule.fix
                     findings.append(
                         LintFinding(rule.id, rule.title, severity, hit.line, hit.column, hit.message, fix, lowered)

@@ -58,7 +58,7 @@ class Facts:
     def __init__(self, script: PjmScript, limits: SiteLimits, is_fugaku: bool, file: str = "") -> None:
         self.script = script
         self.limits = limits
-        self.fugaku = is_fugaku
+        self.is_fugaku = is_fugaku
         self.file = file
         self.resources = script.resources
         self.mpi = script.mpi
@@ -73,9 +73,9 @@ class Facts:
 
     def line_of(self, *names: str) -> int:
         """The line of the first of these options or keys that is given, such as ``resources.node``."""
-        return next((self.script.marks[name] for name in names if name in self.script.marks), self.top)
+        return next((self.script.option_lines[name] for name in names if name in self.script.option_lines), self.top)
 
-    def place(self, name: str, text: str = "") -> Tuple[int, int]:
+    def position(self, name: str, text: str = "") -> Tuple[int, int]:
         """Line and column of an option's or key's value."""
         line = self.line_of(name)
         return line, self.column(line, text or name.rpartition(".")[2])
@@ -92,23 +92,23 @@ class Facts:
         """The resource group, the site's default where none is named; None where it is still to be filled in."""
         value = self.resources.get("rscgrp")
         if value is None:
-            return self.limits.default_group if "rscgrp" not in self.resources and self.fugaku else None
+            return self.limits.default_group if "rscgrp" not in self.resources and self.is_fugaku else None
         return None if has_placeholder(value) or _PLACEHOLDER_FORMS.search(value) else value
 
     @cached_property
     def group_limits(self) -> Optional[GroupLimits]:
         """What the data file knows of the group, on Fugaku."""
-        return self.limits.groups.get(self.group) if self.fugaku and self.group else None
+        return self.limits.groups.get(self.group) if self.is_fugaku and self.group else None
 
     @cached_property
-    def node(self) -> Optional[NodeShape]:
+    def node_shape(self) -> Optional[NodeShape]:
         """``node=``; None where missing, unreadable or open."""
         return _read(parse_node, self.resources.get("node"))
 
     @cached_property
     def nodes(self) -> Optional[int]:
         """Nodes in all, where the script says so."""
-        return self.node.count if self.node else None
+        return self.node_shape.count if self.node_shape else None
 
     @cached_property
     def elapse(self) -> Optional[Elapse]:
@@ -121,7 +121,7 @@ class Facts:
         return _read(parse_count, self.mpi.get("proc"))
 
     @cached_property
-    def most_per_node(self) -> Optional[int]:
+    def max_ranks_per_node(self) -> Optional[int]:
         """``--mpi max-proc-per-node=``."""
         return _read(parse_count, self.mpi.get("max-proc-per-node"))
 
@@ -129,7 +129,7 @@ class Facts:
     def ranks_per_node(self) -> Optional[int]:
         """Processes on each node (End-user's Guide, table 2.28); one where nothing is said, None where open."""
         if "max-proc-per-node" in self.mpi:
-            return self.most_per_node or None
+            return self.max_ranks_per_node or None
         if "proc" not in self.mpi:
             return 1
         if not self.nodes or not self.proc:
@@ -168,13 +168,13 @@ class Facts:
     @cached_property
     def body_text(self) -> str:
         """From the first command on; empty where there is none, or where it is no shell's."""
-        start = self.script.body
+        start = self.script.body_line
         return "\n".join(self.script.lines[start - 1 :]) if start and self.is_shell else ""
 
     @cached_property
     def body(self) -> Body:
         """The commands."""
-        return scan_commands(self.body_text, self.script.body)
+        return scan_commands(self.body_text, self.script.body_line)
 
     @property
     def commands(self) -> Tuple[Command, ...]:
@@ -184,16 +184,16 @@ class Facts:
     @cached_property
     def assignments(self) -> List[Assignment]:
         """Variables: first those of ``-x``, then those that the commands set."""
-        line = self.script.marks.get("environment", self.top)
+        line = self.script.option_lines.get("environment", self.top)
         given = [
             Assignment(
-                name, value, self.script.marks.get(f"environment.{name}", line), 1, True, False, False, False, True
+                name, value, self.script.option_lines.get(f"environment.{name}", line), 1, True, False, False, False, True
             )
             for name, value in self.directive_environment.items()
         ]
         return given + assignments_of(self.commands)
 
-    def settings(self, name: str) -> List[Assignment]:
+    def assignments_to(self, name: str) -> List[Assignment]:
         """All assignments of one variable."""
         return self._assignments_by_name.get(name, [])
 
@@ -217,7 +217,7 @@ class Facts:
                 constants.setdefault(name, str(value))
         return constants
 
-    def only_number(self, name: str) -> Optional[Tuple[int, Assignment]]:
+    def sole_number(self, name: str) -> Optional[Tuple[int, Assignment]]:
         """A variable's number and its last assignment, where all its assignments agree on one."""
         items = self.settings(name)
         if not items:
@@ -226,7 +226,7 @@ class Facts:
         number = numbers.pop()
         return None if numbers or number is None else (number, items[-1])
 
-    def only_text(self, name: str) -> Optional[Tuple[str, Assignment]]:
+    def sole_text(self, name: str) -> Optional[Tuple[str, Assignment]]:
         """A variable's value and last assignment, where it has but one."""
         items = self.settings(name)
         texts = {resolve(item.value, self.constants) for item in items}
@@ -238,13 +238,13 @@ class Facts:
         """Calls of ``mpiexec``."""
         return launches_of(self.commands, self.constants)
 
-    def uses(self, pattern: "re.Pattern[str]") -> Iterator[Tuple[Command, Tuple[int, int]]]:
+    def find_uses(self, pattern: "re.Pattern[str]") -> Iterator[Tuple[Command, Tuple[int, int]]]:
         """Commands in whose words, values or redirections ``pattern`` is found, and where; one hit per command."""
         if not pattern.search(self.body_text):
             return
         for command in self.commands:
             values = [setting.value for setting in command.settings]
-            for word in (*values, *command.words, *(target for _, target in command.redirections)):
+            for word in (*values, *command.argv, *(target for _, target in command.redirections)):
                 if pattern.search(word.raw):
                     yield command, (word.line, word.column)
                     break

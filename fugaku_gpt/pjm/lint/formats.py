@@ -27,7 +27,7 @@ def as_text(reports: Sequence[FileReport], limits: SiteLimits) -> str:
         for finding in report.findings:
             lines.append(f"{name}:{finding.line}:{finding.column}: {finding.id} {finding.severity}: {_printable(finding.message)}")
             lines.append(f"    fix: {_printable(finding.fix)}")
-            downgraded += bool(finding.lowered)
+            downgraded += bool(finding.downgraded)
     counts = count_severities(reports)
     files = f"{len(reports)} file{'s' if len(reports) != 1 else ''}"
     if not counts:
@@ -61,7 +61,7 @@ def as_json(reports: Sequence[FileReport], limits: SiteLimits) -> str:
                         "title": finding.title,
                         "message": _without_surrogates(finding.message),
                         "fix": _without_surrogates(finding.fix),
-                        "lowered": finding.lowered or None,
+                        "lowered": finding.downgraded or None,
                     }
                     for finding in report.findings
                 ],

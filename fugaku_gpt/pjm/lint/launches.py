@@ -54,10 +54,10 @@ class Launch(NamedTuple):
     command: Command
     word: Word
     processes: Optional[int]
-    stated: Optional[Word]
+    count_word: Optional[Word]
     outputs: Tuple[Tuple[Word, Optional[Word]], ...]
     program: Tuple[Word, ...]
-    several: bool
+    has_several_programs: bool
 
 
 def assignments_of(commands: Sequence[Command]) -> List[Assignment]:
@@ -65,7 +65,7 @@ def assignments_of(commands: Sequence[Command]) -> List[Assignment]:
     assignments: List[Assignment] = []
     exported: Set[str] = set()
     for command in commands:
-        scoped = bool(command.words)
+        scoped = bool(command.argv)
         for setting in command.settings:
             value = setting.value
             assignments.append(
@@ -76,18 +76,18 @@ def assignments_of(commands: Sequence[Command]) -> List[Assignment]:
             )  # fmt: skip
         name = command.name
         if name in ("export", "declare", "typeset", "readonly", "local"):
-            options = [word.text for word in command.words[1:] if word.text.startswith("-")]
+            options = [word.text for word in command.argv[1:] if word.text.startswith("-")]
             exports = name == "export" or any("x" in option for option in options)
-            for word in command.words[1:]:
+            for word in command.argv[1:]:
                 match = _ASSIGNMENT.fullmatch(word.text)
                 if match:
                     position = (word.line, word.column)
                     assignments.append(Assignment(match[1], match[2], *position, exports, False, command.nested))
                 if exports:
                     exported.add(match[1] if match else word.text)
-        elif name == "setenv" and len(command.words) >= 2:
-            word = command.words[1]
-            value_text = command.words[2].text if len(command.words) > 2 else ""
+        elif name == "setenv" and len(command.argv) >= 2:
+            word = command.argv[1]
+            value_text = command.argv[2].text if len(command.argv) > 2 else ""
             assignments.append(Assignment(word.text, value_text, word.line, word.column, True, False, command.nested))
         elif name == "env" or name in LAUNCHERS:
             assignments.extend(_scoped_assignments(command))
@@ -96,7 +96,7 @@ def assignments_of(commands: Sequence[Command]) -> List[Assignment]:
 
 def _scoped_assignments(command: Command) -> Iterator[Assignment]:
     """``env A=b ...`` and ``mpiexec -x A=b``."""
-    argv = command.words
+    argv = command.argv
     for before, word in zip(argv, argv[1:]):
         if command.name == "env" or before.text in ("-x", "-env", "-export"):
             match = _ASSIGNMENT.fullmatch(word.text)
@@ -148,7 +148,7 @@ def launches_of(commands: Sequence[Command], constants: Mapping[str, str]) -> Li
     """The calls of ``mpiexec`` and ``mpirun``, also behind ``time``, ``numactl``, profilers or a variable."""
     launches: List[Launch] = []
     for command in commands:
-        argv = _expand_first_word(command.words, constants)
+        argv = _expand_first_word(command.argv, constants)
         at = _launcher_at(argv)
         if at is not None:
             launches.append(_launch(command, argv, at, constants))

@@ -45,7 +45,7 @@ class Hit:
     message: str
     column: int = 1
     fix: str = ""
-    because: str = ""
+    downgrade: str = ""
     severity: str = ""
 
 
@@ -148,7 +148,7 @@ def close_matches(word: str, candidates: Iterable[str], cutoff: float = 0.75) ->
 def severity_of(checked_rule: Rule, hit: Hit, strict: bool) -> str:
     """The severity that is shown: an error that may be none is a warning, unless all are wanted."""
     severity = hit.severity or checked_rule.severity
-    if severity == ERROR and hit.because and not strict:
+    if severity == ERROR and hit.downgrade and not strict:
         return WARNING
     return severity
 

@@ -63,7 +63,7 @@ class Command(NamedTuple):
     line: int
     column: int
     settings: Tuple[Setting, ...]
-    words: Tuple[Word, ...]
+    argv: Tuple[Word, ...]
     redirections: Tuple[Tuple[str, Word], ...]
     nested: bool
     background: bool
@@ -74,7 +74,7 @@ class Body(NamedTuple):
     """``commands`` in order; ``inside``: lines that lie within a here-document, a string or another long word."""
 
     commands: Tuple[Command, ...]
-    inside: Set[int]
+    enclosed_lines: Set[int]
 
 
 def scan_commands(text: str, first_line: int = 1) -> Body:

@@ -28,7 +28,7 @@ def looks_like_fugaku(script: PjmScript, limits: SiteLimits) -> bool:
     resources = script.resources
     unit = resources.get("rscunit")
     if unit and not has_placeholder(unit):
-        return limits.owns_unit(unit)
+        return limits.has_unit(unit)
     if any(knob in resources for knob in KNOB_VALUES):
         return True
     if any(name.startswith("PJM_LLIO_") for name in script.options.get("environment", {})):
@@ -38,7 +38,7 @@ def looks_like_fugaku(script: PjmScript, limits: SiteLimits) -> bool:
     if "omp" in script.options or any(key in resources for key in _FOREIGN_RESOURCES):
         return False
     group = resources.get("rscgrp")
-    return not group or has_placeholder(group) or limits.knows(group)
+    return not group or has_placeholder(group) or limits.has_group(group)
 
 
 def has_staging(script: PjmScript) -> bool:

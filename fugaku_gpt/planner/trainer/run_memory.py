@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Dict, Hashable, List, Mapping, Optional, Sequence, Tuple
 
-from fugaku_gpt.config.schema import SIXTEEN_BITS, RunConfig
+from fugaku_gpt.config.schema import SIXTEEN_BIT_DTYPES, RunConfig
 from fugaku_gpt.kernels.attention_tiling import (
     attention_elements,
     attention_tiling,
@@ -135,7 +135,7 @@ def _but_activations(config: RunConfig, chunks: Sequence[Chunk], base: Framework
     held["workspace"] = _layer_workspace(config, threads)
     held["logits"] = _logits(config, threads) if any(chunk.has_head for chunk in chunks) else 0
     held["communication"] = _communication(config, chunks)
-    narrow = base.narrow if config.training.dtype in SIXTEEN_BITS else 0
+    narrow = base.narrow if config.training.dtype in SIXTEEN_BIT_DTYPES else 0
     held["base"] = base.own + base.shared + narrow + (_panels(config, threads) if base.multiplies else 0)
     return held
 
@@ -152,7 +152,7 @@ def _lasting(config: RunConfig, chunks: Sequence[Chunk]) -> Dict[str, int]:
     item = ITEM_BYTES[training.dtype]
     wide = max(item, 4)
     owned = elements // layout.dp if is_sharded(config) else elements
-    masters = owned * wide if training.dtype in SIXTEEN_BITS else 0
+    masters = owned * wide if training.dtype in SIXTEEN_BIT_DTYPES else 0
     copy = 3 * owned * wide  # what is stepped, and both moments
     copies = 0
     if training.rollback_every is not None:
@@ -176,7 +176,7 @@ def _layer_workspace(config: RunConfig, threads: int) -> int:
     b, s = config.training.micro_batch, model.seq_len
     cut = config.layout.sequence_parallel and t > 1
     r = s // t if cut else s
-    item, narrow = ITEM_BYTES[config.training.dtype], config.training.dtype in SIXTEEN_BITS
+    item, narrow = ITEM_BYTES[config.training.dtype], config.training.dtype in SIXTEEN_BIT_DTYPES
     stream = b * r * model.hidden
     gathered = 2 * b * s * model.hidden if cut else 0  # of a cut layer: its input or gradient, whole, and a partial sum
     inner = b * s * model.ffn_size // t
@@ -202,7 +202,7 @@ def _panels(config: RunConfig, threads: int) -> int:
     widest = max(3 * h // t, model.ffn_size // t, config.padded_vocab // t)
     if not may_use_native_kernels(config) or min(tokens, h) < MIN_DIMENSION or tokens * h * widest < MIN_MULTIPLY_ADDS:
         return 0
-    return panel_bytes(widest, h if config.training.dtype in SIXTEEN_BITS else 0, threads)
+    return panel_bytes(widest, h if config.training.dtype in SIXTEEN_BIT_DTYPES else 0, threads)
 
 
 def _added(rows: int, columns: int, item: int) -> int:
@@ -220,7 +220,7 @@ def _logits(config: RunConfig, threads: int) -> int:
     rows = min(CHUNK_TOKENS, b * s)
     width = config.padded_vocab // t
     found = rows * width * item
-    if config.training.dtype in SIXTEEN_BITS:
+    if config.training.dtype in SIXTEEN_BIT_DTYPES:
         found += min(rows, _CACHED_ROWS * threads if t == 1 else rows) * width * 4  # exponentials
         found += _added(width, model.hidden, item)
     if config.layout.sequence_parallel and t > 1:  # gathered hidden states and their gradient
@@ -236,7 +236,7 @@ def _communication(config: RunConfig, chunks: Sequence[Chunk]) -> int:
     elements = flat_elements(config, chunks)
     found = 0
     if layout.dp > 1:
-        travels = 2 if training.gradient_dtype in SIXTEEN_BITS else wide
+        travels = 2 if training.gradient_dtype in SIXTEEN_BIT_DTYPES else wide
         if travels != wide:
             found += elements * travels
         # MPI copies what it is handed, of sums that are shared out a share (seen: 33 and 12 MiB of 32, two replicas)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Counter as Counts
 from typing import Iterator, List, Tuple
 
-from fugaku_gpt.config.schema import SIXTEEN_BITS, RunConfig
+from fugaku_gpt.config.schema import SIXTEEN_BIT_DTYPES, RunConfig
 from fugaku_gpt.kernels.attention_tiling import (
     Blocks,
     attention_tiling,
@@ -144,7 +144,7 @@ def stage_work(config: RunConfig, stage: int) -> StageWork:
     layout, training = config.layout, config.training
     flat = flat_layout_of(config, stage)
     item = ITEM_BYTES[training.dtype]
-    narrow = training.dtype in SIXTEEN_BITS
+    narrow = training.dtype in SIXTEEN_BIT_DTYPES
     sharded = is_sharded(config)
     sum_bytes = 2 if training.gradient_dtype == "bfloat16" else max(item, 4)
     replicas: List[Tuple[str, int]] = []
@@ -177,7 +177,7 @@ def _between(config: RunConfig) -> int:
 
 
 def _sum_name(config: RunConfig) -> str:
-    return NARROW_ALL_REDUCE if config.training.dtype in SIXTEEN_BITS else ALL_REDUCE
+    return NARROW_ALL_REDUCE if config.training.dtype in SIXTEEN_BIT_DTYPES else ALL_REDUCE
 
 
 def _layer(config: RunConfig, recompute: str, compiled: bool, forward: Tally, backward: Tally) -> None:
@@ -265,7 +265,7 @@ def _products(config: RunConfig) -> "Iterator[Tuple[int, int, int]]":
     computes in float32 is cut as float32 is.)"""
     model, samples = config.model, config.training.micro_batch
     heads, s = model.heads // config.layout.tp, model.seq_len
-    narrow = config.training.dtype in SIXTEEN_BITS
+    narrow = config.training.dtype in SIXTEEN_BIT_DTYPES
     cut: Blocks = attention_tiling(s, samples, heads, narrow, config.node.threads_per_rank or 1)
     for sample in range(0, samples, cut.samples):
         for head in range(0, heads, cut.heads):

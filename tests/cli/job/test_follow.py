@@ -45,7 +45,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     store = LocalScheduler().store
     for job in store.jobs() if store.root.exists() else []:
-        store.want(job, "cancel")
+        store.set_request(job, "cancel")
         end_marked_processes(job.mark, grace=0.0)
 
 

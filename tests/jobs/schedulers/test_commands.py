@@ -21,7 +21,7 @@ def test_an_answer_is_code_output_and_errors(tmp_path: Path) -> None:
     answer = run_command([sys.executable, "-c", program], cwd=tmp_path)
     assert (answer.code, answer.err) == (3, "no\n")
     assert answer.out == f"{tmp_path}\n\ufffd"
-    assert answer.said == "no"
+    assert answer.message == "no"
 
 
 def test_nothing_is_read_by_a_shell() -> None:

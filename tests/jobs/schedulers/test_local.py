@@ -30,7 +30,7 @@ def local(tmp_path: Path) -> Iterator[LocalScheduler]:
     scheduler = LocalScheduler(tmp_path / "queue")
     yield scheduler
     for job in scheduler.store.jobs():
-        scheduler.store.want(job, "cancel")
+        scheduler.store.set_request(job, "cancel")
         end_marked_processes(job.mark, grace=0.0)
 
 

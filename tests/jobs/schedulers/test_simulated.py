@@ -74,7 +74,7 @@ def follow(pjm: PjmScheduler, directory: Path, *settings: str) -> Outcome:
     submit(directory, pjm)
     (directory / "go").touch()
     *_, (last,) = watch_runs([directory], lambda name: pjm, sleep=lambda seconds: time.sleep(min(seconds, 0.2)))
-    return last.verdict
+    return last.outcome
 
 
 def test_a_job_s_end_is_known_in_all_its_codes(pjm: PjmScheduler, tmp_path: Path) -> None:

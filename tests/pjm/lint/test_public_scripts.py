@@ -38,7 +38,7 @@ def test_staging_is_the_mark_of_other_sites(option: str) -> None:
 
 def test_both_statistics_options_are_no_sure_error() -> None:
     (found,) = check(FT + "#PJM -S\n#PJM -s\n", "PJM010")
-    assert found.severity == WARNING and found.lowered
+    assert found.severity == WARNING and found.downgraded
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ PIECES = [
 
 
 def words(text: str) -> List[List[str]]:
-    return [[word.text for word in command.words] for command in scan_commands(text).commands]
+    return [[word.text for word in command.argv] for command in scan_commands(text).commands]
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ def test_assignments_redirections_and_places() -> None:
         ("B", "x y", False),
     ]
     assert [(operator, target.text) for operator, target in first.redirections] == [(">", "err")]
-    assert (first.line, first.words[1].column, first.background, first.name) == (10, 17, True, "cmd")
-    assert (second.line, second.settings[0].append, second.words) == (11, True, ())
+    assert (first.line, first.argv[1].column, first.background, first.name) == (10, 17, True, "cmd")
+    assert (second.line, second.settings[0].append, second.argv) == (11, True, ())
 
 
 def test_what_may_not_run_is_nested() -> None:
     text = "a\nif b; then c; fi\nfor x in y; do d; done\n(e)\nf && g\nfunction h {\ni\n}\nj"
-    nested = {command.words[0].text: command.nested for command in scan_commands(text).commands}
+    nested = {command.argv[0].text: command.nested for command in scan_commands(text).commands}
     assert nested["a"] is False and nested["j"] is False and nested["f"] is False
     assert all(nested[name] for name in "cdegi")
 
@@ -95,7 +95,7 @@ def test_any_text_is_scanned(text: str) -> None:
     lines = text.count("\n") + 1
     for command in scan_commands(text).commands:
         assert 1 <= command.line <= lines
-        for word in command.words:
+        for word in command.argv:
             assert word.raw in text and word.column >= 1
 
 

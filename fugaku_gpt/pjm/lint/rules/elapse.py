@@ -18,7 +18,7 @@ _SIGNALS = {"TERM", "SIGTERM", "15"}
 
 def _elapse_position(facts: Facts) -> "tuple[str, int, int]":
     text = facts.resources.get("elapse") or ""
-    return (text, *facts.place("resources.elapse", text))
+    return (text, *facts.position("resources.elapse", text))
 
 
 @rule(
@@ -32,8 +32,8 @@ def _elapse_position(facts: Facts) -> "tuple[str, int, int]":
 )
 def elapse_range(facts: Facts) -> Iterator[Hit]:
     if "elapse" not in facts.resources:
-        if facts.fugaku:
-            yield Hit(facts.top, "no elapse=: the job is ended after the default of one minute", because=COMMAND_LINE)
+        if facts.is_fugaku:
+            yield Hit(facts.top, "no elapse=: the job is ended after the default of one minute", downgrade=COMMAND_LINE)
         return
     text, line, column = _elapse_position(facts)
     elapse = facts.elapse
@@ -50,15 +50,15 @@ def elapse_range(facts: Facts) -> Iterator[Hit]:
     first, last = elapse.minimum, elapse.maximum
     if group.min_elapse and first is not None and first < group.min_elapse:
         message = f"elapse={text} is {_duration_text(first)}, below the least of {group.name}, {_duration_text(group.min_elapse)}"
-        yield Hit(line, f"{message} (as of {group.date})", column, because=DATED)
+        yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED)
     elif group.name.startswith("spot-"):
         return  # PJM042 speaks
     elif group.max_elapse and first is not None and first > group.max_elapse:
         message = f"elapse={text} is {_duration_text(first)}, above the most of {group.name}, {_duration_text(group.max_elapse)}"
-        yield Hit(line, f"{message} (as of {group.date})", column, because=DATED)
-    elif elapse.ranged and group.range_max and last is not None and last > group.range_max:
+        yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED)
+    elif elapse.is_range and group.range_max and last is not None and last > group.range_max:
         message = f"elapse={text} ends at {_duration_text(last)}, above the most of {group.name}, {_duration_text(group.range_max)}"
-        yield Hit(line, f"{message} (as of {group.date})", column, because=DATED)
+        yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED)
 
 
 @rule(
@@ -103,12 +103,12 @@ def spot(facts: Facts) -> Iterator[Hit]:
         return
     first, last = elapse.minimum, elapse.maximum
     if group.max_elapse and (first is None or first > group.max_elapse):
-        verb = "starts" if elapse.ranged else "is"
+        verb = "starts" if elapse.is_range else "is"
         message = f"elapse={text} {verb} above the {_duration_text(group.max_elapse)} of {group.name}"
-        yield Hit(line, f"{message} (as of {group.date})", column, because=DATED)
-    elif elapse.ranged and last is not None and group.range_max and last > group.range_max:
+        yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED)
+    elif elapse.is_range and last is not None and group.range_max and last > group.range_max:
         message = f"elapse={text} ends above the {_duration_text(group.range_max)} of {group.name}"
-        yield Hit(line, f"{message} (as of {group.date})", column, because=DATED)
+        yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED)
 
 
 @rule(
@@ -123,13 +123,13 @@ def spot(facts: Facts) -> Iterator[Hit]:
 )
 def untrapped(facts: Facts) -> Iterator[Hit]:
     elapse = facts.elapse
-    if elapse is None or not elapse.ranged or not facts.is_shell:
+    if elapse is None or not elapse.is_range or not facts.is_shell:
         return
     text, line, column = _elapse_position(facts)
     if _SLURM_DAYS.fullmatch(text):
         return
     for command in facts.commands:
-        if command.name == "trap" and _SIGNALS & {word.text.upper() for word in command.words[1:]}:
+        if command.name == "trap" and _SIGNALS & {word.text.upper() for word in command.argv[1:]}:
             return
     yield Hit(line, f"elapse={text} is a range, and no command traps TERM", column)
 
@@ -154,7 +154,7 @@ def slurm_days(facts: Facts) -> Iterator[Hit]:
         hours = (int(days) * 24 * _HOUR + _slurm_seconds(rest)) // _HOUR
         message = f"elapse={text} is a range from {_duration_text(elapse.minimum)} to {_duration_text(elapse.maximum or 0)}"
         yield Hit(line, message, column, f"write {hours}:00:00 if {days} days are meant", "" if refused else RUNS)
-    elif elapse.ranged and elapse.maximum is not None and elapse.maximum < elapse.minimum:
+    elif elapse.is_range and elapse.maximum is not None and elapse.maximum < elapse.minimum:
         message = f"elapse={text} is a range that ends before it starts"
         yield Hit(line, message, column, "write the shorter time first")
 

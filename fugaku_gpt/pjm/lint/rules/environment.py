@@ -30,12 +30,12 @@ def spack_libraries(facts: Facts) -> Iterator[Hit]:
     if "spack" not in facts.body_text:
         return
     command = next(
-        (item for item in facts.commands if item.words and any(_SPACK.search(word.text) for word in item.words[:2])),
+        (item for item in facts.commands if item.argv and any(_SPACK.search(word.text) for word in item.argv[:2])),
         None,
     )
     if command is None:
         return
-    paths = [item.value for item in facts.settings("LD_LIBRARY_PATH")]
+    paths = [item.value for item in facts.assignments_to("LD_LIBRARY_PATH")]
     if any(path.startswith("/lib64") or "sort_libp" in path for path in paths):  # sort_libp puts it first
         return
     yield Hit(command.line, "Spack is used, and LD_LIBRARY_PATH does not begin with /lib64", command.column)
@@ -53,16 +53,16 @@ def spack_libraries(facts: Facts) -> Iterator[Hit]:
 def inherited(facts: Facts) -> Iterator[Hit]:
     if "export_all" in facts.script.options:
         return
-    for command, (line, column) in facts.uses(_ENVIRONMENT_VARIABLE):
+    for command, (line, column) in facts.find_uses(_ENVIRONMENT_VARIABLE):
         tokens = (
             *(item.value for item in command.settings),
-            *command.words,
+            *command.argv,
             *(item for _, item in command.redirections),
         )
         name = next(match[1] for match in (_ENVIRONMENT_VARIABLE.search(word.raw) for word in tokens) if match)
         before = [item for item in facts.commands if item.line < command.line]
-        activated = any(_ACTIVATION.search(word.text) or word.text == "module" for item in before for word in item.words)
-        if not activated and not facts.settings(name) and command.name not in _HARMLESS_COMMANDS:
+        activated = any(_ACTIVATION.search(word.text) or word.text == "module" for item in before for word in item.argv)
+        if not activated and not facts.assignments_to(name) and command.name not in _HARMLESS_COMMANDS:
             yield Hit(line, f"${name} is used, and nothing in the script sets it", column)
             return
 
@@ -79,7 +79,7 @@ def inherited(facts: Facts) -> Iterator[Hit]:
 def unquoted_id(facts: Facts) -> Iterator[Hit]:
     for command in facts.commands if "[" in facts.body_text else ():
         if command.name in _PJM_COMMANDS:
-            for word in command.words[1:]:
+            for word in command.argv[1:]:
                 if _ID_WITH_BRACKETS.fullmatch(word.raw):
                     yield Hit(word.line, f"{command.name} {printable(word.raw)}", word.column, f"write '{printable(word.raw)}'")
 
@@ -97,7 +97,7 @@ def remote_shell(facts: Facts) -> Iterator[Hit]:
     if facts.resources.get("exepjrsh") is not None or "pjrsh" not in facts.body_text:
         return
     for command in facts.commands:
-        word = next((word for word in command.words if word.text.rpartition("/")[2] == "pjrsh"), None)
+        word = next((word for word in command.argv if word.text.rpartition("/")[2] == "pjrsh"), None)
         if word:
             yield Hit(word.line, "pjrsh is used, and the job does not ask for exepjrsh=1", word.column)
             return

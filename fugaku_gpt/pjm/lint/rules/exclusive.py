@@ -27,10 +27,10 @@ def statistics(facts: Facts) -> Iterator[Hit]:
     options = facts.script.options
     if "stats" in options and "stats_nodes" in options:
         line = max(facts.line_of("stats"), facts.line_of("stats_nodes"))
-        yield Hit(line, "-s and -S are both given", because=UNSURE)
+        yield Hit(line, "-s and -S are both given", downgrade=UNSURE)
     if "stats_path" in options and "stats" not in options and "stats_nodes" not in options:
         message = f"--spath {printable(options['stats_path'])} without -s or -S"
-        yield Hit(facts.line_of("stats_path"), message, fix="add -S, or remove --spath", because=COMMAND_LINE)
+        yield Hit(facts.line_of("stats_path"), message, fix="add -S, or remove --spath", downgrade=COMMAND_LINE)
 
 
 @rule(
@@ -61,7 +61,7 @@ def command_line_only(facts: Facts) -> Iterator[Hit]:
         option = find_option(item.option)
         if option is not None and option.command_line_only:
             message = f"{item.option} is for the command line of pjsub alone"
-            yield Hit(item.line, message, facts.column(item.line, item.option), because=UNSURE)
+            yield Hit(item.line, message, facts.column(item.line, item.option), downgrade=UNSURE)
 
 
 @rule(
@@ -78,7 +78,7 @@ def shared_output(facts: Facts) -> Iterator[Hit]:
     for name, option in (("out", "-o"), ("err", "-e"), ("stats_path", "--spath")):
         path = options.get(name)
         if mode and isinstance(path, str) and not _OWN_PATH.search(path) and path != "/dev/null":
-            line, column = facts.place(name, path)
+            line, column = facts.position(name, path)
             yield Hit(line, f"{option} {printable(path)} is the same file for all sub-jobs of a {mode} job", column)
 
 
@@ -97,21 +97,21 @@ def exclusive(facts: Facts) -> Iterator[Hit]:
         yield Hit(max(facts.line_of(mode) for mode in modes), " and ".join(f"--{mode}" for mode in modes) + " together")
     if "restart" in options and "norestart" in options:
         line = max(facts.line_of("restart"), facts.line_of("norestart"))
-        yield Hit(line, "--restart and --norestart together", because=UNSURE)
+        yield Hit(line, "--restart and --norestart together", downgrade=UNSURE)
     if "rank-map-bychip" in facts.mpi and "rank-map-bynode" in facts.mpi:
         line = max(facts.line_of("mpi.rank-map-bychip"), facts.line_of("mpi.rank-map-bynode"))
-        yield Hit(line, "rank-map-bychip and rank-map-bynode together", because=UNSURE)
+        yield Hit(line, "rank-map-bychip and rank-map-bynode together", downgrade=UNSURE)
     sparam = options.get("sparam")
     if "bulk" in options and not isinstance(sparam, str):
         message = "--bulk without --sparam: the bulk numbers are missing"
-        yield Hit(facts.line_of("bulk"), message, fix='add --sparam "0-9"', because=COMMAND_LINE)
+        yield Hit(facts.line_of("bulk"), message, fix='add --sparam "0-9"', downgrade=COMMAND_LINE)
     if isinstance(sparam, str) and len(modes) == 1 and modes[0] in ("bulk", "step"):
         yield from _parameters(facts, modes[0], sparam)
 
 
 def _parameters(facts: Facts, mode: str, sparam: str) -> Iterator[Hit]:
 
-    line, column = facts.place("sparam", sparam)
+    line, column = facts.position("sparam", sparam)
     try:
         if mode == "bulk":
             parse_bulk(sparam)

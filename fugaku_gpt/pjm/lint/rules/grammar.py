@@ -28,11 +28,11 @@ _FOREIGN = re.compile(r"#(SBATCH|PBS|BSUB|COBALT|OAR)\s+-")
 )
 def misplaced_directive(facts: Facts) -> Iterator[Hit]:
     script = facts.script
-    for line in script.late:
+    for line in script.ignored_lines:
         text = script.lines[line - 1]
-        if _OPTION.match(text) and facts.is_shell and line not in facts.body.inside:
-            message = f"{printable(text)} stands below the first command (line {script.body}): pjsub ignores it"
-            yield Hit(line, message, because=RUNS)
+        if _OPTION.match(text) and facts.is_shell and line not in facts.body.enclosed_lines:
+            message = f"{printable(text)} stands below the first command (line {script.body_line}): pjsub ignores it"
+            yield Hit(line, message, downgrade=RUNS)
 
 
 @rule(
@@ -46,8 +46,8 @@ def misplaced_directive(facts: Facts) -> Iterator[Hit]:
 )
 def disabled_directive(facts: Facts) -> Iterator[Hit]:
     script = facts.script
-    for line in script.disabled:
-        if script.body and line > script.body:
+    for line in script.disabled_lines:
+        if script.body_line and line > script.body_line:
             continue  # it would be ignored in any case
         text = script.lines[line - 1]
         deliberate = text.partition("PJM")[0].count("#") > 1
@@ -71,7 +71,7 @@ def not_ascii(facts: Facts) -> Iterator[Hit]:
         match = _NON_ASCII_MARK.search(text)
         if match and text.startswith("#PJM"):
             character = f"U+{ord(match[0]):04X} ({match[0]})"
-            yield Hit(line, f"{character} in {printable(text)}", match.start() + 1, because=UNSURE)
+            yield Hit(line, f"{character} in {printable(text)}", match.start() + 1, downgrade=UNSURE)
 
 
 @rule(
@@ -86,7 +86,7 @@ def unbalanced(facts: Facts) -> Iterator[Hit]:
     for problem in facts.script.problems:
         if problem.kind == "unbalanced-quotes":
             downgrade = UNSURE if has_placeholder(problem.text) else ""
-            yield Hit(problem.line, f"a quote is never closed in {printable(problem.text)}", because=downgrade)
+            yield Hit(problem.line, f"a quote is never closed in {printable(problem.text)}", downgrade=downgrade)
 
 
 @rule(
@@ -100,7 +100,7 @@ def unbalanced(facts: Facts) -> Iterator[Hit]:
 )
 def unknown(facts: Facts) -> Iterator[Hit]:
     script = facts.script
-    elsewhere = "" if facts.fugaku else UNSURE
+    elsewhere = "" if facts.is_fugaku else UNSURE
     for item in script.directives:
         option = find_option(item.option)
         if option is None and not _has_non_ascii_marks(item.option):
@@ -112,19 +112,19 @@ def unknown(facts: Facts) -> Iterator[Hit]:
                 f"pjsub has no option {printable(item.option)}",
                 facts.column(item.line, item.option),
                 _suggest(suggestions),
-                because=UNSURE if has_placeholder(item.option) else elsewhere,
+                downgrade=UNSURE if has_placeholder(item.option) else elsewhere,
             )
         elif option is not None and item.key is not None and option.era == "tcs":
-            yield from _unknown_key(facts, item.line, option.name, item.option, item.key, item.known)
+            yield from _unknown_key(facts, item.line, option.name, item.option, item.key, item.is_supported)
     for problem in script.problems:
         column = facts.column(problem.line, problem.text)
         if problem.kind == "missing-argument":
             yield Hit(problem.line, f"{printable(problem.text)} lacks its argument", column, "add it, or remove the option")
         elif problem.kind == "unexpected-argument":
-            yield Hit(problem.line, f"{printable(problem.text)}: the option takes no argument", column, because=UNSURE)
+            yield Hit(problem.line, f"{printable(problem.text)}: the option takes no argument", column, downgrade=UNSURE)
         elif problem.kind == "stray-word" and not _has_non_ascii_marks(problem.text) and not _is_unfilled_line(facts, problem.line):
             message = f"{printable(problem.text)} belongs to no option"
-            yield Hit(problem.line, message, column, "quote what belongs together, or remove the word", because=UNSURE)
+            yield Hit(problem.line, message, column, "quote what belongs together, or remove the word", downgrade=UNSURE)
 
 
 def _unknown_key(facts: Facts, line: int, name: str, option: str, key: str, is_supported: bool) -> Iterator[Hit]:
@@ -144,8 +144,8 @@ def _unknown_key(facts: Facts, line: int, name: str, option: str, key: str, is_s
     if custom and not suggestions:
         return  # a site's custom resource, for all that can be told
     fix = _suggest(suggestions)
-    downgrade = "" if facts.fugaku else UNSURE
-    yield Hit(line, f"{option} has no key {printable(key)}", facts.column(line, key), fix, because=downgrade)
+    downgrade = "" if facts.is_fugaku else UNSURE
+    yield Hit(line, f"{option} has no key {printable(key)}", facts.column(line, key), fix, downgrade=downgrade)
 
 
 @rule(
@@ -167,7 +167,7 @@ def k_era(facts: Facts) -> Iterator[Hit]:
             idle = word == "--no-stging"  # today's machines are seen to take it: it asks for nothing
             message = f"{word} is an option of the K computer and FX10"
             fix = "remove it: nothing is staged" if idle else ""
-            severity = "" if facts.fugaku and not idle else INFO
+            severity = "" if facts.is_fugaku and not idle else INFO
             yield Hit(item.line, message, facts.column(item.line, word), fix, severity=severity)
 
 
@@ -182,11 +182,11 @@ def k_era(facts: Facts) -> Iterator[Hit]:
 )
 def other_scheduler(facts: Facts) -> Iterator[Hit]:
     script = facts.script
-    last = script.body - 1 if script.body else len(script.lines)
+    last = script.body_line - 1 if script.body_line else len(script.lines)
     for line, text in enumerate(script.lines[:last], 1):
         match = _FOREIGN.match(text)
         if match:
-            yield Hit(line, f"{printable(text)} is for {match[1]}, and a comment to pjsub", because=RUNS)
+            yield Hit(line, f"{printable(text)} is for {match[1]}, and a comment to pjsub", downgrade=RUNS)
 
 
 @rule(

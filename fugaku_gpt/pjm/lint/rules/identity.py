@@ -34,22 +34,22 @@ def job_name(facts: Facts) -> Iterator[Hit]:
     name = facts.script.options.get("name")
     if not isinstance(name, str):
         file = facts.file.rpartition("/")[2]
-        if facts.fugaku and file and not _CHARSET.fullmatch(file):
-            yield Hit(facts.top, f"the script's file name {printable(file)} becomes the job's name", because=UNSURE)
+        if facts.is_fugaku and file and not _CHARSET.fullmatch(file):
+            yield Hit(facts.top, f"the script's file name {printable(file)} becomes the job's name", downgrade=UNSURE)
         return
     if has_placeholder(name) or _PLACEHOLDERS.search(name):
         return
-    line, column = facts.place("name", name)
+    line, column = facts.position("name", name)
     length = len(name.encode("utf-8", "surrogateescape"))
     if length > NAME_BYTES:
         yield Hit(line, f"the job name has {length} bytes, more than {NAME_BYTES}", column)
     elif "/" in name:
         yield Hit(line, f"the job name {printable(name)} holds a slash", column)
     elif not re.match(r"[A-Za-z]", name):
-        yield Hit(line, f"the job name {printable(name)} begins with no letter", column, because=UNSURE)
-    elif facts.fugaku and not _CHARSET.fullmatch(name):
+        yield Hit(line, f"the job name {printable(name)} begins with no letter", column, downgrade=UNSURE)
+    elif facts.is_fugaku and not _CHARSET.fullmatch(name):
         yield Hit(
-            line, f"the job name {printable(name)} holds characters that Fugaku does not support", column, because=UNSURE
+            line, f"the job name {printable(name)} holds characters that Fugaku does not support", column, downgrade=UNSURE
         )
 
 
@@ -65,7 +65,7 @@ def job_name(facts: Facts) -> Iterator[Hit]:
 )
 def no_group(facts: Facts) -> Iterator[Hit]:
     if "group" not in facts.script.options and "gid" not in facts.script.options:
-        yield Hit(facts.top, "no -g: pjsub refuses the job unless the command line names a group", because=COMMAND_LINE)
+        yield Hit(facts.top, "no -g: pjsub refuses the job unless the command line names a group", downgrade=COMMAND_LINE)
 
 
 @rule(
@@ -80,12 +80,12 @@ def no_group(facts: Facts) -> Iterator[Hit]:
 )
 def wrong_group(facts: Facts) -> Iterator[Hit]:
     owner = facts.script.options.get("group")
-    line, column = facts.place("group", owner if isinstance(owner, str) else "")
+    line, column = facts.position("group", owner if isinstance(owner, str) else "")
     if owner == "fugaku":
-        yield Hit(line, "-g fugaku: this group may not submit jobs", column, because=DATED)
+        yield Hit(line, "-g fugaku: this group may not submit jobs", column, downgrade=DATED)
     elif owner == "trial" and facts.group and not facts.group.startswith("spot-"):
         message = f"-g trial with the resource group {printable(facts.group)}: trial may use spot- groups alone"
-        yield Hit(line, message, column, because=DATED)
+        yield Hit(line, message, column, downgrade=DATED)
 
 
 @rule(
@@ -99,13 +99,13 @@ def wrong_group(facts: Facts) -> Iterator[Hit]:
     fugaku_only=True,
 )
 def volumes(facts: Facts) -> Iterator[Hit]:
-    spack = next(facts.uses(_SPACK), None)
+    spack = next(facts.find_uses(_SPACK), None)
     value = facts.directive_environment.get(_VOLUMES)
     if value is None:
         if "export_all" not in facts.script.options:
             yield Hit(facts.top, f"no -x {_VOLUMES}: only the volume of your home is there")
         return
-    line, column = facts.place(f"environment.{_VOLUMES}", value)
+    line, column = facts.position(f"environment.{_VOLUMES}", value)
     if has_placeholder(value) or _PLACEHOLDERS.search(value):
         return
     try:
@@ -136,7 +136,7 @@ def all_volumes(facts: Facts) -> Iterator[Hit]:
     value = facts.directive_environment.get(_VOLUMES)
     site_volumes = set(facts.limits.volumes)
     if value and site_volumes and site_volumes <= set(value.split(":")):
-        line, column = facts.place(f"environment.{_VOLUMES}", value)
+        line, column = facts.position(f"environment.{_VOLUMES}", value)
         yield Hit(line, f"{_VOLUMES} names all {len(site_volumes)} volumes", column)
 
 
@@ -182,6 +182,6 @@ def retired_group(facts: Facts) -> Iterator[Hit]:
     group = facts.group
     successor = facts.limits.successor(group) if group else None
     if group and successor:
-        line, column = facts.place("resources.rscgrp", group)
+        line, column = facts.position("resources.rscgrp", group)
         message = f"the resource group {printable(group)} is in no list of today (as of {facts.limits.date})"
         yield Hit(line, message, column, f"use {successor}")

@@ -31,15 +31,15 @@ def too_many(facts: Facts) -> Iterator[Hit]:
             except ValueError:
                 is_valid = False
             if not is_valid:
-                line, column = facts.place(f"mpi.{key}", text)
+                line, column = facts.position(f"mpi.{key}", text)
                 yield Hit(line, f"{key}={printable(text)} is no number of processes", column, "write a whole number")
-    proc, most, nodes = facts.proc, facts.most_per_node, facts.nodes
+    proc, most, nodes = facts.proc, facts.max_ranks_per_node, facts.nodes
     if most is not None and most > CORES:
-        line, column = facts.place("mpi.max-proc-per-node")
+        line, column = facts.position("mpi.max-proc-per-node")
         yield Hit(line, f"max-proc-per-node={most} is more than the {CORES} cores of a node", column)
     if proc is None or not nodes:
         return
-    line, column = facts.place("mpi.proc", "proc=")
+    line, column = facts.position("mpi.proc", "proc=")
     if proc > CORES * nodes:
         yield Hit(line, f"proc={proc} is more than the {CORES * nodes} cores of {_nodes(nodes)}", column)
     elif most and -(-proc // nodes) > most:
@@ -61,7 +61,7 @@ def uneven(facts: Facts) -> Iterator[Hit]:
     if proc and nodes and nodes > 1 and proc % nodes and proc <= CORES * nodes:
         if proc < nodes and any((launch.processes or 0) > proc for launch in facts.launches):
             return  # mpiexec itself says how many start, as with -vcoordfile
-        line, column = facts.place("mpi.proc", "proc=")
+        line, column = facts.position("mpi.proc", "proc=")
         empty = f"proc={proc} leaves {nodes - proc} of {nodes} nodes without a process"
         yield Hit(line, empty if proc < nodes else f"proc={proc} is no multiple of {_nodes(nodes)}", column)
 
@@ -96,10 +96,10 @@ def groups(facts: Facts) -> Iterator[Hit]:
     fugaku_only=True,
 )
 def shapes(facts: Facts) -> Iterator[Hit]:
-    node = facts.node
+    node = facts.node_shape
     text = facts.mpi.get("shape")
     if text is not None and not is_unfilled(text):
-        line, column = facts.place("mpi.shape", "shape=")
+        line, column = facts.position("mpi.shape", "shape=")
         try:
             axes = parse_shape(text)
             if node and len(axes) != len(node.dims):
@@ -115,7 +115,7 @@ def shapes(facts: Facts) -> Iterator[Hit]:
         order = facts.mpi.get(key)
         if order is None or any(valid_order == order for valid_order in AXES.get(len(node.dims) if node else 0, ())):
             continue
-        line, column = facts.place(f"mpi.{key}", key)
+        line, column = facts.position(f"mpi.{key}", key)
         if order not in AXES[2] and order not in AXES[3]:
             if not is_unfilled(order) or order.upper() in (*AXES[2], *AXES[3]) or set(order) <= set("XYZ"):
                 yield Hit(line, f"{key}: {printable(order)!r} is no order of axes", column)
@@ -138,12 +138,12 @@ def other_count(facts: Facts) -> Iterator[Hit]:
     if not ranks or not (facts.mpi.keys() & {"proc", "max-proc-per-node"}):
         return
     most = ranks
-    if "max-proc-per-node" in facts.mpi and facts.nodes and facts.most_per_node:
-        most = max(ranks, facts.nodes * facts.most_per_node)
+    if "max-proc-per-node" in facts.mpi and facts.nodes and facts.max_ranks_per_node:
+        most = max(ranks, facts.nodes * facts.max_ranks_per_node)
     launches = [launch for launch in facts.launches if launch.processes is not None]
     for launch in launches:
         assert launch.processes is not None
-        word = launch.stated or launch.word
+        word = launch.count_word or launch.word
         if launch.processes > most:
             message = f"mpiexec starts {launch.processes} processes, and the job has room for {most}"
             yield Hit(word.line, message, word.column, "raise --mpi proc, or lower -n")
@@ -151,7 +151,7 @@ def other_count(facts: Facts) -> Iterator[Hit]:
     if earlier_launches or last is None or len(facts.launches) > 1 or last.processes is None or last.command.nested:
         return  # several calls may share the nodes, or use a part of them in turn
     if last.processes < ranks:
-        word = last.stated or last.word
+        word = last.count_word or last.word
         yield Hit(word.line, f"mpiexec starts {last.processes} processes of the {ranks} that the job has", word.column)
 
 

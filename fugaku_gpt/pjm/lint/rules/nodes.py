@@ -30,7 +30,7 @@ def node_range(facts: Facts) -> Iterator[Hit]:
     least = group.min_nodes or 1
     if not least <= nodes <= group.max_nodes:
         text = facts.resources["node"] or ""
-        line, column = facts.place("resources.node", text)
+        line, column = facts.position("resources.node", text)
         shape = f"node={printable(text)}" + (f", {nodes} nodes," if str(nodes) != text else "")
         message = f"{shape} in the group {group.name}, which takes {least} to {group.max_nodes} (as of {group.date})"
         fitting = [
@@ -56,8 +56,8 @@ def node_shape(facts: Facts) -> Iterator[Hit]:
     text = facts.resources.get("node")
     if text is None:
         return
-    line, column = facts.place("resources.node", text)
-    node = facts.node
+    line, column = facts.position("resources.node", text)
+    node = facts.node_shape
     if node is None:
         if not is_unfilled(text):
             try:
@@ -89,7 +89,7 @@ def node_shape(facts: Facts) -> Iterator[Hit]:
     fugaku_only=True,
 )
 def rounded(facts: Facts) -> Iterator[Hit]:
-    node, group = facts.node, facts.group_limits
+    node, group = facts.node_shape, facts.group_limits
     if node is None:
         return
     torus = node.allocation == "torus" or (group is not None and group.allocations == ("torus",))
@@ -97,7 +97,7 @@ def rounded(facts: Facts) -> Iterator[Hit]:
     unit = _SHELF if large or (torus and node.io == "io-exclusive") else _TOFU
     if (torus or large) and node.count % unit:
         text = facts.resources["node"] or ""
-        line, column = facts.place("resources.node", text)
+        line, column = facts.position("resources.node", text)
         least = -(-node.count // unit) * unit
         message = (
             f"node={text}: {node.count} nodes are no multiple of {unit}; at least {least} are allocated and billed"
@@ -134,7 +134,7 @@ def no_node(facts: Facts) -> Iterator[Hit]:
 def virtual_nodes(facts: Facts) -> Iterator[Hit]:
     for key in ("vnode", "vnode-core", "vnode-mem", "core-mem"):
         if key in facts.resources:
-            line, column = facts.place(f"resources.{key}")
+            line, column = facts.position(f"resources.{key}")
             yield Hit(line, f"{key}={printable(facts.resources[key])}: Fugaku has no virtual nodes", column)
     if "policy" in facts.script.options:
         yield Hit(facts.line_of("policy"), "-P is for virtual nodes, which Fugaku has not", fix="remove -P")

@@ -44,7 +44,7 @@ def single_file(facts: Facts) -> Iterator[Hit]:
 )
 def crowded_folder(facts: Facts) -> Iterator[Hit]:
     for launch in facts.launches:
-        ranks = launch.processes if launch.stated is not None else facts.ranks
+        ranks = launch.processes if launch.count_word is not None else facts.ranks
         for option, path in launch.outputs:
             if not ranks or ranks < _MAX_FILES or path is None or not option.text.endswith("-proc"):
                 continue
@@ -65,7 +65,7 @@ def _is_spread(facts: Facts, path: str) -> bool:
             if name in seen:
                 continue
             seen.add(name)
-            values = facts.settings(name)
+            values = facts.assignments_to(name)
             if not values and not name.startswith("PJM_"):
                 return True
             waiting.extend(item.value for item in values)

@@ -44,14 +44,14 @@ def frequency(facts: Facts) -> Iterator[Hit]:
     text = facts.resources.get("freq")
     if text is None:
         return
-    line, column = facts.place("resources.freq", "freq")
+    line, column = facts.position("resources.freq", "freq")
     freq = facts.knob("freq")
     if freq not in KNOB_VALUES["freq"]:
         if freq is not None or not is_unfilled(text):
             yield Hit(line, f"freq={printable(text)} is neither 2000 nor 2200", column)
     elif freq == 2200 and facts.knob("eco_state") == 0:
         message = f"freq=2200 with eco_state=0 is refused (as of {facts.limits.date})"
-        yield Hit(line, message, column, because=DATED)
+        yield Hit(line, message, column, downgrade=DATED)
 
 
 @rule(
@@ -67,7 +67,7 @@ def frequency(facts: Facts) -> Iterator[Hit]:
 def half_a_mode(facts: Facts) -> Iterator[Hit]:
     for given, missing, default in (("freq", "eco_state", 2), ("eco_state", "freq", 2200)):
         if given in facts.resources and missing not in facts.resources:
-            line, column = facts.place(f"resources.{given}", given)
+            line, column = facts.position(f"resources.{given}", given)
             message = (
                 f"{given}={printable(facts.resources[given])} without {missing}, which is {default} by default since 2025"
             )
@@ -101,7 +101,7 @@ def no_knob(facts: Facts) -> Iterator[Hit]:
 )
 def retention_ignored(facts: Facts) -> Iterator[Hit]:
     if facts.knob("retention_state") == 1 and facts.nodes and facts.nodes > RETENTION_LIMIT:
-        line, column = facts.place("resources.retention_state")
+        line, column = facts.position("resources.retention_state")
         yield Hit(line, f"retention_state=1 with {facts.nodes} nodes is ignored", column)
 
 
@@ -121,7 +121,7 @@ def knob_value(facts: Facts) -> Iterator[Hit]:
         text = facts.resources.get(knob)
         if knob not in facts.resources or (text is not None and is_unfilled(text)) or facts.knob(knob) in values:
             continue
-        line, column = facts.place(f"resources.{knob}", knob)
+        line, column = facts.position(f"resources.{knob}", knob)
         valid = _range_text(values)
         yield Hit(line, f"{knob}={printable(text or '')}: the knob takes {valid}", column, f"write {valid}")
 
@@ -139,9 +139,9 @@ def knob_value(facts: Facts) -> Iterator[Hit]:
 def sleeping_cores(facts: Facts) -> Iterator[Hit]:
     if facts.knob("retention_state") != 1 or (facts.nodes and facts.nodes > RETENTION_LIMIT):
         return
-    threads = facts.only_number("OMP_NUM_THREADS")
-    policies = {item.value.lower() for item in facts.settings("OMP_WAIT_POLICY")}
+    threads = facts.sole_number("OMP_NUM_THREADS")
+    policies = {item.value.lower() for item in facts.assignments_to("OMP_WAIT_POLICY")}
     if threads and threads[0] > 1 and "active" not in policies:
-        line, column = facts.place("resources.retention_state")
+        line, column = facts.position("resources.retention_state")
         message = f"retention_state=1 with {threads[0]} threads that may sleep (OMP_WAIT_POLICY is not active)"
         yield Hit(line, message, column)

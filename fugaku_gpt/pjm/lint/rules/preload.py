@@ -34,7 +34,7 @@ _FALLBACK_NEEDS = {
     source="Fugaku user guide 1.52, EnvironmentSettings; seen in public scripts",
 )
 def exported(facts: Facts) -> Iterator[Hit]:
-    for item in facts.settings("LD_PRELOAD"):
+    for item in facts.assignments_to("LD_PRELOAD"):
         if item.exported and not item.scoped and item.value not in _EMPTY:
             where = "-x of the directives" if item.directive else "export"
             yield Hit(item.line, f"LD_PRELOAD={printable(item.value)} by {where} holds for every command", item.column)
@@ -51,10 +51,10 @@ def exported(facts: Facts) -> Iterator[Hit]:
     fugaku_only=True,
 )
 def tcmalloc(facts: Facts) -> Iterator[Hit]:
-    preload = next((item for item in facts.settings("LD_PRELOAD") if "tcmalloc" in item.value), None)
+    preload = next((item for item in facts.assignments_to("LD_PRELOAD") if "tcmalloc" in item.value), None)
     if preload is None:
         return
-    pages = facts.only_text("XOS_MMM_L_HPAGE_TYPE")
+    pages = facts.sole_text("XOS_MMM_L_HPAGE_TYPE")
     if pages and pages[0] == "none":
         return
     for name in _HEAP_KNOBS:
@@ -74,7 +74,7 @@ def tcmalloc(facts: Facts) -> Iterator[Hit]:
 )
 def overwritten(facts: Facts) -> Iterator[Hit]:
     before: Optional[Assignment] = None
-    for item in facts.settings("LD_PRELOAD"):
+    for item in facts.assignments_to("LD_PRELOAD"):
         extends = item.append or bool(_PREVIOUS_VALUE.search(item.value))
         replaces = not extends and item.value not in _EMPTY
         branches = before is not None and item.nested and before.nested  # of one condition, perhaps
@@ -97,16 +97,16 @@ def overwritten(facts: Facts) -> Iterator[Hit]:
     fugaku_only=True,
 )
 def fallback(facts: Facts) -> Iterator[Hit]:
-    requested = facts.only_text("XOS_MMM_L_HUGETLB_FALLBACK")
+    requested = facts.sole_text("XOS_MMM_L_HUGETLB_FALLBACK")
     if requested is None or requested[0] != "1":
         return
     for name, needed in _FALLBACK_NEEDS.items():
-        setting_of_name = facts.only_text(name)
+        setting_of_name = facts.sole_text(name)
         if setting_of_name and not needed.fullmatch(setting_of_name[0]):
             assignment = setting_of_name[1]
             yield Hit(assignment.line, f"{name}={printable(setting_of_name[0])}, and XOS_MMM_L_HUGETLB_FALLBACK=1", assignment.column)
 
 
 def _last_assignment(facts: Facts, name: str) -> Optional[Assignment]:
-    items = facts.settings(name)
+    items = facts.assignments_to(name)
     return items[-1] if items else None

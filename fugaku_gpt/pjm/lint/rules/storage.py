@@ -44,7 +44,7 @@ def temporary_space(facts: Facts) -> Iterator[Hit]:
             continue
         size = facts.size(facts.llio, key)
         if size is None and not is_unfilled(text):
-            line, column = facts.place(f"llio.{key}", text)
+            line, column = facts.position(f"llio.{key}", text)
             try:
                 parse_size(text)
             except ValueError as error:
@@ -55,7 +55,7 @@ def temporary_space(facts: Facts) -> Iterator[Hit]:
         message = (
             f"localtmp-size and sharedtmp-size are {_gib(total)} together, more than {_gib(TEMPORARY_BYTES)} of a node"
         )
-        yield Hit(line, message, because=DATED)
+        yield Hit(line, message, downgrade=DATED)
 
 
 @rule(
@@ -70,7 +70,7 @@ def temporary_space(facts: Facts) -> Iterator[Hit]:
 def no_temporary_space(facts: Facts) -> Iterator[Hit]:
     for key, pattern in _USES.items():
         if key not in facts.llio:
-            for _, (line, column) in facts.uses(pattern):
+            for _, (line, column) in facts.find_uses(pattern):
                 variable = "$PJM_LOCALTMP" if key == "localtmp-size" else "$PJM_SHAREDTMP"
                 yield Hit(line, f"{variable} is used without --llio {key}", column, f'add #PJM --llio "{key}=30Gi"')
                 break
@@ -94,7 +94,7 @@ def import_storm(facts: Facts) -> Iterator[Hit]:
         or _LOCAL.search(word.raw)
         or "tmp/" in word.text
         for command in facts.commands
-        for word in command.words
+        for word in command.argv
     )
     for launch in facts.launches if not mended else ():
         program = next((word for word in launch.program if _PYTHON.fullmatch(word.text.rpartition("/")[2])), None)
@@ -121,9 +121,9 @@ def misplaced_transfer(facts: Facts) -> Iterator[Hit]:
     common: Set[str] = set()
     for command in facts.commands:
         name = command.name
-        files = [word for word in command.words[1:] if not word.text.startswith("-")]
+        files = [word for word in command.argv[1:] if not word.text.startswith("-")]
         if name == "llio_transfer":
-            if any(word.text == "--purge" for word in command.words):
+            if any(word.text == "--purge" for word in command.argv):
                 common -= {word.text for word in files}
                 continue
             for word in files:
@@ -141,7 +141,7 @@ def misplaced_transfer(facts: Facts) -> Iterator[Hit]:
                     message = f"rm {printable(word.text)} while it is a common file"
                     yield Hit(word.line, message, word.column, f"llio_transfer --purge {printable(word.text)}")
         elif name not in ("ls", "echo", "test", "[", "[[", "export", "rm"):
-            for word in command.words:
+            for word in command.argv:
                 started.setdefault(word.text, word.line)
 
 
@@ -163,14 +163,14 @@ def unguarded_copy(facts: Facts) -> Iterator[Hit]:
     ranks_per_node = facts.ranks_per_node
     for launch in launched.values():
         copier = _copying_word(launch)
-        guarded = any(_GUARD.search(word.raw) for word in launch.command.words)
-        is_count_per_node = launch.stated is not None and (not facts.nodes or launch.processes == facts.nodes)
+        guarded = any(_GUARD.search(word.raw) for word in launch.command.argv)
+        is_count_per_node = launch.count_word is not None and (not facts.nodes or launch.processes == facts.nodes)
         if copier and ranks_per_node and ranks_per_node > 1 and not guarded and not is_count_per_node:
             yield Hit(copier.line, f"{ranks_per_node} processes on each node copy to $PJM_LOCALTMP", copier.column)
     if not facts.nodes or facts.nodes == 1:
         return
     for command in facts.commands:
-        argv = command.words
+        argv = command.argv
         if command.name in _COPIERS and _LOCAL.search(argv[-1].raw) and command.line not in starts:
             message = f"only the first of {facts.nodes} nodes gets what {command.name} puts into $PJM_LOCALTMP"
             yield Hit(command.line, message, command.column)
@@ -205,7 +205,7 @@ def memory(facts: Facts) -> Iterator[Hit]:
     text = facts.resources.get("node-mem")
     if text is None or is_unfilled(text) and text.lower() != "unlimited":
         return
-    line, column = facts.place("resources.node-mem", text)
+    line, column = facts.position("resources.node-mem", text)
     try:
         size = parse_limit(text)
     except ValueError as error:

@@ -20,14 +20,14 @@ from fugaku_gpt.pjm.lint.registry import WARNING, Hit, rule
     fugaku_only=True,
 )
 def threads(facts: Facts) -> Iterator[Hit]:
-    omp_threads = facts.only_number("OMP_NUM_THREADS")
+    omp_threads = facts.sole_number("OMP_NUM_THREADS")
     ranks_per_node = facts.ranks_per_node
     if omp_threads is None or not ranks_per_node or ranks_per_node > CORES:
         return
     count, setting = omp_threads
     nodes, ranks = facts.nodes, facts.ranks
     for launch in facts.launches:
-        if launch.stated is not None and launch.processes != ranks:
+        if launch.count_word is not None and launch.processes != ranks:
             return  # PJM065 speaks, or the number is not known
     if facts.proc and nodes and facts.proc < nodes * ranks_per_node:
         return  # a part of the nodes is empty anyhow
@@ -51,7 +51,7 @@ def threads(facts: Facts) -> Iterator[Hit]:
     fugaku_only=True,
 )
 def parallel(facts: Facts) -> Iterator[Hit]:
-    parallel_count, omp_count = facts.only_number("PARALLEL"), facts.only_number("OMP_NUM_THREADS")
+    parallel_count, omp_count = facts.sole_number("PARALLEL"), facts.sole_number("OMP_NUM_THREADS")
     if parallel_count and omp_count and parallel_count[0] != omp_count[0]:
         setting = max(parallel_count[1], omp_count[1], key=lambda item: item.line)
         yield Hit(setting.line, f"PARALLEL is {parallel_count[0]}, and OMP_NUM_THREADS is {omp_count[0]}", setting.column)
