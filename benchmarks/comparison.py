@@ -139,7 +139,7 @@ def _looks(equal: Sequence[Dict[int, Comparison]], slow: Sequence[Dict[int, Comp
 
 
 def _last(looks: Dict[int, Comparison]) -> Comparison:
-    return next(looks[n] for n in PAIRS if stop_reason(looks[n], at_least=AT_LEAST, at_most=PAIRS[-1]))
+    return next(looks[n] for n in PAIRS if stop_reason(looks[n], min_pairs=AT_LEAST, max_pairs=PAIRS[-1]))
 
 
 def _share(hits: Iterable[bool]) -> float:

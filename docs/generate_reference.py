@@ -68,7 +68,7 @@ RECORD_FORMATS = (
     RecordFormat("Jobs of a run", "`job.jsonl`, `exit/<sub-job id>.json`", job, (job.JobStatus, job.ExitRecord)),
     RecordFormat("Accounting", "`accounting.json`", accounting, (accounting.JobAccount, accounting.Knob)),
     RecordFormat("Position in a sweep", "`sweep.json` of a run directory", sweep, (sweep.SweepEntry,)),
-    RecordFormat("Plan of a sweep", "`sweep-plan.json` of a sweep's folder", sweep_plan, (sweep_plan.Plan,)),
+    RecordFormat("Plan of a sweep", "`sweep-plan.json` of a sweep's folder", sweep_plan, (sweep_plan.SweepPlan,)),
     RecordFormat("Operator times", "`operators.json`", operators, (operators.Operators,)),
     RecordFormat("Checkpoints", "`checkpoints/step-<iteration>/`, `checkpoints/latest.json`", directory),
     RecordFormat(
@@ -89,7 +89,7 @@ RECORD_FORMATS = (
         "Probed machine",
         "section `probed` of a machine file",
         probed,
-        (probed.Product, probed.Pass, probed.Message, probed.Step),
+        (probed.ProductTiming, probed.PassTiming, probed.MessageTiming, probed.StepTiming),
     ),
 )
 

@@ -46,8 +46,8 @@ def picture(file: Path, panels: int = 1, size: Tuple[float, float] = (8, 5), log
         for panel in figure.axes if log else ():
             panel.set(xscale="log", yscale="log")
             for axis in (panel.xaxis, panel.yaxis):
-                axis.set_major_formatter(ticker.FuncFormatter(_plainly))
-                axis.set_minor_formatter(ticker.FuncFormatter(_plainly))
+                axis.set_major_formatter(ticker.FuncFormatter(_tick_label))
+                axis.set_minor_formatter(ticker.FuncFormatter(_tick_label))
         figure.tight_layout()
         metadata = {"Date": None, "Creator": None} if file.suffix == ".svg" else {"Software": None}
         figure.savefig(str(file), metadata=metadata)
@@ -57,6 +57,6 @@ def picture(file: Path, panels: int = 1, size: Tuple[float, float] = (8, 5), log
         pyplot.close(figure)
 
 
-def _plainly(value: float, _: object) -> str:
+def _tick_label(value: float, _: object) -> str:
     """Of 1, 2 and 5 times a power of ten the number itself, not the power; nothing of what is between."""
     return f"{value:g}" if f"{value:e}"[0] in "125" else ""

@@ -43,7 +43,9 @@ def list_(path: Path, form: str) -> None:
     for checkpoint in checkpoints_at(path):
         row: Dict[str, Any] = {"checkpoint": checkpoint.absolute().name}
         try:
-            row.update(_facts(read_manifest(checkpoint)), problem=summary_line(verify_checkpoint(checkpoint, deep=False)))
+            row.update(
+                _facts(read_manifest(checkpoint)), problem=summary_line(verify_checkpoint(checkpoint, deep=False))
+            )
             row["written_utc"] = _clock((checkpoint / MANIFEST).stat().st_mtime)
         except CheckpointError as error:
             row["problem"] = str(error)
@@ -127,7 +129,7 @@ def export(path: Path, out: Path) -> None:
     for name, why in rejected:
         click.echo(f"fugaku-gpt: warning: {name} is left out: {why}", err=True)
     if checkpoint is None:
-        raise CheckpointError(f"{path}: no checkpoint there is whole")
+        raise CheckpointError(f"{path}: none of its checkpoints is complete")
     model = export_gpt2(checkpoint, out)
     click.echo(f"{out}: GPT-2 of {size_name(model)} parameters from {checkpoint}")
 

@@ -79,7 +79,9 @@ def info(path: str, form: str) -> None:
     if form in ("csv", "json"):
         click.echo(render_rows(list(facts), [facts], form), nl=False)
     else:
-        rows = [{"Of the corpus": name.replace("_", " "), "Value": _with_separators(value)} for name, value in facts.items()]
+        rows = [
+            {"Of the corpus": name.replace("_", " "), "Value": _with_separators(value)} for name, value in facts.items()
+        ]
         click.echo(render_rows(("Of the corpus", "Value"), rows, form), nl=False)
 
 

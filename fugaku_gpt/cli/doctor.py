@@ -1,4 +1,4 @@
-"""``fugaku-gpt doctor``: what is wrong with this machine, with a run, or with a run that hangs."""
+"""``fugaku-gpt doctor``: check this machine, and explain how a run ended or why it hangs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ import click
 
 from fugaku_gpt.cli.options import PATH, format_option
 from fugaku_gpt.cli.output import render_rows
-from fugaku_gpt.doctor.hang import examine, report_lines
+from fugaku_gpt.doctor.hang import hang_report, report_lines
 from fugaku_gpt.doctor.machine import FAIL, check_machine
 from fugaku_gpt.doctor.run import diagnose
 from fugaku_gpt.errors import EXIT_FINDINGS, RunFailed
 
 
 class _Doctor(click.Group):
-    """A group for which a word that is no command is a run directory."""
+    """A group that takes a first argument that is no command as a run directory."""
 
     def parse_args(self, ctx: click.Context, args: List[str]) -> List[str]:
-        names = [argument for index, argument in enumerate(args) if argument[0] != "-" and args[max(0, index - 1)] != "--format"]
+        names = [
+            argument
+            for index, argument in enumerate(args)
+            if argument[0] != "-" and args[max(0, index - 1)] != "--format"
+        ]
         if args[:1] not in (["-h"], ["--help"]) and (not names or names[0] not in self.commands):
             args = [_RUN if names else _MACHINE, *args]
         return super().parse_args(ctx, args)
@@ -72,7 +76,7 @@ def hang(run_directory: Path, form: str) -> None:
     Only files of the run directory are read, so the processes of the run need not exist any more; on the machine of the
     ranks, their processes are checked as well: they may be gone, or stopped. The exit code is 3 if a cause was found.
     """
-    report = examine(run_directory)
+    report = hang_report(run_directory)
     if form == "json":
         click.echo(_json(asdict(report)))
     else:

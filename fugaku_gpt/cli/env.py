@@ -1,11 +1,10 @@
-"""``fugaku-gpt env``: the environments of the builds of PyTorch: list, create, check, how they are compiled, and the
-kernels of our own in them."""
+"""``fugaku-gpt env``: list, create and check the environments of the builds of PyTorch, print the jobs that compile
+them, and compile the kernels of fugaku_gpt in them."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Optional, Tuple, TypeVar
 
@@ -111,9 +110,13 @@ def create(
         raise UsageError(f"{profile.name}: its profile names no pins: there is nothing to make")
     location = location_of(resolve(name, at.absolute() if at is not None else None))
     if location.state == "other" and not again:
-        raise UsageError(f"{_relative_if_inside(location.folder)}: is another build than {profile.name}: {location.differing_pins}; {DIFFERENT_BUILD_MEND}")
+        raise UsageError(
+            f"{_relative_if_inside(location.folder)}: is another build than {profile.name}: {location.differing_pins}; {DIFFERENT_BUILD_MEND}"
+        )
     if location.state == "yes" and not again:
-        click.echo(f"{profile.name}: is made already, in {_relative_if_inside(location.folder)}; --again goes through it again")
+        click.echo(
+            f"{profile.name}: is created already, in {_relative_if_inside(location.folder)}; --again installs into it again"
+        )
         return
     try:
         pip_arguments = shlex.split(pip_args)
@@ -145,13 +148,22 @@ def check(name: str, at: Optional[Path], form: str) -> int:
     mend = f"fugaku-gpt env recipe {name}" if profile.in_tarball else f"fugaku-gpt env create {name}{where} --again"
     if form == "table":
         click.echo(f"{profile.name}: {_relative_if_inside(Path(profile.python))}", err=True)
-    findings = check_environment(profile, mend)
-    rows = [{**asdict(finding), "mend": finding.mend or None} for finding in findings]
+    checks = check_environment(profile, mend)
+    rows = [
+        {
+            "what": row.subject,
+            "expected": row.expected,
+            "found": row.actual,
+            "status": row.status,
+            "mend": row.mend or None,
+        }
+        for row in checks
+    ]
     click.echo(render_rows(("what", "expected", "found", "status", "mend"), rows, form), nl=False)
     if form == "table":
         for limit in profile.limits:
             click.echo(f"known limit: {limit}", err=True)
-    return EXIT_FINDINGS if any(finding.is_wrong for finding in findings) else EXIT_OK
+    return EXIT_FINDINGS if any(row.is_wrong for row in checks) else EXIT_OK
 
 
 @env.command()
@@ -191,7 +203,9 @@ def kernels(compiler: Optional[str], again: bool) -> None:
     click.echo("compiling kernels for this processor", err=True)
     compiled = compile_kernels(compiler)
     if compiled.refused:
-        click.echo(f"note: the kernels may be slower than they could be; the compiler refused {compiled.refused}", err=True)
+        click.echo(
+            f"note: the kernels may be slower than they could be; the compiler refused {compiled.refused}", err=True
+        )
     how = f"compiled by {compiled.target}" if compiled.target else "compiled"
     click.echo(f"kernels: {how}, in {_relative_if_inside(compiled.file)}")
 
@@ -230,6 +244,6 @@ def _write(file: Path, text: str) -> None:
 
 
 def _relative_if_inside(path: Path) -> str:
-    """A path from the present folder, where it is inside of it."""
+    """A path, relative to the present folder if it is inside of it."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def check_machine_file(out: Path) -> None:
-    """Refuse a place where no machine file can be written, or read from afterwards, before work is done for it.
+    """Refuse a path to which no machine file can be written, or that cannot be read as one, before work is done for it.
 
     Raises:
         UsageError: its name does not end in .yaml, or its folder is missing.
@@ -29,10 +29,10 @@ def write_machine(machine: "Machine", out: Path) -> None:
     Raises:
         UsageError: it cannot be written.
     """
-    from fugaku_gpt.machine.constants import machine_text
+    from fugaku_gpt.machine.constants import machine_yaml
     from fugaku_gpt.records.files import write_text_atomically
 
     try:
-        write_text_atomically(out, machine_text(machine))
+        write_text_atomically(out, machine_yaml(machine))
     except OSError as error:
         raise UsageError(f"--out {out}: cannot be written: {error.strerror}") from None

@@ -13,7 +13,7 @@ from fugaku_gpt import __version__
 from fugaku_gpt.cli.lazy import LazyGroup
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, FugakuGptError
 
-# what a file system says of a user's folders, and not of a mistake of ours
+# errors that come from a user's folders, and not from a fault of this program
 _REFUSALS = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY,
 )  # fmt: skip
@@ -51,7 +51,7 @@ def run(arguments: Optional[Sequence[str]] = None) -> int:
     """Run one command line and return its exit code; a user's mistake is printed as a message, never as a traceback."""
     try:
         argument_list = list(arguments) if arguments is not None else None
-        # without standalone mode, click hands back the code of an Exit, or what the command returned
+        # without standalone mode, click returns the code of an Exit, or what the command returned
         code = cli.main(args=argument_list, prog_name="fugaku-gpt", standalone_mode=False)
     except click.Abort:
         click.echo("interrupted", err=True)

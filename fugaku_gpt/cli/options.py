@@ -107,7 +107,7 @@ def format_option(choices: Tuple[str, ...] = FORMATS, subject: str = "output") -
 
     Args:
         choices: valid formats; the first one is the default.
-        of: what is printed, for the help.
+        subject: what is printed, for the help.
     """
     return click.option(
         "--format",
@@ -148,9 +148,9 @@ class MachineChoice:
     """A machine of the cost model.
 
     Attributes:
-        name: of the machine, or its file.
+        name: name of the machine, or its file.
         hardware: kind of its hardware; None for the first.
-        build: series of PyTorch, such as 1.10; empty where none is given.
+        build: series of PyTorch, such as 1.10; empty if none is given.
     """
 
     name: str

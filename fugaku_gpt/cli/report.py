@@ -56,7 +56,7 @@ def print_table(rows: Rows, form: str, si: bool = False, energy: bool = False) -
 
 
 def write_tables(directories: Sequence[Path], out: Path, forms: Sequence[str] = ("md", "csv", "json")) -> Rows:
-    """Leave ``table.md`` and its like of the runs in a folder; returns the rows.
+    """Write ``table.md`` and the other formats of the runs' table into a folder; returns the rows.
 
     Raises:
         UsageError: a path holds no run, or the folder cannot be written.
@@ -72,7 +72,7 @@ def write_tables(directories: Sequence[Path], out: Path, forms: Sequence[str] = 
 
 
 def render_table(rows: Rows, form: str, si: bool = False, energy: bool = False) -> str:
-    """Rows as text that ends in a newline."""
+    """Render rows in one of ``TABLE_FORMATS``; the text ends in a newline."""
     merged, runs = rows
     if form == "md":
         return notes_tables(merged, si, energy)
@@ -125,7 +125,9 @@ def import_(logs: Tuple[Path, ...], out: Path, settings: Tuple[str, ...]) -> Non
     ]
     print_table(([row], [row]), "table")
     if unknown:
-        click.echo(f"not in the log: {', '.join(unknown)}; say them with --set, such as --set {unknown[0]}=1", err=True)
+        click.echo(
+            f"not in the log: {', '.join(unknown)}; give them with --set, such as --set {unknown[0]}=1", err=True
+        )
 
 
 @report.command()

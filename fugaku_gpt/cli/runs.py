@@ -88,7 +88,11 @@ def show(directory: Path, form: str) -> None:
     record = read_record(directory, ".") if (directory / "config.yaml").exists() else None
     if record is None:
         raise UsageError(f"{directory}: not a run directory: it has no config.yaml")
-    facts = {"run": {**_run_facts(record), "path": str(directory)}, **_config_facts(directory), **_job_and_environment_facts(directory)}
+    facts = {
+        "run": {**_run_facts(record), "path": str(directory)},
+        **_config_facts(directory),
+        **_job_and_environment_facts(directory),
+    }
     if form == "json":
         click.echo(json.dumps(facts, indent=2, default=str))
         return
@@ -116,7 +120,7 @@ def reindex(store: Path) -> None:
 
 
 class _Lookup:
-    """Names of expressions and columns → values of one run."""
+    """Maps names of expressions and columns to values of one run."""
 
     def __init__(self, record: "RunRecord") -> None:
         self._record = record
@@ -152,14 +156,16 @@ def _names(text: str, option: str, valid_names: List[str]) -> List[str]:
         if plain not in valid_names:
             close_matches = difflib.get_close_matches(plain, valid_names, n=1)
             hint = (
-                f"did you mean {close_matches[0]}?" if close_matches else f"valid: {', '.join(_COLUMNS)}, and settings such as layout.dp"
+                f"did you mean {close_matches[0]}?"
+                if close_matches
+                else f"valid: {', '.join(_COLUMNS)}, and settings such as layout.dp"
             )
             raise UsageError(f"{option} {name}: unknown name; {hint}")
     return names
 
 
 def _sorted(records: List["RunRecord"], key: str) -> List["RunRecord"]:
-    """By one name, stable; runs that have no such value come last."""
+    """Sort runs by one name, stably; runs without a value come last."""
     name = key.lstrip("-")
     values = [(_Lookup(record)(name), record) for record in records]
     with_value = [(value, record) for value, record in values if value is not None and value != ""]
@@ -199,7 +205,7 @@ def _run_facts(record: "RunRecord") -> Dict[str, Any]:
 
 
 def _config_facts(directory: Path) -> Dict[str, Any]:
-    """The preset that the run is nearest to, and what differs from it."""
+    """The preset that the run is nearest to, and the settings that differ from it."""
     try:
         settings = changed_settings(load_run_config(directory / "config.yaml"))
     except ConfigError as error:
@@ -218,7 +224,7 @@ def _config_facts(directory: Path) -> Dict[str, Any]:
 
 
 def _nearest_preset(settings: Dict[str, Any]) -> Tuple[Optional[str], Dict[str, Any]]:
-    """The preset whose model this is; (None, {}) where it is nobody's."""
+    """Name and settings of the preset with this model; (None, {}) if there is none."""
     for name in preset_names():
         base = changed_settings(load_run_config(preset=name))
         shape = {key: base.get(key) for key in ("model.layers", "model.hidden", "model.heads")}
@@ -263,7 +269,7 @@ def _job_facts(directory: Path) -> Dict[str, Any]:
         ]
         details += [
             f"submitted {_clock(job.time)}",
-            f"{state.state} {state.raw}".strip() if state is not None else "not asked yet",
+            f"{state.state} {state.raw}".strip() if state is not None else "not queried yet",
         ]
         facts[job.job_id] = ", ".join(detail for detail in details if detail)
     return {
@@ -275,7 +281,7 @@ def _job_facts(directory: Path) -> Dict[str, Any]:
 
 
 def _flat(values: Any, prefix: str = "") -> List[Tuple[str, Any]]:
-    """(dotted name, value) of nested facts."""
+    """(dotted name, value) of each of nested facts."""
     named_values: List[Tuple[str, Any]] = []
     for name, value in values.items():
         dotted = f"{prefix}.{name}" if prefix else str(name)

@@ -60,7 +60,7 @@ def start(directory: Optional[Path], shell: bool, **chosen: Any) -> None:
 
 
 def _open_shell(folder: Path) -> None:
-    """The user's shell, with the commands first on PATH; the simulator ends with it."""
+    """Open the user's shell with the commands first on PATH; the simulator ends with it."""
     import subprocess
 
     from fugaku_gpt.simulator.session import stop_simulator
@@ -93,7 +93,7 @@ def env(directory: Optional[Path]) -> None:
     from fugaku_gpt.simulator.session import export_line, simulator_status
 
     spool = _spool(directory)
-    simulator_status(spool)  # says where none runs
+    simulator_status(spool)  # fails where none runs
     click.echo(BANNER, err=True)
     click.echo(export_line(spool))
 
@@ -117,7 +117,7 @@ def show_status(directory: Optional[Path]) -> None:
 @sim.command(context_settings={"ignore_unknown_options": True})
 @_directory_option
 @click.option("--code", type=click.IntRange(0, 9999), help="Number of the message, for refuse.")
-@click.argument("words", nargs=-1, required=True)
+@click.argument("fault_arguments", metavar="FAULT [ARGUMENT]...", nargs=-1, required=True)
 def fault(directory: Optional[Path], code: Optional[int], fault_arguments: Tuple[str, ...]) -> None:
     """Inject a fault into the simulated PJM (not Fugaku).
 

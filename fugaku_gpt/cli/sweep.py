@@ -17,12 +17,12 @@ from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.records.run import OK, REFUSED
 from fugaku_gpt.sweep.expand import Run, Sweep, expand_sweep
-from fugaku_gpt.sweep.plan import FILE as PLAN_FILE
-from fugaku_gpt.sweep.plan import Plan, plan_of, read_plan
+from fugaku_gpt.sweep.plan import PLAN_FILE as PLAN_FILE
+from fugaku_gpt.sweep.plan import SweepPlan, plan_of, read_plan
 
 if TYPE_CHECKING:
-    from fugaku_gpt.sweep.run import Ended
-    from fugaku_gpt.sweep.submit import Handed, Planned, Standing
+    from fugaku_gpt.sweep.run import EndedRun
+    from fugaku_gpt.sweep.submit import PlannedJob, RunStanding, SubmittedSweep
 
 _COLUMNS = (
     "run", "ranks", "dp", "tp", "pp", "micro_batch", "global_batch", "iterations", "nodes", "node_hours", "variant",
@@ -43,9 +43,9 @@ class SubmitOptions:
     Attributes:
         scheduler: sets ``job.scheduler`` in every row; None leaves it.
         overrides: ``key=value`` over every row.
-        max_in_flight: largest number of jobs of the sweep with schedulers at once; None for no limit.
+        max_in_flight: largest number of jobs of the sweep that wait or run at once; None for no limit.
         dry_run: whether the jobs are only printed.
-        yes: whether nobody is asked for confirmation.
+        yes: whether to submit without asking for confirmation.
     """
 
     scheduler: Optional[str]
@@ -60,7 +60,7 @@ class SubmitOptions:
         return (*self.overrides, *scheduler_overrides(self.scheduler))
 
     def arguments(self) -> List[str]:
-        """The options as words of a command line, without ``--dry-run`` and ``--yes``."""
+        """The options as arguments of a command line, without ``--dry-run`` and ``--yes``."""
         arguments = ["--scheduler", self.scheduler] if self.scheduler is not None else []
         arguments += [word for text in self.overrides for word in ("--set", text)]
         return arguments + (["--max-in-flight", str(self.max_in_flight)] if self.max_in_flight is not None else [])
@@ -131,7 +131,7 @@ def run(
     from fugaku_gpt.sweep.run import run_sweep
 
     expanded = expand_sweep(file, overrides)
-    find_launcher()  # says how to get one, before anything is written
+    find_launcher()  # fails before anything is written, and says how to get one
     live = sys.stderr.isatty()
     display: Union[LiveProgress, PlainProgress] = LiveProgress() if live else PlainProgress(sys.stderr)
     with display as progress:
@@ -141,7 +141,7 @@ def run(
     rows = write_tables([out], out)
     print_table(rows, "table")
     closing = _closing_text(ended, len(expanded.runs), out)
-    if any(ended_run.failed for ended_run in ended) or len(ended) < len(expanded.runs):
+    if any(ended_run.has_failed for ended_run in ended) or len(ended) < len(expanded.runs):
         raise RunFailed(closing)
     click.echo(closing, err=True)
 
@@ -181,20 +181,20 @@ def resume(target: Path, out: Optional[Path], options: SubmitOptions) -> None:
 @click.option("--no-ask", is_flag=True, help="Report what is recorded, without asking any scheduler.")
 def status(directory: Path, form: str, no_ask: bool) -> None:
     """Show the state of every run of the sweep in DIR: missing, waiting, running, or how and why it ended."""
-    from fugaku_gpt.sweep.folder import settled
-    from fugaku_gpt.sweep.submit import standings_of
+    from fugaku_gpt.sweep.folder import with_recorded_names
+    from fugaku_gpt.sweep.submit import run_standings
 
     plan, folder = _plan_and_folder(directory, None, ())
-    standings = standings_of(settled(plan.sweep(), folder), folder, ask=not no_ask)
+    standings = run_standings(with_recorded_names(plan.sweep(), folder), folder, query_schedulers=not no_ask)
     click.echo(render_rows(_STATUS_COLUMNS, [_standing_row(standing) for standing in standings], form), nl=False)
     click.echo(_status_counts(standings), err=True)
 
 
-def _submit(plan: Plan, out: Path, options: SubmitOptions, command: List[str], resume: bool) -> None:
+def _submit(plan: SweepPlan, out: Path, options: SubmitOptions, command: List[str], resume: bool) -> None:
     """Submit what is missing, or print what would be submitted.
 
     Args:
-        command: words of the command line that continues this one.
+        command: arguments of the command line that continues this one.
         resume: whether failed runs are submitted again.
 
     Raises:
@@ -208,32 +208,41 @@ def _submit(plan: Plan, out: Path, options: SubmitOptions, command: List[str], r
         _print_jobs(expanded, standings, planned)
         return
 
-    def report_submission(number: int, total: int, planned: "Planned", message: str) -> None:
+    def report_submission(number: int, total: int, planned: "PlannedJob", message: str) -> None:
         click.echo(f"[{number}/{total}] {planned.run.name}: {message}", err=True)
 
-    def confirm_submission(planned: Sequence["Planned"]) -> bool:
+    def confirm_submission(planned: Sequence["PlannedJob"]) -> bool:
         if not planned or options.yes or not sys.stdin.isatty():
             return True
         return click.confirm(f"submit {_total_text(planned)}?", err=True)
 
-    submission = submit_sweep(plan, out, max_in_flight=options.max_in_flight, resume=resume, told=report_submission, agreed=confirm_submission)
+    submission = submit_sweep(
+        plan,
+        out,
+        max_in_flight=options.max_in_flight,
+        resume=resume,
+        on_job=report_submission,
+        confirm=confirm_submission,
+    )
     closing = _submission_text(submission, out, command, resume)
-    if submission.refused or submission.stopped:
+    if submission.refused or submission.stop_reason:
         raise RunFailed(closing)
     click.echo(closing, err=True)
 
 
-def _submission_text(submission: "Handed", out: Path, command: List[str], resume: bool) -> str:
-    lines = [f"{len(submission.standings)} runs: {len(submission.taken)} submitted now, {submission.left} left"]
+def _submission_text(submission: "SubmittedSweep", out: Path, command: List[str], resume: bool) -> str:
+    lines = [f"{len(submission.standings)} runs: {len(submission.job_ids)} submitted now, {submission.remaining} left"]
     lines += [f"{name}: not taken: {why}" for name, why in submission.refused.items()]
-    before = [standing for standing in submission.standings if standing.run.name not in submission.taken]
+    before = [standing for standing in submission.standings if standing.run.name not in submission.job_ids]
     earlier_counts = _status_counts(before)
     lines += [f"of the others: {earlier_counts}"] if before else []
-    lines += [submission.stopped] if submission.stopped else []
-    if submission.left:
+    lines += [submission.stop_reason] if submission.stop_reason else []
+    if submission.remaining:
         lines.append(f"to continue: fugaku-gpt {shlex.join(command)}")
     failed = [
-        standing for standing in before if standing.status not in (OK, REFUSED) and not standing.in_flight and standing.status != "missing"
+        standing
+        for standing in before
+        if standing.status not in (OK, REFUSED) and not standing.in_flight and standing.status != "missing"
     ]
     if failed and not resume:
         lines.append(f"to submit failed runs again: fugaku-gpt sweep resume {shlex.quote(str(out))}")
@@ -241,7 +250,7 @@ def _submission_text(submission: "Handed", out: Path, command: List[str], resume
     return "\n".join(lines)
 
 
-def _print_jobs(expanded: Sweep, standings: Sequence["Standing"], planned: Sequence["Planned"]) -> None:
+def _print_jobs(expanded: Sweep, standings: Sequence["RunStanding"], planned: Sequence["PlannedJob"]) -> None:
     for number, planned_run in enumerate(planned, start=1):
         click.echo(f"==> [{number}/{len(planned)}] {planned_run.run.name}: {_job_text(planned_run)}")
         if planned_run.job is None:
@@ -258,7 +267,7 @@ def _print_jobs(expanded: Sweep, standings: Sequence["Standing"], planned: Seque
     click.echo(f"total: {_total_text(planned)}, {len(refused)} refused{skipped_text}; nothing was written")
 
 
-def _job_text(planned: "Planned") -> str:
+def _job_text(planned: "PlannedJob") -> str:
     if planned.job is None:
         return f"refused: {planned.refusal}"
     job = planned.job.config.job
@@ -268,7 +277,7 @@ def _job_text(planned: "Planned") -> str:
     return f"{job.scheduler}, {job.nodes} {'node' if job.nodes == 1 else 'nodes'}, {limit}{more}, {hours}"
 
 
-def _total_text(planned: Sequence["Planned"]) -> str:
+def _total_text(planned: Sequence["PlannedJob"]) -> str:
     jobs = [planned_run.job for planned_run in planned if planned_run.job is not None]
     hours = [job.node_hours for job in jobs if job.node_hours is not None]
     text = f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}, {sum(hours):.4g} node-hours"
@@ -276,7 +285,7 @@ def _total_text(planned: Sequence["Planned"]) -> str:
     return text + (f" and {endless} without a time limit (job.elapse)" if endless else "")
 
 
-def _plan_and_folder(target: Path, out: Optional[Path], overrides: Tuple[str, ...]) -> Tuple[Plan, Path]:
+def _plan_and_folder(target: Path, out: Optional[Path], overrides: Tuple[str, ...]) -> Tuple[SweepPlan, Path]:
     """The plan of a sweep's folder, or of a sweep file and the folder that goes with it.
 
     Raises:
@@ -287,18 +296,18 @@ def _plan_and_folder(target: Path, out: Optional[Path], overrides: Tuple[str, ..
             raise UsageError(f"{target}: with a sweep file, name the folder of its runs with --out")
         return plan_of(target, overrides), out
     if out is not None:
-        raise UsageError(f"--out {out}: {target} is the folder already; leave --out away, or name a sweep file")
+        raise UsageError(f"--out {out}: {target} is the folder already; leave --out out, or name a sweep file")
     plan = read_plan(target)
     if plan is None:
         raise UsageError(
             f"{target}: no sweep was started there (it has no {PLAN_FILE}); name the sweep file, and --out"
         )
     if overrides:
-        plan = Plan(plan.file, plan.name, plan.text, (*plan.overrides, *overrides), plan.base)
+        plan = SweepPlan(plan.file, plan.name, plan.text, (*plan.overrides, *overrides), plan.base)
     return plan, target
 
 
-def _standing_row(standing: "Standing") -> Dict[str, Any]:
+def _standing_row(standing: "RunStanding") -> Dict[str, Any]:
     total = standing.run.config.training.iterations if standing.run.config is not None else None
     pace = standing.seconds_per_iteration
     return {
@@ -312,20 +321,22 @@ def _standing_row(standing: "Standing") -> Dict[str, Any]:
     }
 
 
-def _status_counts(standings: Sequence["Standing"]) -> str:
+def _status_counts(standings: Sequence["RunStanding"]) -> str:
     counts: Dict[str, int] = {}
     for standing in standings:
         counts[standing.status] = counts.get(standing.status, 0) + 1
     return ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: item[0] != OK))
 
 
-def _closing_text(ended: List["Ended"], total: int, out: Path) -> str:
+def _closing_text(ended: List["EndedRun"], total: int, out: Path) -> str:
     counts: Dict[str, int] = {}
     for ended_run in ended:
         counts[ended_run.result.status] = counts.get(ended_run.result.status, 0) + 1
-    counts_text = ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: item[0] != OK))
+    counts_text = ", ".join(
+        f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: item[0] != OK)
+    )
     lines = [f"{total} runs: {counts_text}" + (f", {total - len(ended)} not started" if len(ended) < total else "")]
-    if ended[-1].stopped:
+    if ended[-1].was_stopped:
         lines.append("stopped; the same command runs what is missing")
     lines.append(f"tables: {out / 'table.md'}, {out / 'table.csv'}, {out / 'table.json'}")
     return "\n".join(lines)
@@ -342,7 +353,7 @@ def _run_row(run: Run) -> Dict[str, Any]:
             "iterations": "training.iterations",
             "nodes": "job.nodes",
         }
-        shown = {column: run.written.get(key) for column, key in keys.items()}
+        shown = {column: run.written_settings.get(key) for column, key in keys.items()}
         reason = run.refusal.replace("\n", "; ")
         return {
             "run": run.name,

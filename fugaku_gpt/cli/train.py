@@ -14,7 +14,7 @@ from fugaku_gpt.cli.options import PATH, RunSource, data_option, data_overrides,
 from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_USAGE, RunFailed, UsageError
 from fugaku_gpt.formulas.parameters import size_name
-from fugaku_gpt.machine.garbage_collection import nothing_collected
+from fugaku_gpt.machine.garbage_collection import gc_paused
 from fugaku_gpt.machine.local import usable_cores
 from fugaku_gpt.machine.rank import rank_from_environment
 from fugaku_gpt.records.run import AUTO, NONE, REFUSED, RunDirectory, resumes_in_same_folder
@@ -63,13 +63,17 @@ def train(
         config = source.load(*overrides)
         started_ranks = ranks if rank_and_count is None else rank_and_count[1]
         if rank_and_count is not None and ranks is not None and ranks != rank_and_count[1]:
-            raise UsageError(f"--ranks {ranks}: mpirun has started {rank_and_count[1]} ranks; leave --ranks out under mpirun")
+            raise UsageError(
+                f"--ranks {ranks}: mpirun has started {rank_and_count[1]} ranks; leave --ranks out under mpirun"
+            )
         if (started_ranks or 1) != config.layout.ranks:
             raise UsageError(_wrong_ranks_message(config, started_ranks))
         if resume == AUTO and out is None:
-            raise UsageError("--resume auto: needs --out, the run directory to go on in")
+            raise UsageError("--resume auto: needs --out, the run directory to resume in")
     except UsageError:
-        if rank_and_count is not None and rank_and_count[0] != 0:  # every rank reads the same words: one of them says what is wrong
+        if (
+            rank_and_count is not None and rank_and_count[0] != 0
+        ):  # every rank has the same command line: rank 0 reports what is wrong
             raise click.exceptions.Exit(EXIT_USAGE) from None
         raise
     out = out if out is not None else Path("runs") / f"{_run_name(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -83,12 +87,12 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
     if resume == AUTO and directory.has_finished(config.training.iterations):
         click.echo(f"{out}: the run has done its {config.training.iterations} iterations: nothing to do")
         raise click.exceptions.Exit(EXIT_OK)
-    # here, as in _join: what starts ranks is not for ten thousand of them to import
+    # imported here, as in _join_ranks: ten thousand ranks must not import what starts them
     from fugaku_gpt.launch.launch_result import result_of_launch
     from fugaku_gpt.launch.launcher import exit_code_of, launch
-    from fugaku_gpt.planner.trainer.memory_check import refuse_too_large, this_machine
+    from fugaku_gpt.planner.trainer.memory_check import local_node_limits, refuse_too_large
 
-    refuse_too_large(config, this_machine(), range(config.layout.ranks))
+    refuse_too_large(config, local_node_limits(), range(config.layout.ranks))
     arguments = ([] if resume == NONE else ["--resume", resume]) + (["--force-data"] if force_data else [])
     directory.create(dump_run_config(config), mark, resume=resumes_in_same_folder(directory, resume))
     started, log = time.time(), directory.log_file
@@ -108,7 +112,9 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
     raise click.exceptions.Exit(code)
 
 
-def _join_ranks(config: RunConfig, out: Path, rank_and_count: Optional[Tuple[int, int]], resume: str, force_data: bool) -> None:
+def _join_ranks(
+    config: RunConfig, out: Path, rank_and_count: Optional[Tuple[int, int]], resume: str, force_data: bool
+) -> None:
     threads = config.node.threads_per_rank or max(1, len(usable_cores()) // config.ranks_per_node)
     os.environ.update(thread_variables(threads))  # read when the libraries are loaded, just below
     announce = None
@@ -116,12 +122,12 @@ def _join_ranks(config: RunConfig, out: Path, rank_and_count: Optional[Tuple[int
         from fugaku_gpt.launch.rank_supervisor import supervise_rank
 
         announce = supervise_rank(rank_and_count[0])  # before torch and MPI begin their threads
-    with nothing_collected():
-        from fugaku_gpt.planner.trainer.memory_check import refuse_too_large, this_machine
+    with gc_paused():
+        from fugaku_gpt.planner.trainer.memory_check import local_node_limits, refuse_too_large
         from fugaku_gpt.training.run import train as train_on_this_rank
 
     try:
-        machine = this_machine()
+        machine = local_node_limits()
         code = train_on_this_rank(
             config,
             out,
@@ -139,7 +145,7 @@ def _join_ranks(config: RunConfig, out: Path, rank_and_count: Optional[Tuple[int
 
 
 def thread_variables(threads: int) -> Dict[str, str]:
-    """Variables by which a rank's libraries use so many threads."""
+    """Variables that set the number of threads of a rank's libraries."""
     return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),

@@ -64,10 +64,10 @@ def comparison_script(
     template_values = {
         "ranks": larger_config.layout.ranks,
         "ranks_per_node": larger_config.ranks_per_node,
-        "kept": SAVED_VARIABLE_PREFIX,
+        "saved_variable_prefix": SAVED_VARIABLE_PREFIX,
         "start": _launch_command(base, profile, launcher),
         "sides": [_side_argument(side) for side in sides],
-        "words": ["--out", FOLDER, *arguments, *_budget_argument(base, arguments)],
+        "compare_arguments": ["--out", FOLDER, *arguments, *_budget_argument(base, arguments)],
     }
     return base, render_job(base, profile, name=TEMPLATE, extra_values=template_values)
 

@@ -40,7 +40,7 @@ from fugaku_gpt.config.profile import Profile
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.launch.launch_result import result_of_launch
 from fugaku_gpt.launch.processes import Outcome
-from fugaku_gpt.planner.trainer.memory_check import refuse_too_large, this_machine
+from fugaku_gpt.planner.trainer.memory_check import local_node_limits, refuse_too_large
 from fugaku_gpt.records.claim import AlreadyClaimed, claim_folder, current_process, release_claim
 from fugaku_gpt.records.files import is_temporary
 from fugaku_gpt.records.run import INTERRUPTED, REFUSED, Result, RunDirectory
@@ -242,7 +242,7 @@ def _run_job(session: Session, directory: RunDirectory, side: SideRun) -> Tuple[
     stopped = False
     try:
         if not is_inside_job:  # ranks inside a job are on other nodes, too, and judge that themselves
-            refuse_too_large(config, this_machine(), range(config.layout.ranks))
+            refuse_too_large(config, local_node_limits(), range(config.layout.ranks))
         with session.new_watch(descendants=not is_inside_job) as watch:
             outcome = session.launch(
                 config,

@@ -149,7 +149,7 @@ def read_counters(system: Path = Path("/sys"), processes: Path = Path("/proc")) 
         minor_faults=sum(usage.ru_minflt for usage in usages),
         major_faults=sum(usage.ru_majflt for usage in usages),
         yields=sum(usage.ru_nvcsw for usage in usages),
-        switches=sum(one.ru_nivcsw for one in usages),
+        switches=sum(usage.ru_nivcsw for usage in usages),
         throttled=_summed_counters(system, _THROTTLE_COUNTERS),
         swapped_in=_swapped_in(processes / "vmstat"),
     )

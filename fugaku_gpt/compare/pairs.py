@@ -20,7 +20,7 @@ from fugaku_gpt.records.run import OK
 from fugaku_gpt.versioned_json import read_versioned_json
 
 VERSION = 1
-PLAN_FILE = "comparison.json"
+COMPARISON_FILE = "comparison.json"
 PAIR_FILE = "pair.json"
 NOISE_FILE = "noise.json"
 ENDING_FILE = "ending.json"
@@ -176,7 +176,7 @@ class ComparisonRecord:
 
 def write_plan(out: Path, plan: ComparisonPlan) -> None:
     """Keep what is compared."""
-    write_json_atomically(out / PLAN_FILE, asdict(plan))
+    write_json_atomically(out / COMPARISON_FILE, asdict(plan))
 
 
 def write_ending(out: Path, stop_reason: str) -> None:
@@ -191,7 +191,7 @@ def read_plan(out: Path) -> Optional[ComparisonPlan]:
         UsageError: the file is not of this format.
     """
     return read_versioned_json(
-        out / PLAN_FILE, "a comparison's plan", (VERSION,), _plan_of, mend="choose another --out"
+        out / COMPARISON_FILE, "a comparison's plan", (VERSION,), _plan_of, mend="choose another --out"
     )
 
 
@@ -224,7 +224,7 @@ def read_comparison(out: Path) -> ComparisonRecord:
     """
     plan = read_plan(out)
     if plan is None:
-        raise UsageError(f"{out}: holds no comparison ({PLAN_FILE} is not there); give two sides to make one")
+        raise UsageError(f"{out}: holds no comparison ({COMPARISON_FILE} is not there); give two sides to make one")
     pairs, unfinished = [], []
     for folder in pair_folders(out):
         pair = _read_pair(folder, plan.warm_up)

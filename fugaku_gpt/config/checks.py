@@ -41,7 +41,9 @@ ReportProblem = Callable[[str, object, str], None]
 def _check_model(config: RunConfig, report_problem: ReportProblem) -> None:
     model, tp = config.model, config.layout.tp
     if model.hidden % model.heads:
-        report_problem("model.heads", model.heads, f"must divide model.hidden {model.hidden}; valid: {_divisors(model.hidden)}")
+        report_problem(
+            "model.heads", model.heads, f"must divide model.hidden {model.hidden}; valid: {_divisors(model.hidden)}"
+        )
     if model.heads % tp:
         report_problem("layout.tp", tp, f"must divide model.heads {model.heads}; valid: {_divisors(model.heads)}")
     if model.ffn_size % tp:
@@ -122,7 +124,9 @@ def _check_training(config: RunConfig, report_problem: ReportProblem) -> None:
     if training.min_lr > training.lr:
         report_problem("training.min_lr", training.min_lr, f"must be at most training.lr {training.lr:g}")
     if training.decay_fraction > 1:
-        report_problem("training.decay_fraction", f"{training.decay_fraction:g}", "is a share; valid: above 0, at most 1")
+        report_problem(
+            "training.decay_fraction", f"{training.decay_fraction:g}", "is a share; valid: above 0, at most 1"
+        )
     # a short trial of a long run may end within its warm-up; a schedule that is written out may not
     if training.decay_iterations is not None and training.warmup_iterations >= training.decay_iterations:
         report_problem(
@@ -163,13 +167,17 @@ def _check_ramp(
     if None in values:
         missing = names[values.index(None)]
         present = next(name for name, value in zip(names, values) if value is not None)
-        report_problem(f"training.{missing}", "null", f"is needed with training.{present}; valid: all of {', '.join(names)}")
+        report_problem(
+            f"training.{missing}", "null", f"is needed with training.{present}; valid: all of {', '.join(names)}"
+        )
         return
     key, size = full_size
     if start > size or start % unit:
         multiple = min(start, size) // unit * unit
         valid = ", ".join(str(candidate) for candidate in (multiple, multiple + unit) if 0 < candidate <= size)
-        report_problem(f"training.{names[0]}", start, f"must be a multiple of {rule}, at most {key} {size}; valid: {valid}")
+        report_problem(
+            f"training.{names[0]}", start, f"must be a multiple of {rule}, at most {key} {size}; valid: {valid}"
+        )
     elif start < size and ((size - start) % increment or increment % unit):
         valid = _format_list([unit * step for step in _divisors_of((size - start) // unit)])
         report_problem(
@@ -184,7 +192,9 @@ def _check_health(config: RunConfig, report_problem: ReportProblem) -> None:
     for text in training.skip_samples:
         first, _, last = text.partition("-")
         if last and int(first) > int(last):
-            report_problem("training.skip_samples", text, f"must go from the lower to the higher number; valid: {last}-{first}")
+            report_problem(
+                "training.skip_samples", text, f"must go from the lower to the higher number; valid: {last}-{first}"
+            )
     if training.rollback_every is None:
         return
     if training.rollback_every > training.spike_window:
@@ -205,7 +215,9 @@ def _check_health(config: RunConfig, report_problem: ReportProblem) -> None:
 def _check_precision(config: RunConfig, report_problem: ReportProblem) -> None:
     training = config.training
     if training.dtype == "float64" and training.gradient_dtype is not None:
-        report_problem("training.gradient_dtype", training.gradient_dtype, "must be left out with training.dtype float64")
+        report_problem(
+            "training.gradient_dtype", training.gradient_dtype, "must be left out with training.dtype float64"
+        )
     if training.loss_scale < training.loss_scale_min:
         report_problem(
             "training.loss_scale",
@@ -240,7 +252,9 @@ def _check_recompute(config: RunConfig, report_problem: ReportProblem) -> None:
 def _check_data(config: RunConfig, report_problem: ReportProblem) -> None:
     data = config.data
     if data.weights and len(data.weights) != len(data.paths):
-        report_problem("data.weights", list(data.weights), f"must have one weight for each of the {len(data.paths)} data.paths")
+        report_problem(
+            "data.weights", list(data.weights), f"must have one weight for each of the {len(data.paths)} data.paths"
+        )
     if len(data.split) != 3 or sum(data.split) <= 0 or data.split[0] <= 0:
         report_problem(
             "data.split",
@@ -256,8 +270,14 @@ def _check_checkpoint(config: RunConfig, report_problem: ReportProblem) -> None:
     if interval is None:
         report_problem("checkpoint.keep_every", every, "needs checkpoint.interval, which it is a multiple of")
     elif every % interval:
-        valid = " or ".join(str(candidate) for candidate in (every // interval * interval, -(-every // interval) * interval) if candidate)
-        report_problem("checkpoint.keep_every", every, f"must be a multiple of checkpoint.interval {interval}; valid: {valid}")
+        valid = " or ".join(
+            str(candidate)
+            for candidate in (every // interval * interval, -(-every // interval) * interval)
+            if candidate
+        )
+        report_problem(
+            "checkpoint.keep_every", every, f"must be a multiple of checkpoint.interval {interval}; valid: {valid}"
+        )
 
 
 def _check_job(config: RunConfig, report_problem: ReportProblem) -> None:
@@ -290,10 +310,14 @@ def _check_job(config: RunConfig, report_problem: ReportProblem) -> None:
         if axes != len(job.shape.split("x")):
             report_problem("job.rank_map", job.rank_map, f"names {axes} axes; job.shape {job.shape} has another number")
     if job.tarball and job.scheduler == "pjm" and not job.local_tmp:
-        report_problem("job.tarball", job.tarball, "is unpacked to node-local disk, which needs job.local_tmp, such as 30Gi")
+        report_problem(
+            "job.tarball", job.tarball, "is unpacked to node-local disk, which needs job.local_tmp, such as 30Gi"
+        )
 
 
-_LARGEST_DIVISOR = 100_000  # limit of the divisors in a message, so that a slip of many zeros does not take minutes to refuse
+_LARGEST_DIVISOR = (
+    100_000  # limit of the divisors in a message, so that a slip of many zeros does not take minutes to refuse
+)
 
 
 def _divisors(number: int) -> str:

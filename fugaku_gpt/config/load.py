@@ -13,8 +13,24 @@ import yaml
 
 from fugaku_gpt.config.checks import problems_of
 from fugaku_gpt.config.schema import RunConfig
-from fugaku_gpt.config.tree import Scalar, Tree, flatten, parse_override, parse_yaml, plain_values, read_yaml_file, location_of
-from fugaku_gpt.config.values import BadValue, coerce_scalar, element_type, format_duration, strip_optional, describe_type
+from fugaku_gpt.config.tree import (
+    Scalar,
+    Tree,
+    flatten,
+    location_of,
+    parse_override,
+    parse_yaml,
+    plain_values,
+    read_yaml_file,
+)
+from fugaku_gpt.config.values import (
+    BadValue,
+    coerce_scalar,
+    describe_type,
+    element_type,
+    format_duration,
+    strip_optional,
+)
 from fugaku_gpt.errors import ConfigError
 
 PRESET_DIR = Path(__file__).parent / "presets"
@@ -69,7 +85,11 @@ def build_run_config(layers: Iterable[SettingsLayer], preset: Optional[str] = No
             raise ConfigError(f"{location_of(preset_value, 'preset')}: preset: expected one name")
         preset = preset_value.text
     if preset is not None:
-        location = location_of(preset_value, "--preset") if isinstance(preset_value, Scalar) and preset_value.text == preset else "--preset"
+        location = (
+            location_of(preset_value, "--preset")
+            if isinstance(preset_value, Scalar) and preset_value.text == preset
+            else "--preset"
+        )
         merged = {**preset_settings(preset, location).values, **merged}
     locations = {key: location_of(value, origins.get(key, "")) for key, value in merged.items()}
     config, problems = _construct(merged, locations)
@@ -168,7 +188,9 @@ def _construct(merged: Mapping[str, Tree], locations: Mapping[str, str]) -> Tupl
         try:
             coerced = _coerce(value, kind, metadata)
         except BadValue as error:
-            problems.append(f"{location}: {key}: {plain_values(value)!r}: {error}; valid: {describe_type(kind, metadata)}")
+            problems.append(
+                f"{location}: {key}: {plain_values(value)!r}: {error}; valid: {describe_type(kind, metadata)}"
+            )
             continue
         section, _, leaf = key.partition(".")
         sections.setdefault(section, {})[leaf] = coerced
@@ -185,7 +207,9 @@ def _coerce(value: Tree, kind: Any, metadata: Mapping[str, Any]) -> Any:
     items = [value] if isinstance(value, Scalar) else value
     if not isinstance(items, list) or not all(isinstance(item, Scalar) for item in items):
         raise BadValue("expected a list")
-    return tuple(coerce_scalar(item.text, item.is_quoted, element, metadata) for item in items if isinstance(item, Scalar))
+    return tuple(
+        coerce_scalar(item.text, item.is_quoted, element, metadata) for item in items if isinstance(item, Scalar)
+    )
 
 
 def _unknown_key(key: str, value: Tree, location: str, all_keys: Mapping[str, Any]) -> str:
@@ -193,14 +217,17 @@ def _unknown_key(key: str, value: Tree, location: str, all_keys: Mapping[str, An
     siblings = [name for name in all_keys if name.startswith(section + ".")]
     # a misspelt key of its section; then a misspelt section; then a key of another section, or one without a section
     similar_keys = [
-        f"{section}.{name}" for name in difflib.get_close_matches(leaf, [sibling.partition(".")[2] for sibling in siblings], n=1)
+        f"{section}.{name}"
+        for name in difflib.get_close_matches(leaf, [sibling.partition(".")[2] for sibling in siblings], n=1)
     ]
     similar_keys = similar_keys or ([] if siblings else difflib.get_close_matches(key, all_keys, n=1))
     similar_keys = similar_keys or [name for name in all_keys if name.rpartition(".")[2] == key.rpartition(".")[2]]
     if similar_keys:
         hint = f"did you mean {similar_keys[0]}?"
     else:
-        hint = "valid: " + ", ".join(siblings or sorted({name.partition(".")[0] + ".*" for name in all_keys} | {"preset"}))
+        hint = "valid: " + ", ".join(
+            siblings or sorted({name.partition(".")[0] + ".*" for name in all_keys} | {"preset"})
+        )
     return f"{location}: {key}: unknown key (value {plain_values(value)!r}); {hint}"
 
 

@@ -1,6 +1,6 @@
-"""What a run is: one frozen dataclass per concern, a meaning and a unit beside every field.
+"""The schema of a run: one frozen dataclass per concern, with a meaning and a unit beside every field.
 
-``option()`` carries the meaning, the unit and the limits of a field; the loader coerces and checks by them, so a field
+``option()`` takes the meaning, the unit and the limits of a field. The loader converts and checks by them, so a field
 is described in one place only. Cross-field rules are in ``checks.py``.
 """
 
@@ -19,7 +19,7 @@ SCHEDULERS = ("pjm", "slurm", "local")
 RECOMPUTE = ("none", "selective", "full")
 LR_SCHEDULES = ("cosine", "linear", "constant", "wsd")
 
-# Texts that reach job scripts. Quoting makes any text harmless there; these are refused where they cannot be meant.
+# Forms of texts that job scripts contain. Quoting makes any text harmless there; these forms catch mistakes.
 _WORD = (r"[A-Za-z0-9_][A-Za-z0-9._-]*", "letters, digits and . _ -")
 SIZE = (r"0*[1-9][0-9]*(Ki|Mi|Gi|Ti)", "a size with its unit, such as 23Gi")
 _PATH = (r"[^\x00-\x1f\x7f\ud800-\udfff]+", "a path without control characters")
@@ -42,8 +42,8 @@ def option(
     """A dataclass field with its meaning, unit and limits.
 
     Args:
-        form: what a text, or each of a list of texts, must look like: a regular expression, and the same in words. The
-            empty text is always allowed: it means "not set".
+        form: required form of a text, or of each text of a list: a regular expression and a description. The empty
+            text is always allowed and means "not set".
     """
     metadata = {
         "meaning": meaning,
@@ -60,7 +60,7 @@ def option(
 
 
 def as_knob(described: Any, knob: NodeKnob) -> Any:
-    """A dataclass field made by :func:`option` that is also a knob of a node, under the field's name."""
+    """The dataclass field ``described``, made by :func:`option`, as a knob of a node under the field's name."""
     return field(default=described.default, metadata={**described.metadata, "knob": knob})
 
 
@@ -74,7 +74,7 @@ def power_knob(
     alias: str = "",
     row_name: str = "{name}{value}",
 ) -> Any:
-    """A dataclass field for a power knob that PJM alone can set, under the field's name; see :class:`NodeKnob`."""
+    """A dataclass field for a power knob that only PJM can set, under the field's name; see :class:`NodeKnob`."""
     knob = NodeKnob(
         values=values,
         default=default,
@@ -91,7 +91,7 @@ def power_knob(
 def duration(
     default: Optional[float], meaning: str, *, at_least: Optional[float] = None, above: Optional[float] = None
 ) -> Any:
-    """A dataclass field of seconds that may be written as H:MM:SS, with its meaning and limits."""
+    """A dataclass field for seconds, which may be written as H:MM:SS, with its meaning and limits."""
     metadata = option(default, meaning, unit="s", at_least=at_least, above=above).metadata
     return field(default=default, metadata={**metadata, "duration": True})
 
@@ -104,23 +104,29 @@ def describe(spec: "Field[Any]") -> str:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The GPT: pre-LayerNorm, learned positions, GELU, output weights tied to the embedding."""
+    """The model: a GPT with pre-LayerNorm, learned positions, GELU, and output weights tied to the embedding."""
 
-    name: str = option("", "size as written in tables, such as 124M; empty: made from the parameter count")
+    name: str = option("", "size in tables, such as 124M; default: derived from the parameter count")
     layers: int = option(4, "transformer layers", at_least=1)
     hidden: int = option(128, "hidden size h", at_least=1)
     heads: int = option(4, "attention heads", at_least=1)
     ffn_hidden: Optional[int] = option(None, "width of the MLP; default 4 * hidden", at_least=1)
     seq_len: int = option(128, "sequence length s", unit="tokens", at_least=1)
-    vocab_size: int = option(2048, "true vocabulary; padding never takes part in the loss", unit="tokens", at_least=2)
-    vocab_multiple: int = option(128, "the embedding is padded to a multiple of this times layout.tp", at_least=1)
-    padded_vocab_size: Optional[int] = option(None, "rows of the embedding; default by vocab_multiple", at_least=2)
+    vocab_size: int = option(
+        2048, "size of the vocabulary without padding, which never takes part in the loss", unit="tokens", at_least=2
+    )
+    vocab_multiple: int = option(
+        128, "the embedding's rows are padded to a multiple of this times layout.tp", at_least=1
+    )
+    padded_vocab_size: Optional[int] = option(
+        None, "rows of the embedding; default: derived from vocab_multiple", at_least=2
+    )
     dropout: float = option(0.0, "dropout after the embedding and on both residual branches", at_least=0, below=1)
     attention_dropout: float = option(0.0, "dropout on attention probabilities", at_least=0, below=1)
     embedding_layernorm: bool = option(False, "one more LayerNorm after the embedding")
     layernorm_eps: float = option(1e-5, "epsilon of LayerNorm", above=0)
     gelu: str = option(
-        "erf", "form of GELU; GPT-2's published weights want tanh, erf is faster", choices=("erf", "tanh")
+        "erf", "form of GELU; GPT-2's published weights need tanh, erf is faster", choices=("erf", "tanh")
     )
     init_std: float = option(0.02, "standard deviation of initial weights", above=0)
 
@@ -135,7 +141,7 @@ class ModelConfig:
         return self.hidden // self.heads
 
     def padded_vocab(self, tp: int) -> int:
-        """Rows of the embedding when it is cut over ``tp`` ranks."""
+        """Rows of the embedding when it is split over ``tp`` ranks."""
         if self.padded_vocab_size is not None:
             return self.padded_vocab_size
         multiple = self.vocab_multiple * tp
@@ -144,13 +150,15 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class LayoutConfig:
-    """How the ranks are arranged; ranks = dp * tp * pp."""
+    """The arrangement of the ranks; their number is dp * tp * pp."""
 
     dp: int = option(1, "data-parallel replicas", at_least=1)
     tp: int = option(1, "tensor-parallel ranks that share each layer", at_least=1)
     pp: int = option(1, "pipeline stages", at_least=1)
     order: str = option(
-        "tp,pp,dp", "which ranks are neighbours: the axes of the grid, fastest first", choices=GRID_ORDERS
+        "tp,pp,dp",
+        "order of the grid's axes, fastest first; neighbouring ranks differ in the first",
+        choices=GRID_ORDERS,
     )
     schedule: str = option("1f1b", "order of passes in the pipeline", choices=PIPELINE_SCHEDULES)
     chunks: int = option(1, "virtual stages of each pipeline stage; above 1 with the interleaved schedule", at_least=1)
@@ -161,10 +169,12 @@ class LayoutConfig:
         at_least=0,
     )
     sequence_parallel: bool = option(
-        False, "cut the activations between tensor-parallel layers along the sequence; with tp 1 it changes nothing"
+        False, "split the activations between tensor-parallel layers along the sequence; no effect with tp 1"
     )
     hierarchical_sum: bool = option(False, "sum gradients within each node first, then between nodes")
-    zero: int = option(0, "1: each replica keeps and steps its share of the optimiser state (ZeRO)", choices=(0, 1))
+    zero: int = option(
+        0, "1: each replica stores and updates its share of the optimiser state (ZeRO stage 1)", choices=(0, 1)
+    )
 
     @property
     def ranks(self) -> int:
@@ -182,29 +192,29 @@ class TrainingConfig:
         None, "global batch of the first iterations; default: no ramp-up", unit="sequences", at_least=1
     )
     ramp_increment: Optional[int] = option(
-        None, "by how much the global batch grows at a time", unit="sequences", at_least=1
+        None, "growth of the global batch at each step of the ramp", unit="sequences", at_least=1
     )
     ramp_samples: Optional[int] = option(
-        None, "samples consumed when the global batch has its full size", unit="sequences", at_least=1
+        None, "samples consumed when the global batch reaches its full size", unit="sequences", at_least=1
     )
     seq_ramp_start: Optional[int] = option(
         None, "tokens of each sample in the first iterations; default: all", unit="tokens", at_least=1
     )
     seq_ramp_increment: Optional[int] = option(
-        None, "by how much the samples grow at a time", unit="tokens", at_least=1
+        None, "growth of the samples at each step of the ramp", unit="tokens", at_least=1
     )
     seq_ramp_iterations: Optional[int] = option(
         None, "iterations after which samples have their full length", unit="iterations", at_least=1
     )
     skip_samples: Tuple[str, ...] = option(
         (),
-        "samples that are left out, by number, as the log counts consumed samples, such as 1000-1999",
+        "samples to leave out, by their number in the log's count of consumed samples, such as 1000-1999",
         form=(r"[0-9]{1,15}(-[0-9]{1,15})?", "such as 1000-1999, or one number"),
     )
     iterations: int = option(100, "optimiser steps", at_least=1)
     seed: int = option(1234, "seed of weights, sample order and dropout", at_least=0)
     dtype: str = option(
-        "float32", "precision of computing; with 16 bits, weights and sums of gradients are float32", choices=DTYPES
+        "float32", "precision of the computation; with 16 bits, weights and gradient sums are float32", choices=DTYPES
     )
     gradient_dtype: Optional[str] = option(
         None,
@@ -218,11 +228,13 @@ class TrainingConfig:
         1000, "float16: iterations without overflow after which the loss scale doubles", unit="iterations", at_least=1
     )
     loss_scale_min: float = option(
-        1.0, "float16: the loss scale halves at each overflow; one at this scale is a step that is not finite", above=0
+        1.0,
+        "float16: the loss scale halves at each overflow; an overflow at this scale counts as a non-finite step",
+        above=0,
     )
     lr: float = option(6e-4, "highest learning rate", above=0)
-    min_lr: float = option(6e-5, "learning rate at the end of the schedule, but for the constant one", at_least=0)
-    warmup_iterations: int = option(0, "linear warm-up", unit="iterations", at_least=0)
+    min_lr: float = option(6e-5, "learning rate at the end of the schedule, except for the constant one", at_least=0)
+    warmup_iterations: int = option(0, "length of the linear warm-up", unit="iterations", at_least=0)
     lr_schedule: str = option(
         "cosine", "learning rate after the warm-up; wsd: warm-up, stable, decay at the end", choices=LR_SCHEDULES
     )
@@ -231,56 +243,67 @@ class TrainingConfig:
     )
     decay_fraction: float = option(0.1, "share of the wsd schedule's length that decays", above=0)
     weight_decay: float = option(0.1, "AdamW weight decay of matrices; biases and LayerNorm have none", at_least=0)
-    beta1: float = option(0.9, "AdamW", at_least=0, below=1)
-    beta2: float = option(0.95, "AdamW", at_least=0, below=1)
-    eps: float = option(1e-8, "AdamW", above=0)
+    beta1: float = option(0.9, "beta1 of AdamW", at_least=0, below=1)
+    beta2: float = option(0.95, "beta2 of AdamW", at_least=0, below=1)
+    eps: float = option(1e-8, "epsilon of AdamW", above=0)
     clip_grad: float = option(1.0, "largest global gradient norm; 0 leaves gradients as they are", at_least=0)
     non_finite: str = option(
         "stop",
-        "what follows a loss or gradient that is not finite: the run stops, or the step is left out",
+        "reaction to a non-finite loss or gradient: stop the run, or skip the step",
         choices=("stop", "skip"),
     )
-    max_skips: int = option(10, "steps left out in a row, or returns to the same copy, that stop the run", at_least=1)
+    max_skips: int = option(
+        10, "number of skipped steps in a row, or of rollbacks to the same copy, that stops the run", at_least=1
+    )
     rollback_every: Optional[int] = option(
         None,
-        "iterations between copies in memory of weights and optimiser state, to which a loss spike returns; "
-        "default: never; takes as much memory again as those",
+        "iterations between in-memory copies of weights and optimiser state, to which a loss spike rolls back; "
+        "default: never; the copy doubles the memory of both",
         unit="iterations",
         at_least=1,
     )
     spike_window: int = option(
-        100, "losses before it that a loss is judged by, and their standard deviation", unit="iterations", at_least=2
+        100,
+        "number of preceding losses whose mean and standard deviation a loss is compared with",
+        unit="iterations",
+        at_least=2,
     )
     spike_deviations: Optional[float] = option(
-        6.0, "a loss so many standard deviations above their mean is a spike; null: none is", above=0
+        6.0, "a loss this many standard deviations above the mean is a spike; null: not checked", above=0
     )
-    spike_ratio: Optional[float] = option(None, "a loss so many times their mean is a spike; default: none is", above=1)
+    spike_ratio: Optional[float] = option(
+        None, "a loss of this multiple of the mean is a spike; default: not checked", above=1
+    )
     log_interval: int = option(1, "iterations between log lines", unit="iterations", at_least=1)
     eval_interval: Optional[int] = option(
-        None, "iterations between validations, one more at the end; default: never", unit="iterations", at_least=1
+        None, "iterations between validations, with one more at the end; default: never", unit="iterations", at_least=1
     )
     eval_batches: int = option(4, "global batches per validation", at_least=1)
     profile_operators: Optional[int] = option(
         None,
-        "iterations done once more after all is written, to see which operators take the time; default: none",
+        "iterations to run again at the end of the run with the operator profiler; default: none",
         unit="iterations",
         at_least=1,
     )
     bucket_mib: float = option(32.0, "size of one gradient all-reduce", unit="MiB", above=0)
-    buckets_at_once: int = option(4, "gradient all-reduces under way at once; MPI takes memory for each", at_least=1)
-    progress_ms: float = option(2.0, "our kernels let MPI get on this often; 0: they do not", unit="ms", at_least=0)
+    buckets_at_once: int = option(
+        4, "number of gradient all-reduces in flight at once; MPI needs memory for each", at_least=1
+    )
+    progress_ms: float = option(
+        2.0, "interval at which our kernels let MPI make progress; 0: never", unit="ms", at_least=0
+    )
 
     recompute: str = option(
         "none",
-        "what the backward pass computes again in place of keeping it: nothing, flags of attention dropout, or layers",
+        "recomputation in the backward pass: nothing, the masks of attention dropout, or whole layers",
         choices=RECOMPUTE,
     )
     recompute_layers: Optional[int] = option(
-        None, "layers of each chunk that are recomputed, the first ones; default: all", at_least=0
+        None, "number of layers of each chunk, from the first, that are recomputed; default: all", at_least=0
     )
     recompute_budget_mib: Optional[float] = option(
         None,
-        "memory of each rank for what forward passes keep; each stage recomputes as little as fits, recompute at most",
+        "memory of each rank for activations; each stage recomputes as little as fits, at most what recompute allows",
         unit="MiB",
         above=0,
     )
@@ -293,10 +316,12 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The corpora and how they are split and blended."""
+    """The corpora, their split and their blend."""
 
     paths: Tuple[str, ...] = option((), "folders made by `data prepare`, or prefixes of Megatron .bin/.idx pairs")
-    weights: Tuple[float, ...] = option((), "share of samples from each path; default: by their tokens", above=0)
+    weights: Tuple[float, ...] = option(
+        (), "share of samples from each path; default: in proportion to their tokens", above=0
+    )
     split: Tuple[float, ...] = option(
         (969.0, 30.0, 1.0), "train, valid, test shares of each corpus's documents", at_least=0
     )
@@ -304,10 +329,10 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """What each node runs, and its toggles. What a machine cannot apply is recorded as not applied.
+    """The processes of each node and its toggles; a toggle that a machine cannot apply is recorded as not applied.
 
     The fields that carry a :class:`NodeKnob` are the table of knobs (``NODE_KNOBS``), from which everything else about
-    a knob is derived: a new one is a new field. The power knobs are those of the user guide, chapter
+    a knob is derived: a new knob is a new field. The power knobs are those of the user guide, chapter
     PowerControlFunction; a job script for Fugaku always writes them out, as their defaults have changed over the years.
     """
 
@@ -315,22 +340,22 @@ class NodeConfig:
     threads_per_rank: Optional[int] = option(None, "threads per process; default: usable cores / ranks", at_least=1)
     bind: str = option(
         "none",
-        "give each rank cores of its own, or cores and their memory, unless the launcher has",
+        "bind each rank to cores of its own, or to cores and their memory, unless the launcher has done so",
         choices=("none", "cores", "memory"),
     )
     compiled_kernels: bool = option(
-        True, "compute by our own kernels where they are compiled for the processor (fugaku-gpt env kernels)"
+        True, "use our own kernels where they are compiled for the processor (fugaku-gpt env kernels)"
     )
     tcmalloc: bool = as_knob(
         option(False, "preload tcmalloc into the ranks with LD_PRELOAD"),
         NodeKnob(short_form=lambda value: "LD_PRELOAD=libtcmalloc.so"),
     )
     preload: Tuple[str, ...] = as_knob(
-        option((), "more libraries for LD_PRELOAD of the ranks, after tcmalloc; never exported", form=_LIBRARY),
+        option((), "further libraries for LD_PRELOAD of the ranks, after tcmalloc; never exported", form=_LIBRARY),
         NodeKnob(),
     )
     freq_mhz: Optional[int] = as_knob(
-        option(None, "core clock; default: as the machine is", unit="MHz", at_least=1),
+        option(None, "core clock; default: the machine's", unit="MHz", at_least=1),
         NodeKnob(
             values=(2000, 2200),
             default=2200,
@@ -361,7 +386,10 @@ class NodeConfig:
         row_name="ret{value}",
     )
     throttling_state: Optional[int] = power_knob(
-        "power knob: memory requests, 0 all to 9 a tenth", tuple(range(10)), default=0, statistics_order=2
+        "power knob: rate of memory requests, from 0 (all) to 9 (a tenth)",
+        tuple(range(10)),
+        default=0,
+        statistics_order=2,
     )
     issue_state: Optional[int] = power_knob(
         "power knob: 0 issues four instructions a cycle, 1 two", (0, 1), default=0, statistics_order=3
@@ -382,17 +410,19 @@ class NodeConfig:
         NodeKnob(variable="XOS_MMM_L_PAGING_POLICY"),
     )
     arena_lock: Optional[int] = as_knob(
-        option(None, "XOS_MMM_L_ARENA_LOCK_TYPE: 0 for many threads that allocate, 1", choices=(0, 1)),
+        option(
+            None,
+            "XOS_MMM_L_ARENA_LOCK_TYPE, 0 (for many threads that allocate) or 1; default: the machine's",
+            choices=(0, 1),
+        ),
         NodeKnob(variable="XOS_MMM_L_ARENA_LOCK_TYPE"),
     )
     open_files: Optional[int] = as_knob(
         option(None, "limit of open files of each process; default: the machine's", at_least=64), NodeKnob(per_job=True)
     )
-    memory_check: bool = option(
-        True, "refuse, before it starts, a run whose predicted memory is more than its nodes have"
-    )
+    memory_check: bool = option(True, "refuse a run whose predicted memory exceeds that of its nodes, before it starts")
     memory_guard: bool = option(
-        True, "end the run, and say what took the memory, before the kernel kills a rank for want of it"
+        True, "end the run with a report of the memory's use before the kernel kills a rank for lack of it"
     )
     memory_limit: str = option(
         "",
@@ -402,13 +432,13 @@ class NodeConfig:
     flight_recorder: bool = option(True, "keep each rank's progress and last MPI calls in the run directory")
     hang_timeout: Optional[float] = duration(
         1800.0,
-        "end the run with a report when no rank has begun an MPI call, a micro-batch or a piece of a checkpoint for so "
-        "long (five times that at start-up and in checkpoints); must be longer than the longest of these; null: never; "
-        "needs node.flight_recorder; joining MPI and opening the data, before there is a run directory, is not watched",
+        "end the run with a report if no rank begins an MPI call, a micro-batch or a piece of a checkpoint for this "
+        "long (five times this at start-up and in checkpoints); must be longer than the longest of these; null: never; "
+        "needs node.flight_recorder; the start of MPI and the opening of the data are not watched",
         above=0,
     )
     check_collectives: bool = option(
-        False, "compare operation, shape and type between the ranks before each collective and message: slow, to debug"
+        False, "compare operation, shape and type between ranks before each collective and message; slow, for debugging"
     )
 
 
@@ -418,27 +448,29 @@ POWER_KNOBS = tuple(knob for knob in NODE_KNOBS if knob.is_power_knob)
 
 @dataclass(frozen=True)
 class JobConfig:
-    """The job around the run, for a batch system or this machine."""
+    """The job that runs the training, for a batch system or this machine."""
 
-    name: str = option("", "name of the run and the job; default: made from model and layout")
-    scheduler: str = option("pjm", "who runs the job script", choices=SCHEDULERS)
-    nodes: int = option(1, "nodes; default: the product of job.shape", at_least=1)
+    name: str = option("", "name of the run and the job; default: derived from model and layout")
+    scheduler: str = option("pjm", "scheduler of the job script", choices=SCHEDULERS)
+    nodes: int = option(1, "number of nodes; default: the product of job.shape", at_least=1)
     shape: str = option(
         "",
-        "torus shape in nodes, such as 24x24x24; default: as the scheduler likes",
+        "torus shape in nodes, such as 24x24x24; default: the scheduler's choice",
         form=(r"[1-9][0-9]*(x[1-9][0-9]*){0,2}", "such as 12, 4x6 or 24x24x24"),
     )
-    allocation: str = option("", "how nodes are chosen; default: the group's", choices=("", "torus", "mesh", "noncont"))
+    allocation: str = option(
+        "", "kind of node allocation; default: the resource group's", choices=("", "torus", "mesh", "noncont")
+    )
     strict: str = option(
-        "", "no turned axes (strict), nor shared I/O nodes (strict-io)", choices=("", "strict", "strict-io")
+        "", "forbid rotated axes (strict), or also shared I/O nodes (strict-io)", choices=("", "strict", "strict-io")
     )
     elapse: Optional[float] = duration(None, "time limit; default: none", above=0)
     elapse_min: Optional[float] = duration(
-        None, "lower end of a range of time limits: after it the job may be ended", above=0
+        None, "lower end of a range of time limits; the scheduler may end the job after it", above=0
     )
     stop_margin: Optional[float] = duration(
         None,
-        "before the time limit, the run stops with a checkpoint; default: a tenth of the limit, five minutes at most",
+        "time before the limit at which the run stops with a checkpoint; default: a tenth of the limit, at most 5 minutes",
         at_least=0,
     )
     group: str = option("", "group or account that pays", form=_WORD)
@@ -450,64 +482,66 @@ class JobConfig:
         "bychip or bynode, with an order of axes as in bychip:XYZ; default: the scheduler's",
         form=(rf"(bychip|bynode)(:({_AXES}))?", "such as bychip, bynode or bychip:XYZ"),
     )
-    rank_map_file: str = option("", "file of node coordinates, one line a rank", form=_PATH)
+    rank_map_file: str = option("", "file of node coordinates, one line per rank", form=_PATH)
     statistics: str = option(
-        "job", "statistics file: none, of the job, or with a record for each node", choices=("none", "job", "nodes")
+        "job", "statistics file: none, for the job, or with a record for each node", choices=("none", "job", "nodes")
     )
     volumes: Tuple[str, ...] = option(
         (),
-        "second-layer volumes that the job touches, such as /vol0004; as few as do",
+        "second-layer volumes that the job uses, such as /vol0004; name as few as possible",
         form=(r"/[A-Za-z0-9._/-]+", "an absolute path of letters, digits and . _ - /"),
     )
     local_tmp: str = option("", "node-local temporary space, such as 30Gi; default: none", form=SIZE)
     shared_tmp: str = option("", "temporary space shared by the job's nodes, such as 10Gi; default: none", form=SIZE)
     llio: Tuple[str, ...] = option(
         (),
-        "more settings of the layered storage, such as async-close=on",
+        "further settings of the layered storage, such as async-close=on",
         form=(r"[a-z-]+=[A-Za-z0-9._%/-]+", "such as async-close=on"),
     )
     transfer: Tuple[str, ...] = option(
-        (), "files made common to all nodes before the ranks start (llio_transfer)", form=_PATH
+        (), "files to distribute to all nodes before the ranks start (llio_transfer)", form=_PATH
     )
-    transfer_dirs: Tuple[str, ...] = option((), "folders made common to all nodes (dir_transfer)", form=_PATH)
+    transfer_dirs: Tuple[str, ...] = option((), "folders to distribute to all nodes (dir_transfer)", form=_PATH)
     tarball: str = option(
         "", "environment as a tar file, unpacked to node-local disk by one rank of each node", form=_PATH
     )
     environment: Tuple[str, ...] = option((), "variables for the ranks, each NAME=value", form=_VARIABLE)
     profile: str = option(
         "",
-        "file that describes the PyTorch build, such as env/a64fx-torch-1.10.yaml, looked up from the present folder, "
-        "the run file's and the top of its checkout; or the name of a shipped one",
+        "file that describes the PyTorch build, such as env/a64fx-torch-1.10.yaml, relative to the current folder, "
+        "the run file's folder or the top of its checkout; or the name of a profile of the package",
         form=_PATH,
     )
-    template: str = option("", "file of a job script template, such as one that overrides blocks", form=_PATH)
+    template: str = option("", "job script template, such as one that overrides blocks", form=_PATH)
     bulk: str = option(
         "",
-        "sub-jobs of a bulk job, such as 0-9; each is the same script with another number",
+        "numbers of a bulk job's sub-jobs, such as 0-9; each runs the same script with its number",
         form=(r"[0-9]{1,6}-[0-9]{1,6}", "such as 0-9"),
     )
-    chain: int = option(1, "jobs that follow each other, each resuming where the last has stopped", at_least=1)
+    chain: int = option(1, "number of chained jobs, each of which resumes where the previous one stopped", at_least=1)
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What is kept of a run on disk, from which it, or a run of another layout, goes on."""
+    """Checkpoints of a run, from which it, or a run of another layout, can resume."""
 
     interval: Optional[int] = option(
-        None, "iterations between checkpoints; default: only where the run stops early", unit="iterations", at_least=1
+        None, "iterations between checkpoints; default: only if the run stops early", unit="iterations", at_least=1
     )
-    at_end: bool = option(False, "one more after the last iteration")
-    keep_last: int = option(2, "the newest checkpoints that are kept", at_least=1)
+    at_end: bool = option(False, "write a checkpoint after the last iteration")
+    keep_last: int = option(2, "number of newest checkpoints to keep", at_least=1)
     keep_every: Optional[int] = option(
-        None, "iterations between checkpoints that are kept for good; default: none", unit="iterations", at_least=1
+        None, "iterations between checkpoints that are kept permanently; default: none", unit="iterations", at_least=1
     )
-    asynchronous: bool = option(True, "train on while a copy in memory is written; takes that memory")
-    ranks_per_file: int = option(1, "neighbouring ranks that write into one file", at_least=1)
+    asynchronous: bool = option(
+        True, "continue training while an in-memory copy is written; needs the memory of the copy"
+    )
+    ranks_per_file: int = option(1, "number of neighbouring ranks that write to one file", at_least=1)
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run, whole."""
+    """The configuration of one run."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     layout: LayoutConfig = field(default_factory=LayoutConfig)

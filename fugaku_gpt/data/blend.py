@@ -1,4 +1,4 @@
-"""Which corpus a sample comes from: a pure function of its number and the weights, in exact arithmetic."""
+"""Blends corpora: maps the number of a sample to a corpus, as a pure function of the weights in exact arithmetic."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import List, Sequence, Tuple
 
 
 class Blend:
-    """Corpora mixed by weight, evenly: of the first n samples, corpus i has its share n * weight, give or take a few.
+    """Corpora mixed evenly by weight: among the first n samples, corpus i has about n * weight samples.
 
-    The first corpus takes every sample at which floor(n * weight) grows; the samples left over are numbered anew and
-    the second takes its share of those, and so on. So no table of past choices is needed, for any n.
+    The first corpus takes every sample at which floor(n * weight) grows. The remaining samples are renumbered and the
+    second corpus takes its share of those, and so on. So no table of earlier choices is needed, for any n.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
-        exact = [Fraction(weight) for weight in weights]
-        rest = sum(exact, Fraction(0))
+        exact_weights = [Fraction(weight) for weight in weights]
+        remaining_weight = sum(exact_weights, Fraction(0))
         self._shares: List[Fraction] = []
-        for weight in exact[:-1]:
-            self._shares.append(weight / rest)
-            rest -= weight
+        for weight in exact_weights[:-1]:
+            self._shares.append(weight / remaining_weight)
+            remaining_weight -= weight
 
     def locate(self, number: int) -> Tuple[int, int]:
-        """(corpus, number of the sample among that corpus's own) of a sample."""
+        """The corpus of a sample, and the number of the sample within that corpus."""
         for corpus, share in enumerate(self._shares):
-            before = number * share.numerator // share.denominator
-            after = (number + 1) * share.numerator // share.denominator
-            if after > before:
-                return corpus, before
-            number -= before
+            earlier_samples = number * share.numerator // share.denominator
+            samples_with_this = (number + 1) * share.numerator // share.denominator
+            if samples_with_this > earlier_samples:
+                return corpus, earlier_samples
+            number -= earlier_samples
         return len(self._shares), number

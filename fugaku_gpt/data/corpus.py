@@ -15,7 +15,10 @@ MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
 CORPUS = "corpus"  # prefix of the pair inside a prepared folder
 TOKENIZER = "tokenizer.json"
-_LOOKED_AT, _LOOK_BYTES = 16, 4096  # of a foreign pair's tokens: all of them would take minutes on every rank
+_SAMPLED_BLOCKS, _SAMPLED_BYTES = (
+    16,
+    4096,
+)  # of the tokens of a foreign pair: all of them would take minutes on every rank
 
 
 @dataclass(frozen=True)
@@ -23,11 +26,11 @@ class Corpus:
     """An opened corpus.
 
     Attributes:
-        path: as it was named.
-        index: its tokens.
-        manifest: what ``data prepare`` wrote; None for a foreign pair.
-        fingerprint: SHA-256 that changes with the tokens; of a foreign pair, over its index, the size of its
-            tokens, and some of them.
+        path: path as it was given.
+        index: the tokens.
+        manifest: the manifest that ``data prepare`` wrote; None for a foreign pair.
+        fingerprint: SHA-256 that changes with the tokens; for a foreign pair, over its index, the size of its tokens,
+            and some of them.
     """
 
     path: str
@@ -37,7 +40,7 @@ class Corpus:
 
     @property
     def vocab_size(self) -> Optional[int]:
-        """Tokens of its tokenizer, where that is known."""
+        """Number of tokens of its tokenizer; None if it is unknown."""
         return int(self.manifest["vocab_size"]) if self.manifest is not None else None
 
 
@@ -45,26 +48,29 @@ def open_corpus(path: str) -> Corpus:
     """Open a prepared folder or a Megatron prefix (with or without ``.bin`` or ``.idx``).
 
     Raises:
-        DataError: there is none, or it is damaged.
+        DataError: there is no corpus, or it is damaged.
     """
-    place = Path(path)
-    if place.is_dir():
-        manifest = read_manifest(place)
-        index = IndexedCorpus(place / CORPUS)
+    location = Path(path)
+    if location.is_dir():
+        manifest = read_manifest(location)
+        index = IndexedCorpus(location / CORPUS)
         if index.tokens != manifest["tokens"] or index.documents != manifest["documents"]:
             raise DataError(
-                f"{place}: {MANIFEST} counts {manifest['tokens']} tokens in {manifest['documents']} documents, "
+                f"{location}: {MANIFEST} counts {manifest['tokens']} tokens in {manifest['documents']} documents, "
                 f"but the corpus has {index.tokens} in {index.documents}; prepare it again with --force"
             )
         return Corpus(path, index, manifest, str(manifest["fingerprint"]))
-    if place.suffix in (".bin", ".idx"):
-        place = place.with_suffix("")
-    if not place.with_name(place.name + ".idx").exists() and not place.with_name(place.name + ".bin").exists():
+    if location.suffix in (".bin", ".idx"):
+        location = location.with_suffix("")
+    if (
+        not location.with_name(location.name + ".idx").exists()
+        and not location.with_name(location.name + ".bin").exists()
+    ):
         raise DataError(
             f"{path}: neither a folder made by `fugaku-gpt data prepare` nor the prefix of a .bin/.idx pair; "
             "make one with `fugaku-gpt data prepare --stdlib --out DIR`"
         )
-    index = IndexedCorpus(place)
+    index = IndexedCorpus(location)
     digest = hashlib.sha256()
     with open(index.idx_path, "rb") as stream:
         for block in iter(lambda: stream.read(1 << 20), b""):
@@ -72,17 +78,17 @@ def open_corpus(path: str) -> Corpus:
     size = index.bin_path.stat().st_size
     digest.update(str(size).encode())
     with open(index.bin_path, "rb") as stream:
-        for number in range(_LOOKED_AT):
-            stream.seek(max(0, size - _LOOK_BYTES) * number // (_LOOKED_AT - 1))
-            digest.update(stream.read(_LOOK_BYTES))
+        for number in range(_SAMPLED_BLOCKS):
+            stream.seek(max(0, size - _SAMPLED_BYTES) * number // (_SAMPLED_BLOCKS - 1))
+            digest.update(stream.read(_SAMPLED_BYTES))
     return Corpus(path, index, None, digest.hexdigest())
 
 
 def read_manifest(folder: Path) -> Dict[str, Any]:
-    """The manifest of a prepared folder.
+    """Read the manifest of a prepared folder.
 
     Raises:
-        DataError: it is missing or not of this version of the format.
+        DataError: it is missing, or has another version of the format.
     """
     manifest = read_versioned_json(
         folder / MANIFEST,
@@ -98,10 +104,10 @@ def read_manifest(folder: Path) -> Dict[str, Any]:
 
 
 def _checked_manifest(values: Dict[str, Any]) -> Dict[str, Any]:
-    """The values, where those that readers of a corpus use are there and of their types.
+    """Check the types of the values that readers of a corpus use; return all values.
 
     Raises:
-        ValueError: one is not.
+        ValueError: a value has another type.
     """
     for key, kind in (("tokens", int), ("documents", int), ("vocab_size", int), ("fingerprint", str)):
         if not isinstance(values[key], kind):

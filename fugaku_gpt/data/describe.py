@@ -1,4 +1,4 @@
-"""What a corpus holds, in one row."""
+"""Describes a corpus in one row."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 ``.idx``, little-endian: magic ``MMIDIDX\\0\\0``, version 1 (u64), data type code (u8), number of sequences (u64),
 length of the document index (u64); then the length of each sequence in tokens (i32), its start in bytes (i64), and the
 document index (i64): document d is sequences [index[d], index[d+1]). Multimodal files have one mode (i8) per sequence
-at the end, which means nothing here.
+at the end, which is ignored here.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from fugaku_gpt.errors import DataError
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
-_LONGEST = 2**31 - 1  # tokens of a sequence, whose length is an i32
+_MAX_SEQUENCE = 2**31 - 1  # tokens: the length of a sequence is an i32
 DTYPE_CODES: Dict[int, str] = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
 
 
 def bin_file(prefix: Path) -> Path:
-    """The file of tokens."""
+    """The path of the file of tokens."""
     return prefix.with_name(prefix.name + ".bin")
 
 
 def idx_file(prefix: Path) -> Path:
-    """The file of lengths and documents."""
+    """The path of the file of lengths and documents."""
     return prefix.with_name(prefix.name + ".idx")
 
 
 class IndexedCorpus:
-    """A corpus opened for reading; nothing is read but the index until tokens are asked for.
+    """A corpus that is open for reading; only the index is read before tokens are requested.
 
     Attributes:
-        sequences, documents, tokens: counts.
-        dtype: of a token in the file.
-        lengths: [sequences] tokens of each sequence.
+        sequences, documents, tokens: number of each.
+        dtype: type of a token in the file.
+        lengths: [sequences] number of tokens of each sequence.
     """
 
     def __init__(self, prefix: Path) -> None:
-        """Open and check both files against each other.
+        """Open both files and check them against each other.
 
         Raises:
-            DataError: one is missing, cut short, foreign, or disagrees with the other.
+            DataError: a file is missing, truncated, of another format, or disagrees with the other.
         """
         self.prefix = prefix
         self.bin_path, self.idx_path = bin_file(prefix), idx_file(prefix)
@@ -60,16 +60,16 @@ class IndexedCorpus:
                 )
         index = self._map(self.idx_path)
         self.dtype, sequences, entries = self._read_header(index)
-        at = HEADER.size
-        ends = at + 4 * sequences + 8 * sequences + 8 * entries
-        if len(index) not in (ends, ends + sequences):  # the latter with modes
+        lengths_start = HEADER.size
+        expected_bytes = lengths_start + 4 * sequences + 8 * sequences + 8 * entries
+        if len(index) not in (expected_bytes, expected_bytes + sequences):  # with modes
             raise self._damaged(
-                f"its header announces {sequences} sequences and {entries} document entries, which take {ends} bytes, "
+                f"its header announces {sequences} sequences and {entries} document entries, which take {expected_bytes} bytes, "
                 f"but it has {len(index)}"
             )
-        self.lengths = np.frombuffer(index, "<i4", sequences, at)
-        self._starts = np.frombuffer(index, "<i8", sequences, at + 4 * sequences)
-        self._documents = np.frombuffer(index, "<i8", entries, at + 12 * sequences)
+        self.lengths = np.frombuffer(index, "<i4", sequences, lengths_start)
+        self._starts = np.frombuffer(index, "<i8", sequences, lengths_start + 4 * sequences)
+        self._documents = np.frombuffer(index, "<i8", entries, lengths_start + 12 * sequences)
         self.sequences = sequences
         self.documents = entries - 1
         self.tokens = int(self.lengths.sum(dtype=np.int64))
@@ -78,15 +78,17 @@ class IndexedCorpus:
         self._check_data()
 
     def sequence(self, number: int, first: int = 0, count: Optional[int] = None) -> "np.ndarray[Any, np.dtype[Any]]":
-        """Tokens [first, first + count) of one sequence, or all from ``first``, as a view of the file."""
+        """Tokens [first, first + count) of one sequence, by default all from ``first``, as a view of the file."""
         if count is None:
             count = int(self.lengths[number]) - first
         return np.frombuffer(self._data, self.dtype, count, int(self._starts[number]) + first * self.dtype.itemsize)
 
     def document(self, number: int) -> "np.ndarray[Any, np.dtype[Any]]":
         """All tokens of one document."""
-        parts = [self.sequence(s) for s in range(int(self._documents[number]), int(self._documents[number + 1]))]
-        return np.concatenate(parts) if parts else np.empty(0, self.dtype)
+        sequences = [
+            self.sequence(index) for index in range(int(self._documents[number]), int(self._documents[number + 1]))
+        ]
+        return np.concatenate(sequences) if sequences else np.empty(0, self.dtype)
 
     def _read_header(self, index: Any) -> "tuple[np.dtype[Any], int, int]":
         if len(index) < HEADER.size:
@@ -129,8 +131,8 @@ class IndexedCorpus:
                 "one of them is cut short or belongs to another corpus: copy both again, or prepare again"
             )
 
-    def _damaged(self, why: str) -> DataError:
-        return DataError(f"{self.idx_path}: damaged or cut short: {why}; copy it again, or prepare again")
+    def _damaged(self, problem: str) -> DataError:
+        return DataError(f"{self.idx_path}: damaged or cut short: {problem}; copy it again, or prepare again")
 
     @staticmethod
     def _map(path: Path) -> Any:
@@ -143,9 +145,9 @@ class IndexedCorpus:
 
 
 class IndexedWriter:
-    """Writes a corpus one document after the other; the files appear, whole, with :meth:`finish`.
+    """Writes a corpus document by document; the complete files appear with :meth:`finish`.
 
-    As a context manager it finishes when the block ends and leaves nothing behind when the block raises.
+    As a context manager it finishes at the end of the block, and leaves no files if the block raises.
     """
 
     def __init__(self, prefix: Path, dtype: "np.dtype[Any]") -> None:
@@ -159,13 +161,13 @@ class IndexedWriter:
         self._stream = open(self._temporary[0], "wb")  # noqa: SIM115  # open until finish or abort
 
     def add_document(self, tokens: "np.ndarray[Any, np.dtype[Any]]") -> None:
-        """Append one document of one sequence.
+        """Append one document, as one sequence.
 
         Raises:
-            DataError: it is too long for the format, or an id does not fit the data type.
+            DataError: the document is too long for the format, or an id does not fit the data type.
         """
-        if len(tokens) > _LONGEST:
-            raise DataError(f"a document of {len(tokens)} tokens; the format holds at most {_LONGEST}: split it")
+        if len(tokens) > _MAX_SEQUENCE:
+            raise DataError(f"a document of {len(tokens)} tokens; the format holds at most {_MAX_SEQUENCE}: split it")
         if len(tokens) and not self._limits.min <= int(tokens.min()) <= int(tokens.max()) <= self._limits.max:
             raise DataError(f"token ids {int(tokens.min())} to {int(tokens.max())} do not fit {self._dtype.name}")
         self._stream.write(np.ascontiguousarray(tokens, dtype=self._dtype).tobytes())
@@ -181,14 +183,14 @@ class IndexedWriter:
         starts *= self._dtype.itemsize
         with open(self._temporary[1], "wb") as stream:
             stream.write(HEADER.pack(MAGIC, VERSION, self._code, len(lengths), len(lengths) + 1))
-            for part in (lengths, starts, np.arange(len(lengths) + 1, dtype="<i8")):
-                stream.write(part.tobytes())
+            for values in (lengths, starts, np.arange(len(lengths) + 1, dtype="<i8")):
+                stream.write(values.tobytes())
             _flush(stream)
         for temporary, final in zip(self._temporary, self._final):
             os.replace(temporary, final)
 
     def abort(self) -> None:
-        """Leave nothing behind."""
+        """Close and remove the temporary files."""
         self._stream.close()
         for temporary in self._temporary:
             if temporary.exists():
@@ -202,7 +204,7 @@ class IndexedWriter:
             if kind is None:
                 self.finish()
         finally:
-            self.abort()  # after a finish there is nothing left to remove
+            self.abort()  # after finish there is nothing to remove
 
 
 def _flush(stream: Any) -> None:

@@ -1,6 +1,6 @@
-"""Permutations as pure functions: the same on every machine, NumPy and rank.
+"""Permutations as pure functions: they are the same on every machine and rank and with every NumPy.
 
-A generator's own ``shuffle`` may change from one NumPy to the next; the raw bits of Philox may not (NEP 19).
+A generator's ``shuffle`` may change between versions of NumPy; the raw bits of Philox may not (NEP 19).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ _ROUNDS = 6
 
 
 def stream_key(*names: object) -> int:
-    """128 bits from whatever names a stream of random numbers."""
+    """A key of 128 bits from the names and numbers that identify a stream of random numbers."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, names)).encode()).digest()[:16], "little")
 
 
 def permutation(key: int, size: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """A permutation of [0, size) as a table."""
+    """The table of a permutation of [0, size)."""
     draws = np.random.Philox(key=key).random_raw(size)
     return np.argsort(draws, kind="stable")
 
 
 def permuted_index(key: int, size: int, index: int) -> int:
-    """Where a permutation of [0, size) sends ``index``, without a table.
+    """The position to which a permutation of [0, size) maps ``index``, without a table.
 
     A Feistel network over the next even number of bits, walked until it lands inside (Black and Rogaway 2002, "Ciphers
     with arbitrary finite domains", sections 4 and 5); fewer than four walks on average.
@@ -42,7 +42,7 @@ def permuted_index(key: int, size: int, index: int) -> int:
 
 
 def _mix(value: int) -> int:
-    """64 well-stirred bits (the finaliser of SplitMix64, Steele et al. 2014, over both halves of 128 bits)."""
+    """64 well-mixed bits (the finaliser of SplitMix64, Steele et al. 2014, over both halves of 128 bits)."""
     value = (value ^ (value >> 64)) & (2**64 - 1)
     value = (value + 0x9E3779B97F4A7C15) & (2**64 - 1)
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)

@@ -1,6 +1,6 @@
-"""``data prepare``: text in, a folder of tokens out, whole or not at all.
+"""``data prepare``: makes a folder of tokens from text, completely or not at all.
 
-The folder is built under a hidden name beside its place and moved there at the end:
+The folder is built under a hidden name beside its final one and renamed at the end. It has
 ``corpus.bin`` and ``corpus.idx`` (Megatron's format), ``tokenizer.json`` and ``manifest.json``.
 """
 
@@ -22,29 +22,29 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tupl
 from fugaku_gpt.data.corpus import CORPUS, MANIFEST, MANIFEST_VERSION, TOKENIZER, open_corpus, read_manifest
 from fugaku_gpt.data.indexed import IndexedWriter, bin_file, idx_file
 from fugaku_gpt.data.progress import Advance, show_progress
-from fugaku_gpt.data.sources import SourceFile, SourceCounts, find_files, read_documents
+from fugaku_gpt.data.sources import SourceCounts, SourceFile, find_files, read_documents
 from fugaku_gpt.data.tokenizer import SMALLEST_VOCABULARY, Encoder, train_tokenizer
 from fugaku_gpt.data.workers import encode_documents
 from fugaku_gpt.errors import DataError
 from fugaku_gpt.records.files import write_json_atomically
 
-_OURS = frozenset((bin_file(Path(CORPUS)).name, idx_file(Path(CORPUS)).name, TOKENIZER, MANIFEST))
-TOKENIZER_MIB = 256  # of text, in the shuffled order, is enough to train a tokenizer
+_CORPUS_FILES = frozenset((bin_file(Path(CORPUS)).name, idx_file(Path(CORPUS)).name, TOKENIZER, MANIFEST))
+TOKENIZER_MIB = 256  # text in the shuffled order that suffices to train a tokenizer
 
 
 @dataclass(frozen=True)
 class CorpusRequest:
-    """What to prepare, and how.
+    """The corpus to prepare, and the options of the preparation.
 
     Attributes:
-        out: the folder to make.
-        sources, stdlib, suffixes, text_key: where the text is (see :mod:`fugaku_gpt.data.sources`).
-        tokenizer: a tokenizer.json to use; None trains one.
-        vocab_size: of a tokenizer that is trained.
-        seed: of the order of files.
-        limit_mib: stop after this much text; None takes all.
-        workers: processes that encode; they do not change the result.
-        force: replace a corpus that is there.
+        out: folder of the corpus.
+        sources, stdlib, suffixes, text_key: sources of the text (see :mod:`fugaku_gpt.data.sources`).
+        tokenizer: tokenizer.json to use; None: train one.
+        vocab_size: vocabulary size of a tokenizer that is trained.
+        seed: seed of the order of files.
+        limit_mib: MiB of text after which to stop; None: no limit.
+        workers: number of processes that encode, without effect on the result.
+        force: replace an existing corpus.
     """
 
     out: Path
@@ -61,10 +61,10 @@ class CorpusRequest:
 
 
 def prepare(request: CorpusRequest) -> Tuple[Dict[str, Any], bool]:
-    """Make the folder, or find that it is there: (its manifest, whether it was there).
+    """Prepare a corpus unless the same one exists; return its manifest, and whether it existed.
 
     Raises:
-        DataError: a source or the tokenizer cannot be used, the text is empty, or something else is at ``out``.
+        DataError: a source or the tokenizer cannot be used, the text is empty, or ``out`` has other contents.
     """
     if not request.sources and not request.stdlib:
         raise DataError("nothing to prepare: name files or folders, or --stdlib")
@@ -74,25 +74,25 @@ def prepare(request: CorpusRequest) -> Tuple[Dict[str, Any], bool]:
             "the bytes and the end of a document"
         )
     if request.tokenizer is not None:
-        Encoder(request.tokenizer)  # refuse a bad one before anything else
+        Encoder(request.tokenizer)  # refuses an invalid one before any other work
     files = find_files(request.sources, request.stdlib, request.suffixes, request.seed)
     made_from = {"options": _options(request), "sources": _summary(request, files)}
-    present = _present(request, made_from)
-    if present is not None:
-        return present, True
-    place = Path(os.path.realpath(request.out))  # beside "." or a link, not in it
-    with _folder_in_the_making(place) as folder:
+    existing_manifest = _existing_manifest(request, made_from)
+    if existing_manifest is not None:
+        return existing_manifest, True
+    out_folder = Path(os.path.realpath(request.out))  # so that the temporary folder is beside "." or a link, not in it
+    with _temporary_folder(out_folder) as folder:
         manifest = _build(request, files, made_from, folder)
-        _move(folder, place)
+        _publish(folder, out_folder)
     return manifest, False
 
 
 def _options(request: CorpusRequest) -> Dict[str, Any]:
-    """What changes the tokens, besides the text."""
-    given = request.tokenizer
+    """The options that change the tokens."""
+    tokenizer = request.tokenizer
     return {
-        "tokenizer": None if given is None else {"name": given.name, "sha256": _sha256([given])},
-        "vocab_size": request.vocab_size if given is None else None,
+        "tokenizer": None if tokenizer is None else {"name": tokenizer.name, "sha256": _sha256([tokenizer])},
+        "vocab_size": request.vocab_size if tokenizer is None else None,
         "text_key": request.text_key,
         "suffixes": list(request.suffixes),
         "seed": request.seed,
@@ -101,7 +101,7 @@ def _options(request: CorpusRequest) -> Dict[str, Any]:
 
 
 def _summary(request: CorpusRequest, files: Sequence[SourceFile]) -> Dict[str, Any]:
-    """The sources without this machine's paths, and a digest that changes when a file does."""
+    """The sources without this machine's paths, with a digest that changes when a file does."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.label}\0{file.size}\0{file.modified}\n".encode("utf-8", "surrogateescape"))
@@ -114,69 +114,71 @@ def _summary(request: CorpusRequest, files: Sequence[SourceFile]) -> Dict[str, A
     }
 
 
-def _present(request: CorpusRequest, made_from: Dict[str, Any]) -> Optional[Dict[str, Any]]:
-    """The manifest of what is at ``out`` if it is just what was asked for; None if the way is free.
+def _existing_manifest(request: CorpusRequest, made_from: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+    """The manifest of an existing corpus at ``out`` that equals the requested one; None if ``out`` can be written.
 
     Raises:
-        DataError: something else is there, and ``force`` is off or must not remove it.
+        DataError: ``out`` has other contents, and ``force`` is off or must not remove them.
     """
     out = request.out
     if not os.path.lexists(out):
         return None
-    if not out.is_dir() or not _OURS.issuperset(os.listdir(out)):
+    if not out.is_dir() or not _CORPUS_FILES.issuperset(os.listdir(out)):
         raise DataError(f"{out}: is there and is not a prepared corpus, so it is left alone; choose another --out")
     if request.force or not os.listdir(out):
         return None
-    open_corpus(str(out))  # a damaged one is refused with its own message
+    open_corpus(str(out))  # refuses a damaged corpus with its own message
     manifest = read_manifest(out)
-    changed = [
-        f"{key} {there!r}, not {here!r}"
-        for key, here in made_from["options"].items()
-        for there in [(manifest.get("options") or {}).get(key)]
-        if there != here
+    differences = [
+        f"{key} {stored!r}, not {requested!r}"
+        for key, requested in made_from["options"].items()
+        for stored in [(manifest.get("options") or {}).get(key)]
+        if stored != requested
     ]
     if manifest.get("sources") != made_from["sources"]:
-        changed.append("other sources, or files that have changed since")
-    if changed:
-        differing = "; ".join(changed)
+        differences.append("other sources, or files that have changed since")
+    if differences:
+        differing = "; ".join(differences)
         raise DataError(
             f"{out}: holds a corpus prepared with {differing}; choose another --out, or replace it with --force"
         )
     return manifest
 
 
-def _build(request: CorpusRequest, files: Sequence[SourceFile], made_from: Dict[str, Any], folder: Path) -> Dict[str, Any]:
+def _build(
+    request: CorpusRequest, files: Sequence[SourceFile], made_from: Dict[str, Any], folder: Path
+) -> Dict[str, Any]:
     limit = None if request.limit_mib is None else int(request.limit_mib * 2**20)
     total = sum(file.size for file in files)
     tokenizer = folder / TOKENIZER
     if request.tokenizer is not None:
         shutil.copyfile(request.tokenizer, tokenizer)
     else:
-        tally = SourceCounts()
-        cap = TOKENIZER_MIB << 20 if limit is None else min(limit, TOKENIZER_MIB << 20)
-        with show_progress("tokenizer", min(total, cap)) as advance:
-            documents = read_documents(files, request.text_key, cap, tally)
-            train_tokenizer(_watched(documents, tally, advance), request.vocab_size, tokenizer)
-        _refuse_no_text(tally, files)
+        counts = SourceCounts()
+        tokenizer_bytes = TOKENIZER_MIB << 20 if limit is None else min(limit, TOKENIZER_MIB << 20)
+        with show_progress("tokenizer", min(total, tokenizer_bytes)) as advance:
+            documents = read_documents(files, request.text_key, tokenizer_bytes, counts)
+            train_tokenizer(_with_progress(documents, counts, advance), request.vocab_size, tokenizer)
+        _refuse_no_text(counts, files)
     encoder = Encoder(tokenizer)
-    tally = SourceCounts()
-    counts = {"documents": 0, "tokens": 0}
+    counts = SourceCounts()
+    totals = {"documents": 0, "tokens": 0}
     with show_progress("tokens", total if limit is None else min(total, limit)) as advance:
-        documents = _watched(read_documents(files, request.text_key, limit, tally), tally, advance)
+        documents = _with_progress(read_documents(files, request.text_key, limit, counts), counts, advance)
         with IndexedWriter(folder / CORPUS, encoder.dtype) as writer:
             for ids in encode_documents(documents, tokenizer, request.workers):
                 writer.add_document(ids)
-                counts["documents"] += 1
-                counts["tokens"] += len(ids)
-            _refuse_no_text(tally, files)
+                totals["documents"] += 1
+                totals["tokens"] += len(ids)
+            _refuse_no_text(counts, files)
     manifest = {
         "version": MANIFEST_VERSION,
-        **counts,
-        "text_bytes": tally.bytes,
-        "files": tally.files,
-        "empty_documents": tally.empty,
-        "undecodable_files": len(tally.undecodable),
-        "undecodable_examples": tally.undecodable[:5],
+        **totals,
+        "text_bytes": counts.bytes,
+        "files": counts.files,
+        "empty_documents": counts.empty,
+        "undecodable_files": len(counts.undecodable),
+        "undecodable_examples": counts.undecodable[:5],
         "vocab_size": encoder.vocab_size,
         "end_of_document": {"id": encoder.end, "token": encoder.end_name},
         "dtype": encoder.dtype.name,
@@ -188,17 +190,17 @@ def _build(request: CorpusRequest, files: Sequence[SourceFile], made_from: Dict[
     return manifest
 
 
-def _refuse_no_text(tally: SourceCounts, files: Sequence[SourceFile]) -> None:
-    if tally.bytes == 0:
-        undecodable = f", {len(tally.undecodable)} of them not UTF-8 text" if tally.undecodable else ""
+def _refuse_no_text(counts: SourceCounts, files: Sequence[SourceFile]) -> None:
+    if counts.bytes == 0:
+        undecodable = f", {len(counts.undecodable)} of them not UTF-8 text" if counts.undecodable else ""
         names = ", ".join(str(file.path) for file in files[:3]) + (", ..." if len(files) > 3 else "")
         raise DataError(f"no text in {len(files)} file(s){undecodable}: {names}")
 
 
-def _watched(documents: Iterable[bytes], tally: SourceCounts, advance: Advance) -> Iterator[bytes]:
+def _with_progress(documents: Iterable[bytes], counts: SourceCounts, advance: Advance) -> Iterator[bytes]:
     for document in documents:
         yield document
-        advance(tally.disk_bytes)
+        advance(counts.disk_bytes)
 
 
 def _sha256(paths: Sequence[Path]) -> str:
@@ -211,14 +213,14 @@ def _sha256(paths: Sequence[Path]) -> str:
 
 
 @contextlib.contextmanager
-def _folder_in_the_making(out: Path) -> Iterator[Path]:
-    """A hidden folder beside ``out``, removed however the block ends; what SIGKILL leaves is removed the next time."""
+def _temporary_folder(out: Path) -> Iterator[Path]:
+    """A hidden folder beside ``out``, removed at the end of the block; leftovers of SIGKILL are removed the next time."""
     host = socket.gethostname()
     folder = out.with_name(f".{out.name}.{host}.{os.getpid()}.tmp")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        for left in _left_over(out, host):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in _leftover_folders(out, host):
+            shutil.rmtree(leftover, ignore_errors=True)
         folder.mkdir()
     except OSError as error:
         raise DataError(f"{out}: cannot be made: {error.strerror}: {error.filename}") from None
@@ -231,19 +233,19 @@ def _folder_in_the_making(out: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _left_over(out: Path, host: str) -> List[Path]:
-    """Folders in the making whose process, of this machine, is gone."""
-    left = []
+def _leftover_folders(out: Path, host: str) -> List[Path]:
+    """Temporary folders of processes of this machine that have ended."""
+    leftovers = []
     for path in out.parent.iterdir():
-        head, tail = f".{out.name}.{host}.", ".tmp"
-        if path.name.startswith(head) and path.name.endswith(tail):
-            pid = path.name[len(head) : -len(tail)]
-            if pid.isdigit() and not _alive(int(pid)):
-                left.append(path)
-    return left
+        prefix, suffix = f".{out.name}.{host}.", ".tmp"
+        if path.name.startswith(prefix) and path.name.endswith(suffix):
+            pid = path.name[len(prefix) : -len(suffix)]
+            if pid.isdigit() and not _is_alive(int(pid)):
+                leftovers.append(path)
+    return leftovers
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     if pid == os.getpid():
         return False
     try:
@@ -257,7 +259,7 @@ def _alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def _termination_as_interrupt() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt, so that what is half-written is removed before the process ends."""
+    """Turn SIGTERM into KeyboardInterrupt, so that partial files are removed before the process ends."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -265,27 +267,27 @@ def _termination_as_interrupt() -> Iterator[None]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    previous_handler = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
-def _move(folder: Path, out: Path) -> None:
-    """Put the finished folder in its place; what was there before is looked at by :func:`_present`."""
-    old = folder.with_name(folder.name + ".old")
+def _publish(folder: Path, out: Path) -> None:
+    """Rename the finished folder to ``out``, whose old contents :func:`_existing_manifest` has checked."""
+    replaced = folder.with_name(folder.name + ".old")
     try:
         if out.exists():
-            os.rename(out, old)
+            os.rename(out, replaced)
         os.rename(folder, out)
     except OSError as error:
         raise DataError(f"{out}: cannot be put in its place: {error.strerror}") from None
-    finally:  # whatever came between the two renames, an interrupt too
-        if old.exists() and out.exists():
-            shutil.rmtree(old, ignore_errors=True)
-        elif old.exists():
-            os.rename(old, out)
+    finally:  # after any error between the two renames, also an interrupt
+        if replaced.exists() and out.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        elif replaced.exists():
+            os.rename(replaced, out)
     if hasattr(os, "O_DIRECTORY"):
         directory = os.open(out.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:

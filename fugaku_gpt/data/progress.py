@@ -1,4 +1,4 @@
-"""How far a long task is: a bar where standard error is a terminal, a line now and then where it is a log."""
+"""Shows the progress of a long task: a bar if standard error is a terminal, else a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import time
 from contextlib import contextmanager
 from typing import Callable, Iterator
 
-_FIRST_LINE, _LINE_EVERY = 2.0, 10.0  # s
+_FIRST_LINE_SECONDS, _LINE_INTERVAL_SECONDS = 2.0, 10.0
 Advance = Callable[[int], None]
 
 
 @contextmanager
 def show_progress(title: str, total: int) -> Iterator[Advance]:
-    """Gives a function that takes the bytes done so far, of ``total``."""
+    """Show a task's progress during the block; the function that it yields takes the bytes done so far, of ``total``."""
     if sys.stderr.isatty():
-        with _bar(title, total) as advance:
+        with _progress_bar(title, total) as advance:
             yield advance
     else:
-        yield _lines(title, total)
+        yield _progress_lines(title, total)
 
 
 @contextmanager
-def _bar(title: str, total: int) -> Iterator[Advance]:
+def _progress_bar(title: str, total: int) -> Iterator[Advance]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -32,18 +32,18 @@ def _bar(title: str, total: int) -> Iterator[Advance]:
         yield lambda done: bar.update(task, completed=done)
 
 
-def _lines(title: str, total: int) -> Advance:
+def _progress_lines(title: str, total: int) -> Advance:
     start = time.monotonic()
-    due = start + _FIRST_LINE
+    next_line_time = start + _FIRST_LINE_SECONDS
 
     def advance(done: int) -> None:
-        nonlocal due
-        now = time.monotonic()
-        if now < due:
+        nonlocal next_line_time
+        current_time = time.monotonic()
+        if current_time < next_line_time:
             return
-        due = now + _LINE_EVERY
-        rate = done / (now - start) / 2**20
-        share = 100 * done / total if total else 100.0
-        print(f"{title}: {share:.0f}% ({done / 2**20:.1f} MiB, {rate:.1f} MiB/s)", file=sys.stderr, flush=True)
+        next_line_time = current_time + _LINE_INTERVAL_SECONDS
+        rate = done / (current_time - start) / 2**20
+        percent = 100 * done / total if total else 100.0
+        print(f"{title}: {percent:.0f}% ({done / 2**20:.1f} MiB, {rate:.1f} MiB/s)", file=sys.stderr, flush=True)
 
     return advance

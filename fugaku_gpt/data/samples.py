@@ -1,7 +1,7 @@
-"""Numbered training samples: a pure function of (seed, number), so there is no data state but the samples consumed.
+"""Numbered training samples: a pure function of (seed, number), so the only data state is the samples consumed.
 
-The documents of a split are permuted anew for each epoch and follow one another, epoch after epoch, as one endless
-stream of tokens. Window k of the stream is tokens [k * s, k * s + s], s + 1 of them, so neighbours share one token and
+The documents of a split are permuted for each epoch and concatenated, epoch after epoch, to one endless stream of
+tokens. Window k of the stream is tokens [k * s, k * s + s], s + 1 of them, so neighbours share one token and
 windows run across the ends of documents and epochs, as in Megatron's GPT dataset. The windows that start in one epoch
 are permuted among themselves, which gives the order of samples.
 """
@@ -20,15 +20,15 @@ from fugaku_gpt.data.permutation import permutation, permuted_index, stream_key
 from fugaku_gpt.errors import DataError
 
 SPLITS = ("train", "valid", "test")
-_EPOCHS_CACHED = 2  # a window may straddle two epochs
+_MAX_CACHED_EPOCHS = 2  # a window may span two epochs
 
 
 def open_samples(config: RunConfig, split: str) -> "SampleSource":
-    """The samples of one split (``train``, ``valid`` or ``test``) of a run's corpora.
+    """Open the samples of one split (``train``, ``valid`` or ``test``) of a run's corpora.
 
     Raises:
-        DataError: no corpora are named, one cannot be opened, the split is too small for one sample, or a corpus's
-            vocabulary is larger than the model's.
+        DataError: no corpora are named, a corpus cannot be opened, the split is too small for one sample, or a
+            corpus's vocabulary is larger than the model's.
     """
     data, model = config.data, config.model
     if not data.paths:
@@ -55,12 +55,12 @@ def open_samples(config: RunConfig, split: str) -> "SampleSource":
 
 
 def split_bounds(documents: int, shares: Sequence[float]) -> List[Tuple[int, int]]:
-    """[first, last) documents of train, valid and test: contiguous, rounded as Megatron rounds them."""
+    """The contiguous documents [first, last) of train, valid and test, rounded as in Megatron."""
     total = sum(shares)
     bounds = [0]
     for share in shares:
         bounds.append(bounds[-1] + int(round(share / total * documents)))
-    excess = bounds[-1] - documents  # what rounding adds is taken from the front of every later split
+    excess = bounds[-1] - documents  # an excess by rounding is taken from the front of every later split
     bounds = [0] + [max(0, bound - excess) for bound in bounds[1:]]
     return list(zip(bounds[:-1], bounds[1:]))
 
@@ -69,8 +69,8 @@ class SampleSource:
     """One split of the blended corpora.
 
     Attributes:
-        seq_len: tokens per sample, without the one more that makes the last target.
-        tokens, documents: of one epoch of all corpora.
+        seq_len: tokens per sample, without the additional token of the last target.
+        tokens, documents: numbers in one epoch of all corpora.
         fingerprint: SHA-256 over the corpora, weights and split.
     """
 
@@ -83,13 +83,13 @@ class SampleSource:
         self.fingerprint = fingerprint
 
     def sample(self, number: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """[seq_len + 1] token ids of a sample, numbered from 0 without end.
+        """[seq_len + 1] token ids of a sample; numbers start at 0 and have no end.
 
         Raises:
-            DataError: it holds a token id that the model's vocabulary has not.
+            DataError: the sample has a token id outside the model's vocabulary.
         """
-        corpus, own = self._blend.locate(number)
-        return self._streams[corpus].sample(own)
+        corpus, number_in_corpus = self._blend.locate(number)
+        return self._streams[corpus].sample(number_in_corpus)
 
     def batch(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
         """[count, seq_len + 1] token ids of consecutive samples."""
@@ -119,7 +119,7 @@ class _Stream:
         self._epochs: Dict[int, Tuple[Any, Any]] = {}
 
     def sample(self, number: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """[seq_len + 1] token ids."""
+        """[seq_len + 1] token ids of a sample of this stream."""
         epoch = number * self._seq_len // self.tokens  # where window `number` starts
         start = self._window_start(epoch)
         size = self._window_start(epoch + 1) - start
@@ -127,15 +127,15 @@ class _Stream:
         tokens = self._read(window * self._seq_len, self._seq_len + 1)
         largest = int(tokens.max())
         if largest >= self._vocab_size or int(tokens.min()) < 0:
-            wrong = largest if largest >= self._vocab_size else int(tokens.min())
+            invalid = largest if largest >= self._vocab_size else int(tokens.min())
             raise DataError(
-                f"{self.corpus.index.bin_path}: token id {wrong} is outside the vocabulary; "
+                f"{self.corpus.index.bin_path}: token id {invalid} is outside the vocabulary; "
                 f"model.vocab_size is {self._vocab_size}"
             )
         return tokens
 
     def _window_start(self, epoch: int) -> int:
-        """First window that starts in an epoch; windows are numbered through all epochs."""
+        """Number of the first window that starts in an epoch; the numbers continue over all epochs."""
         return -(-epoch * self.tokens // self._seq_len)
 
     def _read(self, start: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
@@ -145,20 +145,20 @@ class _Stream:
         epoch, offset = divmod(start, self.tokens)
         while done < count:
             order, ends = self._order(epoch)
-            place = int(np.searchsorted(ends, offset, side="right"))
-            while done < count and place < len(order):
-                document = int(order[place])
-                within = offset - (int(ends[place]) - int(self._lengths[document]))
-                part = min(count - done, int(self._lengths[document]) - within)
-                tokens[done : done + part] = self.corpus.index.sequence(self._first + document, within, part)
-                done, offset, place = done + part, offset + part, place + 1
+            position = int(np.searchsorted(ends, offset, side="right"))
+            while done < count and position < len(order):
+                document = int(order[position])
+                within = offset - (int(ends[position]) - int(self._lengths[document]))
+                length = min(count - done, int(self._lengths[document]) - within)
+                tokens[done : done + length] = self.corpus.index.sequence(self._first + document, within, length)
+                done, offset, position = done + length, offset + length, position + 1
             epoch, offset = epoch + 1, 0
         return tokens
 
     def _order(self, epoch: int) -> Tuple[Any, Any]:
-        """(documents in the order of an epoch, tokens of the epoch up to and with each)."""
+        """The documents in the order of an epoch, and the number of the epoch's tokens up to the end of each."""
         if epoch not in self._epochs:
-            while len(self._epochs) >= _EPOCHS_CACHED:
+            while len(self._epochs) >= _MAX_CACHED_EPOCHS:
                 del self._epochs[min(self._epochs)]
             order = permutation(stream_key(self._key, "documents", epoch), self.documents)
             self._epochs[epoch] = (order, np.cumsum(self._lengths[order]))

@@ -1,9 +1,9 @@
-"""Documents to token ids in several processes, in order, with bounded memory.
+"""Encodes documents to token ids in several processes, in order, with bounded memory.
 
 Each worker is ``python -m fugaku_gpt.data.workers TOKENIZER``. It reads batches of documents from its standard input
-and writes their token ids to its standard output; a thread of the parent waits for each. Pipes of one process each, and
-not ``ProcessPoolExecutor``: a worker that dies while it writes, or whose parent dies, is seen as the end of
-a pipe, where the executor's shared queues would be waited on for ever.
+and writes their token ids to its standard output; a thread of the parent waits for each. Each process has pipes of its
+own instead of ``ProcessPoolExecutor``: the end of a pipe shows that a worker died while it wrote, or that the parent
+died, whereas the executor would wait for its shared queues for ever.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ import fugaku_gpt
 from fugaku_gpt.data.tokenizer import Encoder
 from fugaku_gpt.errors import DataError
 
-BATCH = 1 << 18  # bytes of text: long enough to hide the pipe, short enough to balance
+BATCH_BYTES = 1 << 18  # bytes of text: large enough to hide the cost of the pipe, small enough for balance
 _COUNT = struct.Struct("<Q")
-_AHEAD = 4  # batches per worker that may wait for an earlier one
+_PENDING_PER_WORKER = 4  # batches per worker that may wait for an earlier one
 
 
-def encode_documents(documents: Iterable[bytes], tokenizer: Path, workers: int) -> "Iterator[np.ndarray[Any, np.dtype[Any]]]":
-    """Token ids of each document, in order, by ``workers`` processes (1: this one).
+def encode_documents(
+    documents: Iterable[bytes], tokenizer: Path, workers: int
+) -> "Iterator[np.ndarray[Any, np.dtype[Any]]]":
+    """Yield the token ids of each document, in order, from ``workers`` processes (1: this process).
 
     Raises:
         DataError: the tokenizer cannot be loaded, a document cannot be encoded, or a worker died.
@@ -42,7 +44,7 @@ def encode_documents(documents: Iterable[bytes], tokenizer: Path, workers: int) 
         for document in documents:
             yield encoder.encode(document)
         return
-    with _Pool(tokenizer, workers) as pool:
+    with _WorkerPool(tokenizer, workers) as pool:
         for encoded_batch in pool.encode(_batches(documents)):
             for ids in encoded_batch:
                 yield np.frombuffer(ids, encoder.dtype)
@@ -54,15 +56,15 @@ def _batches(documents: Iterable[bytes]) -> Iterator[List[bytes]]:
     for document in documents:
         batch.append(document)
         size += len(document)
-        if size >= BATCH:
+        if size >= BATCH_BYTES:
             yield batch
             batch, size = [], 0
     if batch:
         yield batch
 
 
-class _Pool:
-    """Workers that are started as there is work for them, and ended however the block is left."""
+class _WorkerPool:
+    """Worker processes that start when there is work for them, and end with the block, also after an error."""
 
     def __init__(self, tokenizer: Path, workers: int) -> None:
         self._tokenizer = tokenizer
@@ -72,13 +74,13 @@ class _Pool:
         self._threads = ThreadPoolExecutor(workers)
 
     def encode(self, batches: Iterable[List[bytes]]) -> Iterator[List[bytes]]:
-        """The token ids of each batch's documents, as bytes, in the order of the batches."""
+        """Yield the token ids of each batch's documents, as bytes, in the order of the batches."""
         pending: "Deque[Future[List[bytes]]]" = deque()
         for batch in batches:
             if len(self._processes) < self._workers:
                 self._start()
             pending.append(self._threads.submit(self._encode, batch))
-            if len(pending) == _AHEAD * self._workers:
+            if len(pending) == _PENDING_PER_WORKER * self._workers:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
@@ -91,7 +93,7 @@ class _Pool:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            start_new_session=True,  # Ctrl-C is the parent's to handle; it closes the pipes
+            start_new_session=True,  # the parent handles Ctrl-C by closing the pipes
         )
         self._processes.append(process)
         self._idle.put(process)
@@ -104,7 +106,7 @@ class _Pool:
             (has_failed,) = _COUNT.unpack(_read_exactly(process.stdout, _COUNT.size))
             encoded_batch = _read_batch(process.stdout)
         except (OSError, EOFError):
-            raise _death(process) from None
+            raise _worker_error(process) from None
         finally:
             self._idle.put(process)
         if has_failed:
@@ -116,22 +118,22 @@ class _Pool:
         return self
 
     def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+        self, error_type: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
-        if kind is not None:
+        if error_type is not None:
             for process in self._processes:
                 process.kill()  # so that the threads see the end of their pipes
         self._threads.shutdown()
         for process in self._processes:
             for stream in (process.stdin, process.stdout):
                 assert stream is not None
-                with contextlib.suppress(OSError):  # a dead worker's pipe still has what was not read
+                with contextlib.suppress(OSError):  # the pipe of a dead worker may have unwritten data
                     stream.close()
         for process in self._processes:
             process.wait()
 
 
-def _death(process: "subprocess.Popen[bytes]") -> DataError:
+def _worker_error(process: "subprocess.Popen[bytes]") -> DataError:
     try:
         code = process.wait(timeout=10)
     except subprocess.TimeoutExpired:
@@ -169,8 +171,8 @@ def _read_exactly(stream: IO[bytes], count: int) -> bytes:
     return data
 
 
-def _work(tokenizer: Path, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
-    """Answer batches until there are no more: with the bytes of token ids, or with the text of an error."""
+def _serve_batches(tokenizer: Path, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
+    """Encode batches until the input ends; write the token ids as bytes, or the text of an error."""
     encoder = Encoder(tokenizer)
     while True:
         try:
@@ -179,15 +181,15 @@ def _work(tokenizer: Path, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
             return
         has_failed = False
         try:
-            answer = [encoder.encode(document).tobytes() for document in batch]
+            encoded_batch = [encoder.encode(document).tobytes() for document in batch]
         except Exception as error:  # the library raises nothing more specific; the parent reports it
-            has_failed, answer = True, [f"{type(error).__name__}: {error}".encode("utf-8", "replace")]
+            has_failed, encoded_batch = True, [f"{type(error).__name__}: {error}".encode("utf-8", "replace")]
         outgoing.write(_COUNT.pack(has_failed))
-        _write_batch(outgoing, answer)
+        _write_batch(outgoing, encoded_batch)
 
 
 if __name__ == "__main__":
     try:
-        _work(Path(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer)
+        _serve_batches(Path(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer)
     except BrokenPipeError:  # the parent is gone; so is whoever would read a message
         os._exit(1)

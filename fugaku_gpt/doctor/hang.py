@@ -25,7 +25,7 @@ from fugaku_gpt.records.flight import Flight
 from fugaku_gpt.records.run import RunDirectory
 
 _RECENT_SECONDS = 60.0  # a run whose files were touched since may be going on
-_LOOK_SECONDS = 1.0
+_OBSERVATION_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class HangReport:
     stacks: Dict[int, str]
 
 
-def examine(path: Path) -> HangReport:
+def hang_report(path: Path) -> HangReport:
     """Read a run directory and tell who waits for whom.
 
     Raises:
@@ -58,18 +58,22 @@ def examine(path: Path) -> HangReport:
         raise UsageError(
             f"{directory.flight_dir}: no flight recorders: the run came to no call, or node.flight_recorder is off"
         )
-    moving = _moving(directory, flights) if directory.result() is None else []
+    moving = _moving_ranks(directory, flights) if directory.result() is None else []
     if moving:
         return HangReport(f"no hang: {describe_ranks(moving)} moved just now", None, moving, {}, {})
     heads = [flight.head for flight in flights]
     hang = diagnose_hang(flights, process_states(heads, socket.gethostname()), config_or_none(directory.config_file))
-    known = {head.rank: head for head in heads}
+    head_of_rank = {head.rank: head for head in heads}
     stacks = {rank: directory.stacks_dir / f"rank-{rank:06d}.txt" for rank in hang.culprits}
     return HangReport(
         hang.verdict,
         hang,
         [],
-        {rank: f"{known[rank].host}, process {known[rank].process}" for rank in hang.culprits if rank in known},
+        {
+            rank: f"{head_of_rank[rank].host}, process {head_of_rank[rank].process}"
+            for rank in hang.culprits
+            if rank in head_of_rank
+        },
         {rank: str(file) for rank, file in stacks.items() if file.exists()},
     )
 
@@ -94,37 +98,41 @@ def report_lines(report: HangReport) -> List[str]:
     if report.hang is None:
         return lines
     hang = report.hang
-    for rank, where in report.hosts.items():
+    for rank, location in report.hosts.items():
         stacks = f"; its Python stacks: {report.stacks[rank]}" if rank in report.stacks else ""
-        lines.append(f"rank {rank} ran on {where}{stacks}")
+        lines.append(f"rank {rank} ran on {location}{stacks}")
     if hang.chain:
         lines += ["", "who waits for whom:", *(f"  {line}" for line in hang.chain)]
     lines += ["", "where the ranks are, those that came least far first:"]
     newest = max(position.since for position in hang.positions)
-    lines += [f"  {_position_words(position, newest)}" for position in hang.positions]
+    lines += [f"  {_position_line(position, newest)}" for position in hang.positions]
     if hang.missing:
-        lines.append(f"  {describe_ranks(hang.missing)} left no record: not started, or on a node whose files are not here")
+        lines.append(
+            f"  {describe_ranks(hang.missing)} left no record: not started, or on a node whose files are not here"
+        )
     return lines
 
 
-def _position_words(position: Position, newest: float) -> str:
-    where = describe_progress(position.step, position.phase, position.micro_batch)
+def _position_line(position: Position, newest: float) -> str:
+    progress = describe_progress(position.step, position.phase, position.micro_batch)
     clock = time.strftime("%H:%M:%S", time.gmtime(position.since))
-    early = newest - position.since
-    ago = f", {early:.1f} s before the last that moved" if early >= 0.1 else ""
-    said = f"{describe_ranks(position.ranks)}: {where}; moved last at {clock} UTC{ago}; "
+    lag = newest - position.since
+    lag_text = f", {lag:.1f} s before the last that moved" if lag >= 0.1 else ""
+    prefix = f"{describe_ranks(position.ranks)}: {progress}; moved last at {clock} UTC{lag_text}; "
     if position.call is None:
-        return said + f"{position.state}, before its first call"
+        return prefix + f"{position.state}, before its first call"
     if position.state == IN_WAIT:
-        absent = f", for {describe_ranks(position.absent)}" if position.absent else ", which all of its ranks have begun"
-        return said + f"waits in {describe_call(position.call)}{absent}"
-    return said + f"{position.state}; last call: {describe_call(position.call)}"
+        absent_text = (
+            f", for {describe_ranks(position.absent)}" if position.absent else ", which all of its ranks have begun"
+        )
+        return prefix + f"waits in {describe_call(position.call)}{absent_text}"
+    return prefix + f"{position.state}; last call: {describe_call(position.call)}"
 
 
-def _moving(directory: RunDirectory, flights: Sequence[Flight]) -> List[int]:
+def _moving_ranks(directory: RunDirectory, flights: Sequence[Flight]) -> List[int]:
     """Ranks that make progress while one looks; does not look at a run that has been quiet for long."""
     if max(flight.head.progressed for flight in flights) < time.time() - _RECENT_SECONDS:
         return []
-    time.sleep(_LOOK_SECONDS)
-    later = {flight.rank: flight.head.heartbeat for flight in read_flights(directory.flight_dir)}
-    return [flight.rank for flight in flights if later.get(flight.rank, 0) != flight.head.heartbeat]
+    time.sleep(_OBSERVATION_SECONDS)
+    later_heartbeats = {flight.rank: flight.head.heartbeat for flight in read_flights(directory.flight_dir)}
+    return [flight.rank for flight in flights if later_heartbeats.get(flight.rank, 0) != flight.head.heartbeat]

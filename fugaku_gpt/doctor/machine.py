@@ -123,9 +123,11 @@ def check_ranks(seconds: float = PROBE_SECONDS) -> Check:
     mend = "mpirun and mpi4py's MPI library must be of one family: make install, or set PATH to its mpirun"
     if outcome.timed_out:
         return Check(name, FAIL, f"all-reduce did not end within {seconds:g} s", mend)
-    apart = [line for line in lines if line.startswith("sum 1 size 1")]
-    said = "each rank is alone: size 1" if apart else " / ".join(line for line in lines if line.strip())[:200]
-    return Check(name, FAIL, f"exit code {outcome.exit_code}: {said}", mend)
+    single_rank_lines = [line for line in lines if line.startswith("sum 1 size 1")]
+    detail = (
+        "each rank is alone: size 1" if single_rank_lines else " / ".join(line for line in lines if line.strip())[:200]
+    )
+    return Check(name, FAIL, f"exit code {outcome.exit_code}: {detail}", mend)
 
 
 def check_cores() -> Check:
@@ -142,10 +144,10 @@ def check_cores() -> Check:
 
 def cpu_share(text: str) -> Optional[float]:
     """Cores' worth of time that a control group's ``cpu.max`` allows; None for no limit."""
-    parts = text.split()
-    if len(parts) != 2 or not (parts[0].isdigit() and parts[1].isdigit()):
+    quota_and_period = text.split()
+    if len(quota_and_period) != 2 or not (quota_and_period[0].isdigit() and quota_and_period[1].isdigit()):
         return None
-    return int(parts[0]) / int(parts[1])
+    return int(quota_and_period[0]) / int(quota_and_period[1])
 
 
 def check_memory(limit: int) -> Check:
@@ -165,27 +167,30 @@ def check_open_files(limit: int) -> Check:
     return Check("open files", OK, "unlimited" if unlimited else str(limit))
 
 
-def check_shared_memory(place: Path) -> Check:
+def check_shared_memory(directory: Path) -> Check:
     """Where MPI keeps what the ranks of one node share."""
     try:
-        status = os.statvfs(place)
+        status = os.statvfs(directory)
     except OSError:
         return Check(
-            "shared memory", WARN, f"no {place}", f"MPI between ranks of one node may be slow or fail: mount {place}"
+            "shared memory",
+            WARN,
+            f"no {directory}",
+            f"MPI between ranks of one node may be slow or fail: mount {directory}",
         )
     free = status.f_bavail * status.f_frsize
-    seen = f"{free / 2**20:.0f} MiB free in {place}"
+    seen = f"{free / 2**20:.0f} MiB free in {directory}"
     if free < 256 * 2**20:
         return Check("shared memory", WARN, seen, "give the container more, such as docker run --shm-size=1g")
     return Check("shared memory", OK, seen)
 
 
-def check_tcmalloc(found: Optional[Path]) -> Check:
+def check_tcmalloc(library: Optional[Path]) -> Check:
     """The allocator for ``node.tcmalloc``."""
-    if found is None:
+    if library is None:
         mend = "runs with node.tcmalloc will be recorded as `not applied`; on Debian: apt install libtcmalloc-minimal4"
         return Check("tcmalloc", WARN, "not installed", mend)
-    return Check("tcmalloc", OK, str(found))
+    return Check("tcmalloc", OK, str(library))
 
 
 def check_clock(mhz: Optional[int]) -> Check:
@@ -207,7 +212,7 @@ def check_retention(resources: Dict[str, str]) -> Check:
 def _probe(program: str) -> Tuple[Optional[Dict[str, Any]], str]:
     """(what a short Python program printed as JSON, ""), or (None, why not)."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", program],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -216,11 +221,11 @@ def _probe(program: str) -> Tuple[Optional[Dict[str, Any]], str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, str(error)
-    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    if done.returncode != 0:
-        return None, said[-1][:200] if said else f"exit code {done.returncode}"
+    error_lines = completed.stderr.decode("utf-8", "replace").strip().splitlines()
+    if completed.returncode != 0:
+        return None, error_lines[-1][:200] if error_lines else f"exit code {completed.returncode}"
     try:
-        facts = json.loads(done.stdout.decode("utf-8", "replace").strip().splitlines()[-1])
+        facts = json.loads(completed.stdout.decode("utf-8", "replace").strip().splitlines()[-1])
     except (ValueError, IndexError):
         return None, "printed no facts"
     return (facts, "") if isinstance(facts, dict) else (None, "printed no facts")

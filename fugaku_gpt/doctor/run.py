@@ -36,9 +36,9 @@ def diagnose(path: Path) -> Diagnosis:
     """
     directory = run_directory(path)
     result = directory.result()
-    said = "no result: still running, or killed before it could record one"
+    result_text = "no result: still running, or killed before it could record one"
     if result is not None:
-        said = f"{result.status}{': ' + result.reason if result.reason else ''} ({result.iterations} iterations)"
+        result_text = f"{result.status}{': ' + result.reason if result.reason else ''} ({result.iterations} iterations)"
     findings = []
     if result is None or result.status not in (OK, REFUSED):  # else nothing of its calls is left to explain
         flights = read_flights(directory.flight_dir)
@@ -50,10 +50,10 @@ def diagnose(path: Path) -> Diagnosis:
                 findings.insert(1, f"{describe_ranks(hang.missing)} left no record")
         else:
             findings.append("no flight recorders: node.flight_recorder is off, or no rank came so far")
-    return Diagnosis(said, last_line(directory), findings)
+    return Diagnosis(result_text, last_iteration_line(directory), findings)
 
 
-def last_line(directory: RunDirectory) -> str:
+def last_iteration_line(directory: RunDirectory) -> str:
     """The last thing that was measured, in words."""
     lines = directory.metrics("iteration")
     if not lines:

@@ -1,1 +1,1 @@
-"""Environments: one for each build of PyTorch; what its profile in ``env/`` says, making it, and checking it."""
+"""Environments, one for each build of PyTorch: finds their profiles in ``env/``, creates and checks them."""

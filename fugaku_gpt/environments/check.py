@@ -1,4 +1,4 @@
-"""Is an environment what its profile says? Its own Python tells, in a process of its own."""
+"""Checks whether an environment is what its profile says, from what its own Python reports in a separate process."""
 
 from __future__ import annotations
 
@@ -22,53 +22,60 @@ OK = "ok"
 DIFFERS = "differs"
 MISSING = "missing"
 UNSTATED = "not stated"  # the profile does not say what it should be
-OPTIONAL = "optional"  # is not there, and nothing needs it
+OPTIONAL = "optional"  # it is missing, and nothing needs it
 PROBE_SECONDS = 120.0
 _ANSWER = "fugaku_gpt environment: "
 
-# Each part by itself: a build without MPI still tells about its kernels. The package is that of this program, so that
-# what it asks is there. Packages are the environment's own: not those of the folders of the caller's PYTHONPATH
-# (argument 1), or of the folder that it is called in.
+# Each part is tried by itself: a build without MPI still reports its kernels. fugaku_gpt is that of this program, so
+# that the functions that are called exist. Packages are the environment's own, not those in the folders of the caller's
+# PYTHONPATH (argument 1) or in the current folder.
 _PROBE = f"""
 import json, os, sys
 from importlib import metadata
-strangers = {{os.path.realpath(path) for path in sys.argv[1].split(os.pathsep)}}
-own = [path for path in sys.path if path and os.path.realpath(path) not in strangers]
+foreign = {{os.path.realpath(path) for path in sys.argv[1].split(os.pathsep)}}
+own = [path for path in sys.path if path and os.path.realpath(path) not in foreign]
 def version(name):
-    for found in metadata.distributions(name=name, path=own):
-        return found.version
-told = {{"python": "%d.%d.%d" % sys.version_info[:3], "packages": {{name: version(name) for name in sys.argv[2:]}}}}
+    for distribution in metadata.distributions(name=name, path=own):
+        return distribution.version
+facts = {{"python": "%d.%d.%d" % sys.version_info[:3], "packages": {{name: version(name) for name in sys.argv[2:]}}}}
 try:
     from fugaku_gpt import compat, kernels, ops
     import torch
     build = compat.build_facts()
     build["flush_denormals"] = compat.flush_denormals()
     build["bfloat16_without_kernel"] = compat.operations_without_kernel(torch.bfloat16)
-    told["build"] = build
-    told["kernels"] = {{"compiled": kernels.library_file().exists(), "used": ops.has_native_kernels()}}
+    facts["build"] = build
+    facts["kernels"] = {{"compiled": kernels.library_file().exists(), "used": ops.has_native_kernels()}}
 except Exception as error:
-    told["build_error"] = "%s: %s" % (type(error).__name__, error)
+    facts["build_error"] = "%s: %s" % (type(error).__name__, error)
 try:
     from fugaku_gpt.comm import mpi_facts
-    told["mpi"] = mpi_facts()
+    facts["mpi"] = mpi_facts()
 except Exception as error:
-    told["mpi_error"] = "%s: %s" % (type(error).__name__, error)
-sys.stdout.write("\\n{_ANSWER}" + json.dumps(told) + "\\n")
+    facts["mpi_error"] = "%s: %s" % (type(error).__name__, error)
+sys.stdout.write("\\n{_ANSWER}" + json.dumps(facts) + "\\n")
 """
 
 # instruction set, as builds name it → flags of the processor that its kernels need (ATen's DispatchStub.cpp)
 _REQUIRED_FLAGS: Dict[str, Sequence[str]] = {
     "AVX512": ("avx512f", "avx2", "fma"),
     "AVX2": ("avx2", "fma"),
-    "AVX": ("fma",),  # every processor with it that has a PyTorch now has AVX too
+    "AVX": ("fma",),  # every processor with FMA that PyTorch supports has AVX too
 }
 _FALLBACKS = ("DEFAULT", "NO AVX")
 
 
 @dataclass(frozen=True)
 class EnvironmentCheck:
-    """One row: what was looked at, what the profile says, what was found, ``ok``, ``differs``, ``missing``, ``not
-    stated`` or ``optional``, and how to mend it (empty where there is nothing to mend)."""
+    """One row of `env check`.
+
+    Attributes:
+        subject: what is compared.
+        expected: what the profile says.
+        actual: what the environment has.
+        status: ``ok``, ``differs``, ``missing``, ``not stated`` or ``optional``.
+        mend: how to mend it; empty if there is nothing to mend.
+    """
 
     subject: str
     expected: str
@@ -78,16 +85,16 @@ class EnvironmentCheck:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether it is not as it should be."""
+        """True if the environment is not as it should be."""
         return self.status in (DIFFERS, MISSING)
 
 
 def check_environment(profile: Profile, mend: str) -> List[EnvironmentCheck]:
-    """Start the environment's Python as ranks would be started, and compare what it tells with the profile.
+    """Start the environment's Python as ranks would be started, and compare what it reports with the profile.
 
     Args:
-        profile: as ``resolve`` gives it, and made.
-        mend: the command that makes it anew.
+        profile: the profile of a created environment, as ``resolve`` returns it.
+        mend: the command that creates the environment again.
     """
     threads = unusual_thread_count(len(local.usable_cores()))
     pins = read_pins(Path(profile.pins)) if profile.pins else {}
@@ -99,8 +106,10 @@ def check_environment(profile: Profile, mend: str) -> List[EnvironmentCheck]:
 
 
 def unusual_thread_count(cores: int) -> int:
-    """A number of threads that no build has by default (all cores, or one thread of each pair of a core's, past
-    which MKL does not go either), where there is another than one."""
+    """A number of threads that no build uses by default; 1 if there is no other.
+
+    Builds use all cores by default, or one hardware thread of each pair, which MKL does not exceed either.
+    """
     return max(1, cores // 2 - 1)
 
 
@@ -112,17 +121,22 @@ def compare_with_profile(
     flags: Sequence[str],
     mend: str,
 ) -> List[EnvironmentCheck]:
-    """The rows from what an environment has told; a pure function.
+    """Compare what an environment has reported with its profile; a pure function.
 
     Args:
-        threads: what it was started with as OMP_NUM_THREADS.
+        facts: the report of the environment's Python.
+        threads: the OMP_NUM_THREADS that it was started with.
         pins: package → version.
         flags: vector extensions of this processor.
     """
     expected = profile.expected
     rows = [
         _row(
-            "Python", profile.python_version, facts["python"], is_version_of(profile.python_version, facts["python"]), mend
+            "Python",
+            profile.python_version,
+            facts["python"],
+            is_version_of(profile.python_version, facts["python"]),
+            mend,
         ),
         _packages_row(pins, facts["packages"], mend),
         _fugaku_gpt_row(facts["packages"].get("fugaku_gpt"), mend),
@@ -135,13 +149,17 @@ def compare_with_profile(
         rows.append(_kernels_row(facts, profile.python))
     mpi = facts.get("mpi")
     if mpi is None:
-        rows.append(EnvironmentCheck("MPI library", expected.mpi or "-", str(facts.get("mpi_error")), MISSING, _MPI_MEND))
+        rows.append(
+            EnvironmentCheck("MPI library", expected.mpi or "-", str(facts.get("mpi_error")), MISSING, _MPI_MEND)
+        )
     else:
         library = str(mpi["library"])
         same = library.lower().startswith(expected.mpi.lower())
         rows.append(_row("MPI library", expected.mpi, " ".join(library.split()), same, _MPI_MEND))
         rows.append(
-            _row("mpi4py", expected.mpi4py, str(mpi["mpi4py"]), is_version_of(expected.mpi4py, str(mpi["mpi4py"])), mend)
+            _row(
+                "mpi4py", expected.mpi4py, str(mpi["mpi4py"]), is_version_of(expected.mpi4py, str(mpi["mpi4py"])), mend
+            )
         )
         rows.append(EnvironmentCheck("MPI threads", "-", str(mpi["thread_level"]), UNSTATED))
     return rows
@@ -185,7 +203,7 @@ def _build_rows(
 
 
 def _kernels_row(facts: Mapping[str, Any], python: str) -> EnvironmentCheck:
-    """Kernels of our own. No profile asks for them: without them the build's are used."""
+    """The row of fugaku_gpt's own kernels; no profile asks for them, as PyTorch's are used without them."""
     kernels, mend = facts.get("kernels"), f"{shlex.quote(python)} -m fugaku_gpt env kernels"
     if kernels is None:
         return EnvironmentCheck("kernels", "compiled", str(facts.get("build_error")), OPTIONAL, f"{mend} --again")
@@ -214,9 +232,9 @@ def _joined_or_none(names: Sequence[str]) -> str:
 
 
 def is_version_of(expected: str, actual: str) -> bool:
-    """Whether a version is an expected one: 1.10 is 1.10.2+cu102 and 1.10.1a0+git, and is not 1.1.
+    """True if a version begins with the expected numbers: 1.10 matches 1.10.2+cu102 and 1.10.1a0+git, and 1.1 does not.
 
-    >>> starts_with("1.10", "1.10.2+cu102"), starts_with("1.1", "1.10.2")
+    >>> is_version_of("1.10", "1.10.2+cu102"), is_version_of("1.1", "1.10.2")
     (True, False)
     """
     numbers = re.match(r"\d+(\.\d+)*", actual)
@@ -227,7 +245,7 @@ def is_version_of(expected: str, actual: str) -> bool:
 
 
 def best_instruction_set(compiled: Sequence[str], flags: Sequence[str]) -> str:
-    """The first instruction set of a list, best first, that this processor has; empty if none is known to be one."""
+    """The first instruction set of a list, best first, that this processor surely has; empty if there is none."""
     for name in compiled:
         if name in _FALLBACKS or (name in _REQUIRED_FLAGS and all(flag in flags for flag in _REQUIRED_FLAGS[name])):
             return name
@@ -242,7 +260,9 @@ def _packages_row(pins: Mapping[str, str], installed: Mapping[str, Optional[str]
         return EnvironmentCheck("packages", f"{len(pins)} as pinned", "all", OK)
     status = DIFFERS if all(installed.get(name) for name in differing) else MISSING
     expected = ", ".join(f"{name} {pins[name]}" for name in differing)
-    return EnvironmentCheck("packages", expected, ", ".join(f"{name} {installed.get(name) or '-'}" for name in differing), status, mend)
+    return EnvironmentCheck(
+        "packages", expected, ", ".join(f"{name} {installed.get(name) or '-'}" for name in differing), status, mend
+    )
 
 
 def _fugaku_gpt_row(version: Optional[str], mend: str) -> EnvironmentCheck:
@@ -253,24 +273,30 @@ def _fugaku_gpt_row(version: Optional[str], mend: str) -> EnvironmentCheck:
 
 
 def _prerequisite_rows(profile: Profile) -> List[EnvironmentCheck]:
-    """What must be there before the ranks start."""
+    """Rows for the modules and libraries that must be there before the ranks start."""
     rows = []
     if profile.modules:
         loaded = os.environ.get("LOADEDMODULES", "").split(":")
         missing = [name for name in profile.modules if name not in loaded]
         loaded_modules = ", ".join(name for name in profile.modules if name in loaded) or "none of them is loaded"
         mend = "; ".join(f"module load {name}" for name in missing)
-        rows.append(EnvironmentCheck("modules", ", ".join(profile.modules), loaded_modules, MISSING if missing else OK, mend))
+        rows.append(
+            EnvironmentCheck("modules", ", ".join(profile.modules), loaded_modules, MISSING if missing else OK, mend)
+        )
     for library in profile.preload:
-        if "/" in library:  # others are looked for by the loader
+        if "/" in library:  # the loader finds others
             is_there = Path(library).is_file()
             mend = "" if is_there else "it is there on the nodes: check on one of them"
-            rows.append(EnvironmentCheck("preload", library, "there" if is_there else "not there", OK if is_there else MISSING, mend))
+            rows.append(
+                EnvironmentCheck(
+                    "preload", library, "there" if is_there else "not there", OK if is_there else MISSING, mend
+                )
+            )
     return rows
 
 
 def _probe(profile: Profile, threads: int, names: Sequence[str]) -> Tuple[Optional[Dict[str, Any]], str]:
-    """(what the environment tells, ""), or (None, why it tells nothing)."""
+    """(what the environment reports, ""), or (None, why it reports nothing)."""
     lines: List[str] = []
     variables = {**profile_variables(profile), "OMP_NUM_THREADS": str(threads)}
     checkout = str(Path(fugaku_gpt.__file__).resolve().parents[1])

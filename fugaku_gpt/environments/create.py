@@ -1,4 +1,4 @@
-"""Making an environment on this machine, by ``env/make_environment.sh``, which the Makefile uses too."""
+"""Creates an environment on this machine with ``env/make_environment.sh``, which the Makefile uses too."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fugaku_gpt.environments.registry import checkout, is_managed
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.launch.processes import run_command
 
-_QUIET_SECONDS = 5.0  # without a word from pip, it is told that the work goes on
+_QUIET_SECONDS = 5.0  # after this time without output from pip, a line says that it is at work
 _QUOTED_LINES = 20
-# of the work's lines, those that tell how far it is, and what our own command says that compiles kernels
+# beginnings of the output lines that show progress, with those of our own command that compiles kernels
 _PROGRESS = (
     "Collecting ",
     "Downloading ",
@@ -35,7 +35,7 @@ def find_python(version: str) -> str:
     """A Python of a version, on PATH or in pyenv, by ``env/find_python.sh``.
 
     Raises:
-        UsageError: there is none, or no checkout to look with.
+        UsageError: there is none, or no checkout with that script.
     """
     process = subprocess.run(
         [str(_script("find_python.sh")), version], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False
@@ -55,20 +55,20 @@ def create(
     pip_arguments: Sequence[str],
     on_progress: Callable[[str], None],
 ) -> float:
-    """Make an environment, or finish one that was begun; returns the seconds it took.
+    """Create an environment, or continue an unfinished one; returns the seconds that it took.
 
-    A folder that is not whole has no mark, so that nothing takes it for an environment; what is in it is used again.
+    An unfinished folder has no mark, so that nothing uses it as an environment; what it contains is used again.
 
     Args:
-        profile: as ``resolve`` gives it.
+        profile: the profile, as ``resolve`` returns it.
         folder: the virtual environment.
-        python: makes it; default: one of the profile's version.
-        pip_words: more words for each `pip install`.
-        tell: gets lines about how far it is.
+        python: the Python to create it with; default: one of the profile's version.
+        pip_arguments: further arguments of each `pip install`.
+        on_progress: called with lines that show how far it is.
 
     Raises:
-        UsageError: it cannot be begun.
-        RunFailed: it was begun and did not end well; its message ends in pip's last words.
+        UsageError: it cannot be started.
+        RunFailed: it was started and did not end well; the message quotes pip's last lines.
     """
     if not profile.pins:
         raise UsageError(f"{profile.name}: its profile names no pins: there is nothing to make")
@@ -84,15 +84,15 @@ def create(
     with progress:
         outcome = run_command(argv, {"MPI": "wheel", "PYTHONUNBUFFERED": "1"}, on_line=progress.add)
     if outcome.stopped_by is not None:
-        raise RunFailed(f"{folder}: stopped; the same command goes on from here")
+        raise RunFailed(f"{folder}: stopped; the same command continues from here")
     if not outcome.ok:
         output = "\n".join(progress.last_lines)
-        raise RunFailed(f"{output}\n{folder}: is not whole, and is not used; the same command goes on from here")
+        raise RunFailed(f"{output}\n{folder}: is not complete, and is not used; the same command continues from here")
     return outcome.seconds
 
 
 def _refuse_foreign_folder(folder: Path) -> None:
-    """What is not empty, and was not made here, stays as it is: making an environment may remove what was there."""
+    """Refuse a folder that is not empty and is not managed by us: creating an environment may remove its contents."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -102,12 +102,14 @@ def _refuse_foreign_folder(folder: Path) -> None:
     except OSError as error:
         raise UsageError(f"{folder}: cannot be read: {error.strerror}") from None
     if not is_empty and not is_managed(folder):
-        description = "a virtual environment of your own" if (folder / "pyvenv.cfg").exists() else "no virtual environment"
-        raise UsageError(f"{folder}: is there and is {description}; choose another folder with --at")
+        description = (
+            "a virtual environment of your own" if (folder / "pyvenv.cfg").exists() else "no virtual environment"
+        )
+        raise UsageError(f"{folder}: exists and is {description}; choose another folder with --at")
 
 
 class _ProgressLines:
-    """Hears the lines of the work, passes on those that tell how far it is, and tells of long silences."""
+    """Receives the output lines of the work, passes on those that show progress, and reports long silences."""
 
     def __init__(self, on_progress: Callable[[str], None]) -> None:
         self.last_lines: List[str] = []

@@ -1,4 +1,4 @@
-"""The profiles that are known by name, and where their environments are."""
+"""Finds profiles by name, and the environments that belong to them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.profile import Profile, load_profile, with_absolute_paths
 from fugaku_gpt.errors import ConfigError, UsageError
 
-INSTALLED_MARKS = ".installed-*"  # left in an environment's folder by env/make_environment.sh once all of it is there
-OWNER_MARK = ".fugaku_gpt"  # the first that it writes there
+INSTALLED_MARKS = ".installed-*"  # env/make_environment.sh leaves it in an environment's folder once it is complete
+OWNER_MARK = ".fugaku_gpt"  # the first file that it writes there
 DIFFERENT_BUILD_MEND = "choose another folder with --at, or make it anew: env create with --again"
 _SHIPPED = Path("share", "fugaku_gpt", "env")
 
@@ -26,10 +26,10 @@ class EnvironmentLocation:
     """Where an environment is, or would be.
 
     Attributes:
-        folder: the virtual environment; for a build in a tar file, where that is unpacked.
-        made: ``yes``, ``no``, ``half`` (to be finished by `env create`), ``other`` (there, made with other pins), or
-            ``by a job``.
-        other: of ``other``, the packages that differ, and how.
+        folder: the virtual environment; for a build in a tar file, the folder that it is unpacked to.
+        state: ``yes``, ``no``, ``half`` (to be finished by `env create`), ``other`` (created with other pins), or ``by
+            a job``.
+        differing_pins: for ``other``, the packages that differ, and how.
     """
 
     folder: Path
@@ -44,10 +44,10 @@ def checkout() -> Optional[Path]:
 
 
 def profile_files(folder: Optional[Path] = None) -> Dict[str, Path]:
-    """Profile name → its file: of the checkout's ``env/``, or of what an installation has brought.
+    """Profile name → its file, in the checkout's ``env/`` or among what an installation brought.
 
     Args:
-        folder: look there instead.
+        folder: read this folder instead.
 
     Raises:
         UsageError: there is no such folder.
@@ -75,7 +75,7 @@ def _profiles_in(folder: Path) -> Dict[str, Path]:
 
 
 def find_profile(name_or_path: str) -> Path:
-    """The file of a profile that is named, or given by its path.
+    """The file of a profile that is given by its name or its path.
 
     Raises:
         UsageError: there is none; the message lists the names.
@@ -139,7 +139,7 @@ def _top_of_checkout(folder: Path) -> Optional[Path]:
 
 
 def is_profile(name_or_path: str) -> bool:
-    """Whether a word is a profile's name, or the path of a file of one."""
+    """True if a text is a profile's name, or the path of a profile's file."""
     if name_or_path.endswith((".yaml", ".yml")):
         return Path(name_or_path).is_file()
     folder = _shipped_folder()
@@ -150,9 +150,9 @@ def resolve(name_or_path: str, at: Optional[Path] = None, unpacked: Optional[Pat
     """A profile by its name or path, with its paths made absolute.
 
     Args:
-        at: the environment's folder where it is not the profile's own: the virtual environment, or, of a build in a tar
-            file, where that was unpacked.
-        unpacked: in a job with a tar file, where that was unpacked: relative paths are meant from there.
+        at: the environment's folder if it is not the profile's own: the virtual environment, or, for a build in a tar
+            file, the folder that it was unpacked to.
+        unpacked: in a job with a tar file, the folder that it was unpacked to; relative paths start there.
 
     Raises:
         UsageError: there is no such profile.
@@ -173,7 +173,7 @@ def resolve(name_or_path: str, at: Optional[Path] = None, unpacked: Optional[Pat
 
 
 def location_of(profile: Profile) -> EnvironmentLocation:
-    """Where a resolved profile's environment is, and whether it is whole."""
+    """Where a resolved profile's environment is, and whether it is complete."""
     if profile.in_tarball and not Path(profile.python).is_absolute():
         return EnvironmentLocation(Path(profile.python), "by a job")
     if "/" not in profile.python:
@@ -192,22 +192,22 @@ def location_of(profile: Profile) -> EnvironmentLocation:
 
 
 def is_managed(folder: Path) -> bool:
-    """Whether a folder was begun by ``env/make_environment.sh``, so that it may be changed and made anew."""
+    """True if ``env/make_environment.sh`` made the folder, so that it may be changed and created again."""
     if (folder / OWNER_MARK).is_file():
         return True
-    # before there was that file
+    # older versions did not write that file
     has_old_marks = (folder / "pins.txt").is_file() or (folder / ".mpi").is_file() or any(folder.glob(INSTALLED_MARKS))
     return has_old_marks and (folder / "pyvenv.cfg").is_file()
 
 
 def read_pins(file: Path) -> Dict[str, str]:
-    """Package → version of a file of ``name==version`` lines."""
+    """Package → version, from a file of ``name==version`` lines."""
     lines = file.read_text(encoding="utf-8").splitlines()
     return dict(line.split("==", 1) for line in map(str.strip, lines) if "==" in line and not line.startswith("#"))
 
 
 def _differing_pins(profile: Profile, folder: Path) -> str:
-    """By which pins an environment was made where these are not the profile's; empty: they are, or nobody knows."""
+    """The pins of an environment that differ from the profile's; empty if they agree, or cannot be compared."""
     installed, pins = folder / "pins.txt", Path(profile.pins)
     if not profile.pins or not installed.is_file() or not pins.is_file():
         return ""
@@ -217,19 +217,21 @@ def _differing_pins(profile: Profile, folder: Path) -> str:
     if uses_system_mpi or (folder / ".installed-system").exists():
         expected.pop("mpich", None)
     names = [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
-    differences = [f"{name} {actual.get(name, '-')} where the profile has {expected.get(name, '-')}" for name in names[:2]]
+    differences = [
+        f"{name} {actual.get(name, '-')} where the profile has {expected.get(name, '-')}" for name in names[:2]
+    ]
     more = [f"{len(names) - 2} more"] if len(names) > 2 else []
     return ", ".join(differences + more)
 
 
 def require_created(profile: Profile, command: str = "") -> None:
-    """Refuse an environment that is not whole on this machine.
+    """Refuse an environment that is not complete on this machine.
 
     Args:
-        command: that makes it; default: the one for its own place.
+        command: the command that creates it; default: the one for the profile's own folder.
 
     Raises:
-        UsageError: it is not made, half made, or in a tar file that was not unpacked here.
+        UsageError: it is not created, half created, or in a tar file that was not unpacked here.
     """
     location = location_of(profile)
     if location.state == "by a job":
@@ -238,7 +240,9 @@ def require_created(profile: Profile, command: str = "") -> None:
             "that has unpacked it, say where: --at FOLDER"
         )
     if location.state == "other":
-        raise UsageError(f"{location.folder}: is another build than {profile.name}: {location.differing_pins}; {DIFFERENT_BUILD_MEND}")
+        raise UsageError(
+            f"{location.folder}: is another build than {profile.name}: {location.differing_pins}; {DIFFERENT_BUILD_MEND}"
+        )
     if location.state != "yes":
         problem = "is not made" if location.state == "no" else "was not finished"
         raise UsageError(
@@ -247,6 +251,6 @@ def require_created(profile: Profile, command: str = "") -> None:
 
 
 def _by_version(file: Path) -> List[object]:
-    """torch-1.7 before torch-1.10."""
+    """Sort key of profile files by version: torch-1.7 comes before torch-1.10."""
     family, _, version = file.stem.rpartition("-")
     return [family != "torch", family, [int(part) if part.isdigit() else 0 for part in version.split(".")], file.stem]

@@ -8,5 +8,5 @@ from typing import List
 
 def divisors_of(number: int) -> List[int]:
     """All divisors, ascending."""
-    low = [one for one in range(1, math.isqrt(number) + 1) if number % one == 0]
-    return low + [number // one for one in reversed(low) if one * one != number]
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return small + [number // divisor for divisor in reversed(small) if divisor * divisor != number]

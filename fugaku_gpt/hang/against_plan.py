@@ -1,7 +1,8 @@
-"""Which rank has left the plan of a training step: each rank's calls against those that ``layout.sequence`` has for it.
+"""Finds the rank that has left the plan of a training step: compares its calls with those of ``layout.sequence``.
 
-This needs no witness: of two ranks that wait for each other, the one whose calls are not as planned is the cause.
-Other steps and other ranks of the same stage only lend what a plan does not know: lines of code and micro-batches.
+This needs no other rank as a witness: of two ranks that wait for each other, the one whose calls differ from the plan
+is the cause. Other steps and other ranks of the same stage only supply what the plan does not contain: lines of code
+and micro-batches.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from fugaku_gpt.layout.operations import ALL_GATHER, RECEIVE, SEND
 from fugaku_gpt.layout.sequence import Collective, SequencePlan, plan_of, program
 from fugaku_gpt.records.flight import FORWARD, OPTIMISER, Flight, RecordedCall
 
-_MOST_RANKS = 256  # that are looked at
-_UNKNOWN_LINE = "a line that is not known"
+_MAX_RANKS = 256  # number of ranks that are compared
+_UNKNOWN_LINE = "an unknown line"
 
 
 class _PlannedCall(NamedTuple):
-    """One call of a plan; ``place``: among all calls of the step."""
+    """One call of a plan; ``position`` is its index among all calls of the step."""
 
     operation: str
     elements: int
-    place: int
+    position: int
 
 
 Plan = Dict[str, List[_PlannedCall]]  # by communicator
@@ -38,7 +39,7 @@ CallsByCommunicator = Dict[str, List[RecordedCall]]
 
 
 class _PlanDeviation(NamedTuple):
-    """Where a rank left its plan."""
+    """The step and time at which a rank left its plan, and how."""
 
     rank: int
     step: int
@@ -47,7 +48,7 @@ class _PlanDeviation(NamedTuple):
 
 
 def config_or_none(path: Path) -> Optional[RunConfig]:
-    """The configuration of a run, None where it cannot be read: a hang is explained without it too."""
+    """The configuration of a run; None if it cannot be read, since a hang can be diagnosed without it."""
     try:
         return load_run_config(path)
     except UsageError:
@@ -57,15 +58,15 @@ def config_or_none(path: Path) -> Optional[RunConfig]:
 def first_deviation_from_plan(
     flights: Mapping[int, Flight], config: RunConfig, first: Sequence[int] = ()
 ) -> Optional[Deviation]:
-    """The first call by which a rank left its plan; None where all keep to it, or no plan is known.
+    """Find the first call by which a rank left its plan; None if all ranks follow it, or if there is no plan.
 
     Args:
-        flights: by rank.
-        first: ranks to look at first, where there are too many for all.
+        flights: rank → flight record.
+        first: ranks to compare first, in case there are too many to compare all.
     """
     training = config.training
     if training.ramp_start is not None or training.seq_ramp_start is not None:
-        return None  # the sizes of a step follow from what was consumed, which recorders do not know
+        return None  # the sizes of a step depend on the samples consumed, which recorders do not store
     if any(flight.head.ranks != config.layout.ranks for flight in flights.values()):
         return None  # another run's
     try:
@@ -73,7 +74,7 @@ def first_deviation_from_plan(
     except ValueError:
         return None
     ranks = list(dict.fromkeys([*first, *sorted(flights)]))
-    comparison = _PlanComparison(plan, {rank: flights[rank] for rank in ranks[:_MOST_RANKS] if rank in flights})
+    comparison = _PlanComparison(plan, {rank: flights[rank] for rank in ranks[:_MAX_RANKS] if rank in flights})
     deviations = [deviation for deviation in map(comparison.deviation_of, comparison.flights) if deviation is not None]
     if not deviations:
         return None
@@ -83,7 +84,7 @@ def first_deviation_from_plan(
         deviation for deviation in deviations if deviation.rank in stage and _location(deviation) == _location(earliest)
     ]
     if len(same_deviations) == len(stage) > 1:
-        return None  # none of them did otherwise: the plan is not this run's
+        return None  # all ranks of the stage agree: the plan is not this run's
     return earliest.deviation
 
 
@@ -99,7 +100,7 @@ def _location(plan_deviation: _PlanDeviation) -> Tuple[object, ...]:
 
 
 class _PlanComparison:
-    """Calls of each rank by step, beside its plan."""
+    """Compares the calls of each rank, by step, with its plan."""
 
     def __init__(self, plan: SequencePlan, flights: Mapping[int, Flight]) -> None:
         self._plan = plan
@@ -108,12 +109,11 @@ class _PlanComparison:
         self._programs: Dict[Tuple[int, int], List[Plan]] = {}
 
     def stage(self, rank: int) -> int:
-        """Of the pipeline."""
+        """Pipeline stage of a rank."""
         return coordinates_of(rank, self._plan.layout, self._plan.order).pp
 
     def deviation_of(self, rank: int) -> Optional[_PlanDeviation]:
-        """Where a rank has left its plan; None also where it does so in more than one step, so that it is not its
-        plan."""
+        """How a rank has left its plan; None also if it does so in more than one step: then the plan is not its own."""
         deviations = []
         for step in self._made[rank]:
             deviation = self._deviation_in_step(rank, step)
@@ -156,7 +156,7 @@ class _PlanComparison:
         )
 
         def agree(calls: int, plans: int) -> int:
-            """How many calls from one place on are those that are planned from another place on."""
+            """Count the calls from index ``calls`` on that match those planned from index ``plans`` on."""
             pairs = zip(made[calls:], planned_calls[plans:], labels[plans:])
             return sum(1 for _ in takewhile(lambda pair: _matches(pair[1], pair[0], pair[2]), pairs))
 
@@ -177,7 +177,7 @@ class _PlanComparison:
     def _next_due(
         self, rank: int, step: int, before: RecordedCall, plan: Plan, reference: Optional[CallsByCommunicator]
     ) -> Optional[RecordedCall]:
-        """What was due when a rank made some other call."""
+        """The call that was due when a rank made some other call."""
         made = self._made[rank][step]
         counts = {name: sum(call.ordinal < before.ordinal for call in made.get(name, ())) for name in plan}
         left = [(name, count) for name, count in counts.items() if count < len(plan[name])]
@@ -189,7 +189,7 @@ class _PlanComparison:
     def _due_call(
         self, rank: int, step: int, name: str, index: int, plan: Plan, reference: Optional[CallsByCommunicator]
     ) -> RecordedCall:
-        """A planned call as it should have been made, with its line where one is known."""
+        """A planned call as it should have been made, with its line of code if some rank has recorded it."""
         if reference is not None:
             return replace(reference[name][index], step=step, sequence=0)
         planned = plan[name][index]
@@ -203,7 +203,7 @@ class _PlanComparison:
         )
 
     def _reference_step(self, rank: int, plan: Plan) -> Optional[CallsByCommunicator]:
-        """A step that went as planned, of this rank or of another of its stage: it knows the lines."""
+        """A step that went as planned, of this rank or of another of its stage: it has the lines of code."""
         stage = self.stage(rank)
         for other in [
             rank,
@@ -215,20 +215,20 @@ class _PlanComparison:
         return None
 
     def _possible_plans(self, rank: int) -> List[Plan]:
-        """What a step of this rank may be, the usual first: some time the sums of replicas, in some nothing is
-        updated, so that nothing is gathered."""
+        """Plans that a step of this rank may follow, the usual one first: calibration steps time the replicas' sums,
+        and steps without an update gather nothing."""
         coordinates = coordinates_of(rank, self._plan.layout, self._plan.order)
         ranks_on_node = 1
         if self._plan.nodes is not None:
             ranks_on_node = len(node_groups(coordinates, self._plan.layout, self._plan.order, self._plan.nodes)[0])
         if (coordinates.pp, ranks_on_node) not in self._programs:
-            usual, is_calibration = (
+            usual, calibration = (
                 _by_communicator(self._plan, coordinates.pp, ranks_on_node, is_calibration)
                 for is_calibration in (False, True)
             )
-            plans = [usual, is_calibration]
+            plans = [usual, calibration]
             if self._plan.zero and self._plan.layout.dp > 1:
-                plans += [_without_gathers(usual), _without_gathers(is_calibration)]
+                plans += [_without_gathers(usual), _without_gathers(calibration)]
             self._programs[coordinates.pp, ranks_on_node] = plans
         return self._programs[coordinates.pp, ranks_on_node]
 
@@ -253,7 +253,7 @@ def _without_gathers(plan: Plan) -> Plan:
 
 
 def _by_step(flight: Flight) -> Dict[int, CallsByCommunicator]:
-    """A rank's calls by step and communicator, of steps of which the beginning is known."""
+    """A rank's calls by step and communicator, for steps whose beginning is recorded."""
     cut, before = 0, 0
     for call in flight.calls:  # calls that were long outstanding stand alone before the rest
         if call.ordinal != before + 1:
@@ -270,14 +270,14 @@ def _by_step(flight: Flight) -> Dict[int, CallsByCommunicator]:
 
 
 def _has_passed(flight: Flight, step: int) -> bool:
-    """Whether the rank is past a step's work."""
+    """True if the rank has finished the work of a step."""
     return flight.head.step > step or (flight.head.step == step and flight.head.phase > OPTIMISER)
 
 
 def _misfits(
     plan: Plan, made: CallsByCommunicator, passed: bool, reference: Optional[CallsByCommunicator] = None
 ) -> List[Tuple[str, int]]:
-    """By communicator, the first call that is not as planned."""
+    """Return (communicator, index) of the first call that is not as planned, for each communicator that has one."""
     misfits = []
     for name in {**plan, **made}:
         planned, calls = plan.get(name, []), made.get(name, [])
@@ -309,12 +309,13 @@ def _matches(due: _PlannedCall, call: RecordedCall, label: Optional[RecordedCall
 
 
 def _due_order(plan: Plan, reference: Optional[CallsByCommunicator], name: str, index: int) -> int:
-    """A planned call's place in a step: as it was made, where that is known, since sums overlap with computation."""
-    return reference[name][index].ordinal if reference is not None else plan[name][index].place
+    """Position of a planned call in a step: as recorded in the reference step, if any, since sums overlap with
+    computation."""
+    return reference[name][index].ordinal if reference is not None else plan[name][index].position
 
 
 def _end_of_step(flight: Flight, step: int) -> float:
-    """When a rank went on to what comes after a step."""
+    """Time at which a rank made its first call after a step."""
     later = [
         call.entered for call in flight.calls if call.step > step or (call.step == step and call.phase > OPTIMISER)
     ]

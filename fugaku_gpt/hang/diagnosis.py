@@ -1,9 +1,9 @@
-"""Who is to blame where ranks wait for each other, told from all ranks' flight recorders: files only, no MPI.
+"""Diagnoses hangs: finds the rank that causes others to wait, from all ranks' flight recorders (files only, no MPI).
 
 A rank that waits in a collective waits for the members that have not begun it; one that waits for a message waits for
 its other end. Followed from rank to rank, this leads to a rank that waits for nobody (it is stopped, dead, finished, or
-busy outside MPI), to calls that do not agree, or round in a circle. Where it is a circle or a disagreement, what each
-rank did before tells who has left the common path (``hang/history.py``).
+busy outside MPI), to calls that do not agree, or round in a circle. In a circle or a disagreement, the earlier calls of
+each rank show which one has left the common path (``hang/history.py``).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ CommunicatorKey = Tuple[str, Tuple[int, ...], int]  # a communicator: name, memb
 
 @dataclass(frozen=True)
 class Position:
-    """Ranks that were last seen at the same place.
+    """Ranks that were last seen in the same call and the same progress.
 
     Attributes:
-        ranks: in order.
-        state: ``waits``, ``inside`` a call that starts something, ``outside`` of MPI, ``finished``, and where this is
-            known ``stopped``, ``gone`` (the process) or ``silent`` (its watchdog too).
-        call: waited for or inside; else the last one that was begun; None before the first.
+        ranks: in ascending order.
+        state: ``waits``, ``inside`` a call that starts an operation, ``outside`` of MPI, ``finished``, and, if this can
+            be determined, ``stopped``, ``gone`` (the process) or ``silent`` (its watchdog as well).
+        call: the call that they wait for or are inside of; else the last call begun; None before the first.
         phase, step, micro_batch: their progress.
-        since: when the first of them moved last, seconds since the epoch.
+        since: time of the earliest last progress among them, seconds since the epoch.
         absent: ranks that they wait for.
     """
 
@@ -54,18 +54,18 @@ class Position:
 
 @dataclass(frozen=True)
 class Hang:
-    """What the recorders tell.
+    """Diagnosis of a hang.
 
     Attributes:
         verdict: one line, with the cause first.
-        culprits: ranks that are the cause; empty where nobody waits.
-        kind: how they are: a state of a position, or ``left out``, ``one more``, ``order``, ``disagree``, ``circle``.
-        call: the one that it is about: that the culprit left out, made once more or made with other values, or in which
-            others wait for it.
-        chain: who waits for whom, from a rank that waits to the cause, in words.
-        positions: where all ranks are, those that came least far first.
+        culprits: ranks that are the cause; empty if no rank waits.
+        kind: state of the culprits' position, or ``left out``, ``one more``, ``order``, ``disagree``, ``circle``.
+        call: the call that the culprit left out, made once more or made with other values, or in which other ranks wait
+            for it.
+        chain: sentences that state which rank waits for which, from a waiting rank to the cause.
+        positions: positions of all ranks, the least advanced first.
         missing: ranks without a file.
-        others: ranks that could equally well be the cause.
+        other_suspects: ranks that could equally well be the cause.
     """
 
     verdict: str
@@ -79,10 +79,10 @@ class Hang:
 
 
 def read_flights(directory: Path) -> List[Flight]:
-    """The flight recorders of a run, by rank.
+    """Read the flight recorders of a run, in the order of their ranks.
 
     Raises:
-        UsageError: a file is not one.
+        UsageError: a file is not a flight recorder's.
     """
     return sorted((read_flight(path) for path in directory.glob("*/rank-*.flight")), key=lambda flight: flight.rank)
 
@@ -90,12 +90,12 @@ def read_flights(directory: Path) -> List[Flight]:
 def diagnose_hang(
     flights: Sequence[Flight], processes: Optional[Mapping[int, str]] = None, config: Optional[RunConfig] = None
 ) -> Hang:
-    """Who waits for whom, and who is the cause.
+    """Determine which rank waits for which, and which one is the cause.
 
     Args:
-        flights: by rank, not empty.
-        processes: by rank what is known of its process (see :func:`process_states`).
-        config: of the run: a rank whose calls are not as its layout has them is the cause.
+        flights: in the order of their ranks, not empty.
+        processes: rank → state of its process (see :func:`process_states`).
+        config: configuration of the run: a rank whose calls differ from its layout's plan is the cause.
     """
     recorders = _Recorders(flights, processes if processes is not None else {})
     hang = _diagnose_waits(recorders)
@@ -108,7 +108,7 @@ def diagnose_hang(
 
 
 def _diagnose_waits(recorders: _Recorders) -> Hang:
-    """Who is the cause, from what ranks say of each other."""
+    """Find the cause by following which rank waits for which."""
     positions = recorders.positions()
     waiting = [position for position in positions if position.state == IN_WAIT]
     if not waiting:
@@ -123,7 +123,7 @@ def _diagnose_waits(recorders: _Recorders) -> Hang:
 
 
 def process_states(heads: Iterable[Head], host: str) -> Dict[int, str]:
-    """What this machine knows of the ranks' processes; empty where it runs none of them (any more).
+    """Return rank → state of its process, if gone or stopped; empty if no rank's process is alive on this machine.
 
     Args:
         host: name of this machine.
@@ -139,7 +139,7 @@ def process_states(heads: Iterable[Head], host: str) -> Dict[int, str]:
             states[head.rank] = GONE
         elif letter in ("T", "t"):
             states[head.rank] = STOPPED
-    return states if alive else {}  # where all are gone, that tells nothing of who went first
+    return states if alive else {}  # if all are gone, there is no telling which one went first
 
 
 def describe_call(call: RecordedCall) -> str:
@@ -169,7 +169,7 @@ def describe_ranks(ranks: Sequence[int]) -> str:
 
 
 class _Recorders:
-    """All ranks' recorders, by rank and by communicator."""
+    """The recorders of all ranks, by rank and by communicator."""
 
     def __init__(self, flights: Sequence[Flight], processes: Mapping[int, str]) -> None:
         self.flights = {flight.rank: flight for flight in flights}
@@ -189,12 +189,12 @@ class _Recorders:
         self._elsewhere: Dict[CommunicatorKey, Tuple[int, ...]] = {}
 
     def key_of(self, rank: int, call: RecordedCall) -> Optional[CommunicatorKey]:
-        """The communicator of a call; None where the file had no room for it."""
+        """The communicator of a call; None if the file had no room for it."""
         keys = self._keys[rank]
         return keys[call.group] if call.group < len(keys) else None
 
     def state(self, rank: int) -> str:
-        """How the rank is."""
+        """State of a rank, as in :class:`Position`, or ``missing`` if it has no file."""
         if rank not in self.flights:
             return MISSING
         flight = self.flights[rank]
@@ -211,7 +211,7 @@ class _Recorders:
         return DONE if head.phase == FINISHED else OUTSIDE
 
     def absent(self, rank: int, call: RecordedCall) -> Tuple[int, ...]:
-        """The ranks that have not begun the call in which this one waits."""
+        """The ranks that have not begun the call in which this rank waits."""
         key = self.key_of(rank, call)
         if key is None:
             return ()
@@ -227,8 +227,8 @@ class _Recorders:
         return absent_ranks
 
     def waited_for(self, rank: int, call: RecordedCall) -> Tuple[int, ...]:
-        """The ranks that have not begun a call; where all have, those that are not in MPI, without whom it does not go
-        on either."""
+        """The ranks that have not begun a call; if all have, those that are outside of MPI, without which the call
+        cannot progress either."""
         absent, key = self.absent(rank, call), self.key_of(rank, call)
         if absent or key is None:
             return absent
@@ -241,7 +241,7 @@ class _Recorders:
         return outside_ranks
 
     def partners(self, rank: int, call: RecordedCall) -> Dict[int, RecordedCall]:
-        """The same call as other ranks have begun it, where that is still known."""
+        """The same call as begun by other ranks, for those whose record of it is still there."""
         key = self.key_of(rank, call)
         partner_calls = {}
         for member in (call.peer,) if call.is_message else key[1] if key is not None else ():
@@ -259,7 +259,7 @@ class _Recorders:
         return partner_calls
 
     def positions(self) -> List[Position]:
-        """All ranks, grouped by where they are."""
+        """All ranks, grouped by state, progress and call."""
         groups: Dict[Tuple[object, ...], List[int]] = {}
         for rank, flight in self.flights.items():
             call = self.calls[rank] or flight.last
@@ -273,7 +273,7 @@ class _Recorders:
         return sorted(positions, key=_progress_key)
 
     def position(self, ranks: Tuple[int, ...]) -> Position:
-        """Of ranks that are at the same place."""
+        """The position of ranks that share state, progress and call."""
         first = self.flights[ranks[0]]
         call, head = self.calls[ranks[0]] or first.last, first.head
         absent: Set[int] = set()
@@ -288,7 +288,7 @@ class _Recorders:
         )
 
     def idle(self, rank: int) -> float:
-        """Seconds for which the rank is known not to have moved."""
+        """Seconds since the last recorded progress of a rank."""
         head = self.flights[rank].head
         return max(0.0, self._newest - head.progressed)
 
@@ -307,7 +307,7 @@ def _progress_key(position: Position) -> Tuple[int, int, int, int, Tuple[int, ..
 
 
 def _hang_without_waits(recorders: _Recorders, positions: List[Position]) -> Hang:
-    """No rank waits in MPI: those that are not finished are busy, or were ended where they are."""
+    """Diagnose ranks of which none waits in MPI: unfinished ones are busy, or their processes have ended."""
     missing = tuple(recorders.missing)
     left = [position for position in positions if position.state != DONE]
     if not left:
@@ -321,13 +321,13 @@ def _hang_without_waits(recorders: _Recorders, positions: List[Position]) -> Han
 
 
 def _strength(hang: Hang) -> Tuple[int, float]:
-    """How much an explanation explains: what is seen of a process before what is concluded."""
+    """Rank of an explanation: an observed process state is stronger than a conclusion from calls."""
     order = [CIRCLE, DONE, OUTSIDE, INSIDE, ORDER, DISAGREE, EXTRA_CALL, LEFT_OUT, SILENT, MISSING, GONE, STOPPED]
     return order.index(hang.kind) if hang.kind in order else -1, -float(len(hang.chain))
 
 
 def _follow_waits(recorders: _Recorders, start: Position) -> Hang:
-    """From a rank that waits to whoever waits for nobody, or round the circle."""
+    """Follow the waits from a rank to one that does not wait, or round a circle."""
     chain: List[str] = []
     path: List[int] = []
     rank = start.ranks[0]
@@ -357,20 +357,20 @@ def _follow_waits(recorders: _Recorders, start: Position) -> Hang:
 def _hang_by_sink(
     recorders: _Recorders, sinks: List[int], path: List[int], call: RecordedCall, chain: List[str]
 ) -> Hang:
-    """Ranks that wait for nobody, and for whom others wait in ``call``."""
+    """Diagnose ranks that do not wait, while others wait for them in ``call``."""
     order = [STOPPED, GONE, MISSING, SILENT, INSIDE, OUTSIDE, DONE]
     worst = min((recorders.state(rank) for rank in sinks), key=order.index)
     culprits = tuple(sorted(rank for rank in sinks if recorders.state(rank) == worst))
-    if worst == DONE:  # it has gone past the call: by which way?
+    if worst == DONE:  # it has passed the call; its history shows how
         deviation = find_deviation(recorders.flights, [*path[-1:], *culprits], _communicator_names(recorders, path))
         if deviation is not None:
             return _hang_by_deviation(deviation, chain)
     description = _describe_sink(recorders, culprits[0], len(culprits))
-    verdict = f"{_are_the_cause(culprits)}: {description}; {describe_ranks(path[:1])} and others wait for it in {describe_call(call)}"
+    blame = f"{_are_the_cause(culprits)}: {description}"
+    verdict = f"{blame}; {describe_ranks(path[:1])} and others wait for it in {describe_call(call)}"
     if len(recorders.flights) == 2 or len(path) == 1:
         waiters = sorted(rank for rank, own in recorders.calls.items() if own is not None)
-        verdict = f"{_are_the_cause(culprits)}: {description}; {describe_ranks(waiters)} wait{'s' * (len(waiters) == 1)} for it, in "
-        verdict += describe_call(call)
+        verdict = f"{blame}; {describe_ranks(waiters)} wait{'s' * (len(waiters) == 1)} for it, in {describe_call(call)}"
     return Hang(verdict, culprits, worst, call, chain, [], ())
 
 
@@ -396,7 +396,7 @@ def _describe_sink(recorders: _Recorders, rank: int, count: int) -> str:
 
 
 def _disagreement(recorders: _Recorders, rank: int, call: RecordedCall) -> Optional[Dict[int, RecordedCall]]:
-    """A call that its ranks began with different operation, shape, data type or root: each rank's own."""
+    """Each rank's version of a call, if they differ in operation, shape, data type or root; else None."""
     calls = {rank: call, **recorders.partners(rank, call)}
     if len({_signature(own_call) for own_call in calls.values()}) < 2:
         return None
@@ -412,7 +412,7 @@ def _signature(call: RecordedCall) -> Tuple[object, ...]:
 def _hang_by_history(
     recorders: _Recorders, path: List[int], chain: List[str], calls: Optional[Dict[int, RecordedCall]]
 ) -> Hang:
-    """Ranks that wait for each other, or whose calls disagree: who has left the common path?"""
+    """Diagnose ranks that wait for each other, or whose calls disagree, by their earlier calls."""
     names = _communicator_names(recorders, path)
     involved = sorted(set(path) | set(calls or {}))
     deviation = find_deviation(recorders.flights, involved, names)
@@ -429,7 +429,7 @@ def _hang_by_history(
 
 
 def _hang_by_disagreement(calls: Dict[int, RecordedCall], chain: List[str]) -> Hang:
-    """A call whose values differ: the fewer are the cause, where there are fewer."""
+    """Diagnose a call whose values differ between ranks: the minority is the cause, if there is one."""
     by_value: Dict[Tuple[object, ...], List[int]] = {}
     for rank, call in sorted(calls.items()):
         by_value.setdefault(_signature(call), []).append(rank)
@@ -449,7 +449,8 @@ def _hang_by_deviation(deviation: Deviation, chain: List[str]) -> Hang:
     elif deviation.kind == EXTRA_CALL:
         description = f"{they} made {describe_call(deviation.call)}, which is one call more than {_made_by(deviation)}"
     elif deviation.kind == ORDER:
-        description = f"{they} came to {describe_call(deviation.actual or deviation.call)} where {describe_call(deviation.call)} was due"
+        description = f"{they} came to {describe_call(deviation.actual or deviation.call)} "
+        description += f"where {describe_call(deviation.call)} was due"
         description += ": it was left out, or the two come in another order there"
     else:
         description = f"{they} made {describe_call(deviation.actual or deviation.call)}, where {_made_by(deviation)} "
@@ -488,7 +489,7 @@ def _are_the_cause(ranks: Sequence[int]) -> str:
 
 
 def _process_letter(head: Head) -> str:
-    """State of the rank's process as /proc tells it; "" where it is gone, or its number is another's by now."""
+    """State letter of the rank's process from /proc; "" if it is gone, or if its id now belongs to another process."""
     try:
         text = Path(f"/proc/{head.process}/stat").read_text(encoding="utf-8", errors="replace")
         boot = next(

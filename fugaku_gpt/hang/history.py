@@ -1,8 +1,8 @@
-"""Which rank has left the common path, told from what the ranks did before they came to wait.
+"""Finds the rank that has left the common path, from the calls that ranks made before they came to wait.
 
 A rank's calls fall into stretches: those of one step, phase and micro-batch. The members of a communicator make the
-same collectives on it in the same stretch; and a rank does in each step what it did in the same stretch of the steps
-before. Who differs from most others, or from its own past, is the cause.
+same collectives on it in the same stretch; and a rank makes in each step the calls that it made in the same stretch of
+earlier steps. A rank that differs from most others, or from its own past, is the cause.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 from fugaku_gpt.records.flight import BACKWARD, Flight, RecordedCall
 
 LEFT_OUT, EXTRA_CALL, ORDER, DISAGREE = "left out", "one more", "order", "disagree"
-_MOST_RANKS = 64  # that are looked at: beyond, more witnesses say nothing new
+_MAX_RANKS = 64  # number of ranks that are compared: more witnesses add nothing
 _NEVER = -1
 
 Stretch = Tuple[int, int, int]  # step, phase, micro-batch
@@ -23,14 +23,14 @@ CallSignature = Tuple[object, ...]  # what must agree between ranks
 
 @dataclass(frozen=True)
 class Deviation:
-    """Where ranks parted.
+    """The call at which ranks began to differ.
 
     Attributes:
         kind: ``left out``, ``one more``, ``order`` or ``disagree``.
-        call: as it was due; for ``one more``, as it was made.
-        actual: what the culprits made in its place.
-        witnesses: ranks that kept to the path.
-        others: the other side, where nothing tells which of the two has left it.
+        call: the call as it was due; for ``one more``, as it was made.
+        actual: the call that the culprits made instead.
+        witnesses: ranks that made the calls as due.
+        alternatives: the other ranks, if it cannot be decided which of the two sides is the culprit.
     """
 
     culprits: Tuple[int, ...]
@@ -53,15 +53,15 @@ class _CallHistory:
         self.current_stretch: Stretch = (head.step, head.phase, head.micro_batch)  # not ended yet
 
     def values(self, stretch: Stretch) -> Tuple[CallSignature, ...]:
-        """What it did in a stretch."""
+        """Signatures of the calls made in a stretch."""
         return tuple(_signature(call) for call in self.stretches.get(stretch, ()))
 
 
 def find_deviation(flights: Mapping[int, Flight], involved: Sequence[int], names: Sequence[str]) -> Optional[Deviation]:
-    """The first place where one of the ranks does what others, or itself in earlier steps, did not; None if all agree.
+    """Find the first call by which a rank differs from other ranks, or from its own earlier steps; None if all agree.
 
     Args:
-        flights: by rank.
+        flights: rank → flight record.
         involved: ranks that wait for each other.
         names: the communicators in which they wait.
     """
@@ -81,9 +81,9 @@ def find_deviation(flights: Mapping[int, Flight], involved: Sequence[int], names
 
 
 def _between_members(flights: Mapping[int, Flight], rank: int, group_index: int) -> Optional[Deviation]:
-    """Members of one communicator must make the same collectives on it."""
+    """Compare the members of one communicator, which must make the same collectives on it."""
     group = flights[rank].groups[group_index]
-    members = [rank, *(member for member in group.members if member != rank and member in flights)][:_MOST_RANKS]
+    members = [rank, *(member for member in group.members if member != rank and member in flights)][:_MAX_RANKS]
     calls_of_member: Dict[int, List[RecordedCall]] = {}
     for member in members:
         for other_index, other_group in enumerate(flights[member].groups):
@@ -93,7 +93,7 @@ def _between_members(flights: Mapping[int, Flight], rank: int, group_index: int)
                 ]
     if not any(calls_of_member.values()) or len(calls_of_member) < 2:
         return None
-    # older calls of some members are not known any more: begin where all are known
+    # older calls of some members are no longer recorded: begin at the first call that all have recorded
     first = max((calls[0].sequence for calls in calls_of_member.values() if calls), default=1)
     histories = [
         _CallHistory(flights[member], [call for call in calls if call.sequence >= first])
@@ -107,7 +107,7 @@ def _between_members(flights: Mapping[int, Flight], rank: int, group_index: int)
 
 
 def _in_order(histories: Sequence[_CallHistory]) -> List[Stretch]:
-    """All stretches, in the order in which ranks came to them."""
+    """All stretches, in the order in which ranks reached them."""
     order: Dict[Stretch, int] = {}
     for history in histories:
         for number, stretch in enumerate(history.stretches):
@@ -116,7 +116,7 @@ def _in_order(histories: Sequence[_CallHistory]) -> List[Stretch]:
 
 
 def _has_passed(history: _CallHistory, stretch: Stretch) -> bool:
-    """Whether the rank is past a stretch, so that what it did in it is all that it will do."""
+    """True if the rank is past a stretch, so that its calls in it are complete."""
     if history.current_stretch == stretch:
         return False
     if stretch in history.stretches:
@@ -127,7 +127,7 @@ def _has_passed(history: _CallHistory, stretch: Stretch) -> bool:
 
 
 def _sides(histories: Sequence[_CallHistory], stretch: Stretch) -> Dict[Tuple[CallSignature, ...], List[_CallHistory]]:
-    """Ranks by what they did in a stretch; one that is still in it is with those that began as it did."""
+    """Group ranks by their calls in a stretch; a rank that is still in it joins a group that began with its calls."""
     sides: Dict[Tuple[CallSignature, ...], List[_CallHistory]] = {}
     unfinished = []
     for history in histories:
@@ -138,7 +138,7 @@ def _sides(histories: Sequence[_CallHistory], stretch: Stretch) -> Dict[Tuple[Ca
     for history in sorted(unfinished, key=lambda candidate: -len(candidate.values(stretch))):
         signatures = history.values(stretch)
         if not signatures:
-            continue  # tells nothing yet
+            continue  # no call yet
         matching_sides = [side for side in sides if side[: len(signatures)] == signatures]
         if matching_sides:
             sides[max(matching_sides, key=len)].append(history)
@@ -154,7 +154,7 @@ def _blame_side(
     stretch: Stretch,
     sides: Mapping[Tuple[CallSignature, ...], List[_CallHistory]],
 ) -> Deviation:
-    """Which side has left the path: the fewer; else the one that is without example elsewhere and before."""
+    """Blame the minority; in a tie, the side whose calls have no example in other groups and earlier steps."""
     most = max(len(side) for side in sides.values())
     support = {values: len(side) for values, side in sides.items()}
     undecided = False
@@ -186,7 +186,7 @@ def _is_example_of(
 def _first_difference(
     good: Sequence[_CallHistory], bad: Sequence[_CallHistory], stretch: Stretch, alternatives: Tuple[int, ...]
 ) -> Deviation:
-    """How the two sides differ: the first call that does."""
+    """Describe the first call in which the two sides differ."""
     culprits, witnesses = (tuple(sorted(history.rank for history in side)) for side in (bad, good))
     due = max((history.stretches.get(stretch, []) for history in good), key=len)
     made = max((history.stretches.get(stretch, []) for history in bad), key=len)
@@ -201,7 +201,7 @@ def _first_difference(
 
 
 def _start_alike(calls: Sequence[RecordedCall], other_calls: Sequence[RecordedCall]) -> bool:
-    """Whether two beginnings of a list are one, and tell something."""
+    """True if both lists are equal as far as the shorter one goes, and neither is empty."""
     pairs = list(zip(map(_signature, calls), map(_signature, other_calls)))
     return bool(pairs) and all(ours == theirs for ours, theirs in pairs)
 
@@ -209,9 +209,9 @@ def _start_alike(calls: Sequence[RecordedCall], other_calls: Sequence[RecordedCa
 def _examples(
     flights: Mapping[int, Flight], name: str, ranks: Sequence[int], stretch: Stretch
 ) -> "Counter[Tuple[CallSignature, ...]]":
-    """What was done in the same stretch of earlier steps, and by other groups of the same name in this one."""
+    """Count the call sequences of the same stretch in earlier steps, and in other groups of the same name."""
     seen: Counter[Tuple[CallSignature, ...]] = Counter()
-    examined = [*ranks, *(rank for rank in flights if rank not in ranks)][:_MOST_RANKS]
+    examined = [*ranks, *(rank for rank in flights if rank not in ranks)][:_MAX_RANKS]
     for rank in examined:
         history = _complete_steps(flights[rank], (name,), messages=False)
         steps = {call.step for call in flights[rank].calls[1:]} - {_cut_step(flights[rank])}
@@ -224,7 +224,7 @@ def _examples(
 
 
 def _complete_steps(flight: Flight, names: Sequence[str], messages: bool) -> _CallHistory:
-    """A rank's calls on the named communicators, without the step of which the beginning is not known any more."""
+    """A rank's calls on the named communicators, without the step whose beginning is no longer recorded."""
     calls = flight.calls
     cut = _cut_step(flight)
     recorded = [call for call in calls if call.communicator in names and call.step > cut]
@@ -232,7 +232,7 @@ def _complete_steps(flight: Flight, names: Sequence[str], messages: bool) -> _Ca
 
 
 def _cut_step(flight: Flight) -> int:
-    """The last step of which the beginning is not known any more."""
+    """The last step whose beginning is no longer recorded."""
     calls = flight.calls
     return calls[0].step if calls and calls[0].ordinal > 1 else _NEVER - 1
 
@@ -240,7 +240,7 @@ def _cut_step(flight: Flight) -> int:
 def _against_own_past(
     flights: Mapping[int, Flight], involved: Sequence[int], names: Sequence[str]
 ) -> Optional[Deviation]:
-    """A rank's calls on all of the named communicators together, against those of its own earlier steps."""
+    """Compare each rank's calls on all of the named communicators with those of its own earlier steps."""
     strays = []
     for rank in involved:
         if rank not in flights:
@@ -262,7 +262,7 @@ def _against_own_past(
 
 
 def _first_stray(history: _CallHistory) -> Optional[Tuple[Optional[RecordedCall], Optional[RecordedCall]]]:
-    """The first call of the last step that is not as in any step before: (what was due, what came)."""
+    """Return (call due, call made) for the first call of the last step that differs from every earlier step."""
     for stretch in [candidate for candidate in history.stretches if candidate[0] == history.current_stretch[0]]:
         made = history.stretches[stretch]
         values = history.values(stretch)
@@ -287,7 +287,7 @@ def _first_stray(history: _CallHistory) -> Optional[Tuple[Optional[RecordedCall]
 
 
 def _as_due_in(call: RecordedCall, step: int) -> RecordedCall:
-    """A call of an earlier step as it was due in this one."""
+    """A call of an earlier step as due in this one."""
     return replace(call, step=step, sequence=0)
 
 

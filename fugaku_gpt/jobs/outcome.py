@@ -47,7 +47,16 @@ from fugaku_gpt.records.summary import summarise
 _LOG_FILES = 16  # of a job's many, these are looked at for its last words
 _GIB = 2**30
 # how bad, for the sub-jobs of a bulk job
-_WORST_FIRST = (runs.FAILED, runs.HUNG, runs.OUT_OF_MEMORY, runs.REFUSED, runs.LOST, runs.TIMEOUT, runs.INTERRUPTED, runs.OK)
+_WORST_FIRST = (
+    runs.FAILED,
+    runs.HUNG,
+    runs.OUT_OF_MEMORY,
+    runs.REFUSED,
+    runs.LOST,
+    runs.TIMEOUT,
+    runs.INTERRUPTED,
+    runs.OK,
+)
 
 
 @dataclass(frozen=True)
@@ -125,7 +134,12 @@ def record_result(directory: Path, outcome: Outcome, timestamp: float) -> Option
     evidences = _evidence_of_job(directory, job, records, status, history)
     written = None
     for evidence in evidences:
-        written = _record_sub_job_result(evidence, outcome if len(evidences) == 1 else _diagnose_evidence(evidence), timestamp) or written
+        written = (
+            _record_sub_job_result(
+                evidence, outcome if len(evidences) == 1 else _diagnose_evidence(evidence), timestamp
+            )
+            or written
+        )
     return written
 
 
@@ -167,7 +181,9 @@ def _evidence_of_job(
     for index, sub_job_id in enumerate(sub_job_ids(job)):
         sub_status = status
         if job.bulk:
-            sub_status = history.statuses.get(sub_job_id, JobStatus(sub_job_id, status.state, reason=status.reason, group=status.group))
+            sub_status = history.statuses.get(
+                sub_job_id, JobStatus(sub_job_id, status.state, reason=status.reason, group=status.group)
+            )
         evidences.append(_Evidence(directory, job, index, records.get(sub_job_id), sub_status))
     return evidences
 
@@ -254,7 +270,9 @@ def _ended_badly(evidence: _Evidence, exit_code: Optional[int], result: Optional
         reason = result.reason if result is not None and result.reason else failure_reason(tail)
         return _with_figures(evidence, Cause(runs.OUT_OF_MEMORY, _joined("out of memory", reason), MORE_MEMORY, NEVER))
     if result is not None and result.status == runs.TIMEOUT:
-        return _with_figures(evidence, replace(CAUSES_BY_STATE["TIMEOUT"], cause=f"time limit reached: {result.reason}"))
+        return _with_figures(
+            evidence, replace(CAUSES_BY_STATE["TIMEOUT"], cause=f"time limit reached: {result.reason}")
+        )
     if result is not None and result.status == runs.INTERRUPTED:
         return Cause(runs.INTERRUPTED, result.reason, "resume it", RESUME)
     advice = "mend the cause, then `fugaku-gpt job resume --force`"
@@ -296,7 +314,9 @@ def _time_advice(evidence: _Evidence) -> str:
     if checkpoint:
         return f"`fugaku-gpt job resume` goes on from {checkpoint}"
     config = _config(evidence.directory)
-    current = f" (now {format_duration(config.job.elapse)})" if config is not None and config.job.elapse is not None else ""
+    current = (
+        f" (now {format_duration(config.job.elapse)})" if config is not None and config.job.elapse is not None else ""
+    )
     return (
         f"raise job.elapse{current} or job.stop_margin, then `fugaku-gpt job resume`: it begins anew, as there is no "
         "checkpoint"

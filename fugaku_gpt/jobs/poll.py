@@ -84,7 +84,9 @@ def job_directories(paths: Sequence[Path]) -> List[Path]:
 
 
 def poll_runs(
-    directories: Sequence[Path], make_scheduler: SchedulerFactory = scheduler_named, clock: Callable[[], float] = time.time
+    directories: Sequence[Path],
+    make_scheduler: SchedulerFactory = scheduler_named,
+    clock: Callable[[], float] = time.time,
 ) -> List[PolledRun]:
     """Return what the job of each run directory is doing.
 

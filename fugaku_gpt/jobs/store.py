@@ -264,7 +264,9 @@ def _is_over(record: RunRecord) -> bool:
 
 def _attempt(path: str) -> int:
     folders = path.split("/")
-    numbers = [folder for folder in folders[folders.index(ATTEMPTS) + 1 :] if folder.isdigit()] if ATTEMPTS in folders else []
+    numbers = (
+        [folder for folder in folders[folders.index(ATTEMPTS) + 1 :] if folder.isdigit()] if ATTEMPTS in folders else []
+    )
     return int(numbers[0]) if numbers else 0
 
 

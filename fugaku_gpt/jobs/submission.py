@@ -142,7 +142,9 @@ def submissions(prepared: PreparedJob) -> List[Submission]:
     ]
 
 
-def submit(prepared: Union[PreparedJob, Path], scheduler: Scheduler, clock: Callable[[], float] = time.time) -> List[str]:
+def submit(
+    prepared: Union[PreparedJob, Path], scheduler: Scheduler, clock: Callable[[], float] = time.time
+) -> List[str]:
     """Hand in a prepared directory; returns the job ids, one for each link of a chain; fewer where one has ended before
     the next could follow it.
 
@@ -240,7 +242,9 @@ def resolve_intents(directory: Path, scheduler: Scheduler, timestamp: float) -> 
     return close_intents(directory, intents, scheduler.find([intent.tag for intent in intents]), timestamp)
 
 
-def close_intents(directory: Path, intents: Sequence[Intent], job_ids: Mapping[str, str], timestamp: float) -> JobHistory:
+def close_intents(
+    directory: Path, intents: Sequence[Intent], job_ids: Mapping[str, str], timestamp: float
+) -> JobHistory:
     """Record what a scheduler answered about open intents of a directory, and return the history after that.
 
     Args:

@@ -1,1 +1,1 @@
-"""How ranks start and end on this machine; nothing here knows of schedulers."""
+"""Starts ranks on this machine and judges how they ended; knows nothing of schedulers."""

@@ -1,4 +1,4 @@
-"""What became of a run: from how its launcher ended, its log, and what the ranks themselves have recorded."""
+"""How a run ended, from its launcher's outcome, its log, and the result that the ranks recorded themselves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TAIL_BYTES = 64 * 1024
 _REASON_LENGTH = 300
 _MEMORY = re.compile(r"MemoryError|can't allocate memory|Cannot allocate memory|std::bad_alloc|oom-kill|Out of memory")
 _ERROR = re.compile(r"^(fugaku-gpt: .+|(?:\w+\.)*\w*(?:Error|Exception)\b.*)")
-# what launchers say about a rank's end, around the rank's own last words
+# lines that launchers print about a rank's end, around the rank's own last ones
 _LAUNCHER_NOISE = re.compile(
     r"^(=|-{5,}|YOUR APPLICATION TERMINATED|This typically refers|Please see the FAQ|Primary job|a non-zero exit code|"
     r"mpirun (detected|noticed)|the job to be terminated|Abort\(\d+\) on node|application called MPI_Abort|"
@@ -38,11 +38,12 @@ _LAUNCHER_NOISE = re.compile(
 
 
 def result_of_launch(directory: RunDirectory, config: RunConfig, outcome: Outcome, log: Path, started: float) -> Result:
-    """The result of a run that has just ended.
+    """Return the result of a run that has just ended.
 
-    What the ranks recorded stands, unless who started them knows better: that it ended them itself, that memory ran
-    out, or that they failed after they had recorded their success. Of a run that profiles its operators that success
-    stands even then, and where it was stopped: what has failed, or was broken off, came after the run.
+    The result that the ranks recorded stands, unless the process that started them knows better: that it ended them
+    itself, that memory ran out, or that they failed after they had recorded their success. If the run profiles its
+    operators, that success stands even then, and also if it was stopped: whatever failed or was stopped came after the
+    training.
     """
     recorded = directory.result()
     tail = log_tail(log)
@@ -56,12 +57,19 @@ def result_of_launch(directory: RunDirectory, config: RunConfig, outcome: Outcom
         summary=summarise(config, iteration_lines, validations) if iteration_lines else {},
         last_checkpoint=directory.last_checkpoint(),
     )
-    if recorded is not None and recorded.is_resumable and recorded.ended >= started:  # whatever code their launcher tells
+    if (
+        recorded is not None and recorded.is_resumable and recorded.ended >= started
+    ):  # whatever exit code their launcher reports
         if outcome.stopped_by is None:
             return recorded
-        signal_name = signal.Signals(outcome.stopped_by).name  # the ranks were told by another one
+        signal_name = signal.Signals(outcome.stopped_by).name  # the ranks got another signal
         return replace(recorded, reason=f"{STOPPED}{signal_name}, after iteration {recorded.iterations}")
-    if recorded is not None and recorded.status == OK and recorded.ended >= started and _profiles_after_training(config, recorded):
+    if (
+        recorded is not None
+        and recorded.status == OK
+        and recorded.ended >= started
+        and _profiles_after_training(config, recorded)
+    ):
         return recorded
     if outcome.stopped_by is not None:
         return replace(measured, status=INTERRUPTED, reason=f"stopped by {signal.Signals(outcome.stopped_by).name}")
@@ -111,12 +119,12 @@ def log_tail(log: Path) -> List[str]:
 
 
 def has_out_of_memory_message(tail: List[str]) -> bool:
-    """Whether last words tell of memory that ran out: Python's, the C library's, the kernel's or a scheduler's."""
+    """True if last lines report that memory ran out, in words of Python, the C library, the kernel or a scheduler."""
     return any(_MEMORY.search(line) for line in tail)
 
 
 def failure_reason(tail: List[str]) -> str:
-    """One line for a person: the last error that was printed, or else the last three lines."""
+    """The reason in one line: the last error that was printed, or else the last three lines."""
     for line in reversed(tail):
         error = _ERROR.match(line.strip())
         if error:

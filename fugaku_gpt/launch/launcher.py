@@ -1,4 +1,4 @@
-"""How ranks start on this machine: ``mpirun`` of MPICH or Open MPI, found, recognised and called in its own words."""
+"""Finds and recognises ``mpirun`` of MPICH or Open MPI on this machine, and starts ranks with its own options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from fugaku_gpt.records.run import OK, Result, RunDirectory
 MPICH = "MPICH"
 OPEN_MPI = "Open MPI"
 PROGRAM_NAMES = ("mpirun", "mpiexec")
-# a job's script that starts ranks of several builds keeps what PATH was before its own build's folders under such names
+# A job script that starts ranks of several builds saves path variables under this prefix, as they were before it put
+# its own build's folders into them.
 SAVED_VARIABLE_PREFIX = "FUGAKU_GPT_KEPT_"
 _VERSION_SECONDS = 30
 
@@ -36,7 +37,7 @@ class Launcher:
     Attributes:
         path: the program.
         family: ``MPICH`` or ``Open MPI``.
-        version: as it says itself.
+        version: the version that it prints.
         environment: variables that the launcher itself needs (not the ranks).
     """
 
@@ -46,7 +47,7 @@ class Launcher:
     environment: Dict[str, str] = field(default_factory=dict)
 
     def command_prefix(self, ranks: int) -> List[str]:
-        """The words before the ranks' command: more ranks than cores are allowed, and no rank is bound to a core."""
+        """The arguments before the ranks' command; they allow more ranks than cores, and bind no rank to a core."""
         if self.family == MPICH:  # shares cores and leaves binding alone unless asked
             return [str(self.path), "-n", str(ranks)]
         # Open MPI would refuse more ranks than cores, and binds each of one or two ranks to one core, whatever their
@@ -56,19 +57,19 @@ class Launcher:
 
 @dataclass(frozen=True)
 class LaunchCommand:
-    """What is to be started: the words, and the variables that are set for the launcher over the present ones."""
+    """A command line, and the variables that are set for the launcher on top of the present ones."""
 
     argv: List[str]
     environment: Dict[str, str]
 
 
 def find_launcher(is_root: Optional[bool] = None, profile: Optional[Profile] = None) -> Launcher:
-    """The first usable ``mpirun`` or ``mpiexec``: beside the ranks' Python (a wheel in the environment), in the
-    profile's folders, then on PATH.
+    """Find the first usable ``mpirun`` or ``mpiexec``: beside the ranks' Python (from a wheel in the environment), then
+    in the profile's folders, then on PATH.
 
     Args:
-        root: whether the user is root, whom Open MPI refuses unless told; default: as it is.
-        profile: of the ranks' build; default: this very Python.
+        is_root: whether the user is root, whom Open MPI refuses unless that is allowed; default: the present user.
+        profile: profile of the ranks' build; default: this Python.
 
     Raises:
         UsageError: there is none, or none that is MPICH or Open MPI.
@@ -94,7 +95,7 @@ def find_launcher(is_root: Optional[bool] = None, profile: Optional[Profile] = N
 
 
 def parse_version(text: str) -> Optional[Tuple[str, str]]:
-    """(family, version) from the output of ``mpirun --version``; None if it is of no known family."""
+    """(family, version) from the output of ``mpirun --version``; None if it is neither MPICH nor Open MPI."""
     open_mpi = re.search(r"\(Open MPI\)\s+(\S+)", text)
     if open_mpi:
         return OPEN_MPI, open_mpi[1]
@@ -121,15 +122,17 @@ def train_command(
         cores: cores that the ranks share, for the default of ``node.threads_per_rank``.
         tcmalloc: the library to preload where ``node.tcmalloc`` asks for it; None leaves it out, and the run records
             that it was not applied.
-        more: words for ``train`` besides.
-        profile: of the build whose Python the ranks are; default: this very Python.
+        extra_arguments: further arguments of ``train``.
+        profile: profile of the ranks' build; default: this Python.
 
     Raises:
-        UsageError: the run wants more than this one machine.
+        UsageError: the run needs more than this one machine.
     """
     if config.job.nodes != 1:
         raise UsageError(f"job.nodes: {config.job.nodes}: ranks are started on this machine only; valid: 1")
-    rank_argv = rank_command(config, config_file, out_dir, threads_per_rank(config, cores), tcmalloc, extra_arguments, profile)
+    rank_argv = rank_command(
+        config, config_file, out_dir, threads_per_rank(config, cores), tcmalloc, extra_arguments, profile
+    )
     return LaunchCommand([*launcher.command_prefix(config.layout.ranks), *rank_argv], dict(launcher.environment))
 
 
@@ -142,10 +145,12 @@ def rank_command(
     extra_arguments: Sequence[str] = (),
     profile: Optional[Profile] = None,
 ) -> List[str]:
-    """What each rank is: its variables, its Python and its words; a pure function. Arguments as of
-    :func:`train_command`."""
+    """The command of each rank: its variables, its Python and its arguments; a pure function.
+
+    The arguments are those of :func:`train_command`; ``threads`` is the number of threads of a rank.
+    """
     variables = profile_variables(profile) if profile is not None else {}
-    # what the run sets, it sets over the build's own
+    # settings of the run win over those of the build
     variables.update({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **page_variables(config.node)})
     if "PARALLEL" in os.environ or "PARALLEL" in variables:  # Fujitsu's OpenMP takes the smaller of the two
         variables["PARALLEL"] = str(threads)
@@ -154,15 +159,26 @@ def rank_command(
     if libraries:
         variables["LD_PRELOAD"] = prepended(libraries, "LD_PRELOAD", variables)
     python = profile.python if profile is not None else sys.executable
-    # pages that a run does not ask for are not what the caller, such as a job for several runs, happens to have
+    # the caller, such as a job for several runs, may have set variables of pages that this run does not ask for
     inherited_pages = [name for name, _ in _page_settings(config.node) if name in os.environ and name not in variables]
     env_arguments = [argument for name in inherited_pages for argument in ("-u", name)]
     env_arguments += [f"{name}={value}" for name, value in variables.items()]
-    return ["env", *env_arguments, python, "-m", "fugaku_gpt", "train", str(config_file), "--out", str(out_dir), *extra_arguments]
+    return [
+        "env",
+        *env_arguments,
+        python,
+        "-m",
+        "fugaku_gpt",
+        "train",
+        str(config_file),
+        "--out",
+        str(out_dir),
+        *extra_arguments,
+    ]
 
 
 def page_variables(node: NodeConfig) -> Dict[str, str]:
-    """The variables that Fujitsu's large-page library reads, where they are asked for."""
+    """The variables of Fujitsu's large-page library that a run sets."""
     return {name: str(value) for name, value in _page_settings(node) if value is not None}
 
 
@@ -171,22 +187,25 @@ def _page_settings(node: NodeConfig) -> Tuple[Tuple[str, Optional[object]], ...]
 
 
 def profile_variables(profile: Profile) -> Dict[str, str]:
-    """What a build's ranks are started with, over the present variables; preloaded libraries come besides."""
+    """The variables that a build's ranks get on top of the present ones, without those for preloaded libraries."""
     variables = dict(text.split("=", 1) for text in profile.environment)
     for name, folders in (("PATH", profile.path), ("LD_LIBRARY_PATH", profile.library_path)):
         if folders or (SAVED_VARIABLE_PREFIX + name in os.environ and name not in variables):
             variables[name] = prepended(folders, name, variables)
     checkout = Path(fugaku_gpt.__file__).resolve().parent.parent
-    # the code of this checkout, under another Python. Of an installed copy, the neighbours are another Python's
-    # packages: there the environment's own copy is used, and the run says which
+    # The code of this checkout runs under another Python. An installed copy has the packages of this Python beside it:
+    # then the environment's own copy is used, and the run records which.
     if (checkout / "setup.cfg").exists():
         variables["PYTHONPATH"] = prepended([str(checkout)], "PYTHONPATH", variables)
     return variables
 
 
 def prepended(values: Sequence[str], name: str, variables: Optional[Mapping[str, str]] = None) -> str:
-    """Values before what a variable has: in ``variables``, or else before a job's script put one build's folders into
-    it, or else now."""
+    """A path variable with ``values`` in front.
+
+    The previous value is that in ``variables``, or else that from before a job script put one build's folders into it,
+    or else the present one.
+    """
     previous = os.environ.get(SAVED_VARIABLE_PREFIX + name, os.environ.get(name))
     if variables is not None and name in variables:
         previous = variables[name]
@@ -194,7 +213,7 @@ def prepended(values: Sequence[str], name: str, variables: Optional[Mapping[str,
 
 
 def tcmalloc_library(profile: Optional[Profile]) -> Optional[Path]:
-    """The library that ``node.tcmalloc`` preloads: the profile's where that is a path, or else this machine's."""
+    """The library that ``node.tcmalloc`` preloads: that of the profile if it is a path, or else this machine's."""
     library = profile.tcmalloc if profile is not None else ""
     return Path(library) if "/" in library else find_tcmalloc()
 
@@ -217,27 +236,30 @@ def launch(
 ) -> Outcome:
     """Start the ranks of a run, wait for their end, and leave no process behind (see :func:`run_command`).
 
-    A signal to this process is passed on as SIGUSR1, which the ``mpirun`` of both families hands to every rank (that of
-    Open MPI kills them at SIGTERM): they stop after their iteration, with a checkpoint.
+    A signal to this process is passed on as SIGUSR1, which ``mpirun`` of both families forwards to every rank (Open
+    MPI's kills them at SIGTERM): they stop after their iteration, with a checkpoint.
 
     Args:
-        directory: of the run; its ``config_file`` must hold the configuration, and its ``log_file`` gets the output.
-        more, profile: as of :func:`train_command`.
-        timeout, on_line, mark: as of :func:`run_command`.
-        start: words that start ranks inside a job, in place of this machine's ``mpirun``: ``{ranks}`` in them stands
-            for the number of ranks, ``{threads}`` for the threads of each.
+        directory: the run's directory; its ``config_file`` must hold the configuration, and its ``log_file`` gets the
+            output.
+        extra_arguments, profile: as in :func:`train_command`.
+        timeout, on_line, mark: as in :func:`run_command`.
+        start: the arguments that start ranks inside a job, in place of this machine's ``mpirun``; ``{ranks}`` in them
+            stands for the number of ranks, ``{threads}`` for the threads of each.
 
     Raises:
-        UsageError: there is no usable ``mpirun``, or the run wants more than this machine.
+        UsageError: there is no usable ``mpirun``, or the run needs more than this machine.
     """
     tcmalloc = tcmalloc_library(profile)
     config_file, out_dir = directory.config_file, directory.path
     if start:
         if tcmalloc is None and profile is not None:
-            tcmalloc = Path(profile.tcmalloc)  # a module's, which the loader finds by its name
+            tcmalloc = Path(profile.tcmalloc)  # from a module; the loader finds it by its name
         per_node = max(1, len(usable_cores()) // config.ranks_per_node)
         threads = config.node.threads_per_rank or per_node
-        start_argv = [word.replace("{ranks}", str(config.layout.ranks)).replace("{threads}", str(threads)) for word in start]
+        start_argv = [
+            word.replace("{ranks}", str(config.layout.ranks)).replace("{threads}", str(threads)) for word in start
+        ]
         rank_argv = rank_command(config, config_file, out_dir, threads, tcmalloc, extra_arguments, profile)
         command = LaunchCommand([*start_argv, *rank_argv], {})
     else:
@@ -256,10 +278,10 @@ def launch(
 
 
 def exit_code_of(outcome: Outcome, result: Optional[Result] = None) -> int:
-    """The exit code for a command line that has done nothing but this one run: the ranks' own, or 128 + signal.
+    """The exit code of a command that did nothing but this one run: that of the ranks, or 128 + signal.
 
-    Of ranks that all end with ``EXIT_RESUME`` the launcher may have killed some while they left, and tell that: the
-    run's own result says whether it can be resumed, and whether it was over when something failed.
+    When all ranks end with ``EXIT_RESUME``, the launcher may have killed some of them while they left, and report that.
+    So the run's own result decides whether it can be resumed, and whether it had ended before something failed.
     """
     if result is not None and result.is_resumable:
         return EXIT_RESUME

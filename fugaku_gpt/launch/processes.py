@@ -1,8 +1,8 @@
-"""One command with many processes: streamed, limited in time, stoppable, and with nothing of it left afterwards.
+"""Runs one command with many processes: streams its output, limits its time, can stop it, and leaves no process behind.
 
-A launcher's ranks sit in sessions of their own (MPICH), so no process group holds them all, and once their launcher is
-dead no tree does. So each command gets a mark, one variable of its environment, which all of its processes inherit and
-by which they are found.
+A launcher's ranks sit in sessions of their own (MPICH), so no process group contains them all, and once their launcher
+is dead, no process tree does. So each command gets a mark, a variable of its environment, which all of its processes
+inherit and by which they are found.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MARK = HOLDER_VARIABLE
 GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 _CAUGHT_SIGNALS = (signals.SIGINT, signals.SIGTERM, signals.SIGHUP, signals.SIGUSR1)
-_KILL_SIGNALS = (signals.SIGINT, signals.SIGTERM)  # these, once the command has been asked
-# one order may come twice: to a whole process group, and by the job's script
+_KILL_SIGNALS = (signals.SIGINT, signals.SIGTERM)  # a second one of these kills the command
+# one request may arrive twice: at the process group, and from the job's script
 _DUPLICATE_SECONDS = 3.0
 
 
@@ -39,12 +39,12 @@ class Outcome:
     """How a command ended.
 
     Attributes:
-        exit_code: of the launcher; -N where signal N killed it.
+        exit_code: exit code of the launcher; -N if signal N killed it.
         signal: the signal that killed the launcher itself, or None.
-        timed_out: it was ended for its time limit.
-        seconds: it ran.
-        oom_kills: processes that the kernel killed for memory meanwhile, on this machine.
-        stopped_by: the signal that this process got meanwhile and ended the command for (Ctrl-C: SIGINT), or None.
+        timed_out: whether it was ended at its time limit.
+        seconds: how long it ran.
+        oom_kills: number of processes on this machine that the kernel killed for memory meanwhile.
+        stopped_by: the signal to this process for which the command was ended (Ctrl-C: SIGINT), or None.
     """
 
     exit_code: int
@@ -56,7 +56,7 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Ended by itself with exit code 0."""
+        """True if the command ended by itself with exit code 0."""
         return self.exit_code == 0 and not self.timed_out and self.stopped_by is None
 
 
@@ -74,17 +74,17 @@ def run_command(
     """Run a command to its end in a session of its own.
 
     At the time limit, or when this process gets SIGINT, SIGTERM, SIGHUP or SIGUSR1, the command gets SIGTERM, and what
-    is left after ``grace`` seconds, or at a second signal, SIGKILL. The signals' own handlers are back in place
-    afterwards; only the main thread can see signals.
+    is left after ``grace`` seconds, or at a second signal, SIGKILL. The previous signal handlers are restored
+    afterwards; only the main thread sees signals.
 
     Args:
-        environment: variables over those of this process.
-        log: gets everything that the command prints, appended.
-        timeout: seconds; None for no limit.
-        on_line: is called with each line, without its newline, from another thread.
-        mark: finds the command's processes; default: a new one.
-        ask_with: a signal that makes the command end by itself, after it has saved what it has: it is sent in place of
-            SIGTERM when this process gets a signal, and has all the time that it needs until a second one.
+        environment: variables that are set on top of those of this process.
+        log: a file to which everything that the command prints is appended.
+        timeout: time limit in seconds; None for no limit.
+        on_line: called with each line, without its newline, from another thread.
+        mark: the mark by which the command's processes are found; default: a new one.
+        stop_signal: a signal at which the command saves its state and ends by itself. It is sent in place of SIGTERM
+            when this process gets a signal; the command then has all the time that it needs, until a second signal.
 
     Raises:
         UsageError: the command cannot be started, or ``log`` cannot be written.
@@ -123,11 +123,11 @@ def run_command(
                         has_asked_to_stop = True
                         process.send_signal(stop_signal)
                     time.sleep(_POLL_SECONDS)
-            finally:  # whatever happens here, nothing of the command may stay behind
+            finally:  # whatever happens, no process of the command may stay behind
                 if process.poll() is None:
                     process.terminate()
                     _wait(lambda: process.poll() is not None and not marked_processes(mark), grace, caught)
-                    grace = 0.0  # everyone has been asked: who is left now is killed
+                    grace = 0.0  # every process has been asked to end: the rest is killed
                 end_marked_processes(mark, grace, process)
                 process.wait()
             seconds = time.monotonic() - started
@@ -160,8 +160,8 @@ def marked_processes(mark: str) -> List[psutil.Process]:
 def end_marked_processes(mark: str, grace: float, child: Optional[subprocess.Popen[bytes]] = None) -> int:
     """End every process that carries a mark: SIGTERM, SIGKILL after ``grace`` seconds. Returns how many there were.
 
-    The last ones of each tree are killed first, so that parents reap them and a launcher can clear up after itself.
-    ``child`` is reaped here if it is this process's own.
+    The leaves of each process tree are killed first, so that parents reap them and a launcher can clean up. ``child``,
+    a child of this process, is reaped.
     """
     processes = marked_processes(mark)
     for process in processes if grace > 0 else []:
@@ -192,7 +192,7 @@ def _parent(process: psutil.Process) -> Optional[int]:
 
 
 def _signal(process: psutil.Process, number: int) -> None:
-    with contextlib.suppress(psutil.Error):  # gone meanwhile: what was wanted
+    with contextlib.suppress(psutil.Error):  # it has ended already
         process.send_signal(number)
 
 
@@ -214,7 +214,7 @@ def _stream(source: Any, sink: Any, on_line: Optional[Callable[[str], None]]) ->
 
 
 class _CaughtSignals:
-    """Collects signals while a command runs; puts the former handlers back afterwards."""
+    """Collects signals while a command runs; restores the previous handlers afterwards."""
 
     def __init__(self) -> None:
         self.numbers: List[int] = []

@@ -1,9 +1,10 @@
-"""Who stays when a rank dies: under a launcher, each rank is the child of a process that does nothing but wait for it.
+"""Supervises a rank: under a launcher, each rank is the child of a process that does nothing but wait for it.
 
-A launcher of MPI that loses a rank kills the others within milliseconds and says at most a process number. The keeper
-is told by the kernel which signal ended its rank, records that in the run directory while the launcher still believes
-all is well, and only then leaves with the rank's exit code. The keeper of rank 0 says on its standard error what any
-rank has recorded. A keeper that is killed takes its rank with it; signals that it gets are passed on.
+An MPI launcher that loses a rank kills the others within milliseconds and reports at most a process number. The
+supervisor learns from the kernel which signal ended its rank, records that in the run directory while the launcher
+still believes that all is well, and only then exits with the rank's exit code. The supervisor of rank 0 prints on its
+standard error what any rank has recorded. A supervisor that is killed takes its rank with it; it forwards the signals
+that it gets.
 """
 
 from __future__ import annotations
@@ -37,22 +38,22 @@ from fugaku_gpt.records.run import (
 
 _POLL_SECONDS = 0.2
 _FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # of linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # from linux/prctl.h
 
 AnnounceDirectory = Callable[[Path], None]
 
 
 def supervise_rank(rank: int) -> AnnounceDirectory:
-    """Go on as a child of this process, which waits for it from here on and ends as it does.
+    """Continue as a child of this process, which from then on waits for the child and exits as it does.
 
-    Call it before there are threads and before MPI begins. Returns, in the child, what tells the keeper the run
-    directory.
+    Call it before there are threads and before MPI is initialised. Returns, in the child, a function that reports the
+    run directory to the supervisor.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     started, supervisor = time.time(), os.getpid()
     pipe_read, pipe_write = os.pipe()
-    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED_SIGNALS)  # until the keeper can pass them on
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED_SIGNALS)  # until it can forward them
     child = os.fork()
     if child:
         os.close(pipe_write)
@@ -67,7 +68,7 @@ def supervise_rank(rank: int) -> AnnounceDirectory:
     signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
     os.close(pipe_read)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != supervisor:  # killed just now
+    if os.getppid() != supervisor:  # the supervisor has just been killed
         os._exit(128 + signal.SIGKILL)
 
     def announce(directory: Path) -> None:
@@ -89,13 +90,13 @@ class _RankSupervisor:
         self._wakeup_read, self._wakeup_write = os.pipe()
 
     def wait(self, mask: Set[Union[int, signal.Signals]]) -> int:
-        """Until the rank has ended; returns the exit code to leave with.
+        """Wait until the rank has ended; returns the exit code to exit with.
 
         Args:
-            signals: to be blocked from when signals can be passed on.
+            mask: the signals that stay blocked once signals can be forwarded.
         """
-        _prctl(_PR_SET_NAME, ctypes.c_char_p(b"rank-keeper"))
-        # a signal that comes just before the select would not be looked at until that returns: it writes to a pipe
+        _prctl(_PR_SET_NAME, ctypes.c_char_p(b"rank-supervisor"))
+        # a signal just before `select` would go unnoticed until that returns, so signals write to a pipe
         os.set_blocking(self._wakeup_write, False)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         for number in _FORWARDED_SIGNALS:
@@ -118,7 +119,7 @@ class _RankSupervisor:
         return code
 
     def _pipe_has_closed(self) -> bool:
-        """Wait for the rank's end, its word on the run directory, or the next look at what is recorded."""
+        """Wait for the rank's end, for its run directory, or for the next check of the result; True at its end."""
         polls_result = self._rank == 0 and self._directory is not None and not self._has_printed_failure
         ready, _, _ = select.select([self._pipe, self._wakeup_read], [], [], _POLL_SECONDS if polls_result else None)
         if self._wakeup_read in ready:
@@ -156,7 +157,7 @@ class _RankSupervisor:
         )
 
     def _record(self, result: Result) -> None:
-        """What has ended this rank, unless another rank has told of an end that came before."""
+        """Record what has ended this rank, unless another rank has recorded an earlier end."""
         print(f"fugaku-gpt: {result.reason}", file=sys.stderr, flush=True)
         if self._directory is None:
             return
@@ -169,20 +170,20 @@ class _RankSupervisor:
         self._wait_for_summary_of_rank_0()
 
     def _wait_for_summary_of_rank_0(self) -> None:
-        """Its keeper says what this rank has recorded, as long as the launcher has not heard of its end."""
+        """Give rank 0's supervisor time to print what this rank has recorded, before the launcher learns of the end."""
         result = self._recorded()
         if self._rank != 0 and result is not None and result.rank == self._rank:
             time.sleep(SUMMARY_SECONDS)
 
     def _recorded(self) -> Optional[Result]:
-        """The run's result; None too where it cannot be read now: a rank must not die of its keeper's look at it."""
+        """The run's result; also None if it cannot be read: a rank must not die because its supervisor reads it."""
         try:
             return self._directory.result() if self._directory is not None else None
         except UsageError:
             return None
 
     def _print_recorded_failure(self) -> None:
-        """On rank 0: how another rank has failed."""
+        """On rank 0, print how another rank has failed."""
         if self._rank != 0 or self._has_printed_failure or self._directory is None:
             return
         result = self._recorded()

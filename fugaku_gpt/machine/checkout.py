@@ -14,7 +14,7 @@ def git_commit() -> str:
     if not (root / ".git").exists():
         return ""
     try:
-        found = subprocess.run(
+        completed = subprocess.run(
             ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -23,4 +23,4 @@ def git_commit() -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return found.stdout.decode().strip()
+    return completed.stdout.decode().strip()

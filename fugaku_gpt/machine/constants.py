@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 import yaml
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.machine.probed import Probed, probed_data, probed_of
+from fugaku_gpt.machine.probed import ProbeResults, probe_from_data, probe_to_data
 
 LOCAL = "local"
 LOCAL_FILE = Path("machine-local.yaml")  # of the current folder: seen, kept or deleted like any other file
@@ -49,7 +49,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedModel:
     """One model's constants, and what the fit says of itself.
 
     Args:
@@ -67,7 +67,7 @@ class Fitted:
     interval_spread: float = 0.1
     beyond_spread: float = 0.1
     rows: Tuple[str, ...] = ()
-    seen: Mapping[str, Tuple[Any, ...]] = field(default_factory=dict)
+    input_ranges: Mapping[str, Tuple[Any, ...]] = field(default_factory=dict)
 
     @property
     def values(self) -> Dict[str, float]:
@@ -75,7 +75,7 @@ class Fitted:
         return {constant.name: constant.value for constant in self.constants}
 
     @property
-    def free(self) -> Tuple[Constant, ...]:
+    def free_constants(self) -> Tuple[Constant, ...]:
         """The constants that are fitted."""
         return tuple(constant for constant in self.constants if constant.prior_width > 0)
 
@@ -100,11 +100,11 @@ class Machine:
     facts: Mapping[str, float]
     memory_unit: str
     memory_of: str
-    time: Fitted
-    memory: Fitted
-    probed: Optional[Probed] = None
+    time: FittedModel
+    memory: FittedModel
+    probed: Optional[ProbeResults] = None
 
-    def covers(self, hardware: str) -> bool:
+    def has_hardware(self, hardware: str) -> bool:
         """Whether a row's ``hardware`` is a kind of this machine."""
         return any(hardware.startswith(prefix) for prefix in self.hardware)
 
@@ -159,37 +159,37 @@ def load_machine(name: str) -> Machine:
             facts={str(key): float(number) for key, number in data["facts"].items()},
             memory_unit=str(data["memory_unit"]),
             memory_of=str(data["memory_of"]),
-            time=_fitted(data["time"]),
-            memory=_fitted(data["memory"]),
-            probed=probed_of(data["probed"]) if "probed" in data else None,
+            time=_parse_fitted_model(data["time"]),
+            memory=_parse_fitted_model(data["memory"]),
+            probed=probe_from_data(data["probed"]) if "probed" in data else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{path}: not a machine file: {type(error).__name__}: {error}") from None
 
 
-def _fitted(data: Mapping[str, Any]) -> Fitted:
+def _parse_fitted_model(data: Mapping[str, Any]) -> FittedModel:
     constants = []
     for name, entry in data["constants"].items():
         prior, width = (float(number) for number in entry["prior"])
-        value, known = (float(number) for number in entry.get("fitted", (prior, width)))
-        if not prior > 0 or not value > 0 or width < 0 or not math.isfinite(prior * value * width * known):
+        value, fitted_width = (float(number) for number in entry.get("fitted", (prior, width)))
+        if not prior > 0 or not value > 0 or width < 0 or not math.isfinite(prior * value * width * fitted_width):
             raise ValueError(f"{name}: constants must be above 0, their widths not below")
-        constants.append(Constant(str(name), str(entry["meaning"]), prior, width, value, known))
-    fitted = Fitted(
+        constants.append(Constant(str(name), str(entry["meaning"]), prior, width, value, fitted_width))
+    fitted = FittedModel(
         constants=tuple(constants),
         spread=float(data["spread"]),
         covariance=tuple(tuple(float(number) for number in line) for line in data.get("covariance", ())),
         interval_spread=float(data.get("interval_spread", 0.1)),
         beyond_spread=float(data.get("beyond_spread", 0.1)),
         rows=tuple(str(row) for row in data.get("rows", ())),
-        seen={str(key): tuple(values) for key, values in data.get("seen", {}).items()},
+        input_ranges={str(key): tuple(values) for key, values in data.get("seen", {}).items()},
     )
-    if fitted.covariance and [len(line) for line in fitted.covariance] != [len(fitted.free)] * len(fitted.free):
-        raise ValueError(f"covariance must have {len(fitted.free)} lines of as many numbers")
+    if fitted.covariance and [len(line) for line in fitted.covariance] != [len(fitted.free_constants)] * len(fitted.free_constants):
+        raise ValueError(f"covariance must have {len(fitted.free_constants)} lines of as many numbers")
     return fitted
 
 
-def machine_text(machine: Machine) -> str:
+def machine_yaml(machine: Machine) -> str:
     """A machine as the text of its data file."""
     data: Dict[str, Any] = {
         "format": _FORMAT,
@@ -199,15 +199,15 @@ def machine_text(machine: Machine) -> str:
         "facts": dict(machine.facts),
         "memory_unit": machine.memory_unit,
         "memory_of": machine.memory_of,
-        "time": _fitted_data(machine.time),
-        "memory": _fitted_data(machine.memory),
+        "time": _fitted_model_data(machine.time),
+        "memory": _fitted_model_data(machine.memory),
     }
     if machine.probed is not None:
-        data["probed"] = _on_lines(probed_data(machine.probed))
+        data["probed"] = _with_inline_rows(probe_to_data(machine.probed))
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=116, default_flow_style=False, allow_unicode=True)
 
 
-class _Lines(list):  # type: ignore[type-arg]
+class _InlineList(list):  # type: ignore[type-arg]
     """A list that stands on one line of the file."""
 
 
@@ -215,7 +215,7 @@ class _Dumper(yaml.SafeDumper):
     pass
 
 
-def _float(dumper: yaml.SafeDumper, number: float) -> yaml.ScalarNode:
+def _represent_float(dumper: yaml.SafeDumper, number: float) -> yaml.ScalarNode:
     """1.2e+12 rather than 1200000000000.0. YAML takes it for a number by its point."""
     text = f"{number:g}"
     if "e+" not in text or float(text) != number:
@@ -223,38 +223,38 @@ def _float(dumper: yaml.SafeDumper, number: float) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:float", text if "." in text else text.replace("e", ".0e"))
 
 
-_Dumper.add_representer(float, _float)
-_Dumper.add_representer(_Lines, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, True))
+_Dumper.add_representer(float, _represent_float)
+_Dumper.add_representer(_InlineList, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, True))
 
 
-def _on_lines(data: Dict[str, Any]) -> Dict[str, Any]:
+def _with_inline_rows(data: Dict[str, Any]) -> Dict[str, Any]:
     """Each row of the section's tables on one line."""
-    found = dict(data)
+    formatted = dict(data)
     for key, table in data.items():
         if isinstance(table, dict) and "rows" in table:
-            found[key] = {"columns": _Lines(table["columns"]), "rows": [_Lines(row) for row in table["rows"]]}
-    return found
+            formatted[key] = {"columns": _InlineList(table["columns"]), "rows": [_InlineList(row) for row in table["rows"]]}
+    return formatted
 
 
-def _fitted_data(fitted: Fitted) -> Dict[str, Any]:
+def _fitted_model_data(fitted: FittedModel) -> Dict[str, Any]:
     constants = {
         constant.name: {
             "meaning": constant.meaning,
-            "prior": _Lines([_short(constant.prior, 4), _short(constant.prior_width)]),
-            "fitted": _Lines([_short(constant.value, 4), _short(constant.width)]),
+            "prior": _InlineList([_round_digits(constant.prior, 4), _round_digits(constant.prior_width)]),
+            "fitted": _InlineList([_round_digits(constant.value, 4), _round_digits(constant.width)]),
         }
         for constant in fitted.constants
     }
     return {
-        "spread": _short(fitted.spread),
-        "interval_spread": _short(fitted.interval_spread),
-        "beyond_spread": _short(fitted.beyond_spread),
+        "spread": _round_digits(fitted.spread),
+        "interval_spread": _round_digits(fitted.interval_spread),
+        "beyond_spread": _round_digits(fitted.beyond_spread),
         "constants": constants,
-        "seen": {key: _Lines(values) for key, values in fitted.seen.items()},
-        "rows": _Lines(fitted.rows),
-        "covariance": [_Lines([_short(number) for number in line]) for line in fitted.covariance],
+        "seen": {key: _InlineList(values) for key, values in fitted.input_ranges.items()},
+        "rows": _InlineList(fitted.rows),
+        "covariance": [_InlineList([_round_digits(number) for number in line]) for line in fitted.covariance],
     }
 
 
-def _short(number: float, digits: int = 3) -> float:
+def _round_digits(number: float, digits: int = 3) -> float:
     return float(f"{number:.{digits}g}")

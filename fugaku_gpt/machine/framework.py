@@ -25,11 +25,11 @@ class Framework:
         multiplies: our own compiled kernels may make layers' products, which takes memory besides.
     """
 
-    own: int
-    shared: int
-    narrow: int = 0
+    private_bytes: int
+    shared_bytes: int
+    sixteen_bit_bytes: int = 0
     source: str = ""
-    multiplies: bool = False
+    has_native_matmul: bool = False
 
 
 _BUILDS: Dict[str, Framework] = {

@@ -8,15 +8,15 @@ from typing import Iterator
 
 
 @contextlib.contextmanager
-def nothing_collected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """While modules are imported and a model is built: that leaves hardly any garbage, but each full collection goes
     through all objects of PyTorch (a tenth of a second and more of a start, in all). What is there at the end is never
     gone through again."""
-    was_on = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
         gc.freeze()
     finally:
-        if was_on:
+        if was_enabled:
             gc.enable()

@@ -35,15 +35,15 @@ class JobLimit:
     seconds: float
     source: str
 
-    def margin(self, wanted: Optional[float]) -> float:
+    def margin(self, configured: Optional[float]) -> float:
         """``job.stop_margin``, or a tenth of the limit, five minutes at most."""
-        return wanted if wanted is not None else min(_LONGEST_MARGIN, _MARGIN_SHARE * self.seconds)
+        return configured if configured is not None else min(_LONGEST_MARGIN, _MARGIN_SHARE * self.seconds)
 
     def __str__(self) -> str:
         return f"{format_duration(self.seconds)} ({self.source})"
 
 
-def job_limit(
+def read_job_limit(
     job: JobConfig, environment: Optional[Mapping[str, str]] = None, started: Optional[float] = None
 ) -> Optional[JobLimit]:
     """The earliest end that is known: by Slurm, by PJM, or by ``job.elapse``; None where nobody sets a limit.
@@ -53,20 +53,20 @@ def job_limit(
             of the system.
     """
     variables = os.environ if environment is None else environment
-    begun = started if started is not None else float(psutil.Process().create_time())
-    told = _number(variables.get(STARTED_VARIABLE))
-    if told is not None and told <= time.time():
-        begun = told
+    job_start = started if started is not None else float(psutil.Process().create_time())
+    exported_start = _number(variables.get(STARTED_VARIABLE))
+    if exported_start is not None and exported_start <= time.time():
+        job_start = exported_start
     limits: List[JobLimit] = []
     end = _number(variables.get("SLURM_JOB_END_TIME"))
     if end is not None:
         begin = _number(variables.get("SLURM_JOB_START_TIME"))
-        limits.append(JobLimit(end, end - (begin if begin is not None else begun), "Slurm"))
+        limits.append(JobLimit(end, end - (begin if begin is not None else job_start), "Slurm"))
     elapse = _number(variables.get("PJM_ELAPSE_LIMIT"))  # or "unlimited"
     if elapse is not None:
-        limits.append(JobLimit(begun + elapse, elapse, "PJM"))
+        limits.append(JobLimit(job_start + elapse, elapse, "PJM"))
     if job.elapse is not None:
-        limits.append(JobLimit(begun + job.elapse, job.elapse, "job.elapse"))
+        limits.append(JobLimit(job_start + job.elapse, job.elapse, "job.elapse"))
     return min(limits, key=lambda limit: limit.end, default=None)
 
 

@@ -50,15 +50,15 @@ def out_of_memory_kills() -> int:
     groups = _read("/sys/fs/cgroup/memory.events") or ""
     counted = re.search(r"^oom_kill (\d+)$", groups, re.MULTILINE)
     machine = re.search(r"^oom_kill (\d+)$", _read("/proc/vmstat") or "", re.MULTILINE)
-    return max(int(found[1]) if found else 0 for found in (counted, machine))
+    return max(int(match[1]) if match else 0 for match in (counted, machine))
 
 
 def processor_name() -> str:
     """The processor's model name, or its architecture where the system does not say."""
     text = _read("/proc/cpuinfo") or ""
-    named = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    if named:
-        return named[1].strip()
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    if match:
+        return match[1].strip()
     if re.search(r"^CPU implementer\s*:\s*0x46$", text, re.MULTILINE):  # Fujitsu's number in Arm's list of implementers
         return "Fujitsu A64FX"
     return platform.machine()
@@ -67,9 +67,9 @@ def processor_name() -> str:
 def vector_flags() -> List[str]:
     """The vector extensions that the processor reports, of those that matter here."""
     text = _read("/proc/cpuinfo") or ""
-    found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
-    words = set(found[1].split()) if found else set()
-    return [flag for flag in _VECTOR_FLAGS if flag in words]
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+    reported = set(match[1].split()) if match else set()
+    return [flag for flag in _VECTOR_FLAGS if flag in reported]
 
 
 def find_tcmalloc() -> Optional[Path]:
@@ -78,9 +78,9 @@ def find_tcmalloc() -> Optional[Path]:
     roots += [child for root in roots for child in root.glob(f"{platform.machine()}-linux-gnu*")]
     for pattern in ("libtcmalloc_minimal.so*", "libtcmalloc.so*"):
         for root in roots:
-            found = sorted(root.glob(pattern))
-            if found:
-                return found[-1]
+            libraries = sorted(root.glob(pattern))
+            if libraries:
+                return libraries[-1]
     return None
 
 

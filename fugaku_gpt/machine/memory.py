@@ -45,7 +45,7 @@ class ControlGroup:
 
 def control_groups(root: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) -> List[ControlGroup]:
     """Those that this process is in and that have a limit: its own, and the ones around it."""
-    found: Dict[Path, ControlGroup] = {}
+    groups: Dict[Path, ControlGroup] = {}
     try:
         lines = own.read_text(encoding="utf-8").splitlines()
     except OSError:  # a system without them
@@ -62,14 +62,14 @@ def control_groups(root: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) 
             continue
         limit_file, usage_file, inactive = names
         # in a container the path may be the host's, and its files be at the top
-        parts = [part for part in path.split("/") if part and part != ".."]
-        for depth in range(len(parts) + 1):
-            folder = top.joinpath(*parts[:depth])
+        folders = [part for part in path.split("/") if part and part != ".."]
+        for depth in range(len(folders) + 1):
+            folder = top.joinpath(*folders[:depth])
             limit = _number(folder / limit_file)
-            if limit is not None and folder not in found:
-                found[folder] = ControlGroup(limit, folder / usage_file, folder / "memory.stat", inactive)
-    whole = machine_use().limit
-    return [group for group in found.values() if group.limit < whole and _number(group.usage) is not None]
+            if limit is not None and folder not in groups:
+                groups[folder] = ControlGroup(limit, folder / usage_file, folder / "memory.stat", inactive)
+    machine_limit = machine_use().limit
+    return [group for group in groups.values() if group.limit < machine_limit and _number(group.usage) is not None]
 
 
 def machine_use() -> MemoryUse:
@@ -84,7 +84,7 @@ def guard_margin(limit: int) -> int:
     return int(min(_LARGEST_MARGIN, max(_SMALLEST_MARGIN, _MARGIN_SHARE * limit)))
 
 
-def own_bytes(process: int) -> Tuple[int, int]:
+def private_and_shared_bytes(process: int) -> Tuple[int, int]:
     """(memory of its own, memory that it may share with others) of a process, resident; (0, 0) of one that is gone."""
     try:
         pages = Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()
@@ -109,27 +109,27 @@ class NodeMemory:
 
     def uses(self) -> List[MemoryUse]:
         """Of each limit, the one first that has least room left."""
-        found = [machine_use()]
-        found += [MemoryUse(group.used(), group.limit, "its control group") for group in self._groups]
+        uses = [machine_use()]
+        uses += [MemoryUse(group.used(), group.limit, "its control group") for group in self._groups]
         if self._limit is not None:
-            parts = [own_bytes(process) for process in self._processes]
-            used = sum(own for own, _ in parts) + max((shared for _, shared in parts), default=0)
-            found.append(MemoryUse(used, self._limit, "node.memory_limit"))
-        return sorted(found, key=lambda use: use.limit - use.used)
+            sizes = [private_and_shared_bytes(process) for process in self._processes]
+            used = sum(own for own, _ in sizes) + max((shared for _, shared in sizes), default=0)
+            uses.append(MemoryUse(used, self._limit, "node.memory_limit"))
+        return sorted(uses, key=lambda use: use.limit - use.used)
 
-    def largest(self) -> int:
+    def largest_process(self) -> int:
         """The process that has most of its own."""
-        return max(self._processes, key=lambda process: own_bytes(process)[0])
+        return max(self._processes, key=lambda process: private_and_shared_bytes(process)[0])
 
 
 def _fields(path: Path, separator: str) -> Dict[str, int]:
-    found = {}
+    numbers = {}
     for line in path.read_text(encoding="ascii").splitlines():
         name, _, value = line.partition(separator)
         number = value.split()[:1]
         if number and number[0].isdigit():
-            found[name] = int(number[0])
-    return found
+            numbers[name] = int(number[0])
+    return numbers
 
 
 def _number(path: Path) -> Optional[int]:

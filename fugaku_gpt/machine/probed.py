@@ -17,7 +17,7 @@ SCORES, VALUES, KEYS = "scores", "values", "keys"  # attention's: [q, d][d, k], 
 PRODUCTS = (LINEAR, INPUT, WEIGHT, SCORES, VALUES, KEYS)
 # all of attention by compiled kernels, of builds that have them: [s, d][d, s] of each head
 ATTENTION, ATTENTION_BACKWARD = "attention", "attention backward"
-COMPILED = (ATTENTION, ATTENTION_BACKWARD)
+COMPILED_ATTENTION = (ATTENTION, ATTENTION_BACKWARD)
 PASSES = (
     "add",
     "copy",
@@ -37,11 +37,11 @@ PASSES = (
     "layer_backward",
 )
 NARROW_ALL_REDUCE = f"{ALL_REDUCE} bfloat16"  # other messages are as fast in any type
-OF_STEPS = ("zero", "squares", "optimiser", "round")  # over parameters, whatever the type of computing
+OPTIMISER_PASSES = ("zero", "squares", "optimiser", "round")  # over parameters, whatever the type of computing
 
 
 @dataclass(frozen=True)
-class Product:
+class ProductTiming:
     """A product of ``batch`` pairs of matrices [rows, inner] and [inner, columns].
 
     Attributes:
@@ -67,7 +67,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Pass:
+class PassTiming:
     """An operation over so many elements; of ``layer`` one layer of the trainer, nearly without work, and its
     tokens."""
 
@@ -80,7 +80,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Message:
+class MessageTiming:
     """A communication of groups of ``group`` ranks, all ``ranks`` at once.
 
     Attributes:
@@ -97,7 +97,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepTiming:
     """Steps of the trainer itself in a small run: how far what is counted from the rest is off.
 
     Attributes:
@@ -112,7 +112,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbeResults:
     """All of it.
 
     Attributes:
@@ -126,14 +126,14 @@ class Probed:
     threads: Mapping[int, int]
     facts: Mapping[str, str] = field(default_factory=dict)
     bandwidth: Mapping[str, float] = field(default_factory=dict)
-    products: Tuple[Product, ...] = ()
-    passes: Tuple[Pass, ...] = ()
-    messages: Tuple[Message, ...] = ()
-    steps: Tuple[Step, ...] = ()
+    products: Tuple[ProductTiming, ...] = ()
+    passes: Tuple[PassTiming, ...] = ()
+    messages: Tuple[MessageTiming, ...] = ()
+    steps: Tuple[StepTiming, ...] = ()
 
-    def and_also(self, other: "Probed") -> "Probed":
+    def merged_with(self, other: "ProbeResults") -> "ProbeResults":
         """Measurements of two numbers of ranks as one."""
-        return Probed(
+        return ProbeResults(
             self.cores,
             {**self.threads, **other.threads},
             {**self.facts, **other.facts},
@@ -145,30 +145,30 @@ class Probed:
         )
 
 
-_Row = TypeVar("_Row", Product, Pass, Message, Step)
-_TABLES: Dict[str, "Type[Any]"] = {"products": Product, "passes": Pass, "messages": Message, "steps": Step}
+_Timing = TypeVar("_Row", ProductTiming, PassTiming, MessageTiming, StepTiming)
+_TABLES: Dict[str, "Type[Any]"] = {"products": ProductTiming, "passes": PassTiming, "messages": MessageTiming, "steps": StepTiming}
 
 
-def probed_data(probed: Probed) -> Dict[str, Any]:
+def probe_to_data(probed: ProbeResults) -> Dict[str, Any]:
     """For a file of YAML or JSON: tables as a line of names and a list of values for each row."""
     data: Dict[str, Any] = {
         "version": VERSION,
         "cores": probed.cores,
         "threads": {int(ranks): int(threads) for ranks, threads in probed.threads.items()},
         "facts": dict(probed.facts),
-        "bandwidth": {name: _short(rate) for name, rate in probed.bandwidth.items()},
+        "bandwidth": {name: _round_digits(rate) for name, rate in probed.bandwidth.items()},
     }
     for table, kind in _TABLES.items():
         names = list(kind.__dataclass_fields__)
         rows: List[List[Any]] = []
         for row in getattr(probed, table):
             values = [getattr(row, name) for name in names]
-            rows.append([_short(one) if isinstance(one, float) else one for one in values])
+            rows.append([_round_digits(value) if isinstance(value, float) else value for value in values])
         data[table] = {"columns": names, "rows": [[list(v) if isinstance(v, tuple) else v for v in r] for r in rows]}
     return data
 
 
-def probed_of(data: Mapping[str, Any]) -> Probed:
+def probe_from_data(data: Mapping[str, Any]) -> ProbeResults:
     """The inverse of :func:`probed_data`.
 
     Raises:
@@ -176,43 +176,43 @@ def probed_of(data: Mapping[str, Any]) -> Probed:
     """
     if data["version"] != VERSION:
         raise ValueError(f"probed.version {data['version']}: this version reads {VERSION}")
-    probed = Probed(
+    probed = ProbeResults(
         cores=int(data["cores"]),
         threads={int(ranks): int(threads) for ranks, threads in data["threads"].items()},
         facts={str(key): str(value) for key, value in data["facts"].items()},
         bandwidth={str(key): float(value) for key, value in data["bandwidth"].items()},
-        products=_rows(Product, data["products"]),
-        passes=_rows(Pass, data["passes"]),
-        messages=_rows(Message, data["messages"]),
-        steps=_rows(Step, data["steps"]),
+        products=_rows(ProductTiming, data["products"]),
+        passes=_rows(PassTiming, data["passes"]),
+        messages=_rows(MessageTiming, data["messages"]),
+        steps=_rows(StepTiming, data["steps"]),
     )
-    unknown = {one.ranks for table in (probed.products, probed.passes, probed.messages) for one in table}
+    unknown = {timing.ranks for table in (probed.products, probed.passes, probed.messages) for timing in table}
     unknown -= set(probed.threads)
     if unknown or min([probed.cores, *probed.threads.values()]) < 1:
         raise ValueError("probed.cores and probed.threads must be above 0, and threads there for all numbers of ranks")
     return probed
 
 
-def _rows(kind: "Type[_Row]", table: Mapping[str, Any]) -> Tuple[_Row, ...]:
-    types = {name: str(one.type) for name, one in kind.__dataclass_fields__.items()}
-    readers: Dict[str, Any] = {"str": str, "int": int, "float": float, "Tuple[str, ...]": _words}
+def _rows(kind: "Type[_Timing]", table: Mapping[str, Any]) -> Tuple[_Timing, ...]:
+    types = {name: str(spec.type) for name, spec in kind.__dataclass_fields__.items()}
+    readers: Dict[str, Any] = {"str": str, "int": int, "float": float, "Tuple[str, ...]": _strings}
     if list(table["columns"]) != list(types):
         raise ValueError(f"columns {table['columns']}: must be {list(types)}")
-    found = []
+    timings = []
     for row in table["rows"]:
         values = [readers[of](value) for of, value in zip(types.values(), row)]
         if len(row) != len(types):
             raise ValueError(f"row {row}: must have {len(types)} values")
-        one = kind(*values)
-        if not one.seconds > 0:
+        timing = kind(*values)
+        if not timing.seconds > 0:
             raise ValueError(f"row {row}: seconds must be above 0")
-        found.append(one)
-    return tuple(found)
+        timings.append(timing)
+    return tuple(timings)
 
 
-def _words(values: Any) -> Tuple[str, ...]:
-    return tuple(str(one) for one in values)
+def _strings(values: Any) -> Tuple[str, ...]:
+    return tuple(str(value) for value in values)
 
 
-def _short(number: float) -> float:
+def _round_digits(number: float) -> float:
     return float(f"{number:.4g}")

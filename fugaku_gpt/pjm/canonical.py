@@ -31,7 +31,13 @@ def as_json(script: PjmScript) -> Dict[str, Any]:
     ``elapse``, a bulk or step job's ``sparam`` as ``bulk_numbers`` and ``step_parameters``. Never raises."""
     data: Dict[str, Any] = {
         "directives": [
-            {"line": directive.line, "option": directive.option, "key": directive.key, "value": directive.value, "known": directive.is_supported}
+            {
+                "line": directive.line,
+                "option": directive.option,
+                "key": directive.key,
+                "value": directive.value,
+                "known": directive.is_supported,
+            }
             for directive in script.directives
         ],
         "resources": {},
@@ -56,7 +62,9 @@ def as_json(script: PjmScript) -> Dict[str, Any]:
     data["body_line"] = script.body_line
     for name, numbers in (("late", script.ignored_lines), ("disabled", script.disabled_lines)):
         data[name] = [{"line": number, "text": script.lines[number - 1]} for number in numbers]
-    data["problems"] = [{"line": directive.line, "kind": directive.kind, "text": directive.text} for directive in script.problems]
+    data["problems"] = [
+        {"line": directive.line, "kind": directive.kind, "text": directive.text} for directive in script.problems
+    ]
     return data
 
 

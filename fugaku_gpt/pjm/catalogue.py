@@ -54,12 +54,16 @@ ERROR_MEANINGS: Dict[str, ErrorMeaning] = {
     "0046": ErrorMeaning("a value outside its range", USER, _SHOW_LIMITS),
     "0047": ErrorMeaning("a value is not a multiple of what it must be", USER, "round it"),
     "0048": ErrorMeaning("the size of a temporary area is not valid", USER, "check localtmp-size and sharedtmp-size"),
-    "0049": ErrorMeaning("temporary areas exceed what a node has", USER, "localtmp and sharedtmp: about 87 GiB together"),
+    "0049": ErrorMeaning(
+        "temporary areas exceed what a node has", USER, "localtmp and sharedtmp: about 87 GiB together"
+    ),
     "0050": ErrorMeaning("no layered storage here", USER, "drop --llio"),
     "0054": ErrorMeaning("below the lower limit of the resource group", USER, _SHOW_LIMITS),
     "0056": ErrorMeaning("a start time in the past", USER, "check --at"),
     "0057": ErrorMeaning("above the upper limit of the resource group", USER, _SHOW_LIMITS),
-    "0058": ErrorMeaning("no such resource group or unit", USER, "check rscgrp= and rscunit=; see them with: pjstat --rsc"),
+    "0058": ErrorMeaning(
+        "no such resource group or unit", USER, "check rscgrp= and rscunit=; see them with: pjstat --rsc"
+    ),
     "0059": ErrorMeaning("the resource group or unit is closed", RETRY, "wait until it is open, or take another"),
     "0060": ErrorMeaning("a step number that is not valid or is taken", USER, "check sn= of --sparam"),
     "0063": ErrorMeaning("an option given more than once", USER, "give it once"),
@@ -72,9 +76,13 @@ ERROR_MEANINGS: Dict[str, ErrorMeaning] = {
     "0072": ErrorMeaning("as many jobs as are accepted are there already", RETRY, "wait; see: pjstat --limit"),
     "0073": ErrorMeaning("refused by the site's rules", SITE, "ask the site"),
     "0074": ErrorMeaning("refused by the site's rules", SITE, "ask the site"),
-    "0076": ErrorMeaning("a custom resource with a value that is not allowed", USER, "take one of the values that it names"),
+    "0076": ErrorMeaning(
+        "a custom resource with a value that is not allowed", USER, "take one of the values that it names"
+    ),
     "0077": ErrorMeaning("too many custom resources", USER, "at most 64"),
-    "0079": ErrorMeaning("refused by the site's gate", SITE, "see the text; budgets and groups are the project's matter"),
+    "0079": ErrorMeaning(
+        "refused by the site's gate", SITE, "see the text; budgets and groups are the project's matter"
+    ),
     "0084": ErrorMeaning("an interactive job could not be started", RETRY, "try again, or with --sparam wait-time="),
     "0085": ErrorMeaning("an interactive job could not be started", RETRY, "try again, or with --sparam wait-time="),
     "0089": ErrorMeaning("not supported here", USER, "do without"),
@@ -102,13 +110,25 @@ ERROR_MEANINGS: Dict[str, ErrorMeaning] = {
 GATE_MEANINGS: Tuple[Tuple[str, ErrorMeaning], ...] = (
     ("group is not active", ErrorMeaning("the group has expired", SITE, "renew the project, or give another group")),
     ("user is not active", ErrorMeaning("the user has expired", SITE, "ask the project manager")),
-    ("node is too few", ErrorMeaning("fewer nodes than are allowed now", USER, "more nodes, or wait for the limit's end")),
-    ("node is too many", ErrorMeaning("more nodes than are allowed now", USER, "fewer nodes, or wait for the limit's end")),
+    (
+        "node is too few",
+        ErrorMeaning("fewer nodes than are allowed now", USER, "more nodes, or wait for the limit's end"),
+    ),
+    (
+        "node is too many",
+        ErrorMeaning("more nodes than are allowed now", USER, "fewer nodes, or wait for the limit's end"),
+    ),
     ("elapse limit is too short", ErrorMeaning("shorter than is allowed now", USER, "ask for more time")),
     ("elapse limit is too long", ErrorMeaning("longer than is allowed now", USER, "ask for less time")),
     ("use resource is too few", ErrorMeaning("fewer node-hours than are allowed now", USER, "more nodes or time")),
-    ("use resource is too many", ErrorMeaning("more node-hours than are allowed now", USER, "fewer nodes or less time")),
-    ("remaining resource shortage", ErrorMeaning("the budget is reserved by other jobs", RETRY, "wait for them to end")),
+    (
+        "use resource is too many",
+        ErrorMeaning("more node-hours than are allowed now", USER, "fewer nodes or less time"),
+    ),
+    (
+        "remaining resource shortage",
+        ErrorMeaning("the budget is reserved by other jobs", RETRY, "wait for them to end"),
+    ),
     ("need more resource", ErrorMeaning("the budget is short", SITE, "smaller job, or more budget")),
     ("computing resources shortage", ErrorMeaning("the budget is short", SITE, "smaller job, or more budget")),
 )

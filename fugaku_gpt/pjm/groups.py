@@ -234,7 +234,9 @@ def _texts(value: Any, where: str, key: str) -> Tuple[str, ...]:
 def _check_keys(values: Mapping[str, Any], valid_keys: Tuple[str, ...], where: str, prefix: str = "") -> None:
     for key in values:
         if key not in valid_keys:
-            raise UsageError(f"{where}: unknown key {prefix + '.' if prefix else ''}{key}; known are {', '.join(valid_keys)}")
+            raise UsageError(
+                f"{where}: unknown key {prefix + '.' if prefix else ''}{key}; known are {', '.join(valid_keys)}"
+            )
 
 
 def _date(value: Any, where: str, key: str) -> str:

@@ -70,7 +70,9 @@ def expand_job_ids(text: str) -> List[PjmJobId]:
         if high is not None
     )
     if last < first or last - first >= MAX_RANGE_LENGTH:
-        raise ValueError(f"{text[:60]!r}: a range goes from the lower to the higher, over {MAX_RANGE_LENGTH} ids at most")
+        raise ValueError(
+            f"{text[:60]!r}: a range goes from the lower to the higher, over {MAX_RANGE_LENGTH} ids at most"
+        )
     numbers = range(first, last + 1)
     if match[2] is not None:
         return [PjmJobId(each) for each in numbers]

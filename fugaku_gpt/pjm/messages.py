@@ -154,7 +154,9 @@ def parse_refusals(text: str) -> List[Refusal]:
             refusals.append(_numbered_refusal(message[2], message[4].strip()))
         elif not message:
             lower = line.lower()
-            refusals += [_refusal_with("", line.strip(), meaning) for phrase, meaning in UNNUMBERED_MEANINGS if phrase in lower][:1]
+            refusals += [
+                _refusal_with("", line.strip(), meaning) for phrase, meaning in UNNUMBERED_MEANINGS if phrase in lower
+            ][:1]
     return list(dict.fromkeys(refusals))
 
 

@@ -189,7 +189,8 @@ def parse_seconds(text: str) -> Optional[int]:
 def status_of(row: Mapping[str, str]) -> Optional[JobStatus]:
     """What a row says of its job; None where it names none."""
     values = {
-        key: next((clean_value(row[name]) for name in names if name in row), None) for key, names in _COLUMNS_BY_FIELD.items()
+        key: next((clean_value(row[name]) for name in names if name in row), None)
+        for key, names in _COLUMNS_BY_FIELD.items()
     }
     job_id = values["job_id"]
     if job_id is None or not _ID.fullmatch(job_id):

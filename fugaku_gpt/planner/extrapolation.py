@@ -1,8 +1,9 @@
 """Which inputs of a configuration lie outside of what fitted rows cover, and how far.
 
-The rows' hull is a box in logarithms: of each number the range from its least to its most, of what has few values those
-values. An input lies outside by the logarithm of the factor to the nearest value inside; a setting that no row has
-counts as much as a doubling. The distance of a configuration is the root of the sum of the squares of all of these.
+The rows cover a box in logarithms: the range from the smallest to the largest value of each numeric input, and the
+measured values of each categorical input. The distance of an input is the logarithm of the factor to the nearest
+covered value; a setting that no row has counts as much as a doubling. The distance of a configuration is the root of
+the sum of the squares of these.
 """
 
 from __future__ import annotations
@@ -13,88 +14,89 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from fugaku_gpt.planner.tables.rows import MEASURED_ORDER, ConfigRow
 
-# of each input: (least, most) of RANGES, all values of KINDS; [ranks per node, fewest nodes, most] of RANKS_ON_NODES
-Seen = Mapping[str, Tuple[Any, ...]]
-RANGES = ("layers", "hidden", "heads", "vocab", "seq_len", "nodes", "dp", "tp", "pp", "micro_batch", "global_batch")
-KINDS = ("ranks_per_node", "zero", "recompute", "torch", "dtype", "tcmalloc", "freq_ghz")
+# by input: (least, most) of a numeric one, all values of a categorical one; RANKS_ON_NODES has [ranks per node, fewest
+# nodes, most nodes] for each number of ranks
+InputRanges = Mapping[str, Tuple[Any, ...]]
+NUMERIC_INPUTS = ("layers", "hidden", "heads", "vocab", "seq_len", "nodes", "dp", "tp", "pp", "micro_batch", "global_batch")
+CATEGORICAL_INPUTS = ("ranks_per_node", "zero", "recompute", "torch", "dtype", "tcmalloc", "freq_ghz")
 _SLACK = {"vocab": 1.05}  # one vocabulary is padded to several sizes
-_FACTORS = ("ranks_per_node", "freq_ghz")  # KINDS between whose values there is a factor
+_FACTORS = ("ranks_per_node", "freq_ghz")  # categorical inputs that are numbers, so that a factor between values means something
 RANKS_ON_NODES = "ranks_on_nodes"
-SETTING = math.log(2)  # the distance of a setting that no row has
+SETTING_DISTANCE = math.log(2)  # the distance of a setting that no row has
 
 
 @dataclass(frozen=True)
-class Outside:
-    """An input outside of the hull: what to say of it, and how far it is."""
+class ExtrapolatedInput:
+    """An input outside of the covered range: its description, and its distance in logarithms."""
 
     text: str
     distance: float
 
 
-def seen_inputs(rows: Sequence[ConfigRow]) -> Dict[str, Tuple[Any, ...]]:
-    """Of each input the values of these rows; nothing where there are none."""
+def input_ranges_of(rows: Sequence[ConfigRow]) -> Dict[str, Tuple[Any, ...]]:
+    """The values that these rows have of each input; empty without rows."""
     if not rows:
         return {}
-    seen: Dict[str, Tuple[Any, ...]] = {}
-    for name in RANGES:
+    ranges: Dict[str, Tuple[Any, ...]] = {}
+    for name in NUMERIC_INPUTS:
         values = [getattr(row, name) for row in rows]
-        seen[name] = (min(values), max(values))
-    for name in KINDS:
-        seen[name] = tuple(sorted({getattr(row, name) for row in rows}))
-    counts = [(ranks, [row.nodes for row in rows if row.ranks_per_node == ranks]) for ranks in seen["ranks_per_node"]]
-    seen[RANKS_ON_NODES] = tuple([ranks, min(nodes), max(nodes)] for ranks, nodes in counts)
-    return seen
+        ranges[name] = (min(values), max(values))
+    for name in CATEGORICAL_INPUTS:
+        ranges[name] = tuple(sorted({getattr(row, name) for row in rows}))
+    counts = [(ranks, [row.nodes for row in rows if row.ranks_per_node == ranks]) for ranks in ranges["ranks_per_node"]]
+    ranges[RANKS_ON_NODES] = tuple([ranks, min(nodes), max(nodes)] for ranks, nodes in counts)
+    return ranges
 
 
-def outside(row: ConfigRow, seen: Seen) -> List[Outside]:
-    """The inputs of a row that no fitted row is like, each with what was measured."""
-    found = []
-    for name in RANGES:
-        if name not in seen:
+def extrapolated_inputs(row: ConfigRow, ranges: InputRanges) -> List[ExtrapolatedInput]:
+    """The inputs of a row that lie outside of the fitted rows' ranges, each with what was measured."""
+    inputs = []
+    for name in NUMERIC_INPUTS:
+        if name not in ranges:
             continue
-        value, (least, most) = getattr(row, name), seen[name]
+        value, (least, most) = getattr(row, name), ranges[name]
         slack = _SLACK.get(name, 1.0)
-        beyond = max(math.log(least / slack / value), math.log(value / (most * slack)))
-        if beyond > 0:
-            found.append(Outside(f"{name} {value}: measured {least} to {most}", beyond))
-    for name in KINDS:
+        distance = max(math.log(least / slack / value), math.log(value / (most * slack)))
+        if distance > 0:
+            inputs.append(ExtrapolatedInput(f"{name} {value}: measured {least} to {most}", distance))
+    for name in CATEGORICAL_INPUTS:
         value = getattr(row, name)
-        if name not in seen or value in seen[name]:
+        if name not in ranges or value in ranges[name]:
             continue
-        near = [one for one in seen[name] if one] if name in _FACTORS and value else []
-        beyond = min((abs(math.log(value / one)) for one in near), default=SETTING)
-        measured = ", ".join(_said(name, one) for one in seen[name])
-        found.append(Outside(f"{name} {_said(name, value)}: measured {measured}", beyond))
-    return found
+        numbers = [number for number in ranges[name] if number] if name in _FACTORS and value else []
+        distance = min((abs(math.log(value / number)) for number in numbers), default=SETTING_DISTANCE)
+        measured = ", ".join(_value_text(name, measured_value) for measured_value in ranges[name])
+        inputs.append(ExtrapolatedInput(f"{name} {_value_text(name, value)}: measured {measured}", distance))
+    return inputs
 
 
-def in_no_table(row: ConfigRow, ordered: bool, seen: Seen) -> List[Outside]:
-    """What of a configuration the model counts by rules alone: what no measured row of any machine has, and several
-    ranks on each of many nodes where rows have them on a few.
+def rule_based_inputs(row: ConfigRow, counts_stage_distance: bool, ranges: InputRanges) -> List[ExtrapolatedInput]:
+    """The inputs that the model handles by rules alone: settings that no measured row of any machine has, and several
+    ranks per node on more nodes than the rows have them on.
 
     Args:
-        ordered: the machine's model counts how far stages are apart.
+        counts_stage_distance: whether the machine's model depends on how far stages are from each other.
     """
-    found = []
+    inputs = []
     ranks = row.ranks_per_node
-    alike = sorted(seen.get(RANKS_ON_NODES, ()), key=lambda one: (abs(math.log(ranks / one[0])), -one[0]))
-    for _, least, most in alike[:1]:
-        if not least <= row.nodes <= most and (least, most) != seen["nodes"]:
+    by_similarity = sorted(ranges.get(RANKS_ON_NODES, ()), key=lambda entry: (abs(math.log(ranks / entry[0])), -entry[0]))
+    for _, least, most in by_similarity[:1]:
+        if not least <= row.nodes <= most and (least, most) != ranges["nodes"]:
             measured = str(least) if least == most else f"{least} to {most}"
-            found.append(Outside(f"ranks_per_node {ranks} on {row.nodes} nodes: measured on {measured}", SETTING))
+            inputs.append(ExtrapolatedInput(f"ranks_per_node {ranks} on {row.nodes} nodes: measured on {measured}", SETTING_DISTANCE))
     if row.chunks > 1:
-        found.append(Outside(f"chunks {row.chunks}: measured 1", SETTING))
-    if ordered and row.order != MEASURED_ORDER and row.pp > 1 and row.dp > 1:
-        found.append(Outside(f"order {row.order}: measured {MEASURED_ORDER}", SETTING))
+        inputs.append(ExtrapolatedInput(f"chunks {row.chunks}: measured 1", SETTING_DISTANCE))
+    if counts_stage_distance and row.order != MEASURED_ORDER and row.pp > 1 and row.dp > 1:
+        inputs.append(ExtrapolatedInput(f"order {row.order}: measured {MEASURED_ORDER}", SETTING_DISTANCE))
     if row.sequence_parallel:
-        found.append(Outside("sequence_parallel: measured without", SETTING))
-    return found
+        inputs.append(ExtrapolatedInput("sequence_parallel: measured without", SETTING_DISTANCE))
+    return inputs
 
 
-def distance(inputs: Sequence[Outside]) -> float:
-    """Of a configuration with these inputs outside; 0 where there are none."""
-    return math.sqrt(sum(one.distance**2 for one in inputs))
+def extrapolation_distance(inputs: Sequence[ExtrapolatedInput]) -> float:
+    """Distance of a configuration with these extrapolated inputs; 0 if there are none."""
+    return math.sqrt(sum(extrapolated.distance**2 for extrapolated in inputs))
 
 
-def _said(name: str, value: object) -> str:
+def _value_text(name: str, value: object) -> str:
     return "not given" if value == "" or (name == "freq_ghz" and value == 0) else str(value)

@@ -12,14 +12,15 @@ from typing import Callable
 import numpy as np
 
 _STEP = 1e-5  # of the logarithm of a constant, for the derivative
-_ENOUGH = 1e-9  # relative fall of the cost below which the search ends
+_TOLERANCE = 1e-9  # relative fall of the cost below which the search ends
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Values that fit best, and their covariance: how far the rows and the priors leave them free.
+    """Values that fit best, and their covariance, which says how far the rows and the priors determine them.
 
-    Rows that miss by more than expected tell less (Huber's sandwich), those that miss by less do not tell more.
+    Rows that miss by more than expected carry less information (Huber's sandwich estimator); those that miss by less do
+    not carry more.
     Shapes: values [P], covariance [P, P].
     """
 
@@ -28,21 +29,23 @@ class Fit:
     cost: float
 
 
-def fit(
+def fit_least_squares(
     misfit: "Callable[[np.ndarray], np.ndarray]",
     prior: "np.ndarray",
     width: "np.ndarray",
     start: "np.ndarray | None" = None,
-    rounds: int = 60,
-    enough: float = _ENOUGH,
+    max_rounds: int = 60,
+    tolerance: float = _TOLERANCE,
 ) -> Fit:
-    """Values [P] that make ``misfit`` [N] small while they stay near ``prior`` [P].
+    """Values [P] that make ``misfit`` [N] small while they stay close to ``prior`` [P].
 
     Args:
-        misfit: from values to residuals in units of their expected size; beyond 1 they count by their amount, not its
-            square.
-        width: how far [same unit as the values] each may be from its prior as one standard deviation.
-        start: where the search begins; the prior where it is not given.
+        misfit: maps values to residuals in units of their expected size; a residual beyond 1 counts by its amount, not
+            by its square.
+        width: standard deviation of each value around its prior, in the unit of the values.
+        start: values to begin with; default: the prior.
+        max_rounds: largest number of steps.
+        tolerance: relative decrease of the cost below which the search ends.
     """
 
     def cost_at(values: "np.ndarray") -> float:
@@ -52,13 +55,13 @@ def fit(
     values = np.array(prior if start is None else start, dtype=float)
     cost, damping = cost_at(values), 1e-3
     normal = meat = np.diag(1 / width**2)
-    for _ in range(rounds):
+    for _ in range(max_rounds):
         residual = misfit(values)
         slopes = np.empty((len(residual), len(values)))
         for index in range(len(values)):
-            moved = values.copy()
-            moved[index] += _STEP
-            slopes[:, index] = (misfit(moved) - residual) / _STEP
+            shifted = values.copy()
+            shifted[index] += _STEP
+            slopes[:, index] = (misfit(shifted) - residual) / _STEP
         weight = 1 / np.sqrt(1 + residual**2)
         normal = slopes.T @ (weight[:, None] * slopes) + np.diag(1 / width**2)
         meat = slopes.T @ (np.maximum(weight, (weight * residual) ** 2)[:, None] * slopes) + np.diag(1 / width**2)
@@ -67,12 +70,12 @@ def fit(
         while damping < 1e9:
             step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), downhill)
             candidate = values + np.clip(step, -1.0, 1.0)
-            found = cost_at(candidate)
-            if found <= cost:
-                values, cost, damping = candidate, found, max(damping / 5, 1e-9)
+            candidate_cost = cost_at(candidate)
+            if candidate_cost <= cost:
+                values, cost, damping = candidate, candidate_cost, max(damping / 5, 1e-9)
                 break
             damping *= 4
-        if before - cost <= enough * max(cost, 1e-12):
+        if before - cost <= tolerance * max(cost, 1e-12):
             break
     bread = np.linalg.inv(normal)
     return Fit(values, bread @ meat @ bread, cost)

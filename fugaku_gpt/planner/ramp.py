@@ -1,4 +1,4 @@
-"""A growing batch as phases: how many nodes, replicas and which micro-batch each size can use."""
+"""A growing batch as phases: the nodes, replicas and micro-batch that each batch size can use."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import List
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.divisors import divisors_of
 
-_MOST_PHASES = 10_000
+_MAX_PHASES = 10_000
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Iterations of one global batch.
+    """Iterations with one global batch.
 
     Args:
-        samples: consumed in this phase; the last one's are without end, and given as 0.
+        samples: samples consumed in this phase; 0 in the last phase, which has no end of its own.
     """
 
     global_batch: int
@@ -29,13 +29,13 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Ramp:
+class BatchRamp:
     """A batch that grows from ``start`` by ``increment`` to ``global_batch``, over ``samples`` samples.
 
     Args:
         nodes: number of nodes that can be used.
         micro_batch: the largest micro-batch that fits.
-        iterations: of the whole training, which the last phase fills up.
+        iterations: iterations of the training run; the last phase has those that remain.
     """
 
     start: int
@@ -50,38 +50,38 @@ class Ramp:
     iterations: int
 
 
-def phases(ramp: Ramp) -> List[Phase]:
+def ramp_phases(ramp: BatchRamp) -> List[Phase]:
     """The phases of a growing batch.
 
-    Each phase gets the most replicas whose share of its batch is whole, and then the largest micro-batch up to
-    ``micro_batch`` that divides that share and leaves at least as many micro-batches as stages, where there are any.
+    Each phase gets as many replicas as divide its batch evenly, and then the largest micro-batch up to ``micro_batch``
+    that divides a replica's share and leaves at least as many micro-batches as stages, if there is such a micro-batch.
 
     Raises:
         UsageError: the sizes do not fit together.
     """
     start, increment, full, ranks_per_node = ramp.start, ramp.increment, ramp.global_batch, ramp.ranks_per_node
     if full < start or (full - start) % increment:
-        raise UsageError(f"batch from {start} in steps of {increment} does not come to {full}")
+        raise UsageError(f"batch from {start} in steps of {increment} does not reach {full}")
     width = ramp.tp * ramp.pp
-    width_in_words = f"tp {ramp.tp} * pp {ramp.pp} = {width}"
-    most = ramp.nodes * ranks_per_node // width
-    if most < 1:
-        raise UsageError(f"{width_in_words} ranks need more than {ramp.nodes} nodes of {ranks_per_node} ranks")
+    width_text = f"tp {ramp.tp} * pp {ramp.pp} = {width}"
+    max_replicas = ramp.nodes * ranks_per_node // width
+    if max_replicas < 1:
+        raise UsageError(f"{width_text} ranks need more than {ramp.nodes} nodes of {ranks_per_node} ranks")
     steps = (full - start) // increment
-    if steps >= _MOST_PHASES:
+    if steps >= _MAX_PHASES:
         raise UsageError(
-            f"batch from {start} in steps of {increment} comes to {full} in {steps} steps; "
-            f"valid: fewer than {_MOST_PHASES}"
+            f"batch from {start} in steps of {increment} reaches {full} in {steps} steps; "
+            f"valid: fewer than {_MAX_PHASES}"
         )
-    found: List[Phase] = []
+    phases: List[Phase] = []
     consumed = done = 0
     for step in range(steps + 1):
         batch = start + step * increment
-        dp = max((d for d in divisors_of(batch) if d <= most and d * width % ranks_per_node == 0), default=0)
+        dp = max((d for d in divisors_of(batch) if d <= max_replicas and d * width % ranks_per_node == 0), default=0)
         if not dp:
             raise UsageError(
                 f"batch {batch}: no number of replicas that divides it fills whole nodes of {ranks_per_node} ranks "
-                f"with {width_in_words} each; valid: other --start and --increment, or --ranks-per-node 1"
+                f"with {width_text} each; valid: other --start and --increment, or --ranks-per-node 1"
             )
         share = batch // dp
         fitting = [b for b in divisors_of(share) if b <= ramp.micro_batch]
@@ -89,9 +89,9 @@ def phases(ramp: Ramp) -> List[Phase]:
         last = step == steps
         end = -(-ramp.samples * (step + 1) // steps) if not last else consumed
         count = max(0, -(-(end - consumed) // batch)) if not last else max(0, ramp.iterations - done)
-        found.append(
+        phases.append(
             Phase(batch, dp * width // ranks_per_node, dp, chosen, share // chosen, 0 if last else count * batch, count)
         )
         consumed += count * batch if not last else 0
         done += count
-    return found
+    return phases

@@ -9,8 +9,8 @@ from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.machine.constants import Machine
-from fugaku_gpt.planner.extrapolation import SETTING, Outside
-from fugaku_gpt.planner.intervals import Guess
+from fugaku_gpt.planner.extrapolation import SETTING_DISTANCE, ExtrapolatedInput
+from fugaku_gpt.planner.intervals import Estimate
 from fugaku_gpt.planner.tables.predict import Prediction, predict_rows
 from fugaku_gpt.planner.tables.rows import ConfigRow, invalid_reason
 from fugaku_gpt.planner.trainer.seconds import predict_run
@@ -20,18 +20,18 @@ _SHORT_TYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float
 
 @dataclass(frozen=True)
 class Figure:
-    """A line of the answer: a figure with its 80 % interval and unit."""
+    """A predicted figure with its 80 % interval and unit."""
 
     name: str
-    guess: Guess
+    estimate: Estimate
     unit: str
 
 
-def row_of_run(config: RunConfig, machine: Machine, hardware: Optional[str] = None, torch: str = "") -> ConfigRow:
-    """The run's configuration at its full batch and sequence length.
+def run_to_row(config: RunConfig, machine: Machine, hardware: Optional[str] = None, torch: str = "") -> ConfigRow:
+    """The run's configuration at its full batch and sequence length, as a row of the cost model.
 
     Args:
-        hardware: as in a row's column; default: the machine's first.
+        hardware: value of the column ``hardware``; default: the machine's first.
         torch: the PyTorch build, such as 1.10.
 
     Raises:
@@ -39,7 +39,7 @@ def row_of_run(config: RunConfig, machine: Machine, hardware: Optional[str] = No
     """
     node, layout, training = config.node, config.layout, config.training
     hardware = hardware or next(iter(machine.hardware))
-    if not machine.covers(hardware):
+    if not machine.has_hardware(hardware):
         raise UsageError(f"--hardware {hardware}: machine {machine.name} has {', '.join(machine.hardware)}")
     row = ConfigRow(
         id="run",
@@ -75,80 +75,80 @@ def row_of_run(config: RunConfig, machine: Machine, hardware: Optional[str] = No
     return row
 
 
-def beyond_the_rows(config: RunConfig) -> List[Outside]:
-    """What of a run no measured row of any machine has, and the model does not count."""
-    found: List[str] = []
+def unmodelled_settings(config: RunConfig) -> List[ExtrapolatedInput]:
+    """Settings of a run that no measured row of any machine has and that the model ignores."""
+    texts: List[str] = []
     training = config.training
     if training.recompute == "selective":
-        found.append("training.recompute selective: counted as none")
+        texts.append("training.recompute selective: counted as none")
     if training.recompute == "full" and training.recompute_layers is not None:
-        found.append(f"training.recompute_layers {training.recompute_layers}: counted as all")
+        texts.append(f"training.recompute_layers {training.recompute_layers}: counted as all")
     if config.layout.schedule == "zero_bubble" and config.layout.pp > 1:
-        found.append("layout.schedule zero_bubble: counted as 1f1b")
+        texts.append("layout.schedule zero_bubble: counted as 1f1b")
     if config.model.ffn_size != 4 * config.model.hidden:
-        found.append(f"model.ffn_hidden {config.model.ffn_size}: counted as 4 * hidden")
-    return [Outside(text, SETTING) for text in found]
+        texts.append(f"model.ffn_hidden {config.model.ffn_size}: counted as 4 * hidden")
+    return [ExtrapolatedInput(text, SETTING_DISTANCE) for text in texts]
 
 
-def figures_of_local_run(
+def local_run_figures(
     config: RunConfig, machine: Machine, watts: Optional[float] = None
 ) -> Tuple[List[str], List[Figure]]:
-    """As :func:`figures_of_run`, of our own trainer on a probed machine; what is extrapolated, and the figures.
+    """Like :func:`run_figures`, for our own trainer on a probed machine: the extrapolated inputs, and the figures.
 
-    Utilisation is of the best rate that the probe has seen.
+    Utilisation is relative to the best rate that the probe has measured.
     """
-    found = predict_run(config, machine)
+    prediction = predict_run(config, machine)
     batch = config.training.global_batch
-    noted = notes_flops(config.model, batch, config.padded_vocab, config.training.recompute == "full")
+    flops_by_notes = notes_flops(config.model, batch, config.padded_vocab, config.training.recompute == "full")
     exact = exact_flops(config.model, batch, config.padded_vocab)
-    return list(found.extrapolated), [
-        Figure("iteration", found.seconds, "s"),
-        *(Figure(name, guess, "s") for name, guess in found.parts.items()),
-        *_speeds(config, found.seconds, noted, exact, machine.facts["peak_flops"]),
-        *_energy(config, machine, found.seconds, watts),
+    return list(prediction.extrapolated), [
+        Figure("iteration", prediction.seconds, "s"),
+        *(Figure(name, guess, "s") for name, guess in prediction.components.items()),
+        *_speeds(config, prediction.seconds, flops_by_notes, exact, machine.facts["peak_flops"]),
+        *_energy(config, machine, prediction.seconds, watts),
     ]
 
 
-def figures_of_run(
+def run_figures(
     config: RunConfig, machine: Machine, row: ConfigRow, watts: Optional[float] = None
 ) -> Tuple[Prediction, List[Figure]]:
-    """Seconds per iteration and of each part, and what follows from them.
+    """Seconds per iteration, its components, and the figures that follow from them.
 
     Args:
-        watts: of a node; default: the machine's fact ``watts_per_node``, without which there is no figure of energy.
+        watts: power of a node; default: the machine's fact ``watts_per_node``, without which energy is left out.
     """
-    (found,) = predict_rows(machine, [row], [beyond_the_rows(config)])
-    whole = found.seconds
-    noted = notes_flops(config.model, row.global_batch, row.vocab, row.recompute)
+    (prediction,) = predict_rows(machine, [row], [unmodelled_settings(config)])
+    seconds = prediction.seconds
+    flops_by_notes = notes_flops(config.model, row.global_batch, row.vocab, row.recompute)
     exact = exact_flops(config.model, row.global_batch, row.vocab)
-    lines = [Figure("iteration", whole, "s")]
-    lines += [Figure(name, guess, "s") for name, guess in found.parts.items()]
-    lines += _speeds(config, whole, noted, exact, peak_flops_of_node(machine, row))
-    return found, lines + _energy(config, machine, whole, watts)
+    lines = [Figure("iteration", seconds, "s")]
+    lines += [Figure(name, guess, "s") for name, guess in prediction.components.items()]
+    lines += _speeds(config, seconds, flops_by_notes, exact, peak_flops_of_node(machine, row))
+    return prediction, lines + _energy(config, machine, seconds, watts)
 
 
-def _speeds(config: RunConfig, whole: Guess, noted: float, exact: float, peak: float) -> List[Figure]:
-    """What follows from the seconds of an iteration.
+def _speeds(config: RunConfig, seconds: Estimate, flops_by_notes: float, exact: float, peak: float) -> List[Figure]:
+    """Speeds that follow from the seconds of an iteration.
 
     Args:
-        noted, exact: FLOPs of an iteration by the two formulas; ``peak``: FLOP/s of a node.
+        flops_by_notes, exact: FLOPs of an iteration by the two formulas; ``peak``: FLOP/s of a node.
     """
     nodes, tokens = config.job.nodes, config.training.global_batch * config.model.seq_len
     return [
-        Figure("speed", _inverse(whole, tokens), "tokens/s"),
-        Figure("rate per node (notes' formula)", _inverse(whole, tflops_per_node(noted, 1, nodes)), "TFLOP/s"),
-        Figure("rate of all nodes", _inverse(whole, noted / 1e15), "PFLOP/s"),
-        Figure("utilisation (exact FLOPs, no recompute)", _inverse(whole, 100 * exact / (peak * nodes)), "%"),
+        Figure("speed", _inverse(seconds, tokens), "tokens/s"),
+        Figure("rate per node (notes' formula)", _inverse(seconds, tflops_per_node(flops_by_notes, 1, nodes)), "TFLOP/s"),
+        Figure("rate of all nodes", _inverse(seconds, flops_by_notes / 1e15), "PFLOP/s"),
+        Figure("utilisation (exact FLOPs, no recompute)", _inverse(seconds, 100 * exact / (peak * nodes)), "%"),
     ]
 
 
-def _energy(config: RunConfig, machine: Machine, whole: Guess, watts: Optional[float]) -> List[Figure]:
-    """Of a token, where power is known."""
+def _energy(config: RunConfig, machine: Machine, seconds: Estimate, watts: Optional[float]) -> List[Figure]:
+    """The energy per token, if the power of a node is known."""
     power = machine.facts.get("watts_per_node") if watts is None else watts
     if power is None:
         return []
     joules = power * config.job.nodes / (config.training.global_batch * config.model.seq_len)
-    return [Figure("energy", Guess(joules * whole.value, joules * whole.low, joules * whole.high), "J/token")]
+    return [Figure("energy", Estimate(joules * seconds.value, joules * seconds.low, joules * seconds.high), "J/token")]
 
 
 def peak_flops_of_node(machine: Machine, row: ConfigRow) -> float:
@@ -158,5 +158,5 @@ def peak_flops_of_node(machine: Machine, row: ConfigRow) -> float:
     return facts["peak_flops"] * facts["devices_per_node"] * clock
 
 
-def _inverse(seconds: Guess, count: float) -> Guess:
-    return Guess(count / seconds.value, count / seconds.high, count / seconds.low)
+def _inverse(seconds: Estimate, count: float) -> Estimate:
+    return Estimate(count / seconds.value, count / seconds.high, count / seconds.low)

@@ -15,14 +15,14 @@ MAX_ITERATIONS = 10**12
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What is to be done, and what stands in its way; times in seconds.
+    """The work of a training run and what interrupts it; times in seconds.
 
     Args:
-        elapse: limit of one job; None: one job does all.
-        startup: from a job's begin to its first iteration, loading the checkpoint included.
-        checkpoint: to write one.
-        node_mtbf: mean time between failures of one node; None: nothing fails.
-        watts_per_node: None: not known.
+        elapse: limit of one job; None: a single job does all iterations.
+        startup: from a job's start to its first iteration, including the time to load the checkpoint.
+        checkpoint: time to write a checkpoint.
+        node_mtbf: mean time between failures of one node; None: no node fails.
+        watts_per_node: power of a node; None if it is not known.
     """
 
     iterations: int
@@ -37,7 +37,10 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class TrainingSchedule:
-    """Times in seconds. ``computing`` is iterations alone; ``whole`` has start-ups, checkpoints and work done twice."""
+    """A training run as a chain of jobs; times in seconds.
+
+    ``computing`` covers the iterations alone; ``total`` adds start-ups, checkpoints and repeated work.
+    """
 
     iterations: int
     computing: float
@@ -52,13 +55,13 @@ class TrainingSchedule:
 
 
 def checkpoint_interval(checkpoint: float, mtbf: float) -> float:
-    """Seconds of computing between checkpoints that lose least.
+    """Seconds of computing between checkpoints for which the least time is lost.
 
     Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps", eq. 37, which is Young's
     sqrt(2 C M) of 1974 to first order.
 
     Args:
-        checkpoint: C, seconds to write one.
+        checkpoint: C, seconds to write a checkpoint.
         mtbf: M, mean seconds between failures of the whole job.
     """
     if checkpoint >= 2 * mtbf:
@@ -68,23 +71,23 @@ def checkpoint_interval(checkpoint: float, mtbf: float) -> float:
 
 
 def lost_time_share(interval: float, checkpoint: float, mtbf: float, restart: float) -> float:
-    """Share of the time that goes to checkpoints, to work done twice and to restarts, to first order: C/(T + C) for
+    """Share of the time that is spent on checkpoints, repeated work and restarts, to first order: C/(T + C) for
     writing, and for each failure half an interval and the restart."""
     return checkpoint / (interval + checkpoint) + ((interval + checkpoint) / 2 + restart) / mtbf
 
 
 def schedule_training(training: TrainingPlan) -> TrainingSchedule:
-    """The whole training on the calendar.
+    """Schedules a training run: jobs, checkpoints, total time, node-hours and energy.
 
     Raises:
-        UsageError: a job's limit leaves no time for an iteration, failures come faster than work gets done, or there is
-            no end to it.
+        UsageError: a job's limit leaves no time for an iteration, failures come faster than work gets done, or there are
+            too many iterations.
     """
     t = training
     if t.iterations > MAX_ITERATIONS:
         raise UsageError(f"{float(t.iterations):.3g} iterations: valid: {MAX_ITERATIONS:.0e} at most")
     if t.node_mtbf == 0:
-        raise UsageError("--node-mtbf 0: no node lasts so short; valid: more than 0, or leave it out")
+        raise UsageError("--node-mtbf 0: a mean time between failures must be above 0; valid: more than 0, or leave it out")
     computing = t.iterations * t.seconds_per_iteration
     interval: Optional[float] = None
     interval_iterations: Optional[int] = None

@@ -1,4 +1,4 @@
-"""``accounting.json`` of a run directory: what schedulers have measured of the run's jobs."""
+"""``accounting.json`` of a run directory: the schedulers' measurements of the run's jobs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from fugaku_gpt.versioned_json import read_versioned_json
 VERSION = 1
 FILE = "accounting.json"
 
-SAMPLING_SECONDS = 60.0  # of PJM's power counters: below this, energy and power say nothing
+SAMPLING_SECONDS = 60.0  # sampling interval of PJM's power counters: energy and power of shorter jobs mean nothing
 ENERGY_FORMULA = "average power of all nodes over the run's jobs, start-up included, times seconds per iteration"
 SIMULATED = "simulated"
-_SUPPLEMENT = "SUPPLEMENTARY INFORMATION"  # where our simulator of PJM says that nothing was measured
+_SUPPLEMENT = "SUPPLEMENTARY INFORMATION"  # key under which our simulator of PJM states that nothing was measured
 TOO_SHORT = "too short to tell"
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One power knob: what was asked for, granted and really used, as the scheduler writes it; None where it is
-    silent."""
+    """One power knob: the values requested, granted and used, as the scheduler writes them; None if not stated."""
 
     require: Optional[str] = None
     alloc: Optional[str] = None
@@ -31,22 +30,23 @@ class Knob:
 
 @dataclass(frozen=True)
 class JobAccount:
-    """What was measured of one job, all its nodes together.
+    """Measurements of one job, over all its nodes together.
 
     Attributes:
         scheduler: pjm, slurm or local.
-        job_id: sub-job id of bulk and step jobs.
-        elapsed_seconds: from start to end.
-        nodes: allocated.
-        energy_joules, power_watts: measured; None where not known.
+        job_id: id of the job; the sub-job id for bulk and step jobs.
+        elapsed_seconds: time from start to end.
+        nodes: number of allocated nodes.
+        energy_joules, power_watts: measured; None if unknown.
         energy_joules_ideal, power_watts_ideal: the scheduler's normalised estimate, without assistant cores and optics.
         knobs: name (freq, eco_state, ...) → :class:`Knob`.
-        capped: when power was capped; empty where it was not.
+        capped: time when power was capped; empty if it was not.
         max_memory_bytes: largest use of a node.
-        exit_code, signal, code: of the job script, and the PJM code.
-        reason: the scheduler's own words.
+        exit_code, signal: how the job script ended.
+        code: the PJM code.
+        reason: reason as stated by the scheduler.
         source: file or command that the figures are from.
-        values: everything as it was said, key → text.
+        values: all values as stated by the scheduler, key → text.
     """
 
     scheduler: str
@@ -70,12 +70,13 @@ class JobAccount:
 
 @dataclass(frozen=True)
 class Energy:
-    """What a run's jobs have drawn together.
+    """Energy that a run's jobs have drawn together.
 
     Attributes:
-        joules: all nodes, from start to end; None where not known, or where the jobs were too short to tell.
-        watts: average of all nodes.
-        words: ``measured``, ``ideal``, ``simulated``, or why there is none; empty where nobody has measured.
+        joules: energy of all nodes, from start to end; None if unknown, or if the jobs were too short to be sampled.
+        watts: average power of all nodes together.
+        nodes: number of nodes; None if it differs between jobs.
+        basis: ``measured``, ``ideal``, ``simulated``, or why there is no energy; empty if nothing was measured.
     """
 
     joules: Optional[float] = None
@@ -85,12 +86,12 @@ class Energy:
 
 
 def write_accounting(directory: Path, jobs: Tuple[JobAccount, ...]) -> None:
-    """Put the accounts of a run's jobs into its directory, whole or not at all."""
+    """Write the accounts of a run's jobs into its directory, atomically."""
     write_json_atomically(directory / FILE, {"version": VERSION, "jobs": [asdict(job) for job in jobs]})
 
 
 def read_accounting(directory: Path) -> Tuple[JobAccount, ...]:
-    """The accounts of a run's jobs; empty where none were collected.
+    """Read the accounts of a run's jobs; empty if none were collected.
 
     Raises:
         UsageError: the file is not of this format.
@@ -106,7 +107,7 @@ def read_accounting(directory: Path) -> Tuple[JobAccount, ...]:
 
 
 def energy_of(jobs: Tuple[JobAccount, ...]) -> Energy:
-    """The energy of all jobs of a run. What was measured goes before what was estimated, and never are both added."""
+    """Sum the energy of all jobs of a run. Measurements take precedence over estimates, and are never added to them."""
     jobs_with_energy = [job for job in jobs if job.energy_joules is not None or job.energy_joules_ideal is not None]
     sampled_jobs = [
         job for job in jobs_with_energy if job.elapsed_seconds is not None and job.elapsed_seconds >= SAMPLING_SECONDS

@@ -1,8 +1,8 @@
-"""Who writes a folder: one holder at a time, without any lock of the file system.
+"""Claims on folders: one holder at a time may write a folder, without any lock of the file system.
 
-A claim is a file ``<stem>.<number>`` that is made once and never changed; the highest number counts. Who finds a claim
-whose holder is dead makes the next number, and the file system lets only one succeed. So there is no moment at which
-a dead holder's claim is taken away from a living one, which removing and making anew would have.
+A claim is a file ``<stem>.<number>`` that is created once and never changed; the highest number counts. A process that
+sees a claim whose holder is dead creates the next number, and the file system lets only one succeed. So a claim is
+never taken away from a living holder, as could happen if the dead holder's file were removed and created anew.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Mapping, Optional, Tuple
 
 from fugaku_gpt.records.files import create_json_atomically
 
-HOLDER_VARIABLE = "FUGAKU_GPT_LAUNCH"  # carries the holder from who starts ranks to the ranks
+HOLDER_VARIABLE = "FUGAKU_GPT_LAUNCH"  # passes the holder's name from the launcher to its ranks
 _JOB_VARIABLES = ("PJM_SUBJOBID", "PJM_JOBID", "SLURM_JOB_ID")
-_BIRTH_SECONDS = 1.0  # two processes of one number are further apart
+_BIRTH_SECONDS = 1.0  # two processes with the same id start at least this far apart
 
 
 @dataclass(frozen=True)
 class Holder:
-    """One process, or the processes that were started together.
+    """One process, or several that were started together.
 
     Attributes:
-        name: equal for processes that belong together, such as ranks and who started them.
-        host: where it runs.
-        process: its number there.
-        born: when the process began, seconds since the epoch.
+        name: equal for processes that belong together, such as ranks and their launcher.
+        host: host on which the process runs.
+        process: its process id there.
+        born: start of the process, seconds since the epoch.
         job: id of its batch job; empty outside of one.
     """
 
@@ -43,7 +43,7 @@ class Holder:
 
 
 class AlreadyClaimed(Exception):
-    """Another holder, alive as far as can be told, has the folder."""
+    """Another holder, which seems to be alive, has claimed the folder."""
 
     def __init__(self, file: Path, holder: Optional[Holder]) -> None:
         self.file, self.holder = file, holder
@@ -52,7 +52,7 @@ class AlreadyClaimed(Exception):
 
 
 def current_process(name: str, environment: Optional[Mapping[str, str]] = None) -> Holder:
-    """The present process as a holder."""
+    """Return the current process as a holder."""
     import psutil  # here: readers of run directories do without it
 
     variables = os.environ if environment is None else environment
@@ -67,11 +67,11 @@ def claim_folder(
 
     Args:
         same_process: whether this very process may claim it again under another name.
-        ended: when what was done in the folder has ended by its own record, seconds since the epoch: who had claimed it
-            before, on another host, where nobody can look, is done.
+        ended: time at which the work in the folder has ended by its own record, seconds since the epoch: an earlier
+            holder on another host, whose processes cannot be examined, is then taken as done.
 
     Raises:
-        AlreadyClaimed: somebody else has it.
+        AlreadyClaimed: another holder has it.
         OSError: the folder cannot be written.
     """
     while True:
@@ -88,8 +88,8 @@ def claim_folder(
 
 
 def release_claim(folder: Path, stem: str, name: str) -> bool:
-    """Take back a holder's claim, and older ones, lowest number first, so that the highest counts to the last. Returns
-    False, and does nothing, where it is not (or no longer) this holder's."""
+    """Remove a holder's claim and older ones, lowest number first, so that the highest counts until the end. Returns
+    False, and does nothing, if the newest claim is not (or no longer) this holder's."""
     number, current = newest_claim(folder, stem)
     if current is None or current.name != name:
         return False
@@ -100,7 +100,7 @@ def release_claim(folder: Path, stem: str, name: str) -> bool:
 
 
 def newest_claim(folder: Path, stem: str) -> Tuple[int, Optional[Holder]]:
-    """(highest number, its holder). (0, None) where there is no claim; None where it cannot be read, or not yet."""
+    """Return (highest number, its holder): (0, None) if there is no claim; holder None if it cannot be read (yet)."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -119,7 +119,7 @@ def newest_claim(folder: Path, stem: str) -> Tuple[int, Optional[Holder]]:
 
 
 def _claim_time(claim: Path) -> float:
-    """When a claim was made, seconds since the epoch; now, where that cannot be read."""
+    """Time of a claim, seconds since the epoch; the present time if it cannot be read."""
     try:
         return float(json.loads(claim.read_text(encoding="utf-8"))["time"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -127,7 +127,7 @@ def _claim_time(claim: Path) -> float:
 
 
 def _may_follow(current: Optional[Holder], holder: Holder, same_process: bool) -> bool:
-    """Whether a claim may be made after the present one: it belongs together with it, or its holder is dead."""
+    """True if ``holder`` may claim after the current claim: both belong together, or the current holder is dead."""
     if current is None:
         return False
     if current.name == holder.name:

@@ -1,6 +1,6 @@
-"""Files that are either whole or not there, and lines that are whole or left out.
+"""Writes files that are either complete or absent, and lines that are complete or ignored by readers.
 
-Nothing here needs a lock: a rename, a hard link and one appending write are what every file system of a cluster gives.
+Nothing needs a lock: every file system of a cluster provides a rename, a hard link and a single appending write.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEFTOVER_SECONDS = 3600.0  # a temporary file this old has lost its writer
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """UTF-8 through :func:`write_bytes_atomically`."""
+    """Write a text as UTF-8 through :func:`write_bytes_atomically`."""
     write_bytes_atomically(path, text.encode("utf-8"))
 
 
@@ -42,12 +42,13 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
 
 
 def write_json_atomically(path: Path, value: Any) -> None:
-    """JSON with sorted-by-writer keys, indented, through :func:`write_text_atomically`."""
+    """Write indented JSON, its keys in the given order, through :func:`write_text_atomically`."""
     write_text_atomically(path, _json(value))
 
 
 def create_text_atomically(path: Path, text: str) -> bool:
-    """As :func:`write_text_atomically`, but the first writer wins: False, and nothing changed, where the file exists.
+    """Like :func:`write_text_atomically`, but the first writer wins: returns False, and changes nothing, if the file
+    exists.
 
     Where the file system has no hard links, the first writer still wins, but a reader may find the file empty for a
     moment, or for good if the writer is killed in that moment.
@@ -65,32 +66,33 @@ def create_text_atomically(path: Path, text: str) -> bool:
 
 
 def create_json_atomically(path: Path, value: Any) -> bool:
-    """JSON through :func:`create_text_atomically`."""
+    """Create a file of JSON through :func:`create_text_atomically`."""
     return create_text_atomically(path, _json(value))
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add one line to a file that several processes may append to. What a kill has cut short stays a line of its own.
+    """Append one line to a file that several processes may append to. A line that a kill has cut short stays a separate
+    line.
 
     Raises:
-        OSError: the line could not be written whole.
+        OSError: the line could not be written completely.
     """
     content = line.encode("utf-8") + b"\n"
     with open(path, "ab+", buffering=0) as stream:
         if not _ends_a_line(stream):
             content = b"\n" + content
         written = stream.write(content)
-        if written != len(content):  # a full disk takes what it has room for
+        if written != len(content):  # a full disk takes as many bytes as it has room for
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a file is one of ours that was not whole when its writer was killed, or is not yet."""
+    """True if a file is a temporary of :func:`write_bytes_atomically`, whose writer was killed or is still writing."""
     return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def leftovers(directory: Path) -> List[Path]:
-    """Temporary files in a directory whose writer was killed before its rename."""
+    """List temporary files in a directory whose writer was killed before its rename."""
     stale_files = []
     for path in directory.glob(".*.tmp"):
         with contextlib.suppress(OSError):  # renamed meanwhile
@@ -121,11 +123,11 @@ def _json(value: Any) -> str:
 
 
 def _link(temporary: Path, path: Path, text: str) -> bool:
-    """Give a whole file its name, unless there is one of that name."""
+    """Give a complete file its name, unless another file has it; returns whether it was given."""
     try:
         os.link(temporary, path)
     except FileExistsError:
-        # over NFS the answer to a link that was made can be lost, and the second try then finds it there
+        # over NFS the reply to a successful link can be lost, and the second try then finds the file there
         return os.stat(temporary).st_nlink == 2
     except OSError as error:
         if error.errno not in _NO_LINKS:
@@ -136,11 +138,11 @@ def _link(temporary: Path, path: Path, text: str) -> bool:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """What the system refuses of a neighbour of a file is told of the file."""
+    """Make errors about a file's temporary neighbour name the file itself."""
     try:
         yield
     except OSError as error:
-        if error.errno is None:  # not the system's: its words are all there is
+        if error.errno is None:  # not from the system: its message is all there is
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
 

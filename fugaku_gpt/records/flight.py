@@ -2,15 +2,15 @@
 
 Layout, little-endian:
 
-* a head of 256 bytes: what process this is; its progress (heartbeat, step, micro-batch, phase), which the rank itself
-  writes; and at ``WATCH_OFFSET`` what its watchdog writes, which goes on where the rank does not;
+* a head of 256 bytes: identity of the process; its progress (heartbeat, step, micro-batch, phase), which the rank
+  itself writes; and at ``WATCH_OFFSET`` the fields of its watchdog, which keeps writing when the rank does not;
 * a ring of ``slots`` records of the last calls, of 112 bytes each;
 * ``GROUPS`` communicators: name, own rank, world ranks of its members, collectives begun so far;
 * ``CHANNELS`` counts of messages by communicator, peer and direction;
-* ``NAMES`` names of 96 bytes, to which the rest refers by index; longer texts go on in the next place;
+* ``NAMES`` names of 96 bytes, to which the rest refers by index; longer texts continue in the next name;
 * ``pinned`` more records, for calls that are outstanding when the ring comes round to them; the file grows with them.
 
-A record is there before its call begins, so a rank that hangs or dies inside one is seen there. A collective's sequence
+A record is written before its call begins, so the file shows a rank that hangs or dies inside. A collective's sequence
 number counts the collectives of its communicator, and a message's those between the same two ranks in the same
 direction, each from 1: MPI matches both in this order, so equal numbers on two ranks are the same call.
 """
@@ -84,14 +84,14 @@ assert _FIELDS.itemsize == RECORD.size
 
 @dataclass(frozen=True)
 class CommunicatorRecord:
-    """One communicator, as one of its ranks knows it.
+    """One communicator, as recorded by one of its ranks.
 
     Attributes:
-        name: as the code calls it.
-        members: world ranks, by rank in the communicator; empty where they did not fit into the file.
-        rank: of this process, in it.
-        collectives: how many this process has begun.
-        number: which one of this name and these members, in the order in which the rank made them.
+        name: name of the communicator in the code.
+        members: world ranks, by rank in the communicator; empty if they did not fit into the file.
+        rank: rank of this process in the communicator.
+        collectives: number of collectives that this process has begun.
+        number: index among communicators of the same name and members, in the order of their creation, from 0.
     """
 
     name: str
@@ -103,15 +103,17 @@ class CommunicatorRecord:
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """One MPI call.
+    """One recorded MPI call.
 
     Attributes:
-        ordinal: among all of this rank's calls, from 1.
-        sequence: among those that match it (see above), from 1.
-        peer: world rank of the other end, or of a broadcast's root; -1 elsewhere.
-        site, wait_site: file and line that made the call, and that wait for it (may be the same; "" if nobody does).
+        ordinal: number among all of this rank's calls, from 1.
+        sequence: number among the calls that match it (see above), from 1.
+        group: index of the communicator in the file.
+        communicator: name of the communicator.
+        peer: world rank of the other end, or of a broadcast's root; -1 for other calls.
+        site, wait_site: file and line that made the call, and that wait for it (may be the same; "" if none waits).
         step, micro_batch, phase: the rank's progress when it made the call.
-        entered, waited, left: seconds since the epoch; 0 for what has not happened.
+        entered, waited, left: seconds since the epoch; 0 if it has not happened.
     """
 
     ordinal: int
@@ -134,24 +136,25 @@ class RecordedCall:
 
     @property
     def is_message(self) -> bool:
-        """Whether it is a send or a receive, not a collective."""
+        """True for a send or a receive, False for a collective."""
         return self.operation in DIRECTIONS
 
 
 @dataclass(frozen=True)
 class Head:
-    """Which process this is and how far it has come.
+    """Identity and progress of a rank's process.
 
     Attributes:
-        process, host, started: of the operating system's process; when it opened this file.
-        heartbeat: moves with every call and every micro-batch.
-        progressed: when it moved last.
-        step: iteration being worked on, as the log counts them, from 1; -1 before the first.
-        micro_batch: from 0; -1 outside.
+        process, host: process id, and the host that it runs on.
+        started: time at which the process opened this file, seconds since the epoch.
+        heartbeat: counter that increases with every call and every micro-batch.
+        progressed: time of the last heartbeat.
+        step: current iteration, as the log counts them, from 1; -1 before the first.
+        micro_batch: current micro-batch, from 0; -1 outside of one.
         phase: index into ``PHASES``.
-        watched: when the rank's watchdog looked last; 0 without one.
-        timeout: after how many seconds without progress it looks at other ranks.
-        dumped: whether its Python stacks have been written.
+        watched: time at which the rank's watchdog last checked; 0 without a watchdog.
+        timeout: seconds without progress after which the watchdog reads the files of other ranks.
+        dumped: whether the process's Python stacks have been written.
     """
 
     rank: int
@@ -170,7 +173,7 @@ class Head:
 
 
 class Flight:
-    """What one rank last did."""
+    """The recorded progress and last calls of one rank."""
 
     def __init__(
         self,
@@ -194,14 +197,14 @@ class Flight:
 
     @property
     def calls(self) -> List[RecordedCall]:
-        """All that are known, in order; the last ``SLOTS`` and those that were outstanding before."""
+        """All recorded calls in order: the last ``SLOTS``, and earlier ones that were outstanding."""
         if self._calls is None:
             self._calls = [self._call(record) for record in self._records]
         return self._calls
 
     @property
     def outstanding(self) -> List[RecordedCall]:
-        """Begun and not known to have ended."""
+        """Calls that have begun and, as far as recorded, not ended."""
         return [self._call(record) for record in self._records[self._records["state"] != RETURNED]]
 
     @property
@@ -211,13 +214,13 @@ class Flight:
         return self._call(waiting[-1]) if len(waiting) else None
 
     def call_at(self, group: int, sequence: int) -> Optional[RecordedCall]:
-        """A collective by its communicator and number; None where it is not known any more, or not begun."""
+        """A collective by its communicator and number; None if it is no longer recorded, or not begun."""
         matching = self._records[(self._records["group"] == group) & (self._records["sequence"] == sequence)]
         calls = [call for call in map(self._call, matching) if not call.is_message]
         return calls[0] if calls else None
 
     def message_at(self, group: int, peer: int, operation: str, sequence: int) -> Optional[RecordedCall]:
-        """A message by its number."""
+        """A message by its communicator, peer, operation and number; None if not begun, or no longer recorded."""
         matching = self._records[(self._records["group"] == group) & (self._records["sequence"] == sequence)]
         calls = [call for call in map(self._call, matching) if (call.operation, call.peer) == (operation, peer)]
         return calls[0] if calls else None
@@ -228,7 +231,7 @@ class Flight:
         return self._call(self._records[-1]) if len(self._records) else None
 
     def messages(self, group: int, peer: int, operation: str) -> int:
-        """How many sends to, or receives from, a world rank were begun."""
+        """Number of sends to, or receives from, a world rank that were begun."""
         return self._channels.get((group, peer, DIRECTIONS[operation]), 0)
 
     def _name(self, index: int) -> str:
@@ -258,37 +261,37 @@ class Flight:
 
 
 def flight_file(directory: Path, rank: int) -> Path:
-    """A rank's file; a thousand ranks to a folder, because metadata servers dislike larger ones."""
+    """Path of a rank's file; a thousand ranks share a folder, because metadata servers are slow on larger ones."""
     return directory / f"{rank // 1000:03d}" / f"rank-{rank:06d}.flight"
 
 
 def groups_at(slots: int = SLOTS) -> int:
-    """Where the communicators begin."""
+    """Offset of the communicators."""
     return RING_OFFSET + slots * RECORD.size
 
 
 def channels_at(slots: int = SLOTS) -> int:
-    """Where the counts of messages begin."""
+    """Offset of the counts of messages."""
     return groups_at(slots) + GROUPS * GROUP.size
 
 
 def names_at(slots: int = SLOTS) -> int:
-    """Where the names begin."""
+    """Offset of the names."""
     return channels_at(slots) + CHANNELS * CHANNEL.size
 
 
 def pinned_at(slots: int = SLOTS) -> int:
-    """Where the records of calls that are long outstanding begin."""
+    """Offset of the records of calls that stay outstanding."""
     return names_at(slots) + NAMES * NAME_SIZE
 
 
 def file_size(pinned: int = PINNED, slots: int = SLOTS) -> int:
-    """Bytes of a file."""
+    """Size of a file in bytes."""
     return pinned_at(slots) + pinned * RECORD.size
 
 
 def progressions(ranks: Sequence[int]) -> str:
-    """Ranks as few runs of ``first+step*count``, such as ``0+2*4`` for 0, 2, 4, 6: grids are made of such runs."""
+    """Encode ranks as few runs of ``first+step*count``, such as ``0+2*4`` for 0, 2, 4, 6, which is how grids look."""
     runs: List[List[int]] = []
     for rank in ranks:
         if runs and (runs[-1][2] == 1 or rank == runs[-1][0] + runs[-1][1] * runs[-1][2]):
@@ -301,7 +304,7 @@ def progressions(ranks: Sequence[int]) -> str:
 
 
 def read_head(path: Path) -> Head:
-    """A rank's progress, without its calls.
+    """Read a rank's progress, without its calls.
 
     Raises:
         UsageError: the file is not a flight recorder's of this version.

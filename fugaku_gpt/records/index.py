@@ -1,8 +1,8 @@
-"""A cache over many run directories: one file that can be deleted at any time, and that is never believed blindly.
+"""A cache over many run directories: one file that can be deleted at any time, and whose entries are always verified.
 
-An entry counts as long as the fingerprints of the run's own files (size, time of change, inode) are those of now. The
-file is replaced whole by a rename, so readers need no lock and the last of several writers wins. It begins with a
-checksum: one that is damaged or of another version is as good as none.
+An entry is valid as long as the fingerprints of the run's own files (size, time of change, inode) are unchanged. The
+file is replaced by a rename, so readers need no lock and the last of several writers wins. It begins with a checksum:
+an index that is damaged or of another version is ignored.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ VERSION = 1
 TICK_NS = 2_000_000_000
 
 Fingerprint = Dict[str, List[int]]  # name of a file → size, time of change in ns, inode
-Entries = Dict[str, Tuple[Fingerprint, Dict[str, Any]]]  # run → what its files were like, what was read of them
+Entries = Dict[str, Tuple[Fingerprint, Dict[str, Any]]]  # run → fingerprint of its files, record read from them
 
 
 def fingerprint_of(stats: Mapping[str, os.stat_result]) -> Fingerprint:
-    """The fingerprint of a run's files."""
+    """Compute the fingerprint of a run's files."""
     return {name: [stat.st_size, stat.st_mtime_ns, stat.st_ino] for name, stat in sorted(stats.items())}
 
 
 def is_settled(fingerprint: Fingerprint, since_ns: int) -> bool:
-    """Whether every file was last changed well before ``since_ns``, so that a later change shows in the fingerprint."""
+    """True if every file was last changed well before ``since_ns``, so that a later change shows in the fingerprint."""
     return all(changed < since_ns - TICK_NS for _, changed, _ in fingerprint.values())
 
 
 def file_system_time_ns(folder: Path) -> Optional[int]:
-    """What time it is by the file system that holds a folder, in ns; None where nothing can be written there."""
+    """Current time by the file system that holds a folder, in ns; None if nothing can be written there."""
     probe = folder / f".{FILE}.{uuid.uuid4().hex}.tmp"
     try:
         with open(probe, "xb"):
@@ -51,7 +51,7 @@ def file_system_time_ns(folder: Path) -> Optional[int]:
 
 
 def read_index(folder: Path) -> Entries:
-    """The entries of a folder's index; none where it is missing, damaged or of another version."""
+    """Read the entries of a folder's index; empty if it is missing, damaged or of another version."""
     try:
         head, _, body = (folder / FILE).read_bytes().partition(b"\n")
         if json.loads(head) != _head(body):

@@ -1,17 +1,17 @@
-"""The jobs of a run directory: ``job.jsonl``, what was done and seen, and ``exit/``, how each job's script ended.
+"""The jobs of a run directory: ``job.jsonl``, the history of its jobs, and ``exit/``, how each job's script ended.
 
-``job.jsonl`` is append-only, one JSON object per line, told apart by ``kind``; ``time`` is seconds since the epoch:
+``job.jsonl`` is append-only, one JSON object per line, distinguished by ``kind``; ``time`` is seconds since the epoch:
 
-* ``intent``: scheduler, tag (unique; handed in with the job as its comment), link (of a chain, from 1), chain, bulk:
-  written before the scheduler is called, so that a job is found again by its tag where the caller was killed;
+* ``intent``: scheduler, tag (unique; submitted with the job as its comment), link (of a chain, from 1), chain, bulk:
+  written before the scheduler is called, so that a job can be identified by its tag if the caller was killed;
 * ``submitted``: scheduler, job_id, tag, script (name in the run directory), command (words), link, chain, bulk;
-* ``refused``: tag, reason: the scheduler has not taken it; ``abandoned``: the same, found out afterwards;
+* ``refused``: tag, reason: the scheduler has not accepted it; ``abandoned``: the same, discovered afterwards;
 * ``status``: job_id and the fields of :class:`JobStatus`, written when they have changed;
 * ``cancelled``, ``held``, ``released``: job_id;
-* ``attempt``: number, from 1: what earlier jobs have left is now in ``attempts/<number>/``.
+* ``attempt``: number, from 1: the files of earlier jobs are now in ``attempts/<number>/``.
 
-``exit/<sub-job id>.json`` is written by the job script itself, through a rename, when its command has ended or it was
-told to stop. A script that was killed leaves none.
+``exit/<sub-job id>.json`` is written by the job script itself, through a rename, when its command has ended or it got a
+signal to stop. A script that was killed leaves none.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ QUEUED = "queued"  # accepted, waiting
 ON_HOLD = "held"
 RUNNING = "running"  # starting and ending included
 SUSPENDED = "suspended"
-ENDED = "ended"  # the scheduler is done with it; whether it went well is another question
+ENDED = "ended"  # the scheduler is done with it, whether it succeeded or failed
 CANCELLED = "cancelled"
 REJECTED = "rejected"
 LOST = "lost"  # the scheduler does not know it, and it has left no exit record
-UNKNOWN = "unknown"  # a state that this program does not know, or a scheduler that does not answer
+UNKNOWN = "unknown"  # a state that this program does not recognise, or a scheduler that does not answer
 STATES = (QUEUED, ON_HOLD, RUNNING, SUSPENDED, ENDED, CANCELLED, REJECTED, LOST, UNKNOWN)
 OVER = (ENDED, CANCELLED, REJECTED, LOST)
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What a scheduler says of one job.
+    """Status of one job as reported by its scheduler.
 
     Attributes:
         state: one of ``STATES``.
-        raw: the scheduler's own word, such as ``RNE`` or ``COMPLETING``.
-        exit_code: of the script; None where not known.
-        signal: that ended the script; None where none or not known.
-        code: PJM code; None elsewhere.
-        reason: the scheduler's own words; empty where it says none.
+        raw: the scheduler's own name of the state, such as ``RNE`` or ``COMPLETING``.
+        exit_code: exit code of the script; None if unknown.
+        signal: signal that ended the script; None if none or unknown.
+        code: PJM code; None for other schedulers.
+        reason: reason as stated by the scheduler; empty if it states none.
         group: resource group or partition.
     """
 
@@ -68,15 +68,15 @@ class JobStatus:
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """How a job's script ended, by its own account.
+    """How a job's script ended, as recorded by the script itself.
 
     Attributes:
-        job_id: as the scheduler names it inside the job.
-        sub_job: of a bulk or step job, such as ``239[1]`` or ``64856_0``; the job id elsewhere.
-        exit_code: of the command that the script started.
-        signal: name of the signal that told the script to stop, such as ``TERM``; empty where none did.
+        job_id: id of the job as the scheduler names it inside the job.
+        sub_job: sub-job id of a bulk or step job, such as ``239[1]`` or ``64856_0``; the job id for other jobs.
+        exit_code: exit code of the command that the script started.
+        signal: name of the signal that asked the script to stop, such as ``TERM``; empty if there was none.
         started, ended: seconds since the epoch.
-        host: where the script ran.
+        host: host on which the script ran.
     """
 
     job_id: str
@@ -103,12 +103,12 @@ class SubmittedJob:
     """One job of a run directory.
 
     Attributes:
-        job_id: as the scheduler gave it; of a bulk job, the whole's.
-        tag: that the job carries as its comment; empty where it has none.
-        link: of the chain, from 1.
-        chain: links in all.
-        bulk: sub-jobs, such as ``0-9``; empty for a job of its own.
-        time: of the submission, seconds since the epoch.
+        job_id: id that the scheduler has assigned; for a bulk job, that of the bulk job itself.
+        tag: tag that the job carries as its comment; empty if it has none.
+        link: number of the link in the chain, from 1.
+        chain: number of links of the chain.
+        bulk: numbers of the sub-jobs, such as ``0-9``; empty if it is not a bulk job.
+        time: time of submission, seconds since the epoch.
     """
 
     scheduler: str
@@ -122,7 +122,7 @@ class SubmittedJob:
 
 @dataclass(frozen=True)
 class Intent:
-    """A submission of which no end is recorded: its caller was killed, or is at it now."""
+    """A submission without a recorded outcome: its caller was killed, or is still submitting."""
 
     scheduler: str
     tag: str
@@ -134,15 +134,15 @@ class Intent:
 
 @dataclass(frozen=True)
 class JobHistory:
-    """What ``job.jsonl`` says of the present attempt.
+    """History of the present attempt, from ``job.jsonl``.
 
     Attributes:
-        jobs: handed in, in the order of their links.
-        open: submissions of which no end is recorded.
+        jobs: submitted jobs, in the order of their links.
+        open: submissions without a recorded outcome.
         statuses: job id → the last recorded status.
-        cancelled: ids of jobs whose end was asked for.
-        attempts: earlier ones, kept in ``attempts/``.
-        refused: reason of the newest refusal after which nothing was handed in; empty where there is none.
+        cancelled: ids of jobs whose cancellation was requested.
+        attempts: number of earlier attempts, which are in ``attempts/``.
+        refused: reason of the newest refusal after which nothing was submitted; empty if there is none.
     """
 
     jobs: Tuple[SubmittedJob, ...] = ()
@@ -154,18 +154,18 @@ class JobHistory:
 
 
 def append_event(directory: Path, kind: str, time: float, **values: Any) -> None:
-    """Add a line; one write call, so that several writers do not mix. After a line that a full disk or a kill has cut
-    short, it begins a line of its own."""
+    """Append an event in one write call, so that lines of several writers do not mix. After a line that a full disk or
+    a kill has cut short, it begins a new line."""
     append_line(directory / JOB_FILE, json.dumps({"kind": kind, "time": time, **values}, allow_nan=False))
 
 
 def append_status(directory: Path, time: float, status: JobStatus) -> None:
-    """Add what a scheduler says of a job."""
+    """Append the status of a job."""
     append_event(directory, "status", time, **asdict(status))
 
 
 def read_events(directory: Path) -> List[JobEvent]:
-    """The events in order; a line that a kill has cut short is left out.
+    """Read the events in order; a line that a kill has cut short is left out.
 
     Raises:
         UsageError: the file cannot be read.
@@ -188,7 +188,7 @@ def read_events(directory: Path) -> List[JobEvent]:
 
 
 def read_history(directory: Path) -> JobHistory:
-    """The present attempt: the events after the last ``attempt``.
+    """Read the history of the present attempt, which is the events after the last ``attempt``.
 
     Raises:
         UsageError: the file cannot be read.
@@ -197,7 +197,8 @@ def read_history(directory: Path) -> JobHistory:
 
 
 def history_of(events: Iterable[JobEvent]) -> JobHistory:
-    """As :func:`read_history`. An event that lacks a field, as another program may have written it, is left out."""
+    """Like :func:`read_history`, from events. An event that lacks a field, because another program has written it, is
+    left out."""
     jobs: Dict[str, SubmittedJob] = {}
     intents: Dict[str, Intent] = {}
     statuses: Dict[str, JobStatus] = {}
@@ -231,8 +232,8 @@ def history_of(events: Iterable[JobEvent]) -> JobHistory:
 
 
 def aggregate_status(job_id: str, statuses: Iterable[JobStatus]) -> JobStatus:
-    """The state of a bulk job from those of its sub-jobs, which come in the order of their numbers: it is over when all
-    are, and as bad as the worst of them.
+    """Combine the statuses of a bulk job's sub-jobs, in the order of their numbers: the bulk job is over when all are,
+    and in the worst of their states.
 
     Exit code, signal and PJM code are the first that are not 0; ``raw`` counts the sub-jobs by their states.
     """
@@ -263,7 +264,7 @@ def aggregate_status(job_id: str, statuses: Iterable[JobStatus]) -> JobStatus:
 
 
 def bulk_numbers(text: str) -> List[int]:
-    """Numbers of a bulk job's sub-jobs: ``0-9`` → 0 to 9; empty for a job of its own.
+    """Numbers of a bulk job's sub-jobs: ``0-9`` → 0 to 9; empty if it is not a bulk job.
 
     Raises:
         UsageError: the text is not of this form.
@@ -277,7 +278,7 @@ def bulk_numbers(text: str) -> List[int]:
 
 
 def exit_records(directory: Path) -> Dict[str, ExitRecord]:
-    """Sub-job id → how its script ended.
+    """Read the exit records of a run directory: sub-job id → how its script ended.
 
     Raises:
         UsageError: a record is not of this format.

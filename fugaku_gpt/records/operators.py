@@ -2,11 +2,11 @@
 
 Written by runs with ``training.profile_operators``. The classes are disjoint and sum to the iteration:
 
-* ``matrix product``: products of two matrices, of layers and of the logits alike;
+* ``matrix product``: products of two matrices, in layers and for the logits;
 * ``batched product``: products of attention, batched over heads; with compiled kernels all of attention;
-* ``softmax``: of attention, with the scaling, masking and dropout of what it works on; with compiled kernels nothing;
-* ``LayerNorm``, ``GELU``: forward and backward, and forward again where the backward pass does them again;
-* ``cross-entropy``: what the loss takes beside the products that make logits and their gradients;
+* ``softmax``: softmax of attention, with the scaling, masking and dropout around it; with compiled kernels nothing;
+* ``LayerNorm``, ``GELU``: forward and backward, and forward again if the backward pass recomputes them;
+* ``cross-entropy``: the loss without the matrix products that make logits and their gradients;
 * ``optimiser``: clearing the gradients, their norm, AdamW;
 * ``cast``: copies from one number type to another;
 * ``communication``: time in MPI calls, waiting for other ranks included, and so idling in a pipeline too;
@@ -58,11 +58,11 @@ class Operators:
     """Where the time of an iteration goes: means over iterations and ranks, in seconds.
 
     Attributes:
-        iterations: that were profiled.
-        seconds_per_iteration: of these, from their first begin to their last end.
-        ranks: of the run.
-        classes: of each of ``CLASSES``, in their order; their sum is ``seconds_per_iteration``.
-        unprofiled_seconds: per iteration, of as many iterations right before these, without the profiler.
+        iterations: number of profiled iterations.
+        seconds_per_iteration: mean over the profiled iterations, from their first begin to their last end.
+        ranks: number of ranks of the run.
+        classes: seconds of each of ``CLASSES``, in their order; they sum to ``seconds_per_iteration``.
+        unprofiled_seconds: seconds per iteration, over as many iterations right before, without the profiler.
     """
 
     iterations: int
@@ -73,17 +73,17 @@ class Operators:
 
     @property
     def slowdown(self) -> float:
-        """How many times as long an iteration takes because it is profiled."""
+        """Ratio of the time of a profiled iteration to that of an unprofiled one."""
         return self.seconds_per_iteration / self.unprofiled_seconds
 
 
 def write_operators(directory: Path, operators: Operators) -> None:
-    """Into a run directory, in place of what an earlier start may have left there."""
+    """Write the record into a run directory, replacing that of an earlier start."""
     write_json_atomically(directory / OPERATORS_FILE, {"version": VERSION, **asdict(operators)})
 
 
 def read_operators(directory: Path) -> Optional[Operators]:
-    """Of a run directory; None where the run was not profiled, or has not come so far.
+    """Read the record of a run directory; None if the run was not profiled, or not yet.
 
     Raises:
         UsageError: the file cannot be read, or is not what :func:`write_operators` writes.
@@ -94,10 +94,10 @@ def read_operators(directory: Path) -> Optional[Operators]:
 
 
 def _operators_of(values: Mapping[str, Any]) -> Operators:
-    """The record in the values of a file of this version.
+    """Build the record from the values of a file of this version.
 
     Raises:
-        ValueError: they are not what :func:`write_operators` writes.
+        ValueError: the values are not those that :func:`write_operators` writes.
     """
     if not _is_consistent(values):
         raise ValueError(f"it needs the seconds of {len(CLASSES)} classes whose sum is seconds_per_iteration")
@@ -111,7 +111,7 @@ def _operators_of(values: Mapping[str, Any]) -> Operators:
 
 
 def _is_consistent(values: Mapping[str, Any]) -> bool:
-    """Whether all classes are there, all numbers are valid, and the classes sum to the iteration."""
+    """True if all classes are there, all numbers are valid, and the classes sum to the iteration."""
     classes = values.get("classes")
     if not isinstance(classes, dict) or set(classes) != set(CLASSES):
         return False

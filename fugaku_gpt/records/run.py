@@ -1,33 +1,34 @@
 """The run directory: ``config.yaml``, ``environment.json``, ``metrics.jsonl``, ``result.json``.
 
-``metrics.jsonl`` holds one JSON object per line, told apart by ``kind``:
+``metrics.jsonl`` holds one JSON object per line, distinguished by ``kind``:
 
-* ``iteration``: iteration, consumed_samples (those left out by ``training.skip_samples`` included), consumed_tokens,
+* ``iteration``: iteration, consumed_samples (including those skipped by ``training.skip_samples``), consumed_tokens,
   seconds (elapsed per iteration since the line before), lr, global_batch, loss, grad_norm (these four of this
   iteration), samples_per_second, tokens_per_second, tflops_notes and tflops_exact (TFLOP/s per node; these four over
   all iterations since the line before, each with its own batch), rss_max_bytes (largest rank), node_used_bytes;
-  and where there is such a thing: actual_seq_len (tokens of each sample, while they grow), loss_scale (float16),
-  skipped_iterations (so far, whose step was not done), bubble and bubble_max (idle over busy time in the pipeline: mean
-  and most of all stages), bubble_predicted (the mean by the schedule and the work of each stage), bubble_ideal (by the
-  schedule, were all stages equal), hidden_communication (share of the replicas' sums and gatherings that computation
-  hides, in the group of replicas where it hides least), compute_max and compute_min (seconds per iteration that the
-  slowest and the fastest rank have computed, without waiting for others), and whose they are: compute_max_rank,
-  compute_max_node, compute_min_rank, compute_min_node;
-* ``left_out``: iteration, why (``not finite``, ``overflow`` or ``spike``), loss, grad_norm, samples (without lasting
-  effect because of it, such as "400-495"), returned_to (the iteration whose weights a spike has brought back);
+  and, if applicable: actual_seq_len (tokens of each sample, while they grow), loss_scale (float16),
+  skipped_iterations (number so far of iterations without an optimiser step), bubble and bubble_max (idle over busy time
+  in the pipeline: mean and maximum over the stages), bubble_predicted (the mean by the schedule and the work of each
+  stage), bubble_ideal (by the schedule, if all stages were equal), hidden_communication (share of the replicas' sums
+  and gathers that overlaps with computation, in the group of replicas where it is least), compute_max and compute_min
+  (seconds per iteration for which the slowest and the fastest rank have computed, without waiting for other ranks), and
+  where: compute_max_rank, compute_max_node, compute_min_rank, compute_min_node;
+* ``left_out``: iteration, why (``not finite``, ``overflow`` or ``spike``), loss, grad_norm, samples (those that have no
+  lasting effect because of it, such as "400-495"), returned_to (the iteration whose weights were restored after a
+  spike);
 * ``validation``: iteration, loss, tokens;
 * ``checkpoint``: iteration, and name, bytes, snapshot_seconds (for which training has waited) and write_seconds, or,
-  where it could not be written, error;
-* ``resumed``: iteration, checkpoint: the run goes on from there. What was written before of later iterations no longer
-  counts, and readers leave it out; where checkpoint is null, the run has begun anew, and all of it.
+  if it could not be written, error;
+* ``resumed``: iteration, checkpoint: the run continues from there. Earlier lines of later iterations are superseded,
+  and readers leave them out; if checkpoint is null, the run has begun anew, and all earlier lines are superseded.
 
-Where a writer was killed in the middle of a line and another went on, a line of kind ``cut`` stands after the piece,
-and readers leave both out.
+If a writer was killed in the middle of a line and another continued the file, a line of kind ``cut`` follows the
+piece, and readers leave both out.
 
-``result.json`` is written once, when the run has ended, whatever its end; a run directory without it is a run that is
-still going or was killed. When a run goes on, that of its last end becomes ``result.<number>.json``.
-``operators.json`` says where an iteration's time goes, where that was asked for (:mod:`fugaku_gpt.records.operators`).
-``.claim.<number>`` says who writes here (see :mod:`fugaku_gpt.records.claim`).
+``result.json`` is written once, when the run has ended, for whatever reason; a run directory without it is a run that
+is still running or was killed. When a run is resumed, its last result becomes ``result.<number>.json``.
+``operators.json`` holds where an iteration's time goes, if requested (:mod:`fugaku_gpt.records.operators`).
+``.claim.<number>`` names the process that writes here (see :mod:`fugaku_gpt.records.claim`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from fugaku_gpt.versioned_json import read_versioned_json
 
 VERSION = 1
 CLAIM = ".claim"
-AUTO, NONE = "auto", "none"  # what a run is told to go on from, if it is no path
+AUTO, NONE = "auto", "none"  # values of --resume that are not paths
 CUT = "cut"
 RESUMED = "resumed"
 _TAIL_BYTES = 8192
@@ -59,8 +60,8 @@ REFUSED = "refused"  # the configuration was not valid: no rank was started
 TIMEOUT = "timeout"
 OUT_OF_MEMORY = "oom"
 INTERRUPTED = "interrupted"
-HUNG = "hung"  # no rank moved any more, and the ranks have ended themselves
-LOST = "lost"  # its job is gone, and nothing says how it ended
+HUNG = "hung"  # no rank made progress any more, and the ranks have ended themselves
+LOST = "lost"  # its job is gone, and there is no record of how it ended
 STATUSES = (OK, FAILED, REFUSED, TIMEOUT, OUT_OF_MEMORY, INTERRUPTED, HUNG, LOST)
 
 
@@ -72,14 +73,14 @@ class Result:
         status: one of ``STATUSES``.
         reason: one line for a person; empty where status is ok.
         started, ended: seconds since the epoch.
-        iterations: iterations that were finished.
-        summary: figures over the run (see :func:`fugaku_gpt.records.summary.summarise`); empty where none was measured.
-        judged: the ranks have left no result: this one was concluded from the job's end, and gives way to better
-            knowledge.
-        rank, node: which rank has ended the others by its failure, and the host that it was on; None and empty where
-            no single one has, or nobody knows.
-        exception: its error's type and first line, or the signal that killed it.
-        last_checkpoint: name of the newest checkpoint then; empty where there was none.
+        iterations: number of finished iterations.
+        summary: figures over the run (see :func:`fugaku_gpt.records.summary.summarise`); empty if nothing was measured.
+        judged: whether the ranks have left no result, so that this one was concluded from the job's end; a result by a
+            rank replaces it.
+        rank, node: rank whose failure has ended the other ranks, and its host; None and empty if there is no single
+            one, or if it is unknown.
+        exception: type and first line of its error, or the signal that killed it.
+        last_checkpoint: name of the newest checkpoint at the end; empty if there was none.
     """
 
     status: str
@@ -97,18 +98,18 @@ class Result:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether the ranks have stopped before the end, with a whole checkpoint, and have come to say so."""
+        """True if the ranks have stopped early with a complete checkpoint, and have recorded so."""
         return self.status == INTERRUPTED and self.reason.startswith(STOPPED)
 
 
-# how the reason begins of a run that has stopped with a whole checkpoint; job scripts look for it too
+# prefix of the reason of a run that has stopped with a complete checkpoint; job scripts search for it too
 STOPPED = "stopped: "
-# that whoever has recorded another rank's failure leaves to rank 0, which says it too, before all are ended
+# time for which a rank that has recorded a failure lets rank 0 report it too, before all ranks are ended
 SUMMARY_SECONDS = 0.75
 
 
 def failure_lines(result: Result) -> List[str]:
-    """A failure in two lines for the reader of a log: what has happened, and what there is to go on from."""
+    """Describe a failure in two lines of a log: the reason, and the checkpoint from which the run can be resumed."""
     where = f"on {result.node}, " if result.node else ""
     checkpoint = result.last_checkpoint or "none"
     return [
@@ -119,17 +120,17 @@ def failure_lines(result: Result) -> List[str]:
 
 @dataclass(frozen=True)
 class _Created:
-    """What :meth:`RunDirectory.create` has made, and what was there before it."""
+    """Files that :meth:`RunDirectory.create` has made, and those that it has replaced."""
 
     holder: str
     folder: bool
     files_before: Set[Path]
-    config: Optional[str] = None  # as it was, where a run goes on
+    config: Optional[str] = None  # previous configuration, if a run is resumed
     archived_result: Optional[Path] = None
 
 
 class RunDirectory:
-    """One run's folder; reading never fails on what a killed run left half-written."""
+    """One run's folder; reading tolerates lines that a killed run has left half-written."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -137,44 +138,44 @@ class RunDirectory:
 
     @property
     def config_file(self) -> Path:
-        """The run's configuration, every field written out."""
+        """File of the run's configuration, with every field."""
         return self.path / "config.yaml"
 
     @property
     def metrics_file(self) -> Path:
-        """One JSON object per line."""
+        """File of the run's metrics, one JSON object per line."""
         return self.path / "metrics.jsonl"
 
     @property
     def log_file(self) -> Path:
-        """What the ranks printed, where their starter kept it."""
+        """File of the ranks' output, if their launcher has stored it."""
         return self.path / "log.txt"
 
     @property
     def flight_dir(self) -> Path:
-        """The ranks' flight recorders."""
+        """Folder of the ranks' flight recorders."""
         return self.path / "flight"
 
     @property
     def stacks_dir(self) -> Path:
-        """Where ranks that hang leave their Python stacks, ``rank-NNNNNN.txt``, and who has found it."""
+        """Folder in which ranks that hang leave their Python stacks, ``rank-NNNNNN.txt``, and the diagnosis."""
         return self.path / "stacks"
 
     @property
     def checkpoints_dir(self) -> Path:
-        """The run's checkpoints (see :mod:`fugaku_gpt.checkpoint.directory`)."""
+        """Folder of the run's checkpoints (see :mod:`fugaku_gpt.checkpoint.directory`)."""
         return self.path / CHECKPOINTS
 
     def last_iteration(self) -> int:
-        """The newest iteration of which there is a line; 0 where there is none."""
+        """The newest iteration that has a line of metrics; 0 if there is none."""
         line = last_line(self.metrics_file, "iteration")
         return int(line["iteration"]) if line is not None else 0
 
     def last_checkpoint(self) -> str:
-        """Name of the checkpoint that was last written; empty where there is none.
+        """Name of the checkpoint that was written last; empty if there is none.
 
-        Its tracker tells; the newest by its name does where a writer was killed before it wrote that, or where the one
-        that it names was removed.
+        This is the one that the tracker names; if the tracker is missing, because its writer was killed, or if that
+        checkpoint was removed, it is the newest by name.
         """
         from fugaku_gpt.checkpoint.directory import (  # here: readers of results do without NumPy
             list_checkpoints,
@@ -190,13 +191,14 @@ class RunDirectory:
             return ""
 
     def create(self, config_yaml: str, holder: Optional[str] = None, *, resume: bool = False) -> None:
-        """Make the folder, claim it, and write the configuration; of several that do so at once, one succeeds.
+        """Make the folder, claim it, and write the configuration; if several processes do so at once, one succeeds.
 
         A folder that was prepared for a job, or left by a run that was killed before its first line, can be used.
 
         Args:
-            holder: names processes that belong together: who starts ranks creates the directory, and so does rank 0.
-            resume: go on in the folder of a run that has ended or was killed, if there is one.
+            holder: name shared by processes that belong together: the launcher creates the directory, and so does
+                rank 0.
+            resume: continue in the folder of a run that has ended or was killed, if there is one.
 
         Raises:
             UsageError: the folder already holds a finished or started run, another process is about to write there, or
@@ -218,7 +220,7 @@ class RunDirectory:
                 holder, is_new_folder, files_before, config, self._archive_result() if resume else None
             )
             if not resume:
-                self._refuse_a_run()  # by one that had the claim until now
+                self._refuse_a_run()  # of a process that had the claim until this moment
             write_text_atomically(self.config_file, config_yaml)
         except AlreadyClaimed as taken:
             raise UsageError(
@@ -229,11 +231,11 @@ class RunDirectory:
             raise UsageError(f"{self.path}: cannot be written: {error.strerror}; choose another --out") from None
 
     def remove_flight_records(self) -> None:
-        """Remove what the ranks of an earlier start have left of their last calls, before those of this one begin:
-        there may be fewer of them now, and what is left of others would be taken for theirs.
+        """Remove the flight records and stacks of an earlier start's ranks before the ranks of this one begin: there may
+        be fewer ranks this time, and leftover files would be taken for theirs.
 
         Raises:
-            UsageError: something cannot be removed.
+            UsageError: a file cannot be removed.
         """
         try:
             for path in (*self.flight_dir.glob("*/rank-*.flight"), *self.stacks_dir.glob("rank-*.txt")):
@@ -242,8 +244,8 @@ class RunDirectory:
             raise UsageError(f"{error.filename}: cannot be removed: {error.strerror}") from None
 
     def discard(self) -> None:
-        """Take back what this object's :meth:`create` has made, and the log, for a run that was refused before it had
-        begun. What was there before stays, and so does everything once somebody else has the folder."""
+        """Remove the files that this object's :meth:`create` has made, and the log, of a run that was refused before it
+        had begun. Files that were there before stay, and so does everything if another process has the folder."""
         made, self._made = self._made, None
         if made is None or not release_claim(self.path, CLAIM, made.holder):
             return
@@ -260,11 +262,11 @@ class RunDirectory:
     def _refuse_a_run(self) -> None:
         if self.metrics_file.exists() or (self.path / "result.json").exists():
             raise UsageError(
-                f"{self.path}: already holds a run; choose another --out, go on with it (--resume auto), or remove it"
+                f"{self.path}: already holds a run; choose another --out, continue it (--resume auto), or remove it"
             )
 
     def _archive_result(self) -> Optional[Path]:
-        """Put the last end's result aside, where there is one; returns where it is now."""
+        """Rename the result of the run's last end, if there is one; returns its new path."""
         result = self.path / "result.json"
         if not result.exists():
             return None
@@ -275,20 +277,20 @@ class RunDirectory:
         return archived
 
     def has_finished(self, iterations: int) -> bool:
-        """Whether the run has ended well after so many iterations."""
+        """True if the run has ended well after at least this number of iterations."""
         result = self.result()
         return result is not None and result.status == OK and result.iterations >= iterations
 
     def write_environment(self, environment: Dict[str, Any]) -> None:
-        """What is really running: builds, threads, affinity, MPI, toggles."""
+        """Record the environment as it is: builds, threads, affinity, MPI, toggles."""
         write_json_atomically(self.path / "environment.json", {"version": VERSION, **environment})
 
     def write_result(self, result: Result, *, replace: bool = True) -> bool:
-        """How the run ended. Returns whether it was written.
+        """Record how the run ended. Returns whether the result was written.
 
         Args:
-            replace: False for ranks: the first failure is the cause, and what other ranks say afterwards follows from
-                it. Who has started them replaces, since it knows what the ranks have said and how they ended.
+            replace: False for ranks: the first failure is the cause, and later failures of other ranks follow from it.
+                The launcher replaces the result, since it knows the output of the ranks and how they ended.
         """
         path = self.path / "result.json"
         if replace:
@@ -297,13 +299,13 @@ class RunDirectory:
         if create_json_atomically(path, asdict(result)):
             return True
         present = self.result()
-        if present is None or present.judged:  # concluded by somebody else, who knew less than a rank
+        if present is None or present.judged:  # concluded by another process, which knew less than a rank
             write_json_atomically(path, asdict(result))
             return True
         return False
 
     def environment(self) -> Optional[Dict[str, Any]]:
-        """What :meth:`write_environment` wrote, or None.
+        """Read the record of :meth:`write_environment`, or None if there is none.
 
         Raises:
             UsageError: the file is not of this format.
@@ -318,7 +320,7 @@ class RunDirectory:
         )
 
     def result(self) -> Optional[Result]:
-        """How the run ended, or None if it has not (or not by its own hand).
+        """Read how the run ended; None if it has not, or was killed.
 
         Raises:
             UsageError: the file is not of this format.
@@ -333,8 +335,8 @@ class RunDirectory:
         )
 
     def metrics(self, kind: str) -> List[Dict[str, Any]]:
-        """The lines of one kind, in order; a last line cut short by a kill is left out, and so are lines of iterations
-        that were done again after the run was resumed."""
+        """Read the lines of one kind, in order, without a last line that a kill has cut short, and without lines of
+        iterations that were done again after the run was resumed."""
         return [line for line in without_superseded(self._metric_lines()) if line.get("kind") == kind]
 
     def _metric_lines(self) -> Iterator[Dict[str, Any]]:
@@ -353,15 +355,15 @@ class RunDirectory:
                 damaged = ""
                 if line is not None and line.get("kind") != CUT:
                     yield line
-                elif line is None:  # the last line may be half-written, any other is followed by the word on it
+                elif line is None:  # the last line may be half-written; any other is followed by a line of kind `cut`
                     damaged = text
 
 
 def resumes_in_same_folder(directory: RunDirectory, resume_from: str) -> bool:
-    """Whether a run that goes on from ``wanted`` (``auto``, ``none`` or a path) does so in the folder where it was.
+    """True if a run that resumes from ``auto``, ``none`` or a path does so in the folder that it had before.
 
     Raises:
-        UsageError: it does, and newer checkpoints are there, which would later be taken for this run's.
+        UsageError: it does, and the folder has newer checkpoints, which would later be taken for this run's.
     """
     if resume_from in (AUTO, NONE):
         return resume_from == AUTO
@@ -376,14 +378,14 @@ def resumes_in_same_folder(directory: RunDirectory, resume_from: str) -> bool:
     newer = newer[: newer.index(path.name)] if path.name in newer else newer
     if newer:
         raise UsageError(
-            f"{directory.path}: holds a newer checkpoint, {newer[0]}; go on from {path.name} in another --out, or "
+            f"{directory.path}: holds a newer checkpoint, {newer[0]}; resume from {path.name} in another --out, or "
             "remove the newer ones first"
         )
     return True
 
 
 class MetricsWriter:
-    """Appends JSON lines, each flushed whole, so that a kill costs at most the line being written."""
+    """Appends JSON lines and flushes each, so that a kill costs at most the line being written."""
 
     def __init__(self, path: Path) -> None:
         mended = _line_prefix(path)
@@ -392,7 +394,7 @@ class MetricsWriter:
         self._stream.flush()
 
     def write(self, kind: str, values: Dict[str, Any]) -> None:
-        """One line. A number that JSON cannot hold (nan, inf) is written as null."""
+        """Write one line. A number that JSON cannot represent (nan, inf) is written as null."""
         finite = {
             key: None if isinstance(value, float) and value - value != 0 else value for key, value in values.items()
         }
@@ -400,20 +402,20 @@ class MetricsWriter:
         self._stream.flush()
 
     def close(self) -> None:
-        """No more lines."""
+        """Close the file."""
         self._stream.close()
 
 
 def last_line(metrics: Path, kind: str) -> Optional[Dict[str, Any]]:
-    """The newest line of a kind in a metrics file that may be being written, looked for among its last lines only."""
+    """Find the newest line of a kind among the last lines of a metrics file, which may be in use by a writer."""
     try:
         with open(metrics, "rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
             texts = stream.read().decode("utf-8", "replace").splitlines()
-    except OSError:  # the ranks have not come so far
+    except OSError:  # the ranks have not created it yet
         return None
-    limit: Optional[int] = None  # what was written before the run was resumed counts up to this iteration
-    for text in reversed(texts):  # the first may be cut by our own start in its middle
+    limit: Optional[int] = None  # lines written before the run was resumed count up to this iteration
+    for text in reversed(texts):  # the first may be incomplete, as reading began in its middle
         line = _parse_object(text)
         if line is None:
             continue
@@ -425,7 +427,7 @@ def last_line(metrics: Path, kind: str) -> Optional[Dict[str, Any]]:
 
 
 def without_superseded(lines: Iterable[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """Lines of metrics without those of iterations that were done again after the run was resumed."""
+    """Filter out lines of iterations that were done again after the run was resumed."""
     valid_lines: List[Dict[str, Any]] = []
     for line in lines:
         if line.get("kind") == RESUMED:
@@ -436,7 +438,7 @@ def without_superseded(lines: Iterable[Dict[str, Any]]) -> List[Dict[str, Any]]:
 
 
 def _last_valid_iteration(resumed: Mapping[str, Any]) -> int:
-    """The last iteration of which lines before this one count."""
+    """The last iteration whose lines before this ``resumed`` line are valid."""
     return int(resumed["iteration"]) if resumed.get("checkpoint") is not None else -1
 
 
@@ -449,7 +451,7 @@ def _parse_object(text: str) -> Optional[Dict[str, Any]]:
 
 
 def _line_prefix(path: Path) -> str:
-    """What has to be written before the next line: nothing, an end of line, or that the last line was cut short."""
+    """Text to write before the next line: nothing, an end of line, or a ``cut`` line if the last one was cut short."""
     try:
         with open(path, "rb") as stream:
             end = stream.seek(0, os.SEEK_END)
@@ -463,7 +465,7 @@ def _line_prefix(path: Path) -> str:
 
 
 def _result_of(values: Mapping[str, Any]) -> Result:
-    """The result in the values of a file of this version; fields that only later versions have are left out.
+    """Build the result from the values of a file of this version; fields that only later versions have are ignored.
 
     Raises:
         ValueError: the status is none of ``STATUSES``.

@@ -1,4 +1,4 @@
-"""From the raw lines of a run to the figures of a table row; can be redone at any time from ``metrics.jsonl``."""
+"""Summarises the metric lines of a run as the figures of a table row; repeatable at any time from ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ WARMUP_SAMPLES = 2  # first touch of fresh pages, lazy library set-up
 def summarise(
     config: RunConfig, iterations: Sequence[Dict[str, Any]], validations: Sequence[Dict[str, Any]]
 ) -> Dict[str, Any]:
-    """The figures of a run.
+    """Compute the figures of a run.
 
-    ``seconds_per_iteration`` is the median over the logged iterations after the first ``WARMUP_SAMPLES`` (over all,
-    where there are no more than those). Where batch or samples grow, times and rates are those of the size that was
-    reached last, which ``timed_batch`` and ``timed_seq_len`` tell if it is not the full one. Keys are absent where
-    nothing was measured.
+    ``seconds_per_iteration`` is the median over the logged iterations after the first ``WARMUP_SAMPLES`` (over all if
+    there are no more). If the batch or the samples grow, times and rates are those of the last size, which
+    ``timed_batch`` and ``timed_seq_len`` state if it is not the full one. Keys are absent if nothing was measured.
     """
     summary: Dict[str, Any] = {
         "parameters": parameter_count(config.model),
@@ -56,7 +55,7 @@ def summarise(
 
 
 def lines_of_last_size(lines: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """The lines whose iteration has had as large a batch as the last one's."""
+    """Select the lines whose iteration had the same batch and sample length as the last one."""
     sizes = [(line.get("global_batch"), line.get("actual_seq_len")) for line in lines]
     return [line for line, size in zip(lines, sizes) if size == sizes[-1]]
 

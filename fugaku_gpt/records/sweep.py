@@ -1,4 +1,4 @@
-"""``sweep.json`` of a run directory: which run of which sweep it is. It gives tables their order and groups repeats."""
+"""``sweep.json`` of a run directory: the sweep and run it belongs to. It orders tables and groups repeats."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ ATTEMPTS = "attempts"  # folder of a sweep's directory: earlier attempts of its 
 
 @dataclass(frozen=True)
 class SweepEntry:
-    """One run's place in its sweep.
+    """Position of a run in its sweep.
 
     Attributes:
         sweep: name of the sweep.
         run: name of the run, and of its directory.
         row: name of the configuration, equal for all repeats.
-        order: of the row in the sweep, from 0.
-        repeat: from 1.
-        digest: of the resolved configuration (:func:`digest_of_config`).
+        order: index of the row in the sweep, from 0.
+        repeat: number of the repeat, from 1.
+        digest: digest of the resolved configuration (:func:`digest_of_config`).
         variant: the row's toggles as tables name them, such as ``2.2GHz, LD_PRELOAD=libtcmalloc.so``.
     """
 
@@ -44,12 +44,12 @@ class SweepEntry:
 
 
 def write_sweep_entry(directory: Path, entry: SweepEntry) -> None:
-    """Say in a run directory which run it is."""
+    """Record in a run directory which run of a sweep it is."""
     write_json_atomically(directory / FILE, asdict(entry))
 
 
 def read_sweep_entry(directory: Path) -> Optional[SweepEntry]:
-    """The place of a run in its sweep, or None where it was not started by one.
+    """Read the position of a run in its sweep; None if it was not started by one.
 
     Raises:
         UsageError: the file is not of this format.
@@ -65,18 +65,18 @@ def read_sweep_entry(directory: Path) -> Optional[SweepEntry]:
 
 
 def digest_of(text: str) -> str:
-    """A short fingerprint of a configuration's text."""
+    """Compute a short fingerprint of a configuration's text."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
 
 
 def digest_of_config(config: RunConfig) -> str:
-    """The identity of a configuration: of the settings that differ from their defaults, in any order. A field that the
-    schema gets later changes no digest of older runs."""
+    """Compute the digest of the settings that differ from their defaults, in any order. A field that the schema gains
+    later does not change the digests of older runs."""
     return digest_of(json.dumps(changed_settings(config), sort_keys=True))
 
 
 def _upgraded(directory: Path, entry: SweepEntry) -> SweepEntry:
-    """An entry of the first version with the digest that its configuration has now."""
+    """Convert an entry of the first version: its configuration's digest is computed anew."""
     try:
         digest = digest_of_config(load_run_config(directory / "config.yaml"))
     except ConfigError:  # a refused row: its settings make no configuration

@@ -1,4 +1,4 @@
-"""How what is recorded is put in words."""
+"""Formats recorded values as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import List, Sequence
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Ascending whole numbers in short: [0, 1, 2, 5] → ``0-2, 5``."""
+    """Format ascending integers as ranges: [0, 1, 2, 5] → ``0-2, 5``."""
     ranges: List[List[int]] = []
     for number in numbers:
         if ranges and number == ranges[-1][1] + 1:

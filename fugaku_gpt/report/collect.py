@@ -175,7 +175,7 @@ def _row_settings(config: RunConfig) -> Dict[str, Any]:
 
 
 def _settings_as_written(written: Mapping[str, Tree]) -> Dict[str, Any]:
-    """As :func:`_of_config`, of settings that make no valid configuration: what can be read of them."""
+    """Like :func:`_row_settings`, for settings that make no valid configuration, as far as they can be read."""
     text = {key: value.text for key, value in written.items() if isinstance(value, Scalar)}
     integers = {key: int(value) for key, value in text.items() if re.fullmatch(r"\d{1,9}", value)}
     try:

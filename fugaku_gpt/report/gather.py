@@ -44,7 +44,7 @@ def gather(
     clock: Callable[[], float] = time.time,
     on_run: Optional[RunCallback] = None,
 ) -> List[Gathered]:
-    """Bring the jobs of run directories together with their runs; each directory as far as it goes.
+    """Gather the measurements and results of the jobs of run directories, as far as each directory has them.
 
     Schedulers are asked as by ``job status`` (:func:`fugaku_gpt.jobs.poll.poll_runs`): once for all jobs that are not
     known to be over.

@@ -1,4 +1,4 @@
-"""Parses logs again: restores figures that were lost with ``metrics.jsonl``, and turns other trainers' logs into rows."""
+"""Parses logs again: restores figures lost with ``metrics.jsonl``, and turns other trainers' logs into rows."""
 
 from __future__ import annotations
 

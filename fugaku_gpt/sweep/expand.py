@@ -21,7 +21,7 @@ from fugaku_gpt.config.values import BadValue
 from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.records.sweep import digest_of, digest_of_config
 from fugaku_gpt.sweep.expression_tokens import Value
-from fugaku_gpt.sweep.file import GROUPED, RANKS, Row, SweepFile, check_keys, read_sweep
+from fugaku_gpt.sweep.file import GROUPED, RANKS, SweepFile, SweepRow, check_keys, read_sweep
 from fugaku_gpt.sweep.names import row_name, safe_name
 
 
@@ -45,7 +45,7 @@ class Run:
     row: str
     order: int
     repeat: int
-    written: Mapping[str, object]
+    written_settings: Mapping[str, object]
     config: Optional[RunConfig]
     refusal: str
     digest: str
@@ -61,9 +61,9 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class _Resolved:
+class _ResolvedRow:
     name: str
-    written: Dict[str, object]
+    written_settings: Dict[str, object]
     config: Optional[RunConfig]
     refusal: str
     digest: str
@@ -88,57 +88,59 @@ def expand_text(text: str, origin: str, name: str, overrides: Sequence[str] = ()
 
 def _expand(tree: Mapping[str, Tree], origin: str, name: str, overrides: Sequence[str]) -> Sweep:
     sweep = read_sweep(tree, origin)
-    overriding = dict(parse_override(text) for text in overrides)
-    check_keys(overriding)
-    resolved = list(_resolve(sweep, overriding, origin))
+    override_settings = dict(parse_override(text) for text in overrides)
+    check_keys(override_settings)
+    resolved = list(_resolve(sweep, override_settings, origin))
     if not resolved:
         raise ConfigError(f"{origin}: no rows are left: where and exclude leave out every combination")
-    if all(one.config is None for one in resolved):
-        reasons = list(dict.fromkeys(one.refusal for one in resolved))
+    if all(row.config is None for row in resolved):
+        reasons = list(dict.fromkeys(row.refusal for row in resolved))
         raise ConfigError(f"{origin}: no row can be run\n" + "\n".join(reasons[:5]))
-    return Sweep(sweep.name or name, tuple(_runs(resolved, _unique(resolved, origin), sweep)))
+    return Sweep(sweep.name or name, tuple(_ordered_runs(resolved, _unique_names(resolved, origin), sweep)))
 
 
-def _resolve(sweep: SweepFile, overriding: Mapping[str, Tree], file: str) -> Iterable[_Resolved]:
+def _resolve(sweep: SweepFile, override_settings: Mapping[str, Tree], file: str) -> Iterable[_ResolvedRow]:
     base = preset_settings(sweep.preset, file).values if sweep.preset is not None else {}
     for row in sweep.rows:
         settings = {**sweep.defaults, **row.values}
-        written = {**base, **settings, **overriding}
+        written = {**base, **settings, **override_settings}
         config, refusal = None, ""
         try:
-            config = build_run_config([SettingsLayer(file, settings), SettingsLayer("--set", overriding)], sweep.preset)
+            config = build_run_config(
+                [SettingsLayer(file, settings), SettingsLayer("--set", override_settings)], sweep.preset
+            )
         except ConfigError as error:
             refusal = str(error)
-        name = _name(sweep, row)
-        if row.filtered and not _kept(sweep, config, written, name):
+        name = _name_of_row(sweep, row)
+        if row.is_filtered and not _passes_filters(sweep, config, written, name):
             continue
         digest = digest_of_config(config) if config is not None else _digest_of_written(written)
         texts = {key: plain_values(value) for key, value in written.items()}
-        yield _Resolved(name, texts, config, refusal, digest, ", ".join(row.variant))
+        yield _ResolvedRow(name, texts, config, refusal, digest, ", ".join(row.variant))
 
 
-def _name(sweep: SweepFile, row: Row) -> str:
+def _name_of_row(sweep: SweepFile, row: SweepRow) -> str:
     if row.label:
         return safe_name(row.label)
-    return row_name(_words({**sweep.defaults, **row.values}), _words(row.named), row.variant)
+    return row_name(_setting_texts({**sweep.defaults, **row.values}), _setting_texts(row.naming_settings), row.variant)
 
 
-def _kept(sweep: SweepFile, config: Optional[RunConfig], written: Mapping[str, Tree], name: str) -> bool:
+def _passes_filters(sweep: SweepFile, config: Optional[RunConfig], written: Mapping[str, Tree], name: str) -> bool:
     def lookup(key: str) -> Value:
-        return _value(key, config, written)
+        return _setting_value(key, config, written)
 
     if not all(expression.holds(lookup, name) for expression in sweep.where):
         return False
     return not any(expression.holds(lookup, name) for expression in sweep.exclude)
 
 
-def _value(key: str, config: Optional[RunConfig], written: Mapping[str, Tree]) -> Value:
+def _setting_value(key: str, config: Optional[RunConfig], written: Mapping[str, Tree]) -> Value:
     """A setting of a row for its filters; where the row makes no valid configuration, by itself or its default."""
     if key == RANKS:
         ranks = 1
         for size in ("dp", "tp", "pp"):
-            one = _value(f"layout.{size}", config, written)
-            ranks *= one if isinstance(one, int) else 1
+            size_value = _setting_value(f"layout.{size}", config, written)
+            ranks *= size_value if isinstance(size_value, int) else 1
         return ranks
     section, _, leaf = key.partition(".")
     value: Any = getattr(getattr(config or _DEFAULTS, section), leaf)
@@ -159,25 +161,33 @@ def _digest_of_written(written: Mapping[str, Tree]) -> str:
     changed: Dict[str, Any] = {}
     for key, value in written.items():
         section, _, leaf = key.partition(".")
-        meant = _value(key, None, {key: value})
-        if meant != getattr(getattr(_DEFAULTS, section), leaf):
-            changed[key] = meant
+        setting = _setting_value(key, None, {key: value})
+        if setting != getattr(getattr(_DEFAULTS, section), leaf):
+            changed[key] = setting
     return digest_of(json.dumps(changed, sort_keys=True))
 
 
-def _runs(resolved: Sequence[_Resolved], names: Sequence[str], sweep: SweepFile) -> Iterable[Run]:
+def _ordered_runs(resolved: Sequence[_ResolvedRow], names: Sequence[str], sweep: SweepFile) -> Iterable[Run]:
     repeats = range(1, sweep.repeats + 1)
     rows = list(enumerate(zip(names, resolved)))
     # interleaved, A B A B: a slow drift of the machine touches all rows alike
     grouped = ((repeat, row) for row in rows for repeat in repeats)
     interleaved = ((repeat, row) for repeat in repeats for row in rows)
-    for repeat, (order, (name, one)) in grouped if sweep.order == GROUPED else interleaved:
+    for repeat, (order, (name, row)) in grouped if sweep.order == GROUPED else interleaved:
         yield Run(
-            f"{name}-r{repeat}", name, order, repeat, one.written, one.config, one.refusal, one.digest, one.variant
+            f"{name}-r{repeat}",
+            name,
+            order,
+            repeat,
+            row.written_settings,
+            row.config,
+            row.refusal,
+            row.digest,
+            row.variant,
         )
 
 
-def _unique(rows: Sequence[_Resolved], file: str) -> List[str]:
+def _unique_names(rows: Sequence[_ResolvedRow], file: str) -> List[str]:
     """Names of which no two are equal: rows that share one get a piece of their digest, whatever their order."""
     shared = {name for name, count in Counter(row.name.lower() for row in rows).items() if count > 1}
     names = [f"{row.name}-{row.digest[:6]}" if row.name.lower() in shared else row.name for row in rows]
@@ -187,15 +197,15 @@ def _unique(rows: Sequence[_Resolved], file: str) -> List[str]:
     return names
 
 
-def _words(settings: Mapping[str, Tree]) -> Dict[str, str]:
+def _setting_texts(settings: Mapping[str, Tree]) -> Dict[str, str]:
     """Settings as texts, in the schema's order, so that a name does not hang on the order of keys in a file."""
-    place = _places()
+    position_of_key = _schema_positions()
     return {
         key: value.text if isinstance(value, Scalar) else str(plain_values(value))
-        for key, value in sorted(settings.items(), key=lambda item: place[item[0]])
+        for key, value in sorted(settings.items(), key=lambda item: position_of_key[item[0]])
     }
 
 
 @lru_cache(maxsize=1)
-def _places() -> Dict[str, int]:
-    return {key: place for place, key in enumerate(valid_keys())}
+def _schema_positions() -> Dict[str, int]:
+    return {key: position for position, key in enumerate(valid_keys())}

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import preset_names, valid_keys
-from fugaku_gpt.config.tree import Scalar, Tree, flatten, plain_values, location_of
+from fugaku_gpt.config.tree import Scalar, Tree, flatten, location_of, plain_values
 from fugaku_gpt.config.values import BadValue, parse_bool, parse_duration, parse_int
 from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.sweep.expression import Expression, parse_expression
@@ -51,7 +51,7 @@ RANKS = "layout.ranks"  # dp * tp * pp: a name that expressions know beside the 
 
 
 @dataclass(frozen=True)
-class Row:
+class SweepRow:
     """One row as written.
 
     Attributes:
@@ -63,10 +63,10 @@ class Row:
     """
 
     values: Dict[str, Tree]
-    named: Dict[str, Tree]
+    naming_settings: Dict[str, Tree]
     label: Optional[str] = None
     variant: Tuple[str, ...] = ()
-    filtered: bool = True
+    is_filtered: bool = True
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class SweepFile:
     name: str
     preset: Optional[str]
     defaults: Dict[str, Tree]
-    rows: List[Row]
+    rows: List[SweepRow]
     where: List[Expression]
     exclude: List[Expression]
     repeats: int
@@ -95,13 +95,13 @@ def read_sweep(tree: Mapping[str, Tree], file: str) -> SweepFile:
     """
     for key, value in tree.items():
         if key not in KEYS:
-            near = difflib.get_close_matches(key, KEYS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"valid: {', '.join(KEYS)}"
+            close_keys = difflib.get_close_matches(key, KEYS, n=1)
+            hint = f"did you mean {close_keys[0]}?" if close_keys else f"valid: {', '.join(KEYS)}"
             raise ConfigError(f"{location_of(value, file)}: {key}: unknown key of a sweep file; {hint}")
     preset = _text(tree, "preset", file)
     if preset is not None and preset not in preset_names():
-        at = location_of(tree["preset"], file)
-        raise ConfigError(f"{at}: preset: {preset!r} is not a preset; valid: {', '.join(preset_names())}")
+        location = location_of(tree["preset"], file)
+        raise ConfigError(f"{location}: preset: {preset!r} is not a preset; valid: {', '.join(preset_names())}")
     order = _text(tree, "order", file) or INTERLEAVED
     if order not in (INTERLEAVED, GROUPED):
         raise ConfigError(f"{location_of(tree['order'], file)}: order: {order!r}; valid: {INTERLEAVED}, {GROUPED}")
@@ -109,7 +109,7 @@ def read_sweep(tree: Mapping[str, Tree], file: str) -> SweepFile:
     axes = [*_matrix_axes(tree, file), *_zip_axes(tree, file), *_variant_axes(tree, file)]
     excluded = [item for item in _items(tree, "exclude", file) if not isinstance(item, Scalar)]
     rows = _combinations(axes, defaults, excluded, file) if axes or "include" not in tree else []
-    rows += _included(tree, file)
+    rows += _included_rows(tree, file)
     repeats = _repeats(tree, file)
     if len(rows) * repeats > MAX_RUNS:
         raise ConfigError(f"{file}: {len(rows)} rows * {repeats} repeats; at most {MAX_RUNS} runs make one sweep")
@@ -131,12 +131,16 @@ def check_keys(settings: Mapping[str, Tree]) -> None:
     Raises:
         ConfigError: names the key, where it is written, and the nearest valid one.
     """
-    known = valid_keys()
+    valid = valid_keys()
     for key, value in settings.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-            near = near or [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
-            hint = f"did you mean {near[0]}?" if near else "valid keys are those of a run file, such as layout.dp"
+        if key not in valid:
+            close_keys = difflib.get_close_matches(key, valid, n=1, cutoff=0.6)
+            close_keys = close_keys or [name for name in valid if name.rpartition(".")[2] == key.rpartition(".")[2]]
+            hint = (
+                f"did you mean {close_keys[0]}?"
+                if close_keys
+                else "valid keys are those of a run file, such as layout.dp"
+            )
             raise ConfigError(f"{location_of(value, key)}: {key}: unknown key (value {plain_values(value)!r}); {hint}")
 
 
@@ -159,8 +163,10 @@ def _zip_axes(tree: Mapping[str, Tree], file: str) -> List[List[_Choice]]:
                 raise ConfigError(f"{location_of(values, file)}: zip: {key}: expected a list of values, such as [1, 2]")
             lengths[key] = len(values)
         if len(set(lengths.values())) > 1:
-            said = ", ".join(f"{key} has {length}" for key, length in lengths.items())
-            raise ConfigError(f"{location_of(group, file)}: zip: lists advance together and need one length; {said}")
+            lengths_text = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+            raise ConfigError(
+                f"{location_of(group, file)}: zip: lists advance together and need one length; {lengths_text}"
+            )
         lists = [values for values in columns.values() if isinstance(values, list)]
         steps = [dict(zip(columns, step)) for step in zip(*lists)]
         axes += [[(step, step, "") for step in steps]] if steps else []
@@ -182,7 +188,7 @@ def _variant_axes(tree: Mapping[str, Tree], file: str) -> List[List[_Choice]]:
 
 def _combinations(
     axes: Sequence[Sequence[_Choice]], defaults: Mapping[str, Tree], excluded: Sequence[Tree], file: str
-) -> List[Row]:
+) -> List[SweepRow]:
     size = 1
     for axis in axes:
         size *= len(axis)
@@ -193,45 +199,48 @@ def _combinations(
         for key in {key: None for values, _, _ in axis for key in values}:
             if owners.setdefault(key, number) != number:
                 raise ConfigError(f"{file}: {key}: stands in two of matrix, zip and variants; one would hide the other")
-    outs = [_settings(item, "exclude", file) for item in excluded]
-    for out in outs:
-        for key, value in out.items():
+    exclusions = [_settings(item, "exclude", file) for item in excluded]
+    for exclusion in exclusions:
+        for key, value in exclusion.items():
             if key not in owners and key not in defaults:
-                known = ", ".join([*owners, *defaults]) or "nothing"
-                at = location_of(value, file)
-                raise ConfigError(f"{at}: exclude: {key}: is in neither matrix nor defaults; valid: {known}")
+                valid = ", ".join([*owners, *defaults]) or "nothing"
+                location = location_of(value, file)
+                raise ConfigError(f"{location}: exclude: {key}: is in neither matrix nor defaults; valid: {valid}")
     rows = []
     for combination in itertools.product(*axes):
         values: Dict[str, Tree] = {}
-        named: Dict[str, Tree] = {}
-        for part, naming, _ in combination:
-            values.update(part)
-            named.update(naming)
-        present = {**defaults, **values}
-        if not any(all(key in present and _same(present[key], out[key]) for key in out) for out in outs):
-            rows.append(Row(values, named, None, tuple(name for _, _, name in combination if name)))
+        naming_settings: Dict[str, Tree] = {}
+        for choice_settings, choice_naming, _ in combination:
+            values.update(choice_settings)
+            naming_settings.update(choice_naming)
+        settings = {**defaults, **values}
+        if not any(
+            all(key in settings and _is_same_value(settings[key], exclusion[key]) for key in exclusion)
+            for exclusion in exclusions
+        ):
+            rows.append(SweepRow(values, naming_settings, None, tuple(name for _, _, name in combination if name)))
     if not rows:
         raise ConfigError(f"{file}: no rows are left: exclude leaves out every combination")
     return rows
 
 
-def _included(tree: Mapping[str, Tree], file: str) -> List[Row]:
+def _included_rows(tree: Mapping[str, Tree], file: str) -> List[SweepRow]:
     rows = []
     for item in _items(tree, "include", file):
         if not isinstance(item, dict):
             raise ConfigError(f"{location_of(item, file)}: include: expected a list of mappings of settings")
         label = _text(item, "label", file)
         values = _settings({key: value for key, value in item.items() if key != "label"}, "include", file)
-        rows.append(Row(values, values, label, (), filtered=False))
+        rows.append(SweepRow(values, values, label, (), is_filtered=False))
     return rows
 
 
 def _expressions(tree: Mapping[str, Tree], key: str, file: str) -> List[Expression]:
-    known = [*valid_keys(), RANKS]
+    names = [*valid_keys(), RANKS]
     texts = [item for item in _items(tree, key, file) if isinstance(item, Scalar)]
     if key == "where" and len(texts) < len(_items(tree, key, file)):
         raise ConfigError(f"{location_of(tree[key], file)}: where: expected an expression, such as layout.dp <= 8")
-    return [parse_expression(item.text, f"{item.location}: {key}", known) for item in texts]
+    return [parse_expression(item.text, f"{item.location}: {key}", names) for item in texts]
 
 
 def _settings(tree: Tree, section: str, file: str) -> Dict[str, Tree]:
@@ -275,20 +284,22 @@ def _repeats(tree: Mapping[str, Tree], file: str) -> int:
     except BadValue:
         repeats = 0
     if repeats < 1:
-        raise ConfigError(f"{location_of(tree['repeats'], file)}: repeats: {text!r}: expected a whole number, at least 1")
+        raise ConfigError(
+            f"{location_of(tree['repeats'], file)}: repeats: {text!r}: expected a whole number, at least 1"
+        )
     return repeats
 
 
-def _same(one: Tree, other: Tree) -> bool:
+def _is_same_value(first: Tree, second: Tree) -> bool:
     """Whether two values mean the same: 2 and 2.0, yes and true, 1:00:00 and 3600."""
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(_same(left, right) for left, right in zip(one, other))
-    if isinstance(one, Scalar) and isinstance(other, Scalar):
-        return _meaning(one.text) == _meaning(other.text)
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(_is_same_value(left, right) for left, right in zip(first, second))
+    if isinstance(first, Scalar) and isinstance(second, Scalar):
+        return _parsed_value(first.text) == _parsed_value(second.text)
     return False
 
 
-def _meaning(text: str) -> object:
+def _parsed_value(text: str) -> object:
     for parse in (parse_duration, parse_bool):
         try:
             return (parse.__name__, parse(text))

@@ -17,12 +17,12 @@ from fugaku_gpt.records.sweep import ATTEMPTS, FILE, SweepEntry, read_sweep_entr
 from fugaku_gpt.sweep.expand import Run, Sweep
 
 # how a run is handed in, not what is run: these may change between attempts
-_HANDLING = (
+_SUBMISSION_KEYS = (
     "job.scheduler", "job.name", "job.group", "job.elapse", "job.elapse_min", "job.stop_margin", "job.chain",
 )  # fmt: skip
 
 
-def settled(sweep: Sweep, out: Path) -> Sweep:
+def with_recorded_names(sweep: Sweep, out: Path) -> Sweep:
     """The sweep with each run under the name of the directory that holds it already.
 
     A row that gets a namesake later is named with a piece of its digest; what it has run stays where it is.
@@ -30,23 +30,23 @@ def settled(sweep: Sweep, out: Path) -> Sweep:
     Raises:
         UsageError: a run's directory holds another run, or foreign files.
     """
-    places: Dict[Tuple[str, int], str] = {}
+    recorded_names: Dict[Tuple[str, int], str] = {}
     for path in sorted(out.glob(f"*/{FILE}")):
         entry = read_sweep_entry(path.parent)
         if entry is not None:
-            places.setdefault((entry.digest, entry.repeat), path.parent.name)
+            recorded_names.setdefault((entry.digest, entry.repeat), path.parent.name)
     names = {run.name for run in sweep.runs}
     runs: List[Run] = []
     for run in sweep.runs:
-        place = places.get((run.digest, run.repeat))
-        if place is not None and place not in names and not (out / run.name).exists():
-            run = replace(run, name=place)
-        check_recorded(run, out / run.name)
+        recorded_name = recorded_names.get((run.digest, run.repeat))
+        if recorded_name is not None and recorded_name not in names and not (out / run.name).exists():
+            run = replace(run, name=recorded_name)
+        require_same_run(run, out / run.name)
         runs.append(run)
     return replace(sweep, runs=tuple(runs))
 
 
-def check_recorded(run: Run, directory: Path) -> None:
+def require_same_run(run: Run, directory: Path) -> None:
     """Refuse to mix configurations under one name.
 
     Raises:
@@ -61,34 +61,34 @@ def check_recorded(run: Run, directory: Path) -> None:
     result = record.result()
     if entry.digest == run.digest or (result is not None and result.status == REFUSED):
         return
-    changed = _differences(record, run)
-    if changed is not None and not changed:
+    changes = _differences(record, run)
+    if changes is not None and not changes:
         return
-    said = f" ({'; '.join(changed[:3])})" if changed else ""
+    changes_text = f" ({'; '.join(changes[:3])})" if changes else ""
     raise UsageError(
-        f"{directory}: run {run.name} was started with another configuration{said}; "
+        f"{directory}: run {run.name} was started with another configuration{changes_text}; "
         "choose another --out, or move this folder away to have it run again"
     )
 
 
-def enter(sweep: Sweep, run: Run, directory: Path) -> None:
+def write_entry(sweep: Sweep, run: Run, directory: Path) -> None:
     """Say in a run's directory which run it is."""
     directory.mkdir(parents=True, exist_ok=True)
     entry = SweepEntry(sweep.name, run.name, run.row, run.order, run.repeat, run.digest, run.variant)
     write_sweep_entry(directory, entry)
 
 
-def write_refused(sweep: Sweep, run: Run, directory: RunDirectory, reason: str, now: float) -> Result:
+def write_refused(sweep: Sweep, run: Run, directory: RunDirectory, reason: str, timestamp: float) -> Result:
     """A refused run's directory: its settings as they were written, and why they make no run."""
-    enter(sweep, run, directory.path)
-    text = str(yaml.safe_dump(dict(run.written), sort_keys=False, width=120, allow_unicode=True))
+    write_entry(sweep, run, directory.path)
+    text = str(yaml.safe_dump(dict(run.written_settings), sort_keys=False, width=120, allow_unicode=True))
     write_text_atomically(directory.config_file, text)
-    result = Result(REFUSED, first_line(reason), now, now)
+    result = Result(REFUSED, first_line(reason), timestamp, timestamp)
     directory.write_result(result)
     return result
 
 
-def make_room(directory: Path, attempts: Path) -> None:
+def move_attempt_aside(directory: Path, attempts: Path) -> None:
     """Move what an earlier attempt has left out of the way; what never started any rank is no attempt."""
     record = RunDirectory(directory)
     if not record.log_file.exists() and not record.metrics_file.exists() and not read_history(directory).jobs:
@@ -108,8 +108,8 @@ def attempts_of(out: Path, run: Run) -> Path:
 
 def first_line(text: str) -> str:
     """A message in one line."""
-    first, *more = text.splitlines()
-    return f"{first} (and {len(more)} more)" if more else first
+    first, *more_lines = text.splitlines()
+    return f"{first} (and {len(more_lines)} more)" if more_lines else first
 
 
 def _differences(record: RunDirectory, run: Run) -> Any:
@@ -117,30 +117,31 @@ def _differences(record: RunDirectory, run: Run) -> Any:
     if run.config is None:
         return None
     try:
-        then, now = _flat(load_run_config(record.config_file)), _flat(run.config)
+        recorded, current = _flattened(load_run_config(record.config_file)), _flattened(run.config)
     except ConfigError:
         return None
     return [
-        f"{key}: {then[key]} then, {now[key]} now"
-        for key in now
-        if key not in _HANDLING and not _same(key, then.get(key), now[key])
+        f"{key}: {recorded[key]} then, {current[key]} now"
+        for key in current
+        if key not in _SUBMISSION_KEYS and not _is_same_setting(key, recorded.get(key), current[key])
     ]
 
 
-_PATHS = ("data.paths", "job.transfer", "job.transfer_dirs", "job.tarball", "job.rank_map_file", "job.profile",
+_PATH_KEYS = ("data.paths", "job.transfer", "job.transfer_dirs", "job.tarball", "job.rank_map_file", "job.profile",
           "job.template")  # fmt: skip
 
 
-def _same(key: str, then: Any, now: Any) -> bool:
+def _is_same_setting(key: str, recorded: Any, current: Any) -> bool:
     """Whether a setting means the same; a job's paths were made absolute when it was handed in."""
-    if then == now or key not in _PATHS:
-        return bool(then == now)
-    before, after = (then, now) if isinstance(now, tuple) else ((then,), (now,))
-    return len(before) == len(after) and all(
-        str(Path(one)) == str(Path(other)) or (Path(one).is_absolute() and Path(one).resolve() == Path(other).resolve())
-        for one, other in zip(before, after)
+    if recorded == current or key not in _PATH_KEYS:
+        return bool(recorded == current)
+    recorded_paths, current_paths = (recorded, current) if isinstance(current, tuple) else ((recorded,), (current,))
+    return len(recorded_paths) == len(current_paths) and all(
+        str(Path(recorded_path)) == str(Path(current_path))
+        or (Path(recorded_path).is_absolute() and Path(recorded_path).resolve() == Path(current_path).resolve())
+        for recorded_path, current_path in zip(recorded_paths, current_paths)
     )
 
 
-def _flat(config: RunConfig) -> Dict[str, Any]:
+def _flattened(config: RunConfig) -> Dict[str, Any]:
     return {f"{section}.{key}": value for section, values in asdict(config).items() for key, value in values.items()}

@@ -17,7 +17,7 @@ from fugaku_gpt.records.claim import AlreadyClaimed, claim_folder, current_proce
 
 FILE = ".sweep.lock"
 CLAIM = ".sweep.claim"  # where the file system has no locks
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_UNSUPPORTED_LOCK_ERRORS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 class SweepLock:
@@ -41,8 +41,8 @@ class SweepLock:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             stream = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115  # held for the whole sweep
         except OSError as error:
-            why = error.strerror
-            raise UsageError(f"{self._path.parent}: cannot be written: {why}; choose another --out") from None
+            reason = error.strerror
+            raise UsageError(f"{self._path.parent}: cannot be written: {reason}; choose another --out") from None
         stream.seek(0)
         text = stream.read()
         try:
@@ -50,9 +50,9 @@ class SweepLock:
         except BaseException:
             stream.close()
             raise
-        left_by = _field(text, "mark")
-        if left_by:
-            end_marked_processes(left_by, GRACE_SECONDS)
+        stale_mark = _field(text, "mark")
+        if stale_mark:
+            end_marked_processes(stale_mark, GRACE_SECONDS)
         stream.truncate(0)
         stream.write(json.dumps({"process": os.getpid(), "mark": self.mark}) + "\n")
         stream.flush()
@@ -70,7 +70,7 @@ class SweepLock:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in _UNSUPPORTED_LOCK_ERRORS:
                 holder = _field(text, "process") or "unknown"
                 raise UsageError(
                     f"{self._directory}: a sweep is already running there (process {holder}); "
@@ -82,10 +82,10 @@ class SweepLock:
             )
         try:
             claim_folder(self._directory, CLAIM, current_process(self.mark), same_process=False)
-        except AlreadyClaimed as taken:
+        except AlreadyClaimed as claimed:
             raise UsageError(
-                f"{self._directory}: a sweep is already running there ({taken}); wait for its end, or choose another "
-                f"--out; if that process is gone, remove {taken.file}"
+                f"{self._directory}: a sweep is already running there ({claimed}); wait for its end, or choose another "
+                f"--out; if that process is gone, remove {claimed.file}"
             ) from None
 
 

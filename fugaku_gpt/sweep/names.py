@@ -8,7 +8,7 @@ from typing import Mapping, Sequence
 from fugaku_gpt.config.schema import NODE_KNOBS
 
 MAX_LENGTH = 100
-_SHORT = {
+_SHORT_NAMES = {
     "layout.pp": "pp",
     "training.micro_batch": "mbs",
     "training.global_batch": "gbs",
@@ -23,7 +23,7 @@ _TRUE = ("true", "yes", "on")
 _FALSE = ("false", "no", "off", "null", "~", "none", "")
 
 
-def row_name(present: Mapping[str, str], settings: Mapping[str, str], variant: Sequence[str] = ()) -> str:
+def row_name(all_settings: Mapping[str, str], settings: Mapping[str, str], variant: Sequence[str] = ()) -> str:
     """The name of a row, from its layout and from the settings that distinguish it.
 
     Args:
@@ -31,9 +31,11 @@ def row_name(present: Mapping[str, str], settings: Mapping[str, str], variant: S
         settings: those of this row alone.
         variant: names of its variants, which stand for what they set.
     """
-    parts = [f"dp{present.get('layout.dp', '1')}", f"tp{present.get('layout.tp', '1')}"]
-    parts += [_part(key, value) for key, value in settings.items() if key not in ("layout.dp", "layout.tp")]
-    return safe_name("-".join(part for part in [*parts, *variant] if part))
+    components = [f"dp{all_settings.get('layout.dp', '1')}", f"tp{all_settings.get('layout.tp', '1')}"]
+    components += [
+        _name_component(key, value) for key, value in settings.items() if key not in ("layout.dp", "layout.tp")
+    ]
+    return safe_name("-".join(component for component in [*components, *variant] if component))
 
 
 def safe_name(text: str) -> str:
@@ -48,7 +50,7 @@ def job_name_of(name: str) -> str:
     return (safe if safe[:1].isalpha() else f"run-{safe}")[:63]
 
 
-def _part(key: str, value: str) -> str:
+def _name_component(key: str, value: str) -> str:
     leaf = key.rpartition(".")[2]
     if value.lower() in _TRUE:
         return leaf
@@ -56,4 +58,4 @@ def _part(key: str, value: str) -> str:
         return ""
     if key in _KNOBS:
         return _KNOBS[key].format_for_row_name(value)
-    return _SHORT.get(key, leaf) + value
+    return _SHORT_NAMES.get(key, leaf) + value

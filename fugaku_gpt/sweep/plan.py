@@ -11,12 +11,12 @@ from fugaku_gpt.records.files import write_json_atomically
 from fugaku_gpt.sweep.expand import Sweep, expand_text
 from fugaku_gpt.versioned_json import read_versioned_json
 
-FILE = "sweep-plan.json"
+PLAN_FILE = "sweep-plan.json"
 VERSION = 1
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """A sweep as it was last started.
 
     Attributes:
@@ -43,7 +43,7 @@ class Plan:
         return expand_text(self.text, self.file, self.name, self.overrides)
 
 
-def plan_of(file: Path, overrides: Tuple[str, ...] = ()) -> Plan:
+def plan_of(file: Path, overrides: Tuple[str, ...] = ()) -> SweepPlan:
     """The plan of a sweep file, from the present folder.
 
     Raises:
@@ -55,24 +55,24 @@ def plan_of(file: Path, overrides: Tuple[str, ...] = ()) -> Plan:
         raise UsageError(f"{file}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file}: cannot be read: {error}") from None
-    return Plan(str(file), file.stem, text, overrides, str(Path.cwd()))
+    return SweepPlan(str(file), file.stem, text, overrides, str(Path.cwd()))
 
 
-def write_plan(out: Path, plan: Plan) -> None:
+def write_plan(out: Path, plan: SweepPlan) -> None:
     """Keep the plan in the sweep's folder."""
-    write_json_atomically(out / FILE, asdict(plan))
+    write_json_atomically(out / PLAN_FILE, asdict(plan))
 
 
-def read_plan(out: Path) -> Optional[Plan]:
+def read_plan(out: Path) -> Optional[SweepPlan]:
     """The plan of a sweep's folder, or None where there is none.
 
     Raises:
         UsageError: the file is not of this format.
     """
     return read_versioned_json(
-        out / FILE,
+        out / PLAN_FILE,
         "a sweep's plan",
         (VERSION,),
-        lambda values: Plan(**{**values, "overrides": tuple(values["overrides"])}),
+        lambda values: SweepPlan(**{**values, "overrides": tuple(values["overrides"])}),
         mend="remove it, and name the sweep file again",
     )

@@ -13,19 +13,19 @@ from fugaku_gpt.sweep.expand import Run
 _REFRESH_SECONDS = 0.5
 
 
-def describe(result: Result) -> str:
+def describe_result(result: Result) -> str:
     """One line on how a run ended: status, time, pace, losses."""
-    parts = [result.status if result.status == OK else f"{result.status}: {result.reason}"]
+    phrases = [result.status if result.status == OK else f"{result.status}: {result.reason}"]
     summary = result.summary
     if result.ended > result.started:
-        parts.append(f"{result.ended - result.started:.1f} s")
+        phrases.append(f"{result.ended - result.started:.1f} s")
     if summary.get("seconds_per_iteration") is not None:
-        parts.append(f"{summary['seconds_per_iteration']:.4g} s/it")
+        phrases.append(f"{summary['seconds_per_iteration']:.4g} s/it")
     if summary.get("last_loss") is not None:
-        parts.append(f"loss {summary['first_loss']:.3f} to {summary['last_loss']:.3f}")
+        phrases.append(f"loss {summary['first_loss']:.3f} to {summary['last_loss']:.3f}")
     if summary.get("last_validation_loss") is not None:
-        parts.append(f"validation {summary['first_validation_loss']:.3f} to {summary['last_validation_loss']:.3f}")
-    return ", ".join(parts)
+        phrases.append(f"validation {summary['first_validation_loss']:.3f} to {summary['last_validation_loss']:.3f}")
+    return ", ".join(phrases)
 
 
 def last_iteration(metrics: Path) -> Optional[Dict[str, Any]]:
@@ -39,13 +39,13 @@ class PlainProgress:
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
-    def started(self, run: Run, number: int, total: int, directory: RunDirectory) -> None:
-        """See :class:`fugaku_gpt.sweep.run.Progress`."""
+    def run_started(self, run: Run, number: int, total: int, directory: RunDirectory) -> None:
+        """See :class:`fugaku_gpt.sweep.run.SweepProgress`."""
         self._say(f"[{number}/{total}] {run.name}: started")
 
-    def ended(self, run: Run, number: int, total: int, result: Result, kept: bool) -> None:
-        """See :class:`fugaku_gpt.sweep.run.Progress`."""
-        self._say(f"[{number}/{total}] {run.name}: {'kept: ' if kept else ''}{describe(result)}")
+    def run_ended(self, run: Run, number: int, total: int, result: Result, is_earlier_result: bool) -> None:
+        """See :class:`fugaku_gpt.sweep.run.SweepProgress`."""
+        self._say(f"[{number}/{total}] {run.name}: {'kept: ' if is_earlier_result else ''}{describe_result(result)}")
 
     def __enter__(self) -> PlainProgress:
         return self
@@ -92,19 +92,19 @@ class LiveProgress:
         self._watcher.join()
         self._bars.stop()
 
-    def started(self, run: Run, number: int, total: int, directory: RunDirectory) -> None:
-        """See :class:`fugaku_gpt.sweep.run.Progress`."""
+    def run_started(self, run: Run, number: int, total: int, directory: RunDirectory) -> None:
+        """See :class:`fugaku_gpt.sweep.run.SweepProgress`."""
         iterations = run.config.training.iterations if run.config is not None else None
         self._bars.update(self._all, total=total)
         self._bars.reset(self._present, description=run.name, total=iterations, note="starting", visible=True)
         self._directory = directory
 
-    def ended(self, run: Run, number: int, total: int, result: Result, kept: bool) -> None:
-        """See :class:`fugaku_gpt.sweep.run.Progress`."""
+    def run_ended(self, run: Run, number: int, total: int, result: Result, is_earlier_result: bool) -> None:
+        """See :class:`fugaku_gpt.sweep.run.SweepProgress`."""
         self._directory = None
         self._bars.update(self._all, total=total, completed=number)
         self._bars.update(self._present, visible=False)
-        line = f"[{number}/{total}] {run.name}: {'kept: ' if kept else ''}{describe(result)}"
+        line = f"[{number}/{total}] {run.name}: {'kept: ' if is_earlier_result else ''}{describe_result(result)}"
         self._console.print(line, markup=False, highlight=False, style=None if result.status == OK else "red")
 
     def _watch(self) -> None:
@@ -113,8 +113,8 @@ class LiveProgress:
             line = last_iteration(directory.metrics_file) if directory is not None else None
             if line is not None:
                 loss = line.get("loss")
-                said = f"loss {loss:.3f}" if loss is not None else "loss is not a number"
-                note = f"{said}, {format_pace(line.get('seconds'))}"
+                loss_text = f"loss {loss:.3f}" if loss is not None else "loss is not a number"
+                note = f"{loss_text}, {format_pace(line.get('seconds'))}"
                 self._bars.update(self._present, completed=line["iteration"], note=note)
 
 

@@ -17,29 +17,36 @@ from fugaku_gpt.config import dump_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.launch.launch_result import result_of_launch
 from fugaku_gpt.launch.processes import Outcome
-from fugaku_gpt.planner.trainer.memory_check import refuse_too_large, this_machine
+from fugaku_gpt.planner.trainer.memory_check import local_node_limits, refuse_too_large
 from fugaku_gpt.records.job import read_history
 from fugaku_gpt.records.run import INTERRUPTED, OK, REFUSED, TIMEOUT, Result, RunDirectory
 from fugaku_gpt.sweep.expand import Run, Sweep
-from fugaku_gpt.sweep.folder import attempts_of, enter, first_line, make_room, settled, write_refused
+from fugaku_gpt.sweep.folder import (
+    attempts_of,
+    first_line,
+    move_attempt_aside,
+    with_recorded_names,
+    write_entry,
+    write_refused,
+)
 from fugaku_gpt.sweep.lock import SweepLock
-from fugaku_gpt.sweep.plan import Plan, write_plan
+from fugaku_gpt.sweep.plan import SweepPlan, write_plan
 
 Launch = Callable[..., Outcome]  # as fugaku_gpt.launch.launcher.launch
 
 
-class Progress(Protocol):
+class SweepProgress(Protocol):
     """Who is told what goes on."""
 
-    def started(self, run: Run, number: int, total: int, directory: RunDirectory) -> None:
+    def run_started(self, run: Run, number: int, total: int, directory: RunDirectory) -> None:
         """The ``number``-th of ``total`` runs begins."""
 
-    def ended(self, run: Run, number: int, total: int, result: Result, kept: bool) -> None:
+    def run_ended(self, run: Run, number: int, total: int, result: Result, is_earlier_result: bool) -> None:
         """A run has ended, or is ``kept`` from an earlier time."""
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedRun:
     """One run of the sweep and how it ended.
 
     Attributes:
@@ -48,10 +55,10 @@ class Ended:
 
     run: Run
     result: Result
-    stopped: bool = False
+    was_stopped: bool = False
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Neither ok nor refused for its configuration, which is an answer and not a failure."""
         return self.result.status != OK and self.run.config is not None
 
@@ -60,12 +67,12 @@ def run_sweep(
     sweep: Sweep,
     out: Path,
     launch: Launch,
-    progress: Progress,
+    progress: SweepProgress,
     *,
     timeout: Optional[float] = None,
     retry_failed: bool = False,
-    plan: Optional[Plan] = None,
-) -> List[Ended]:
+    plan: Optional[SweepPlan] = None,
+) -> List[EndedRun]:
     """Run what is missing. The list ends early, with the run in which it was, if the sweep was stopped.
 
     Args:
@@ -77,42 +84,42 @@ def run_sweep(
         UsageError: another sweep runs in ``out``, or holds runs of other configurations under the same names.
     """
     with SweepLock(out) as lock:
-        sweep = settled(sweep, out)
+        sweep = with_recorded_names(sweep, out)
         for run in sweep.runs:
-            _refuse_a_job(out / run.name)
+            _refuse_submitted_run(out / run.name)
         if plan is not None:
             write_plan(out, plan)
-        ended: List[Ended] = []
+        ended: List[EndedRun] = []
         total = len(sweep.runs)
         for number, run in enumerate(sweep.runs, start=1):
             directory = RunDirectory(out / run.name)
-            result = _to_keep(run, directory, retry_failed)
-            kept, stopped = result is not None, False
+            result = _reusable_result(run, directory, retry_failed)
+            is_earlier_result, stopped = result is not None, False
             if result is None:
-                make_room(directory.path, attempts_of(out, run))
-                progress.started(run, number, total, directory)
-                result, stopped = _run_one(sweep, run, directory, launch, timeout, lock.mark)
-            ended.append(Ended(run, result, stopped))
-            progress.ended(run, number, total, result, kept)
+                move_attempt_aside(directory.path, attempts_of(out, run))
+                progress.run_started(run, number, total, directory)
+                result, stopped = _run_and_record(sweep, run, directory, launch, timeout, lock.mark)
+            ended.append(EndedRun(run, result, stopped))
+            progress.run_ended(run, number, total, result, is_earlier_result)
             if stopped:
                 break
         return ended
 
 
-def _run_one(
+def _run_and_record(
     sweep: Sweep, run: Run, directory: RunDirectory, launch: Launch, timeout: Optional[float], mark: str
 ) -> Tuple[Result, bool]:
     """Its result, and whether the sweep was stopped in it."""
     started = time.time()
     if run.config is None:
         return write_refused(sweep, run, directory, run.refusal, started), False
-    enter(sweep, run, directory.path)
+    write_entry(sweep, run, directory.path)
     directory.create(dump_run_config(run.config), mark)
     log = directory.log_file
     limits = [limit for limit in (timeout, run.config.job.elapse) if limit is not None]
     stopped = False
     try:
-        refuse_too_large(run.config, this_machine(), range(run.config.layout.ranks))
+        refuse_too_large(run.config, local_node_limits(), range(run.config.layout.ranks))
         outcome = launch(
             run.config,
             directory,
@@ -130,7 +137,7 @@ def _run_one(
     return result, stopped
 
 
-def _refuse_a_job(directory: Path) -> None:
+def _refuse_submitted_run(directory: Path) -> None:
     """Refuse to run here what was handed in elsewhere and has not ended.
 
     Raises:
@@ -144,7 +151,7 @@ def _refuse_a_job(directory: Path) -> None:
         )
 
 
-def _to_keep(run: Run, directory: RunDirectory, retry_failed: bool) -> Optional[Result]:
+def _reusable_result(run: Run, directory: RunDirectory, retry_failed: bool) -> Optional[Result]:
     """The recorded result, if the run need not be run."""
     result = directory.result()
     if result is None or result.status == INTERRUPTED:

@@ -24,18 +24,25 @@ from fugaku_gpt.planner.trainer.node_limits import refuse_job_too_large
 from fugaku_gpt.records.job import JOB_FILE, OVER, read_history
 from fugaku_gpt.records.run import OK, REFUSED, RunDirectory
 from fugaku_gpt.sweep.expand import Run, Sweep
-from fugaku_gpt.sweep.folder import attempts_of, enter, first_line, make_room, settled, write_refused
+from fugaku_gpt.sweep.folder import (
+    attempts_of,
+    first_line,
+    move_attempt_aside,
+    with_recorded_names,
+    write_entry,
+    write_refused,
+)
 from fugaku_gpt.sweep.lock import SweepLock
 from fugaku_gpt.sweep.names import job_name_of
-from fugaku_gpt.sweep.plan import Plan, write_plan
+from fugaku_gpt.sweep.plan import SweepPlan, write_plan
 from fugaku_gpt.sweep.progress import last_iteration
 
 MISSING = "missing"  # nothing has been handed in, or it was not taken
-_SAME_REFUSALS = 2  # after so many alike in a row the scheduler's answer is not about the row
+_MAX_SAME_REFUSALS = 2  # after so many alike in a row the scheduler's answer is not about the row
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStanding:
     """Where one run stands.
 
     Attributes:
@@ -62,7 +69,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedJob:
     """A job that is to be handed in.
 
     Attributes:
@@ -76,7 +83,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Handed:
+class SubmittedSweep:
     """What one call has done.
 
     Attributes:
@@ -87,19 +94,23 @@ class Handed:
         stopped: why the rest was not tried; empty where all was.
     """
 
-    standings: List[Standing]
-    taken: Dict[str, List[str]]
+    standings: List[RunStanding]
+    job_ids: Dict[str, List[str]]
     refused: Dict[str, str]
-    left: int
-    stopped: str = ""
+    remaining: int
+    stop_reason: str = ""
 
 
-Told = Callable[[int, int, Planned, str], None]  # number, of how many, what, what became of it
+OnJob = Callable[[int, int, PlannedJob, str], None]  # number, of how many, what, what became of it
 
 
-def standings_of(
-    sweep: Sweep, out: Path, named: SchedulerFactory = scheduler_named, now: Callable[[], float] = time.time, ask: bool = True
-) -> List[Standing]:
+def run_standings(
+    sweep: Sweep,
+    out: Path,
+    scheduler_factory: SchedulerFactory = scheduler_named,
+    clock: Callable[[], float] = time.time,
+    query_schedulers: bool = True,
+) -> List[RunStanding]:
     """Where every run of a sweep stands, in its order.
 
     Args:
@@ -108,33 +119,37 @@ def standings_of(
     Raises:
         UsageError: a record in a run directory is damaged.
     """
-    asked = [out / run.name for run in sweep.runs if _has_open_job(out / run.name)]
-    followed = {one.directory: one for one in poll_runs(asked, named, now)} if ask and asked else {}
+    directories = [out / run.name for run in sweep.runs if _needs_query(out / run.name)]
+    followed = (
+        {followed_run.directory: followed_run for followed_run in poll_runs(directories, scheduler_factory, clock)}
+        if query_schedulers and directories
+        else {}
+    )
     return [_standing(run, out / run.name, followed.get(out / run.name)) for run in sweep.runs]
 
 
-def planned_jobs(sweep: Sweep, out: Path, plan: Plan, resume: bool) -> Tuple[List[Standing], List[Planned]]:
+def planned_jobs(sweep: Sweep, out: Path, plan: SweepPlan, resume: bool) -> Tuple[List[RunStanding], List[PlannedJob]]:
     """(where every run stands by its records, what would be handed in); asks nobody and writes nothing.
 
     Raises:
         UsageError: ``out`` holds other runs, or a damaged record.
     """
-    sweep = settled(sweep, out)
-    standings = standings_of(sweep, out, ask=False)
-    return standings, [_planned(one.run, out, plan) for one in standings if is_wanted(one, resume)]
+    sweep = with_recorded_names(sweep, out)
+    standings = run_standings(sweep, out, query_schedulers=False)
+    return standings, [_plan_job(standing.run, out, plan) for standing in standings if is_due(standing, resume)]
 
 
 def submit_sweep(
-    plan: Plan,
+    plan: SweepPlan,
     out: Path,
     *,
     max_in_flight: Optional[int] = None,
     resume: bool = False,
-    told: Told = lambda number, total, planned, said: None,
-    agreed: Callable[[Sequence[Planned]], bool] = lambda planned: True,
-    named: SchedulerFactory = scheduler_named,
-    now: Callable[[], float] = time.time,
-) -> Handed:
+    on_job: OnJob = lambda number, total, planned, outcome: None,
+    confirm: Callable[[Sequence[PlannedJob]], bool] = lambda planned: True,
+    scheduler_factory: SchedulerFactory = scheduler_named,
+    clock: Callable[[], float] = time.time,
+) -> SubmittedSweep:
     """Submit the runs of a sweep that are missing, as far as the limit allows, and return.
 
     Args:
@@ -148,23 +163,23 @@ def submit_sweep(
         UsageError: another sweep is at work in ``out``, or ``out`` holds other runs.
     """
     with SweepLock(out):
-        sweep = settled(plan.sweep(), out)
-        standings = standings_of(sweep, out, named, now)
-        wanted = [one for one in standings if is_wanted(one, resume)]
-        flying = sum(1 for one in standings if one.in_flight)
-        room = len(wanted) if max_in_flight is None else max(0, max_in_flight - flying)
-        jobs = [_planned(one.run, out, plan) for one in wanted[:room]]
-        if not agreed(jobs):
-            return Handed(standings, {}, {}, len(wanted))
+        sweep = with_recorded_names(plan.sweep(), out)
+        standings = run_standings(sweep, out, scheduler_factory, clock)
+        due = [standing for standing in standings if is_due(standing, resume)]
+        in_flight = sum(1 for standing in standings if standing.in_flight)
+        free_slots = len(due) if max_in_flight is None else max(0, max_in_flight - in_flight)
+        jobs = [_plan_job(standing.run, out, plan) for standing in due[:free_slots]]
+        if not confirm(jobs):
+            return SubmittedSweep(standings, {}, {}, len(due))
         write_plan(out, plan)
-        for one in standings:
-            if one.run.config is None:
-                write_refused(sweep, one.run, RunDirectory(one.directory), one.run.refusal, now())
-        taken, refused, stopped = _hand_in(sweep, jobs, out, told, named, now)
-        return Handed(standings, taken, refused, len(wanted) - len(taken) - len(refused), stopped)
+        for standing in standings:
+            if standing.run.config is None:
+                write_refused(sweep, standing.run, RunDirectory(standing.directory), standing.run.refusal, clock())
+        job_ids, refused, stopped = _submit_jobs(sweep, jobs, out, on_job, scheduler_factory, clock)
+        return SubmittedSweep(standings, job_ids, refused, len(due) - len(job_ids) - len(refused), stopped)
 
 
-def is_wanted(standing: Standing, resume: bool) -> bool:
+def is_due(standing: RunStanding, resume: bool) -> bool:
     """Whether a run is to be handed in: it is missing, or it has failed and failures are to be tried again."""
     if standing.in_flight or standing.run.config is None or standing.status == OK:
         return False
@@ -172,61 +187,66 @@ def is_wanted(standing: Standing, resume: bool) -> bool:
     return resume or standing.status == MISSING or (standing.status == REFUSED and not standing.job_id)
 
 
-def _hand_in(
-    sweep: Sweep, jobs: Sequence[Planned], out: Path, told: Told, named: SchedulerFactory, now: Callable[[], float]
+def _submit_jobs(
+    sweep: Sweep,
+    jobs: Sequence[PlannedJob],
+    out: Path,
+    on_job: OnJob,
+    scheduler_factory: SchedulerFactory,
+    clock: Callable[[], float],
 ) -> Tuple[Dict[str, List[str]], Dict[str, str], str]:
     schedulers: Dict[str, Scheduler] = {}
-    taken: Dict[str, List[str]] = {}
+    job_ids: Dict[str, List[str]] = {}
     refused: Dict[str, str] = {}
-    alike: List[str] = []
+    same_refusals: List[str] = []
     for number, planned in enumerate(jobs, start=1):
         run, directory = planned.run, out / planned.run.name
-        make_room(directory, attempts_of(out, run))
+        move_attempt_aside(directory, attempts_of(out, run))
         if planned.job is None:
-            write_refused(sweep, run, RunDirectory(directory), planned.refusal, now())
+            write_refused(sweep, run, RunDirectory(directory), planned.refusal, clock())
             refused[run.name] = planned.refusal
-            told(number, len(jobs), planned, f"refused: {first_line(planned.refusal)}")
+            on_job(number, len(jobs), planned, f"refused: {first_line(planned.refusal)}")
             continue
         name = planned.job.config.job.scheduler
         try:
-            enter(sweep, run, directory)
+            write_entry(sweep, run, directory)
             prepared = prepare_job(planned.job.config, directory)
             if name not in schedulers:
-                schedulers[name] = named(name)
-            taken[run.name] = submit(prepared, schedulers[name], now)
-            told(number, len(jobs), planned, f"job {', '.join(taken[run.name])}")
+                schedulers[name] = scheduler_factory(name)
+            job_ids[run.name] = submit(prepared, schedulers[name], clock)
+            on_job(number, len(jobs), planned, f"job {', '.join(job_ids[run.name])}")
         except Uncertain as error:
-            told(number, len(jobs), planned, f"perhaps taken: {first_line(str(error))}")
-            return taken, refused, f"{name} does not answer clearly; the same command goes on once it does"
+            on_job(number, len(jobs), planned, f"perhaps taken: {first_line(str(error))}")
+            return job_ids, refused, f"{name} does not answer clearly; the same command goes on once it does"
         except Refused as error:
             refused[run.name] = str(error)
-            said = first_line(str(error))
-            told(number, len(jobs), planned, f"not taken: {said}")
-            alike = [*alike, said] if said in alike else [said]
-            if len(alike) >= _SAME_REFUSALS:
-                return taken, refused, f"{name} refuses one like the other: {said}"
-    return taken, refused, ""
+            message = first_line(str(error))
+            on_job(number, len(jobs), planned, f"not taken: {message}")
+            same_refusals = [*same_refusals, message] if message in same_refusals else [message]
+            if len(same_refusals) >= _MAX_SAME_REFUSALS:
+                return job_ids, refused, f"{name} refuses one like the other: {message}"
+    return job_ids, refused, ""
 
 
-def _planned(run: Run, out: Path, plan: Plan) -> Planned:
+def _plan_job(run: Run, out: Path, plan: SweepPlan) -> PlannedJob:
     assert run.config is not None
     base = Path(plan.base)
     try:
-        named = with_profile_file(_named(run.config, run.name), Path(plan.file), base)
-        config = with_absolute_paths(named, base)
+        named_config = with_profile_file(_with_job_name(run.config, run.name), Path(plan.file), base)
+        config = with_absolute_paths(named_config, base)
         refuse_job_too_large(config)
         script = render_from_files(config)
     except UsageError as error:
-        return Planned(run, None, str(error))
-    return Planned(run, PreparedJob(out / run.name, config, SCRIPT, script.text, node_hours(config), script.notes))
+        return PlannedJob(run, None, str(error))
+    return PlannedJob(run, PreparedJob(out / run.name, config, SCRIPT, script.text, node_hours(config), script.notes))
 
 
-def _named(config: RunConfig, name: str) -> RunConfig:
+def _with_job_name(config: RunConfig, name: str) -> RunConfig:
     """The run with a job name, so that a list of jobs says which run is which."""
     return config if config.job.name else replace(config, job=replace(config.job, name=job_name_of(name)))
 
 
-def _has_open_job(directory: Path) -> bool:
+def _needs_query(directory: Path) -> bool:
     """Whether a scheduler could tell something new, or the ranks' result may not be the last word."""
     if not (directory / JOB_FILE).exists():
         return False
@@ -234,11 +254,11 @@ def _has_open_job(directory: Path) -> bool:
     return result is None or result.judged or result.status != OK
 
 
-def _standing(run: Run, directory: Path, followed: Optional[PolledRun]) -> Standing:
+def _standing(run: Run, directory: Path, followed: Optional[PolledRun]) -> RunStanding:
     record = RunDirectory(directory)
     result = record.result()
     if run.config is None:
-        return Standing(run, directory, REFUSED, run.refusal.replace("\n", "; "))
+        return RunStanding(run, directory, REFUSED, run.refusal.replace("\n", "; "))
     line = last_iteration(record.metrics_file) or {}
     iterations = int(line.get("iteration") or 0)
     pace = line.get("seconds")
@@ -250,7 +270,7 @@ def _standing(run: Run, directory: Path, followed: Optional[PolledRun]) -> Stand
     if followed is not None:
         verdict = followed.outcome
         status = verdict.status or (result.status if result is not None and followed.is_over else "")
-        return Standing(
+        return RunStanding(
             run,
             directory,
             status or (verdict.state if not followed.is_over else "") or MISSING,
@@ -262,10 +282,10 @@ def _standing(run: Run, directory: Path, followed: Optional[PolledRun]) -> Stand
             pace,
         )
     if result is not None:
-        return Standing(run, directory, result.status, result.reason, "", False, job_id, iterations, pace)
+        return RunStanding(run, directory, result.status, result.reason, "", False, job_id, iterations, pace)
     if not history.jobs and not history.open:
         reason = f"not taken: {first_line(history.refused)}" if history.refused else ""
-        return Standing(run, directory, MISSING, reason, "", False, "", iterations, pace)
-    last = history.statuses.get(job_id)
-    state = last.state if last is not None else "submitted"
-    return Standing(run, directory, state, "", "", state not in OVER, job_id, iterations, pace)
+        return RunStanding(run, directory, MISSING, reason, "", False, "", iterations, pace)
+    last_status = history.statuses.get(job_id)
+    state = last_status.state if last_status is not None else "submitted"
+    return RunStanding(run, directory, state, "", "", state not in OVER, job_id, iterations, pace)

@@ -76,7 +76,7 @@ class MemoryGuard:
                 turn = None
                 continue
             if turn is None:
-                turn = time.monotonic() + (0.0 if self._memory.largest() == os.getpid() else _TURN_SECONDS)
+                turn = time.monotonic() + (0.0 if self._memory.largest_process() == os.getpid() else _TURN_SECONDS)
             if time.monotonic() >= turn:
                 self._end(use)
                 return

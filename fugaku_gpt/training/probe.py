@@ -27,7 +27,15 @@ from fugaku_gpt.data.random_samples import RandomSamples
 from fugaku_gpt.errors import EXIT_OK, FugakuGptError, UsageError
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND
 from fugaku_gpt.machine import local
-from fugaku_gpt.machine.probed import NARROW_ALL_REDUCE, Message, Pass, Probed, Product, Step, probed_data
+from fugaku_gpt.machine.probed import (
+    NARROW_ALL_REDUCE,
+    MessageTiming,
+    PassTiming,
+    ProbeResults,
+    ProductTiming,
+    StepTiming,
+    probe_to_data,
+)
 from fugaku_gpt.training.probe_calls import (
     Call,
     Pool,
@@ -125,10 +133,10 @@ class Probe:
         if world.size == 1:
             del self._shares["messages"]
 
-    def run(self, dtypes: Sequence[str]) -> Probed:
+    def run(self, dtypes: Sequence[str]) -> ProbeResults:
         """All of it. Collective."""
-        found = Probed(self.cores, {self._world.size: self._threads}, self._facts())
-        parts: Dict[str, Callable[[], Probed]] = {
+        found = ProbeResults(self.cores, {self._world.size: self._threads}, self._facts())
+        parts: Dict[str, Callable[[], ProbeResults]] = {
             "products": lambda: self._products(dtypes),
             "passes": lambda: self._passes(dtypes),
             "messages": self._messages,
@@ -139,7 +147,7 @@ class Probe:
             self._say(f"{name}, {seconds:.1f} s")
             self._clock.begin(seconds)
             before = time.process_time(), time.perf_counter()
-            found = found.and_also(parts[name]())
+            found = found.merged_with(parts[name]())
             if name == "products":  # nobody waits for anybody in these
                 had = (time.process_time() - before[0]) / (time.perf_counter() - before[1]) / self._threads
                 found = replace(found, facts={**found.facts, f"share of cores {self._world.size}": f"{had:.2f}"})
@@ -147,8 +155,8 @@ class Probe:
                     self._say(f"other work runs here, and leaves {100 * had:.0f} % of a core: times mean little")
         return found
 
-    def _empty(self, **tables: Any) -> Probed:
-        return Probed(self.cores, {self._world.size: self._threads}, **tables)
+    def _empty(self, **tables: Any) -> ProbeResults:
+        return ProbeResults(self.cores, {self._world.size: self._threads}, **tables)
 
     def _facts(self) -> Dict[str, str]:
         build, mpi = compat.build_facts(), mpi_facts()
@@ -160,7 +168,7 @@ class Probe:
             "allocator": local.allocator_in_use(),
         }
 
-    def _products(self, dtypes: Sequence[str]) -> Probed:
+    def _products(self, dtypes: Sequence[str]) -> ProbeResults:
         found, rate = [], 0.0
         wide = Pool(torch.float32)
         share = self._clock.left
@@ -183,7 +191,7 @@ class Probe:
                 seconds, spread = self._clock.measure(product_call(shape, pool, wide), slice_)
                 rate = max(rate, shape.flops / seconds)
                 found.append(
-                    Product(
+                    ProductTiming(
                         shape.kind,
                         name,
                         self._world.size,
@@ -197,8 +205,8 @@ class Probe:
                 )
         return self._empty(products=tuple(found))
 
-    def _passes(self, dtypes: Sequence[str]) -> Probed:
-        found: List[Pass] = []
+    def _passes(self, dtypes: Sequence[str]) -> ProbeResults:
+        found: List[PassTiming] = []
         ranks = self._world.size
         bandwidth = {}
         share = self._clock.left
@@ -206,23 +214,23 @@ class Probe:
         for name, moved, call in bandwidth_calls(_BANDWIDTH_ELEMENTS):
             bandwidth[f"{name} {ranks}"] = ranks * moved / self._clock.measure(call, 4 * slice_)[0]
         for name, elements, call in step_calls():
-            found.append(Pass(name, "float32", ranks, elements, *self._clock.measure(call, slice_)))
+            found.append(PassTiming(name, "float32", ranks, elements, *self._clock.measure(call, slice_)))
         for dtype in dtypes:
             tokens, forward, both = layer_calls(dtype)
             seconds, spread = self._clock.measure(forward, 2 * slice_)
             whole, _ = self._clock.measure(both, 2 * slice_)
-            found.append(Pass("layer", dtype, ranks, tokens, seconds, spread))
-            found.append(Pass("layer_backward", dtype, ranks, tokens, max(whole - seconds, 0.1 * whole), spread))
+            found.append(PassTiming("layer", dtype, ranks, tokens, seconds, spread))
+            found.append(PassTiming("layer_backward", dtype, ranks, tokens, max(whole - seconds, 0.1 * whole), spread))
             pool = Pool(getattr(torch, dtype))
             seen: Dict[str, int] = {}
             for name, elements, call in pass_calls(getattr(torch, dtype), pool):
                 if self._clock.left < 0 and seen.get(name, 0) > 1:
                     continue  # two sizes of each are there
                 seen[name] = seen.get(name, 0) + 1
-                found.append(Pass(name, dtype, ranks, elements, *self._clock.measure(call, slice_)))
+                found.append(PassTiming(name, dtype, ranks, elements, *self._clock.measure(call, slice_)))
         return self._empty(passes=tuple(found), bandwidth=bandwidth)
 
-    def _messages(self) -> Probed:
+    def _messages(self) -> ProbeResults:
         world, found = self._world, []
         sizes = [group for group in range(2, world.size + 1) if world.size % group == 0]
         sizes = sorted({sizes[0], sizes[-1], sizes[len(sizes) // 2]}, reverse=True)
@@ -246,10 +254,10 @@ class Probe:
                 for name, call in calls:
                     seconds, spread = self._clock.measure(call, slice_)
                     rounds = 2 if name == SEND else 1  # there and back
-                    found.append(Message(name, world.size, group, size, seconds / rounds, spread))
+                    found.append(MessageTiming(name, world.size, group, size, seconds / rounds, spread))
         return self._empty(messages=tuple(found))
 
-    def _steps(self, dtypes: Sequence[str]) -> Probed:
+    def _steps(self, dtypes: Sequence[str]) -> ProbeResults:
         found = []
         runs = small_runs(self._world.size, self._threads, dtypes)
         for count, (name, settings) in enumerate(runs):
@@ -261,7 +269,7 @@ class Probe:
             trainer.step()  # replicas communicate alone in the second, which is not counted either
             seconds, spread = self._clock.measure(trainer.step, left / (len(runs) - count))
             trainer.finish()
-            found.append(Step(name, tuple(settings), seconds, spread))
+            found.append(StepTiming(name, tuple(settings), seconds, spread))
         return self._empty(steps=tuple(found))
 
 
@@ -344,7 +352,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         world.abort(1)
         return 1
     if world.rank == 0:
-        print(json.dumps({"probed": probed_data(probed)}), flush=True)
+        print(json.dumps({"probed": probe_to_data(probed)}), flush=True)
     return EXIT_OK
 
 

@@ -15,7 +15,7 @@ from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
 from fugaku_gpt.layout.stages import chunks_of
-from fugaku_gpt.machine.garbage_collection import nothing_collected
+from fugaku_gpt.machine.garbage_collection import gc_paused
 from fugaku_gpt.model import recompute_of
 from fugaku_gpt.records.claim import HOLDER_VARIABLE
 from fugaku_gpt.records.operators import write_operators
@@ -70,7 +70,7 @@ def train(
     watching = contextlib.ExitStack()  # for signals, memory that runs out, and hangs
     starting = watching.enter_context(contextlib.ExitStack())
     try:
-        starting.enter_context(nothing_collected())
+        starting.enter_context(gc_paused())
         stop = watching.enter_context(Stop.of_job(config.job))
         _check_ranks(config, world)
         process = {**bind(world, config.node.bind, threads), **prepare_process(threads)}

@@ -19,7 +19,7 @@ from typing import Any, Deque, Dict, List, Optional, Tuple
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config.schema import JobConfig
 from fugaku_gpt.config.values import format_duration
-from fugaku_gpt.machine.job_limit import JobLimit, job_limit
+from fugaku_gpt.machine.job_limit import JobLimit, read_job_limit
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _AT_ONCE = (signal.SIGTERM, signal.SIGINT)  # these, once a stop is under way
@@ -64,7 +64,7 @@ class Stop:
     @classmethod
     def of_job(cls, job: JobConfig) -> Stop:
         """By the limit of the job that this process is in."""
-        limit = job_limit(job)
+        limit = read_job_limit(job)
         return cls(limit, limit.margin(job.stop_margin) if limit is not None else 0.0)
 
     def wanted(self) -> bool:

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import planned
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.planner.intervals import Guess
-from fugaku_gpt.planner.trainer.fitting import local_machine
+from fugaku_gpt.planner.intervals import Estimate
+from fugaku_gpt.planner.trainer.fitting import machine_from_probe
 from fugaku_gpt.planner.trainer.seconds import LocalPrediction
 from tests.planner.probes import even_machine
 
@@ -26,7 +26,7 @@ def test_the_runs_are_twenty_of_two_models_on_one_to_four_ranks() -> None:
 
 def row(seconds: float, peak: int) -> planned.Row:
     """Planned are one second, 0.9 to 1.1, and 1000 bytes."""
-    return planned.Row("a run", 1, LocalPrediction(Guess(1.0, 0.9, 1.1), {}, ()), 1000, seconds, peak)
+    return planned.Row("a run", 1, LocalPrediction(Estimate(1.0, 0.9, 1.1), {}, ()), 1000, seconds, peak)
 
 
 def test_verdicts_are_by_the_median_and_by_the_lowest() -> None:
@@ -41,7 +41,7 @@ def test_verdicts_are_by_the_median_and_by_the_lowest() -> None:
 def test_a_run_of_two_ranks_is_planned_and_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(planned.__file__).parent))
     monkeypatch.setattr(sys, "argv", ["planned.py"])
-    machine, _ = local_machine(even_machine(), 2**34)
+    machine, _ = machine_from_probe(even_machine(), 2**34)
     machine.probed.facts["torch"] = ""  # type: ignore[union-attr,index]
     found = planned.run([*TINY, "layout.dp=2", "training.global_batch=8", "node.threads_per_rank=1"], machine)
     assert found.name.endswith("dp2") and found.ranks == 2

@@ -102,4 +102,4 @@ def test_export_and_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert load_run_config(tmp_path / "run.yaml").model == model
     assert told(capsys, 0, "verify", tmp_path / "new").count("  whole") == 1
     assert run(["ckpt", "export", str(path), str(tmp_path / "other")]) == 2
-    assert "no checkpoint there is whole" in capsys.readouterr().err and not (tmp_path / "other").exists()
+    assert "none of its checkpoints is complete" in capsys.readouterr().err and not (tmp_path / "other").exists()

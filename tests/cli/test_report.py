@@ -146,7 +146,7 @@ def test_a_log_is_imported_to_the_same_table(tmp_path: Path, capsys: pytest.Capt
     words = ["report", "import", str(tmp_path / "run.out"), "--out", str(tmp_path / "row")]
     assert run(words) == 0
     captured = capsys.readouterr()
-    assert "not in the log: nodes; say them with --set" in captured.err
+    assert "not in the log: nodes; give them with --set" in captured.err
     assert run([*words, "--set", "nodes=4"]) == 0
     assert "0.90" in capsys.readouterr().out
     assert "| 4 | 1.3B | 1 | 4 | 1 | 2 | 1024 | - | 3231.4 | 0.90 | 0.004 |" in table(

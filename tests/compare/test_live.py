@@ -70,7 +70,7 @@ def plan_of(*settings: str, **more: Any) -> ComparisonPlan:
 def run(out: Path, launch: FakeLaunch, plan: Optional[ComparisonPlan] = None, **more: Any) -> str:
     plan = plan if plan is not None else plan_of("training.dtype=bfloat16")
     sides = SideRun(tiny(), None), SideRun(tiny(*plan.b.settings), None)
-    limits = more.pop("limits", Limits(pairs=4))
+    limits = more.pop("limits", Limits(max_pairs=4))
     more.setdefault("watch", Quiet())
     return run_pairs(Session(out, plan, sides, limits, launch, more.pop("progress", Silent()), **more))
 
@@ -91,7 +91,7 @@ def test_sides_take_turns_and_each_job_gives_one_number(tmp_path: Path) -> None:
 
 def test_a_planted_slowdown_of_5_percent_is_found_within_ten_pairs(tmp_path: Path) -> None:
     launch = FakeLaunch({"a": USUAL, "b": SLOW})
-    assert run(tmp_path / "out", launch, limits=Limits(pairs=10)) in (live.NARROW, live.CLEAR)
+    assert run(tmp_path / "out", launch, limits=Limits(max_pairs=10)) in (live.NARROW, live.CLEAR)
     report = report_live(kept(tmp_path / "out"))
     assert report.verdict == "slower" and report.comparison is not None
     assert report.comparison.a <= 10 and report.comparison.low < 1.05 < report.comparison.high
@@ -99,14 +99,14 @@ def test_a_planted_slowdown_of_5_percent_is_found_within_ten_pairs(tmp_path: Pat
 
 def test_a_side_against_itself_is_the_same(tmp_path: Path) -> None:
     launch = FakeLaunch({"a": USUAL, "b": USUAL[3:] + USUAL[:3]})
-    run(tmp_path / "out", launch, limits=Limits(pairs=10))
+    run(tmp_path / "out", launch, limits=Limits(max_pairs=10))
     assert report_live(kept(tmp_path / "out")).verdict == "same"
 
 
 def test_a_disturbed_pair_is_kept_left_out_and_run_again(tmp_path: Path) -> None:
     launch = FakeLaunch({"a": [1.0], "b": [1.0, 9.0, 1.0]})
     noises = [QUIET, QUIET, LOUD, QUIET]  # of pair 2, whose order is B A: B
-    assert run(tmp_path / "out", launch, watch=Quiet(noises)) == live.ENOUGH_PAIRS
+    assert run(tmp_path / "out", launch, new_watch=Quiet(noises)) == live.ENOUGH_PAIRS
     found = kept(tmp_path / "out")
     assert len(found.pairs) == 5 and len(found.counted) == 4
     (left_out,) = found.disturbed
@@ -119,18 +119,18 @@ def test_a_disturbed_pair_is_kept_left_out_and_run_again(tmp_path: Path) -> None
 
 def test_a_machine_that_is_never_quiet_ends_it(tmp_path: Path) -> None:
     launch = FakeLaunch({"a": [1.0], "b": [1.0]})
-    limits = Limits(pairs=4, reruns=2)
-    assert run(tmp_path / "out", launch, limits=limits, watch=Quiet([LOUD] * 99)) == live.RERUNS
+    limits = Limits(max_pairs=4, max_reruns=2)
+    assert run(tmp_path / "out", launch, limits=limits, new_watch=Quiet([LOUD] * 99)) == live.RERUNS
     assert report_live(kept(tmp_path / "out")).verdict == NO_VERDICT
     # who bears more load says so before
     again = tmp_path / "bearing"
-    assert run(again, launch, plan_of(load=0.5), watch=Quiet([LOUD] * 99)) == live.ENOUGH_PAIRS
+    assert run(again, launch, plan_of(load=0.5), new_watch=Quiet([LOUD] * 99)) == live.ENOUGH_PAIRS
 
 
 def test_the_budget_ends_it_before_a_pair_that_would_not_fit(tmp_path: Path) -> None:
     times = iter(range(0, 10_000, 10))
     launch = FakeLaunch({"a": [1.0], "b": [1.0]})
-    limits = Limits(pairs=10, budget=100.0)
+    limits = Limits(max_pairs=10, budget=100.0)
     assert run(tmp_path / "out", launch, limits=limits, clock=lambda: float(next(times))) == live.BUDGET
     assert 2 <= len(kept(tmp_path / "out").pairs) < 10
 
@@ -176,9 +176,9 @@ def test_stopped_in_a_pair_whole_pairs_stay_and_the_next_call_goes_on(tmp_path: 
 def test_another_build_or_commit_under_the_same_words_is_refused(tmp_path: Path) -> None:
     launch, plan = FakeLaunch({"a": [1.0], "b": [1.0]}), replace(plan_of("training.dtype=bfloat16"), commit="abc")
     plan = replace(plan, b=replace(plan.b, environment="e", build={"python": "/old/python", "preload": []}))
-    run(tmp_path / "out", launch, plan, limits=Limits(pairs=1))
-    run(tmp_path / "out", launch, replace(plan, commit=""), limits=Limits(pairs=1))  # not known is not another
-    run(tmp_path / "out", launch, plan, limits=Limits(pairs=1))
+    run(tmp_path / "out", launch, plan, limits=Limits(max_pairs=1))
+    run(tmp_path / "out", launch, replace(plan, commit=""), limits=Limits(max_pairs=1))  # not known is not another
+    run(tmp_path / "out", launch, plan, limits=Limits(max_pairs=1))
     with pytest.raises(UsageError, match="commit: abc then, abd now"):
         run(tmp_path / "out", launch, replace(plan, commit="abd"))
     other = replace(plan.b, build={"python": "/new/python", "preload": []})
@@ -213,7 +213,7 @@ def test_a_comparison_that_another_has_begun_before_the_claim_is_refused(
 
     def taken_late(*arguments: Any, **more: Any) -> Path:
         monkeypatch.setattr(live, "take", take)
-        run(out, launch, plan_of("training.dtype=float16"), limits=Limits(pairs=1))
+        run(out, launch, plan_of("training.dtype=float16"), limits=Limits(max_pairs=1))
         return take(*arguments, **more)
 
     monkeypatch.setattr(live, "take", taken_late)
@@ -224,7 +224,7 @@ def test_a_comparison_that_another_has_begun_before_the_claim_is_refused(
 
 def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
     launch = FakeLaunch({"a": [1.0], "b": [1.0]})
-    run(tmp_path / "out", launch, limits=Limits(pairs=1))
+    run(tmp_path / "out", launch, limits=Limits(max_pairs=1))
     with pytest.raises(UsageError, match=r"B training.dtype: bfloat16 then, float16 now"):
         run(tmp_path / "out", launch, plan_of("training.dtype=float16"))
     (tmp_path / "other").mkdir()

@@ -19,7 +19,9 @@ def labels(*places: Path, suffixes: Sequence[str] = TEXT_SUFFIXES, seed: int = 0
     return [file.label for file in find_files(places, False, suffixes, seed)]
 
 
-def texts(*places: Path, key: str = "text", limit: Optional[int] = None, tally: Optional[SourceCounts] = None) -> List[str]:
+def texts(
+    *places: Path, key: str = "text", limit: Optional[int] = None, tally: Optional[SourceCounts] = None
+) -> List[str]:
     files = find_files(places, False, TEXT_SUFFIXES, 0)
     return [text.decode("utf-8") for text in read_documents(files, key, limit, tally or SourceCounts())]
 

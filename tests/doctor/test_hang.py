@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.doctor.hang import examine, report_lines
+from fugaku_gpt.doctor.hang import hang_report, report_lines
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.run import HUNG, Result, RunDirectory
 from tests.doctor.flights import Ranks
@@ -30,7 +30,7 @@ def test_the_report_begins_with_the_verdict_and_groups_equal_ranks(run: Path) ->
     (run / "stacks").mkdir()
     (run / "stacks" / "rank-000017.txt").write_text("a stack")
     RunDirectory(run).write_result(Result(HUNG, "rank 17 is the cause", 0.0, 1.0))
-    report = examine(run)
+    report = hang_report(run)
     lines = report_lines(report)
     call = "all_reduce_sum of [6] on world at agree.py:3 (number 1 there; iteration 5, forward of micro-batch 2)"
     assert lines[0].startswith("rank 17 is the cause: it is busy outside MPI")
@@ -53,7 +53,7 @@ def test_a_run_that_goes_on_is_no_hang(run: Path) -> None:
     worker = threading.Thread(target=work)
     worker.start()
     try:
-        report = examine(run)
+        report = hang_report(run)
     finally:
         stop.set()
         worker.join()
@@ -62,4 +62,4 @@ def test_a_run_that_goes_on_is_no_hang(run: Path) -> None:
 
 def test_without_recorders_there_is_nothing_to_tell(run: Path) -> None:
     with pytest.raises(UsageError, match="no flight recorders: the run came to no call, or node.flight_recorder is"):
-        examine(run)
+        hang_report(run)

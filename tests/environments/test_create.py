@@ -37,7 +37,7 @@ def test_an_environment_is_whole_or_marked_as_not_and_is_finished_by_the_same_co
 
     with pytest.raises(RunFailed) as caught:  # there is no such wheel yet
         create(profile, tmp_path / "venv", sys.executable, words, told.append)
-    assert "tiny==1.2" in str(caught.value) and "the same command goes on from here" in str(caught.value)
+    assert "tiny==1.2" in str(caught.value) and "the same command continues from here" in str(caught.value)
     assert location_of(profile).state == "half"
     made = (tmp_path / "venv" / "pyvenv.cfg").stat().st_mtime_ns
 
@@ -58,7 +58,7 @@ def test_what_cannot_be_made_is_refused_before_anything_is_written(tmp_path: Pat
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "thesis.tex").touch()
-    with pytest.raises(UsageError, match="is there and is no virtual environment"):
+    with pytest.raises(UsageError, match="exists and is no virtual environment"):
         create(profile, taken, sys.executable, [], print)
     with pytest.raises(UsageError, match=r"thesis\.tex: is a file, not a folder"):
         create(profile, taken / "thesis.tex", sys.executable, [], print)

@@ -67,16 +67,16 @@ def test_a_job_that_is_over_is_not_asked_for_again(tmp_path: Path) -> None:
     hand_in(tmp_path, "1")
     exit_record(tmp_path, 0, sub_job="1")
     result(tmp_path, runs.OK)
-    assert [poll_runs([tmp_path], lambda name: scheduler)[0].verdict.status for _ in range(2)] == [runs.OK, runs.OK]
+    assert [poll_runs([tmp_path], lambda name: scheduler)[0].outcome.status for _ in range(2)] == [runs.OK, runs.OK]
     assert scheduler.polls == [["1"]]
 
 
 def test_a_lost_job_is_asked_for_again(tmp_path: Path) -> None:
     scheduler = FakeScheduler()
     hand_in(tmp_path, "1")
-    assert poll_runs([tmp_path], lambda name: scheduler)[0].verdict.status == runs.LOST
+    assert poll_runs([tmp_path], lambda name: scheduler)[0].outcome.status == runs.LOST
     scheduler.statuses["1"] = JobStatus("1", RUNNING, "RUN")
-    assert poll_runs([tmp_path], lambda name: scheduler)[0].verdict.state == RUNNING
+    assert poll_runs([tmp_path], lambda name: scheduler)[0].outcome.state == RUNNING
 
 
 def test_a_finished_job_whose_ranks_left_nothing_gets_a_result(tmp_path: Path) -> None:
@@ -102,15 +102,15 @@ def test_no_news_is_not_written_over_what_was_known(tmp_path: Path) -> None:
     scheduler = site(RUNNING)
     hand_in(tmp_path, "1")
     poll_runs([tmp_path], lambda name: scheduler)
-    assert poll_runs([tmp_path], lambda name: Unreachable())[0].verdict.state == UNKNOWN
+    assert poll_runs([tmp_path], lambda name: Unreachable())[0].outcome.state == UNKNOWN
     assert kinds(tmp_path) == ["submitted", "status"]
 
 
 def test_an_open_submission_is_asked_for_by_its_tag(tmp_path: Path) -> None:
     append_event(tmp_path, "intent", 1.0, scheduler="pjm", tag="t-1", link=1, chain=1, bulk="")
-    assert UNREACHABLE in poll_runs([tmp_path], lambda name: Unreachable(), clock=lambda: 2.0)[0].verdict.cause
+    assert UNREACHABLE in poll_runs([tmp_path], lambda name: Unreachable(), clock=lambda: 2.0)[0].outcome.cause
     scheduler = site(RUNNING)
-    assert poll_runs([tmp_path], lambda name: scheduler, clock=lambda: 2.0)[0].verdict.state == UNKNOWN
+    assert poll_runs([tmp_path], lambda name: scheduler, clock=lambda: 2.0)[0].outcome.state == UNKNOWN
     scheduler.tags["t-1"] = "1"
     (seen,) = poll_runs([tmp_path], lambda name: scheduler, clock=lambda: 2.0)
     assert (seen.job_id, seen.verdict.state) == ("1", RUNNING)
@@ -190,7 +190,7 @@ def test_a_directory_that_one_may_only_read_is_told_all_the_same(
 
     monkeypatch.setattr("fugaku_gpt.jobs.poll.append_status", refuse)
     monkeypatch.setattr("fugaku_gpt.jobs.poll.record_result", refuse)
-    assert poll_runs([tmp_path], lambda name: scheduler)[0].verdict.status == runs.TIMEOUT
+    assert poll_runs([tmp_path], lambda name: scheduler)[0].outcome.status == runs.TIMEOUT
 
 
 def test_watching_ends_when_all_are_over_and_waits_longer_while_nothing_happens(tmp_path: Path) -> None:

@@ -61,7 +61,11 @@ def test_a_script_gives_its_run_back(case: str) -> None:
 def test_the_directives_alone_say_what_the_settings_say(case: str) -> None:
     config, script = config_of(case), read_script(rendered(case).text)
     job, node = config.job, config.node
-    assert not script.problems and not script.ignored_lines and all(directive.is_supported for directive in script.directives)
+    assert (
+        not script.problems
+        and not script.ignored_lines
+        and all(directive.is_supported for directive in script.directives)
+    )
     shape = parse_node(str(script.resources["node"]))
     assert shape.count == job.nodes and (not job.shape or "x".join(map(str, shape.dims)) == job.shape)
     assert (shape.allocation or "", shape.strict or "") == (job.allocation, job.strict)
@@ -229,7 +233,7 @@ def test_a_script_that_is_told_to_stop_tells_its_ranks_and_records_it(tmp_path: 
     assert (record.exit_code, record.signal) == (75, name)
 
 
-@pytest.mark.parametrize("before", ['  "$@" &', "  child=$!", "  if [[ -n $told ]]; then # meanwhile"])
+@pytest.mark.parametrize("before", ['  "$@" &', "  child=$!", "  if [[ -n $stop_signal ]]; then # meanwhile"])
 def test_a_script_that_is_told_while_it_starts_its_ranks_tells_them_all_the_same(tmp_path: Path, before: str) -> None:
     """The order comes right before the ranks begin, or before the script knows their number, or right after."""
     _listening(tmp_path / "mpiexec")
@@ -256,7 +260,7 @@ def test_a_script_that_is_told_before_its_ranks_begin_starts_none(
     assert run_script(tmp_path, text, {"PJM_JOBID": "7"}) == 152
     record = exit_records(tmp_path)["7"]
     assert (record.exit_code, record.signal) == (152, "XCPU") and not (tmp_path / "up").exists()
-    assert "told to stop (SIGXCPU): not begun: mpiexec" in capfd.readouterr().err
+    assert "asked to stop (SIGXCPU): not started: mpiexec" in capfd.readouterr().err
 
 
 def _listening(launcher: Path) -> None:

@@ -67,7 +67,9 @@ def test_a_run_that_was_over_stays_so_whatever_ends_its_profiling(tmp_path: Path
     result = result_of_launch(RunDirectory(tmp_path / "run"), config, ended, tmp_path / "log.txt", 1000.0)
     assert (result.status, result.reason) == ("ok", "")
     unfinished = load_run_config(preset="tiny", overrides=["training.profile_operators=2", "training.iterations=5"])
-    assert result_of_launch(RunDirectory(tmp_path / "run"), unfinished, ended, tmp_path / "log.txt", 1000.0).status != "ok"
+    assert (
+        result_of_launch(RunDirectory(tmp_path / "run"), unfinished, ended, tmp_path / "log.txt", 1000.0).status != "ok"
+    )
 
 
 def test_a_run_that_never_started_is_refused_with_the_trainers_words(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_a_signal_ends_the_command_and_is_reported(number: int) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_command_that_can_save_is_asked_to_and_waited_for(number: int) -> None:
     mark = uuid.uuid4().hex
-    starter = starter_of("saves", mark, ", ask_with=10, grace=0.1")
+    starter = starter_of("saves", mark, ", stop_signal=10, grace=0.1")
     starter.send_signal(number)
     starter.send_signal(number)  # the same order by another way
     said, _ = starter.communicate(timeout=30)
@@ -117,7 +117,7 @@ def test_a_command_that_can_save_is_asked_to_and_waited_for(number: int) -> None
 
 def test_a_second_signal_ends_a_command_that_does_not_save() -> None:
     mark = uuid.uuid4().hex
-    starter = starter_of("never", mark, ", ask_with=10, grace=30", same=0.05)
+    starter = starter_of("never", mark, ", stop_signal=10, grace=30", same=0.05)
     starter.send_signal(signal.SIGUSR1)
     time.sleep(0.6)
     assert starter.poll() is None

@@ -19,8 +19,8 @@ from fugaku_gpt.records.run import FAILED, Result, RunDirectory
 RANK = """
 import os, sys, time
 from pathlib import Path
-from fugaku_gpt.launch.rank_supervisor import keep_rank
-announce = keep_rank(int(sys.argv[1]))
+from fugaku_gpt.launch.rank_supervisor import supervise_rank
+announce = supervise_rank(int(sys.argv[1]))
 if sys.argv[2]:
     announce(Path(sys.argv[2]))
 print(os.getpid(), flush=True)
@@ -91,9 +91,9 @@ def test_a_signal_that_comes_before_the_keeper_is_ready_is_passed_on(tmp_path: P
     slow = """
 import os, signal, time
 from fugaku_gpt.launch import rank_supervisor
-begin = rank_supervisor._Keeper.wait
-rank_supervisor._Keeper.wait = lambda *words: (time.sleep(1), begin(*words))[1]
-rank_supervisor.keep_rank(1)
+begin = rank_supervisor._RankSupervisor.wait
+rank_supervisor._RankSupervisor.wait = lambda *words: (time.sleep(1), begin(*words))[1]
+rank_supervisor.supervise_rank(1)
 signal.signal(signal.SIGUSR1, lambda *_: os._exit(9))
 print("up", flush=True)
 for _ in range(6000): time.sleep(0.01)

@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.machine.constants import load_machine, machine_names, machine_path, machine_text
+from fugaku_gpt.machine.constants import load_machine, machine_names, machine_path, machine_yaml
 
 
 @pytest.mark.parametrize("name", machine_names())
 def test_a_file_is_what_its_machine_writes(name: str) -> None:
     machine = load_machine(name)
-    assert machine_text(machine) == machine_path(name).read_text(encoding="utf-8")
-    assert len(machine.time.covariance) == len(machine.time.free) and machine.time.rows
+    assert machine_yaml(machine) == machine_path(name).read_text(encoding="utf-8")
+    assert len(machine.time.covariance) == len(machine.time.free_constants) and machine.time.rows
 
 
 def test_the_hardware_of_a_row_picks_the_machine() -> None:
-    covering = [name for name in machine_names() if load_machine(name).covers("V100-16GB JeanZay")]
+    covering = [name for name in machine_names() if load_machine(name).has_hardware("V100-16GB JeanZay")]
     assert covering == ["v100"] and load_machine("v100").capacity("V100-16GB JeanZay") == 16
-    assert not any(load_machine(name).covers("TPU") for name in machine_names())
+    assert not any(load_machine(name).has_hardware("TPU") for name in machine_names())
 
 
 def test_unknown_machines_and_damaged_files_are_refused(tmp_path: Path) -> None:
@@ -30,10 +30,10 @@ def test_unknown_machines_and_damaged_files_are_refused(tmp_path: Path) -> None:
     damaged.write_text("format: 1\nname: m\n")
     with pytest.raises(UsageError, match=r"not a machine file: KeyError: 'memory_unit'"):
         load_machine(str(damaged))
-    text = machine_text(load_machine("v100")).replace("matrix_efficiency:", "matrix_efficiency: {prior: [0, 1]}\n#")
+    text = machine_yaml(load_machine("v100")).replace("matrix_efficiency:", "matrix_efficiency: {prior: [0, 1]}\n#")
     damaged.write_text(text)
     with pytest.raises(UsageError, match="not a machine file|cannot be read"):
         load_machine(str(damaged))
-    damaged.write_text(machine_text(load_machine("v100")).replace("memory_unit: GB", "memory_unit: pages"))
+    damaged.write_text(machine_yaml(load_machine("v100")).replace("memory_unit: GB", "memory_unit: pages"))
     with pytest.raises(UsageError, match="memory_unit must be one of KiB, MiB"):
         load_machine(str(damaged))

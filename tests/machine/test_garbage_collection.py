@@ -7,7 +7,7 @@ from typing import Iterator
 
 import pytest
 
-from fugaku_gpt.machine.garbage_collection import nothing_collected
+from fugaku_gpt.machine.garbage_collection import gc_paused
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def test_nothing_is_collected_inside_and_what_is_left_is_kept_for_good() -> None
     collections = []
     gc.callbacks.append(lambda phase, found: collections.append(phase))
     try:
-        with nothing_collected(), nothing_collected():
+        with gc_paused(), gc_paused():
             kept = [[number] for number in range(100_000)]
             assert not gc.isenabled()
         inside, there = len(collections), gc.get_freeze_count()
@@ -35,10 +35,10 @@ def test_nothing_is_collected_inside_and_what_is_left_is_kept_for_good() -> None
 
 
 def test_it_collects_again_after_a_failure_and_not_where_it_did_not_before() -> None:
-    with pytest.raises(KeyError), nothing_collected():
+    with pytest.raises(KeyError), gc_paused():
         raise KeyError
     assert gc.isenabled()
     gc.disable()
-    with nothing_collected():
+    with gc_paused():
         pass
     assert not gc.isenabled()

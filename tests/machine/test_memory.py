@@ -9,7 +9,7 @@ from typing import Dict
 import pytest
 
 from fugaku_gpt.machine.local import memory_limit
-from fugaku_gpt.machine.memory import NodeMemory, control_groups, machine_use, own_bytes
+from fugaku_gpt.machine.memory import NodeMemory, control_groups, machine_use, private_and_shared_bytes
 
 MIB = 2**20
 
@@ -46,13 +46,13 @@ def test_the_limits_around_a_process_are_found(
 
 def test_the_whole_machine_has_what_its_processes_have() -> None:
     use = machine_use()
-    own, shared = own_bytes(os.getpid())
+    own, shared = private_and_shared_bytes(os.getpid())
     assert 0 < own < use.used < use.limit and shared > 0 and memory_limit() <= use.limit
-    assert own_bytes(2**22 + 1) == (0, 0)
+    assert private_and_shared_bytes(2**22 + 1) == (0, 0)
 
 
 def test_the_limit_with_least_room_comes_first() -> None:
-    own, shared = own_bytes(os.getpid())
+    own, shared = private_and_shared_bytes(os.getpid())
     first = NodeMemory([os.getpid()], limit=own + shared + 10 * MIB).uses()[0]
     assert first.source == "node.memory_limit" and abs(first.used - own - shared) < 8 * MIB
-    assert NodeMemory([os.getpid(), 1]).largest() == os.getpid()
+    assert NodeMemory([os.getpid(), 1]).largest_process() == os.getpid()

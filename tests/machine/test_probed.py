@@ -9,31 +9,31 @@ from pathlib import Path
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.machine.constants import load_machine, machine_text
-from fugaku_gpt.machine.probed import Step, probed_data, probed_of
-from fugaku_gpt.planner.trainer.fitting import local_machine
+from fugaku_gpt.machine.constants import load_machine, machine_yaml
+from fugaku_gpt.machine.probed import StepTiming, probe_from_data, probe_to_data
+from fugaku_gpt.planner.trainer.fitting import machine_from_probe
 from tests.planner.probes import even_machine
 
 
 def test_a_probed_machine_s_file_is_read_as_it_was_written(tmp_path: Path) -> None:
-    probed = even_machine().and_also(even_machine())
-    step = Step("tiny", ("model.layers=2", "layout.split=[1, 1]", "layout.pp=2"), 0.5, 0.01)
-    probed = probed_of(
-        json.loads(json.dumps({**probed_data(probed), "steps": probed_data(replace(probed, steps=(step,)))["steps"]}))
+    probed = even_machine().merged_with(even_machine())
+    step = StepTiming("tiny", ("model.layers=2", "layout.split=[1, 1]", "layout.pp=2"), 0.5, 0.01)
+    probed = probe_from_data(
+        json.loads(json.dumps({**probe_to_data(probed), "steps": probe_to_data(replace(probed, steps=(step,)))["steps"]}))
     )
     assert probed.steps == (step,) and len(probed.products) == 2 * len(even_machine().products)
-    machine, _ = local_machine(probed, 2**34)
+    machine, _ = machine_from_probe(probed, 2**34)
     path = tmp_path / "m.yaml"
-    path.write_text(machine_text(machine))
+    path.write_text(machine_yaml(machine))
     again = load_machine(str(path))
-    assert again.probed == probed and machine_text(again) == path.read_text()
+    assert again.probed == probed and machine_yaml(again) == path.read_text()
 
 
 def test_damaged_sections_are_refused_and_a_missing_file_says_how_it_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine, _ = local_machine(even_machine(), 2**34)
-    good = machine_text(machine)
+    machine, _ = machine_from_probe(even_machine(), 2**34)
+    good = machine_yaml(machine)
     path = tmp_path / "m.yaml"
     for old, new in (
         ("  version: 1", "  version: 9"),
@@ -50,4 +50,4 @@ def test_damaged_sections_are_refused_and_a_missing_file_says_how_it_is_made(
     with pytest.raises(UsageError, match="plan probe --out machine-local.yaml"):
         load_machine("local")
     (tmp_path / "machine-local.yaml").write_text(good)
-    assert machine_text(load_machine("local")) == good
+    assert machine_yaml(load_machine("local")) == good

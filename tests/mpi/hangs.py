@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
-from fugaku_gpt.doctor.hang import HangReport, examine, report_lines
+from fugaku_gpt.doctor.hang import HangReport, hang_report, report_lines
 from fugaku_gpt.hang.diagnosis import IN_WAIT
 from fugaku_gpt.hang.history import DISAGREE, EXTRA_CALL, LEFT_OUT, ORDER
 from fugaku_gpt.launch.launcher import find_launcher
@@ -142,7 +142,7 @@ def strike(case: Case, corpus: Path, out: Path, checks: Tuple[str, ...] = ()) ->
     left = orphans(out)
     if code == 0 and case.fault.kind in TOLERATED and not checks and not left:
         return strike(case, corpus, out.with_name(f"{out.name}-checked"), CHECKED)
-    report = examine(out)
+    report = hang_report(out)
     wrong = judge(case.fault, told, report, RunDirectory(out), code)
     if left:
         wrong = f"{len(left)} processes left behind; {wrong}"

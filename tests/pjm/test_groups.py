@@ -35,7 +35,9 @@ def test_the_packages_file_has_todays_groups() -> None:
     assert (large.min_nodes, large.default_nodes, large.allocations) == (385, 385, ("torus",))
     assert limits.groups["int"].min_elapse == 10 and limits.default_group == "small"
     assert limits.successor("small-s2") == "small" and limits.successor("small") is None
-    assert limits.successor("small-torus") is None and limits.has_group("eap-llio") and not limits.has_group("regular-o")
+    assert (
+        limits.successor("small-torus") is None and limits.has_group("eap-llio") and not limits.has_group("regular-o")
+    )
     assert limits.has_unit("rscunit_ft02") and not limits.has_unit("fx")
 
 

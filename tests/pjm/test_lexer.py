@@ -78,7 +78,7 @@ def test_reading_ends_at_the_first_command() -> None:
 
 
 def test_a_script_without_commands_has_no_body() -> None:
-    assert read_script("#!/bin/sh\n#PJM -j\n").body == 0
+    assert read_script("#!/bin/sh\n#PJM -j\n").body_line == 0
     assert read_script("").lines == ()
 
 

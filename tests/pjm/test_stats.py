@@ -80,7 +80,11 @@ def test_a_finished_job() -> None:
     assert (job.is_energy_usable, job.measured_joules, job.measured_watts) == (True, 1_440_000.0, 1600.0)
     assert job.capping_date == "2024/02/14 20:55:17"
     assert job.max_memory_bytes == 13207024435
-    assert job.knobs == {"freq": KnobStatistics("2200", "2200", "2000"), "eco_state": KnobStatistics("2"), "knob_io": KnobStatistics("SYSTEM")}
+    assert job.knobs == {
+        "freq": KnobStatistics("2200", "2200", "2000"),
+        "eco_state": KnobStatistics("2"),
+        "knob_io": KnobStatistics("SYSTEM"),
+    }
     assert job.values["PRIORITY"] == "127"
     assert job.values["COMMENT"] is None and job.values["SUB JOB NUM"] is None
     assert job.nodes == (

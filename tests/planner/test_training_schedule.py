@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.planner.ramp import Ramp, phases
+from fugaku_gpt.planner.ramp import BatchRamp, ramp_phases
 from fugaku_gpt.planner.training_schedule import (
     DAY,
     TrainingPlan,
@@ -70,7 +70,7 @@ def test_what_cannot_be_done_says_how_to_mend_it() -> None:
 
 
 def test_each_phase_uses_nodes_that_share_its_batch_evenly() -> None:
-    found = phases(Ramp(**RAMP))
+    found = ramp_phases(BatchRamp(**RAMP))
     assert [one.global_batch for one in found] == [192, 208, 224, 240, 256]
     for one in found:
         assert one.dp * one.micro_batch * one.micro_batches == one.global_batch
@@ -82,12 +82,12 @@ def test_each_phase_uses_nodes_that_share_its_batch_evenly() -> None:
 
 def test_a_ramp_that_does_not_end_at_the_full_batch_is_refused() -> None:
     with pytest.raises(UsageError, match="batch from 192 in steps of 16 does not come to 250"):
-        phases(Ramp(**{**RAMP, "global_batch": 250}))
+        ramp_phases(BatchRamp(**{**RAMP, "global_batch": 250}))
     with pytest.raises(UsageError, match="need more than 12 nodes"):
-        phases(Ramp(**{**RAMP, "tp": 64}))
+        ramp_phases(BatchRamp(**{**RAMP, "tp": 64}))
     with pytest.raises(UsageError, match="in 99999999 steps; valid: fewer than 10000"):
-        phases(Ramp(**{**RAMP, "start": 1, "increment": 1, "global_batch": 10**8}))
+        ramp_phases(BatchRamp(**{**RAMP, "start": 1, "increment": 1, "global_batch": 10**8}))
     with pytest.raises(
         UsageError, match="batch 31: no number of replicas that divides it fills whole nodes of 4 ranks"
     ):
-        phases(Ramp(**{**RAMP, "start": 31, "increment": 1, "global_batch": 32, "tp": 1, "pp": 1}))
+        ramp_phases(BatchRamp(**{**RAMP, "start": 31, "increment": 1, "global_batch": 32, "tp": 1, "pp": 1}))

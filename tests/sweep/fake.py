@@ -9,7 +9,7 @@ from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.launch.processes import Outcome
 from fugaku_gpt.records.run import FAILED, OK, MetricsWriter, Result, RunDirectory
 from fugaku_gpt.records.summary import summarise
-from fugaku_gpt.sweep.run import Ended
+from fugaku_gpt.sweep.run import EndedRun
 
 ITERATIONS = 4
 
@@ -90,15 +90,15 @@ class Quiet:
     def __init__(self) -> None:
         self.kept: List[str] = []
 
-    def started(self, run: Any, number: int, total: int, directory: RunDirectory) -> None:
+    def run_started(self, run: Any, number: int, total: int, directory: RunDirectory) -> None:
         """A run begins."""
 
-    def ended(self, run: Any, number: int, total: int, result: Result, kept: bool) -> None:
+    def run_ended(self, run: Any, number: int, total: int, result: Result, is_earlier_result: bool) -> None:
         """A run is over."""
-        if kept:
+        if is_earlier_result:
             self.kept.append(run.name)
 
 
-def statuses(ended: List[Ended]) -> Dict[str, str]:
+def statuses(ended: List[EndedRun]) -> Dict[str, str]:
     """run → status."""
     return {one.run.name: one.result.status for one in ended}

@@ -98,7 +98,7 @@ if __name__ == "__main__":
     submit_sweep(
         plan,
         Path(sys.argv[2]),
-        named=lambda name: SlowScheduler(Path(sys.argv[3])),
-        now=lambda: float(sys.argv[4]),
+        scheduler_factory=lambda name: SlowScheduler(Path(sys.argv[3])),
+        clock=lambda: float(sys.argv[4]),
     )
     print("done", flush=True)

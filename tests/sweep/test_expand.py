@@ -67,7 +67,7 @@ def test_a_row_that_is_not_valid_is_a_refused_row(tmp_path: Path) -> None:
     assert good.config is not None and good.refusal == ""
     assert refused.config is None and refused.name == "dp1-tp3-r1"
     assert "sweep.yaml:3: layout.tp: 3: must divide model.heads 4; valid: 1, 2, 4" in refused.refusal
-    assert refused.written["layout.tp"] == "3" and refused.written["model.hidden"] == "128"
+    assert refused.written_settings["layout.tp"] == "3" and refused.written_settings["model.hidden"] == "128"
 
 
 def test_rows_that_would_share_a_name_are_told_apart_by_their_settings(tmp_path: Path) -> None:
@@ -148,7 +148,9 @@ def test_expansion_counts_names_and_excludes(tmp_path_factory: pytest.TempPathFa
         part = sweep.runs[repeat * count : (repeat + 1) * count]
         assert {run.repeat for run in part} == {repeat + 1}
     if "exclude" in tree:
-        assert all(run.written[keys[0]] != str(matrix[keys[0]][0]) for run in sweep.runs if keys[0] != "node.tcmalloc")
+        assert all(
+            run.written_settings[keys[0]] != str(matrix[keys[0]][0]) for run in sweep.runs if keys[0] != "node.tcmalloc"
+        )
 
 
 def test_the_demo_covers_the_layouts_and_shows_what_is_not_applied() -> None:

@@ -14,7 +14,7 @@ from fugaku_gpt.config import dump_run_config
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.records.sweep import digest_of_config
 from fugaku_gpt.sweep.expand import Run, Sweep, expand_sweep, expand_text
-from fugaku_gpt.sweep.folder import settled
+from fugaku_gpt.sweep.folder import with_recorded_names
 from fugaku_gpt.sweep.run import run_sweep
 from tests.sweep.fake import FakeLaunch, Quiet
 
@@ -39,7 +39,7 @@ def test_lists_under_zip_advance_together_and_multiply_with_the_matrix() -> None
         f"dp{dp}-tp1-gbs{gbs}-seed{seed}-r1" for seed in (1, 2) for dp, gbs in ((1, 8), (2, 16), (4, 32))
     ]
     two = expand("preset: tiny\nzip: [{layout.dp: [1, 2], training.seed: [1, 2]}, {layout.tp: [1, 2]}]")
-    assert [(run.written["layout.dp"], run.written["layout.tp"]) for run in two.runs] == [
+    assert [(run.written_settings["layout.dp"], run.written_settings["layout.tp"]) for run in two.runs] == [
         ("1", "1"), ("1", "2"), ("2", "1"), ("2", "2"),
     ]  # fmt: skip
 
@@ -169,7 +169,7 @@ def test_a_row_that_gets_a_namesake_stays_where_it_has_run(tmp_path: Path) -> No
     first = expand("preset: tiny\ninclude: [{label: a, training.lr: 1e-3}]")
     run_sweep(first, tmp_path, FakeLaunch(), Quiet())
     text = "preset: tiny\ninclude:\n- {label: a, training.lr: 2e-3}\n- {label: a, training.lr: 1e-3}\n"
-    runs: List[Run] = list(settled(expand(text), tmp_path).runs)
+    runs: List[Run] = list(with_recorded_names(expand(text), tmp_path).runs)
     assert runs[1].name == "a-r1" and runs[1].digest == first.runs[0].digest and runs[0].name.startswith("a-")
     launch = FakeLaunch()
     run_sweep(expand(text), tmp_path, launch, Quiet())

@@ -58,7 +58,7 @@ def test_every_row_is_run_whatever_becomes_of_the_others(sweep: Sweep, tmp_path:
     }
     assert launch.started == ["dp1-tp1-seed1-r1", "dp1-tp2-seed1-r1", "last-r1"]
     assert launch.timeouts == [90, 90, 60]  # the run's own limit is the shorter one
-    assert [one.failed for one in ended] == [True, False, False, False]
+    assert [one.has_failed for one in ended] == [True, False, False, False]
     refused = RunDirectory(out / "dp1-tp3-seed1-r1").result()
     assert refused is not None and "layout.tp: 3: must divide model.heads 4" in refused.reason
     entry = read_sweep_entry(out / "last-r1")
@@ -101,7 +101,7 @@ def test_stopped_while_a_finished_run_is_profiled_the_sweep_ends_and_keeps_it(tm
         return outcome(15, stopped_by=signal.SIGINT)
 
     ended = run_sweep(sweep, out, FakeLaunch(dp1_tp1_seed1=stopped), Quiet())
-    assert statuses(ended) == {"dp1-tp1-seed1-r1": "ok"} and ended[-1].stopped
+    assert statuses(ended) == {"dp1-tp1-seed1-r1": "ok"} and ended[-1].was_stopped
     second = FakeLaunch()
     run_sweep(sweep, out, second, Quiet())
     assert second.started == ["dp1-tp2-seed1-r1", "last-r1"]
@@ -166,7 +166,7 @@ def test_a_row_for_more_nodes_than_this_one_is_refused(tmp_path: Path) -> None:
     )
     ended = run_sweep(expand_sweep(file), tmp_path / "out", FakeLaunch(big=more_nodes), Quiet())
     assert statuses(ended) == {"big-r1": "refused", "small-r1": "ok"}
-    assert ended[0].failed  # it was to be run, and was not
+    assert ended[0].has_failed  # it was to be run, and was not
 
 
 def test_a_row_that_does_not_fit_is_a_refused_row(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from fugaku_gpt import ops
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD, COMPILED, PRODUCTS
+from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD, COMPILED_ATTENTION, PRODUCTS
 from fugaku_gpt.training.probe import Probe, small_runs, spread_of
 from fugaku_gpt.training.probe_calls import Pool, Shape, layer_calls, product_call, shapes
 
@@ -28,17 +28,17 @@ def test_small_runs_are_of_the_types_and_ranks_that_are_measured(ranks: int, dty
 
 def test_however_short_the_time_there_is_a_product_of_each_kind() -> None:
     for narrow, compiled in itertools.product((False, True), repeat=2):
-        kinds = (*PRODUCTS, *(COMPILED if compiled else ()))
+        kinds = (*PRODUCTS, *(COMPILED_ATTENTION if compiled else ()))
         first = itertools.islice(shapes(narrow, 1, compiled), len(kinds))
         assert {shape.kind for shape in first} == set(kinds)
 
 
 @pytest.mark.parametrize(("threads", "heads"), [(1, 16), (2, 16), (3, 18), (12, 24), (48, 48)])
 def test_compiled_attention_is_measured_with_work_for_all_threads(threads: int, heads: int) -> None:
-    found = [shape for shape in shapes(False, threads, True) if shape.kind in COMPILED]
+    found = [shape for shape in shapes(False, threads, True) if shape.kind in COMPILED_ATTENTION]
     assert {shape.batch for shape in found} == {heads}
     assert all(shape.rows == shape.columns for shape in found) and len(set(found)) == len(found)
-    without = [shape for shape in shapes(False, threads, True) if shape.kind not in COMPILED]
+    without = [shape for shape in shapes(False, threads, True) if shape.kind not in COMPILED_ATTENTION]
     assert without == list(shapes(False, threads, False))
 
 
@@ -70,7 +70,7 @@ def test_the_probe_times_compiled_attention_where_there_is_any(compiled: bool, m
     probe = Probe(Communicator.alone(), 1, 0.5, lambda text: None)
     probe._clock.begin(0.2)
     found = probe._products(["float32"]).products
-    assert {one.kind for one in found} == {*PRODUCTS, *(COMPILED if compiled else ())}
+    assert {one.kind for one in found} == {*PRODUCTS, *(COMPILED_ATTENTION if compiled else ())}
 
 
 def test_a_few_disturbed_timings_do_not_widen_the_spread() -> None:

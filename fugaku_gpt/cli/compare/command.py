@@ -1,4 +1,4 @@
-"""``fugaku-gpt compare``: which of two ways to run is faster, by how much, and why."""
+"""``fugaku-gpt compare``: find which of two ways to run is faster, by how much, and why."""
 
 from __future__ import annotations
 
@@ -169,7 +169,9 @@ def _compare_sides(sides: Tuple[str, ...], shared: SharedRun, options: CompareOp
         recorded = compare_recorded(a, b, shared.warm_up_of_recorded, options.tolerance_or_default)
         return _print_report(report_recorded(a.text, b.text, recorded, options.tolerance_or_default), options)
     if not isinstance(a, LiveSide) or not isinstance(b, LiveSide):
-        raise UsageError(f"{a.text} and {b.text}: one is recorded and one would be run now; valid: two of a kind")
+        raise UsageError(
+            f"{a.text} and {b.text}: one is recorded and one would be run now; valid: both recorded, or both to be run"
+        )
     from fugaku_gpt.cli.compare.live import LiveComparison, render_job, run_live
 
     comparison = LiveComparison(shared, (a, b), options)
@@ -180,16 +182,16 @@ def _print_again(out: Path, options: CompareOptions) -> int:
     """Print the report of an earlier comparison or design once more; returns the exit code."""
     from fugaku_gpt.cli.compare.factorial import design_in, print_effects_of_design
     from fugaku_gpt.compare.job import FOLDER
-    from fugaku_gpt.compare.pairs import PLAN_FILE, read_comparison
+    from fugaku_gpt.compare.pairs import COMPARISON_FILE, read_comparison
     from fugaku_gpt.compare.report import report_live
-    from fugaku_gpt.sweep.plan import FILE as PLAN_FILE
+    from fugaku_gpt.sweep.plan import PLAN_FILE
 
     if not out.is_dir():
         raise UsageError(f"{out}: no such folder; valid: two sides to compare, or the --out of an earlier comparison")
     design = design_in(out, options) if (out / PLAN_FILE).exists() else None
     if design is not None:
         return print_effects_of_design(out, *design, options.form)
-    if not (out / PLAN_FILE).exists() and (out / FOLDER / PLAN_FILE).exists():  # the folder of a job
+    if not (out / COMPARISON_FILE).exists() and (out / FOLDER / COMPARISON_FILE).exists():  # the folder of a job
         out = out / FOLDER
     return _print_report(report_live(read_comparison(out)), options)
 

@@ -1,4 +1,4 @@
-"""``fugaku-gpt compare --factorial``: which toggle is worth what, and which work together."""
+"""``fugaku-gpt compare --factorial``: the effect of each toggle, and which toggles interact."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from fugaku_gpt.cli.compare.sides import LIVE_WARM_UP, TOLERANCE, CompareOptions, SharedRun
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
-from fugaku_gpt.sweep.plan import Plan, read_plan
+from fugaku_gpt.sweep.plan import SweepPlan, read_plan
 
 if TYPE_CHECKING:
     from fugaku_gpt.compare.factorial import AnalysisSettings, Design
@@ -26,7 +26,7 @@ def run_factorial(options: CompareOptions, shared: SharedRun, recorded: Optional
     """Print a design, run or submit it, or report the effects that recorded runs show; returns the exit code.
 
     Args:
-        options: with ``factorial``, the toggles of the design.
+        options: the options of the command; ``factorial`` has the toggles of the design.
         shared: the run that the toggles change.
         recorded: a folder of runs, or a CSV; None to design runs.
 
@@ -41,14 +41,18 @@ def run_factorial(options: CompareOptions, shared: SharedRun, recorded: Optional
     toggles, out, tolerance = options.factorial, options.out, options.tolerance_or_default
     if recorded is not None:
         is_table = recorded.suffix == ".csv"
-        observed = observe_table(recorded, toggles) if is_table else observe_runs(recorded, toggles, shared.warm_up_of_recorded)
+        observed = (
+            observe_table(recorded, toggles)
+            if is_table
+            else observe_runs(recorded, toggles, shared.warm_up_of_recorded)
+        )
         return _print_effects(observed, tolerance, options.form)
     base = shared.base(profiled=False)
     design = plan_design(parse_factors(toggles, base), options.fraction, options.repeats, options.seed)
     for line in describe(design):
         click.echo(line, err=out is not None)
     timed = AnalysisSettings(shared.warm_up_of_live, tolerance)
-    plan = Plan(_FILE, NAME, sweep_text(design, base, NAME, timed), (), str(Path.cwd()))
+    plan = SweepPlan(_FILE, NAME, sweep_text(design, base, NAME, timed), (), str(Path.cwd()))
     if out is None:
         return EXIT_OK
     if options.scheduler is not None:
@@ -67,13 +71,13 @@ def print_effects_of_design(out: Path, design: "Design", timed: "AnalysisSetting
 
 
 def design_in(out: Path, options: CompareOptions) -> Optional[Tuple["Design", "AnalysisSettings"]]:
-    """The design whose runs a folder holds, and how they are judged; None where the folder has no plan.
+    """The design whose runs a folder contains, and how they are judged; None if the folder has no plan.
 
     Args:
-        options: its warm-up and tolerance, where they are given, replace those that the design was made with.
+        options: a warm-up or tolerance in them replaces that of the design.
 
     Raises:
-        UsageError: it holds another sweep.
+        UsageError: the folder contains another sweep.
     """
     from fugaku_gpt.compare.factorial import AnalysisSettings, read_design
 
@@ -83,7 +87,9 @@ def design_in(out: Path, options: CompareOptions) -> Optional[Tuple["Design", "A
     design, recorded_timing = read_design(plan.text, str(out))
     recorded_timing = recorded_timing or AnalysisSettings(LIVE_WARM_UP, TOLERANCE)
     warm_up = options.warm_up if options.warm_up is not None else recorded_timing.warm_up
-    return design, AnalysisSettings(warm_up, options.tolerance if options.tolerance is not None else recorded_timing.tolerance)
+    return design, AnalysisSettings(
+        warm_up, options.tolerance if options.tolerance is not None else recorded_timing.tolerance
+    )
 
 
 def _print_effects(observed: "ToggleObservations", tolerance: float, form: str) -> int:
@@ -105,41 +111,45 @@ def _print_effects(observed: "ToggleObservations", tolerance: float, form: str) 
     return code
 
 
-def _run_locally(plan: Plan, out: Path) -> bool:
-    """Run on this machine the runs that are missing; returns whether that was stopped.
+def _run_locally(plan: SweepPlan, out: Path) -> bool:
+    """Run the missing runs on this machine; returns whether that was stopped.
 
     Raises:
-        RunFailed: every run has failed; where some have ended well, their effects can be reported.
+        RunFailed: every run has failed; if some have ended well, their effects can be reported.
     """
     from fugaku_gpt.launch.launcher import find_launcher, launch
     from fugaku_gpt.sweep.progress import LiveProgress, PlainProgress
     from fugaku_gpt.sweep.run import run_sweep
 
-    find_launcher()  # says how to get one, before anything is written
+    find_launcher()  # fails before anything is written, and says how to get one
     display: Union[LiveProgress, PlainProgress] = LiveProgress() if sys.stderr.isatty() else PlainProgress(sys.stderr)
     with display as progress:
         ended = run_sweep(plan.sweep(), out, launch, progress, plan=plan)
-    if any(ended_run.stopped for ended_run in ended):
+    if any(ended_run.was_stopped for ended_run in ended):
         return True
-    if ended and all(ended_run.failed for ended_run in ended):
-        raise RunFailed("\n".join(f"{ended_run.run.name}: {ended_run.result.status}: {ended_run.result.reason}" for ended_run in ended))
+    if ended and all(ended_run.has_failed for ended_run in ended):
+        raise RunFailed(
+            "\n".join(
+                f"{ended_run.run.name}: {ended_run.result.status}: {ended_run.result.reason}" for ended_run in ended
+            )
+        )
     return False
 
 
-def _submit(plan: Plan, out: Path) -> int:
-    from fugaku_gpt.sweep.submit import Planned, submit_sweep
+def _submit(plan: SweepPlan, out: Path) -> int:
+    from fugaku_gpt.sweep.submit import PlannedJob, submit_sweep
 
-    def report_submission(number: int, total: int, planned: "Planned", message: str) -> None:
+    def report_submission(number: int, total: int, planned: "PlannedJob", message: str) -> None:
         click.echo(f"[{number}/{total}] {planned.run.name}: {message}", err=True)
 
-    def confirm_submission(planned: Sequence["Planned"]) -> bool:
+    def confirm_submission(planned: Sequence["PlannedJob"]) -> bool:
         return not planned or not sys.stdin.isatty() or click.confirm(f"submit {len(planned)} jobs?", err=True)
 
-    submission = submit_sweep(plan, out, told=report_submission, agreed=confirm_submission)
+    submission = submit_sweep(plan, out, on_job=report_submission, confirm=confirm_submission)
     lines = [f"{name}: not taken: {why}" for name, why in submission.refused.items()]
-    lines += [submission.stopped] if submission.stopped else []
+    lines += [submission.stop_reason] if submission.stop_reason else []
     if lines:
         raise RunFailed("\n".join(lines))
-    click.echo(f"{len(submission.taken)} submitted; to follow: fugaku-gpt sweep status {out}", err=True)
+    click.echo(f"{len(submission.job_ids)} submitted; to follow: fugaku-gpt sweep status {out}", err=True)
     click.echo(f"the effects, when they have run: fugaku-gpt compare {out}", err=True)
     return EXIT_OK

@@ -1,4 +1,4 @@
-"""``fugaku-gpt compare A B``: sides that are run now, or by a job."""
+"""``fugaku-gpt compare A B`` with sides that are run now, or by a job."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LiveComparison:
         return a, b
 
     def arguments(self) -> List[str]:
-        """The options of the same comparison inside a job."""
+        """The command-line arguments of the same comparison inside a job."""
         options = self.options
         arguments = [f"--iterations={self.shared.iterations}", f"--warm-up={self.shared.warm_up_of_live}"]
         arguments += [f"--pairs={options.pairs}", f"--at-least={options.at_least}"]
@@ -50,7 +50,7 @@ class LiveComparison:
 
 
 class _Progress:
-    """A line for each job and each pair, on standard error."""
+    """Prints a line for each job and each pair on standard error."""
 
     def job_started(self, pair: str, side: str, number: int, total: int) -> None:
         click.echo(f"{pair}: {side} runs ({number} of {total} pairs count so far)", err=True)
@@ -79,12 +79,12 @@ def run_live(comparison: LiveComparison) -> "Report":
 
     options, sides = comparison.options, comparison.sides
     if options.out is None:
-        raise UsageError("where are the jobs to be kept? give --out, a folder; the same command resumes there")
+        raise UsageError("no folder is named for the jobs: give --out; the same command resumes there")
     configs = comparison.configs()
     profiles = [usable_profile(side.environment, options.unpacked) for side in sides]
     if not options.start:
         for profile in profiles:
-            find_launcher(profile=profile)  # says how to get one, before anything is written
+            find_launcher(profile=profile)  # fails before anything is written, and says how to get one
     plans = [
         SidePlan(side.label, side.environment, side.settings, config_values(config), build_json(side.environment))
         for side, config in zip(sides, configs)

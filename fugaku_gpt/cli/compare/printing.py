@@ -1,4 +1,4 @@
-"""A comparison's report as a plain table, Markdown or JSON."""
+"""Renders a comparison's report as a plain table, Markdown or JSON."""
 
 from __future__ import annotations
 

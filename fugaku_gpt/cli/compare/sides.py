@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from fugaku_gpt.compare.sides import LiveSide
 
 LIVE_WARM_UP, RECORDED_WARM_UP = 5, 2
-TOLERANCE = 0.02  # by default: within which the sides are the same
+TOLERANCE = 0.02  # default of the relative difference within which the sides count as the same
 _PROFILED = "training.profile_operators=3"  # iterations after the timed ones, for the table of operators
 _ITERATIONS = "training.iterations"
-# what takes time beside iterations is left out, unless it is asked for; each iteration is told by itself
+# whatever takes time beside iterations is switched off unless the user sets it; each iteration is logged
 _TIMED = ("training.log_interval=1", "training.eval_interval=null", "checkpoint.interval=null")
 
 
@@ -27,9 +27,9 @@ class SharedRun:
 
     Attributes:
         source: the run file, preset and overrides of the user, with those of ``--data`` and the scheduler.
-        ranks: number of ranks on each side; None as the run says.
-        iterations: that are timed in each job.
-        warm_up: iterations before these; None for the default.
+        ranks: number of ranks on each side; None for that of the run.
+        iterations: number of timed iterations in each job.
+        warm_up: number of iterations before these; None for the default.
     """
 
     source: RunSource
@@ -39,17 +39,17 @@ class SharedRun:
 
     @property
     def warm_up_of_live(self) -> int:
-        """Iterations of a job that is run now."""
+        """Number of warm-up iterations of a job that is run now."""
         return self.warm_up if self.warm_up is not None else LIVE_WARM_UP
 
     @property
     def warm_up_of_recorded(self) -> int:
-        """Iterations of a run that was made before."""
+        """Number of warm-up iterations of a run that was made before."""
         return self.warm_up if self.warm_up is not None else RECORDED_WARM_UP
 
     @property
     def overrides_of_timing(self) -> Tuple[str, ...]:
-        """The user's overrides of what a comparison sets itself, to be given again where the run is given as a file."""
+        """The user's overrides of what a comparison sets itself; they are repeated where the run is given as a file."""
         keys = {text.partition("=")[0] for text in (*_TIMED, _PROFILED, _ITERATIONS)}
         return tuple(text for text in self.source.settings if text.partition("=")[0].strip() in keys)
 
@@ -66,7 +66,7 @@ class SharedRun:
 
         source = self.source
         if source.run_file is None and source.preset is None:
-            raise UsageError("which run is to be timed? give --preset, such as tiny, or --run RUN.yaml")
+            raise UsageError("no run is named: give --preset, such as tiny, or --run RUN.yaml")
         overrides: List[str] = [*_TIMED, f"{_ITERATIONS}={self.warm_up_of_live + self.iterations}"]
         overrides += [_PROFILED] if profiled else []
         return config_of(side, source.run_file, source.preset, [*overrides, *source.settings], self.ranks)
@@ -84,7 +84,7 @@ class SharedRun:
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """The options of the command, by the names that they have there; None where one was not given."""
+    """The options of the command; None stands for an option that was not given."""
 
     data: Optional[str]
     ranks: Optional[int]
@@ -115,6 +115,6 @@ class CompareOptions:
         return self.tolerance if self.tolerance is not None else TOLERANCE
 
     def shared_run(self, source: RunSource) -> SharedRun:
-        """The run that all sides change: that of ``source``, with the data and the scheduler of these options."""
+        """The run that all sides change, from ``source`` and with the data and the scheduler of these options."""
         settings = (*data_overrides(self.data), *source.settings, *scheduler_overrides(self.scheduler or self.job))
         return SharedRun(replace(source, settings=settings), self.ranks, self.iterations, self.warm_up)

@@ -50,7 +50,7 @@ def collect(
     """
     log_settings = parse_settings(settings)
     if settings and not again:
-        raise UsageError("--set: says what a log lacks; give it together with --reparse")
+        raise UsageError("--set: gives what a log lacks; use it together with --reparse")
     reparsed = _reparse(directories, log_settings) if again else []
     job_directories = _job_directories(directories)
     gathered = _gather(job_directories)
@@ -63,9 +63,11 @@ def collect(
 
 
 def _job_directories(directories: Tuple[Path, ...]) -> List[Path]:
-    """The directories with the records of jobs; a bulk job's sub-runs are of one."""
+    """The directories that contain records of jobs; the sub-runs of a bulk job share one."""
     runs = find_runs(directories)
-    job_directories = [run if (run / JOB_FILE).exists() or not (run.parent / JOB_FILE).exists() else run.parent for run in runs]
+    job_directories = [
+        run if (run / JOB_FILE).exists() or not (run.parent / JOB_FILE).exists() else run.parent for run in runs
+    ]
     return list(dict.fromkeys(job_directories))
 
 
@@ -77,7 +79,7 @@ def _gather(job_directories: List[Path]) -> List[Gathered]:
 
 
 def _reparse(directories: Tuple[Path, ...], log_settings: LoggedRun) -> List[Reparsed]:
-    """Logs first: a folder that holds nothing else becomes a run by them."""
+    """Read the logs again; a folder that contains nothing else becomes a run."""
     targets: List[Path] = []
     for directory in directories:
         if not directory.is_dir():
@@ -92,7 +94,7 @@ def _reparse(directories: Tuple[Path, ...], log_settings: LoggedRun) -> List[Rep
 
 
 def _print_gathered(gathered: List[Gathered], reparsed: List[Reparsed]) -> None:
-    """What was brought together, on standard error: the table alone goes to standard output."""
+    """Print what was collected on standard error; only the table goes to standard output."""
     summary_rows: List[Dict[str, Any]] = []
     for gathered_run in gathered:
         if gathered_run.jobs or gathered_run.accounts or gathered_run.notes:

@@ -226,7 +226,7 @@ def _cost_text(prepared: Sequence[PreparedJob]) -> str:
 
 
 def _confirmed(prepared: Sequence[PreparedJob], yes: bool) -> bool:
-    """Whether to submit; the user is asked on a terminal only, so that scripts do not wait for an answer."""
+    """True if the jobs are to be submitted; the user is asked on a terminal only, so that scripts do not wait."""
     if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
     for job in prepared:
@@ -253,7 +253,7 @@ def _resume(run: PolledRun) -> None:
     from fugaku_gpt.jobs.submission import load_prepared, new_attempt
     from fugaku_gpt.records.job import LOST
 
-    if run.outcome.state == LOST:  # it may be there all the same: two jobs must not write into one directory
+    if run.outcome.state == LOST:  # it may exist all the same: two jobs must not write into one directory
         scheduler_named(run.scheduler).cancel([run.job_id])
     if run.job_id:
         archive = new_attempt(run.directory, time.time())
@@ -262,20 +262,20 @@ def _resume(run: PolledRun) -> None:
 
 
 def _may_resume(run: PolledRun, force: bool, is_only_target: bool) -> bool:
-    """Whether to submit a run again.
+    """True if a run is to be submitted again.
 
     Raises:
-        UsageError: it must not be; where several were named, those are left out instead.
+        UsageError: it must not be submitted; if several were named, it is left out instead.
     """
-    verdict = run.outcome
-    if not run.is_over or verdict.retry == "wait":
-        why = f"is {verdict.state}: cancel it, or wait for its end"
-    elif verdict.retry in ("resume", "retry") or force:
+    outcome = run.outcome
+    if not run.is_over or outcome.retry == "wait":
+        why = f"is {outcome.state}: cancel it, or wait for its end"
+    elif outcome.retry in ("resume", "retry") or force:
         return True
-    elif verdict.status == "ok":
+    elif outcome.status == "ok":
         why = "has ended well; --force runs it again"
     else:
-        why = f"would end the same way ({verdict.cause}): {verdict.advice or 'mend the cause'}; --force submits it"
+        why = f"would end the same way ({outcome.cause}): {outcome.advice or 'mend the cause'}; --force submits it"
     if is_only_target:
         raise UsageError(f"{run.directory}: {why}")
     click.echo(f"{run.directory}: left out: {why}", err=True)
@@ -283,7 +283,7 @@ def _may_resume(run: PolledRun, force: bool, is_only_target: bool) -> bool:
 
 
 def _change_jobs(directories: Sequence[Path], verb: str, event: str) -> None:
-    """Ask the schedulers for something, once each, and tell and record what they accepted."""
+    """Ask each scheduler once to change jobs; print and record what it accepted."""
     from fugaku_gpt.jobs.poll import job_directories
     from fugaku_gpt.jobs.schedulers.registry import scheduler_named
     from fugaku_gpt.jobs.submission import resolve_intents
@@ -293,7 +293,9 @@ def _change_jobs(directories: Sequence[Path], verb: str, event: str) -> None:
     refused = []
     for directory in job_directories(directories):
         history = read_history(directory)
-        for name in {intent.scheduler for intent in history.open}:  # its caller may have been killed: is there a job?
+        for name in {
+            intent.scheduler for intent in history.open
+        }:  # whoever submitted it may have been killed: is there a job?
             history = resolve_intents(directory, scheduler_named(name), time.time())
         if history.open:
             click.echo(f"{directory}: a submission is not over, or was killed just now: try again in two minutes")
@@ -316,15 +318,15 @@ def _change_jobs(directories: Sequence[Path], verb: str, event: str) -> None:
 
 
 def _row(run: PolledRun) -> Dict[str, Any]:
-    verdict = run.outcome
+    outcome = run.outcome
     job = run.job_id + (f" ({run.link} of {run.chain})" if run.chain > 1 else "")
     cells = {
         "run": str(run.directory),
         "job": job,
-        "state": verdict.state,
-        "status": verdict.status,
-        "cause": verdict.cause,
-        "advice": verdict.advice,
+        "state": outcome.state,
+        "status": outcome.status,
+        "cause": outcome.cause,
+        "advice": outcome.advice,
     }
     return {name: cell or None for name, cell in cells.items()}
 
@@ -334,8 +336,8 @@ def _watch_lines(steps: Any) -> List[PolledRun]:
     last: List[PolledRun] = []
     for last in steps:
         for run in last:
-            verdict = run.outcome
-            cells = [run.job_id, verdict.status or verdict.state, verdict.cause]
+            outcome = run.outcome
+            cells = [run.job_id, outcome.status or outcome.state, outcome.cause]
             line = f"{run.directory}: {' '.join(cell for cell in cells if cell)}"
             if printed_lines.get(run.directory) != line:
                 printed_lines[run.directory] = line
@@ -352,7 +354,7 @@ def _watch_live(steps: Any) -> List[PolledRun]:
     last: List[PolledRun] = []
     with Live(auto_refresh=False) as live:
         for last in steps:
-            table = Table(caption=f"{time.strftime('%H:%M:%S')}  Ctrl-C stops looking; the jobs go on")
+            table = Table(caption=f"{time.strftime('%H:%M:%S')}  Ctrl-C stops watching; the jobs continue")
             for name in COLUMNS:
                 table.add_column(name)
             for run in last:
@@ -409,7 +411,7 @@ def _print_new_output(ends: Dict[Path, int]) -> None:
 
 
 def _print(content: bytes) -> None:
-    """Bytes of a job as text; control characters, which could steer the terminal, are made visible."""
+    """Print a job's output as text; control characters, which could steer the terminal, are made visible."""
     text = content.decode("utf-8", "replace")
     shown = (char if char in "\n\t" or char.isprintable() else f"\\x{ord(char):02x}" for char in text)
     click.echo("".join(shown), nl=False)

@@ -1,4 +1,4 @@
-"""``fugaku-gpt job lint``: what is wrong with ``#PJM`` job scripts."""
+"""``fugaku-gpt job lint``: report mistakes in ``#PJM`` job scripts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STDIN = "-"
 
 @dataclass(frozen=True)
 class LintOptions:
-    """The options of the command, by the names that they have there."""
+    """The options of the command."""
 
     form: str
     select: Tuple[str, ...]
@@ -193,7 +193,7 @@ def _update_limits(files: Sequence[str], limits_file: Optional[Path], out: Optio
 
 
 def _saved_output(path: str) -> Tuple[str, str]:
-    """A text and its date: of the file's last change, or today's for the standard input."""
+    """A text and its date: that of the file's last change, or today's for the standard input."""
     try:
         if path == _STDIN:
             return sys.stdin.buffer.read().decode("utf-8", "replace"), datetime.date.today().isoformat()

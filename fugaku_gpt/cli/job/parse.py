@@ -47,7 +47,7 @@ def _read(path: Path) -> PjmScript:
 
 
 def _settings(script: PjmScript) -> Dict[str, Any]:
-    """The settings that a script of ours was made from; none in scripts of others."""
+    """The settings that a script of fugaku_gpt was made from; nothing for other scripts."""
     try:
         run = settings_of("\n".join(script.lines))
     except ConfigError as error:  # edited by hand
@@ -67,13 +67,16 @@ def _rows(name: str, script: PjmScript) -> List[Dict[str, Any]]:
         for item in script.directives
     ]
     rows += [{"line": item.line, "value": item.text, "note": item.kind} for item in script.problems]
-    rows += [{"line": line, "value": script.lines[line - 1], "note": "below the first command"} for line in script.ignored_lines]
+    rows += [
+        {"line": line, "value": script.lines[line - 1], "note": "below the first command"}
+        for line in script.ignored_lines
+    ]
     rows += [{"line": line, "value": script.lines[line - 1], "note": "comment"} for line in script.disabled_lines]
     return [{"file": name, **row} for row in sorted(rows, key=lambda row: int(row["line"]))]
 
 
 def _printable(text: str) -> str:
-    """Text without what a terminal would obey or cannot show."""
+    """The text with escapes in place of characters that a terminal would obey or cannot show."""
     return "".join(
         character if character.isprintable() or character == "\n" else repr(character)[1:-1] for character in text
     )

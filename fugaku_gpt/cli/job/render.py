@@ -40,7 +40,7 @@ def render(source: RunSource, scheduler: Optional[str], out: Optional[Path]) -> 
 
 
 def job_config(source: RunSource, scheduler: Optional[str]) -> "RunConfig":
-    """The run that a command line describes, its profile as the path of a file that exists."""
+    """Load the run that a command line describes, with its profile as the path of a file that exists."""
     from fugaku_gpt.environments.registry import with_profile_file
 
     return with_profile_file(source.load(*scheduler_overrides(scheduler)), source.run_file)

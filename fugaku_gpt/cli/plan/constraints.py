@@ -1,4 +1,4 @@
-"""The constraints of ``plan topology`` as rules that thin out its layouts while they are made."""
+"""The constraints of ``plan topology`` as rules that discard layouts while they are generated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fugaku_gpt.errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-    from fugaku_gpt.planner.search.topology import Columns, Rule
+    from fugaku_gpt.planner.search.topology import Columns, LayoutRule
     from fugaku_gpt.sweep.expression import Expression
     from fugaku_gpt.sweep.expression_tokens import Value
 
@@ -24,10 +24,10 @@ _MOST_BATCHES, _LARGEST_BATCH = 4096, 10**9
 
 
 def parsed(constraints: Sequence[str]) -> "List[Expression]":
-    """The texts of ``--constraint``.
+    """Parse the texts of ``--constraint``.
 
     Raises:
-        ConfigError: one is no expression over the names of layouts.
+        ConfigError: a text is no expression over the names of layouts.
     """
     from fugaku_gpt.sweep.expression import parse_expression
 
@@ -38,7 +38,7 @@ def batches_of(texts: Sequence[str], usual: int, expressions: "Sequence[Expressi
     """The global batches to choose from, without those that constraints on them alone rule out.
 
     Raises:
-        UsageError: they are too many, too large, or none is left.
+        UsageError: there are too many, one is too large, or none is left.
     """
     batches: List[int] = [] if texts else [usual]
     for text in texts:
@@ -52,45 +52,49 @@ def batches_of(texts: Sequence[str], usual: int, expressions: "Sequence[Expressi
         batches += range(low, high + 1)
     if max(batches) > _LARGEST_BATCH:
         raise UsageError(f"global batch {max(batches)}: must be at most {_LARGEST_BATCH}")
-    batch_rules = [expression for expression in expressions if {NAMES[name] for name in expression.names} == {"global_batch"}]
-    allowed = [batch for batch in dict.fromkeys(batches) if all(_holds(rule, {"global_batch": batch}) for rule in batch_rules)]
+    batch_rules = [
+        expression for expression in expressions if {NAMES[name] for name in expression.names} == {"global_batch"}
+    ]
+    allowed = [
+        batch for batch in dict.fromkeys(batches) if all(_holds(rule, {"global_batch": batch}) for rule in batch_rules)
+    ]
     if not allowed:
         rules = " and ".join(rule.text for rule in batch_rules)
         raise UsageError(f"--constraint {rules}: no global batch of {batches[0]} to {batches[-1]} meets it")
     return tuple(allowed)
 
 
-def rules_of(expressions: "Sequence[Expression]") -> "List[Rule]":
+def rules_of(expressions: "Sequence[Expression]") -> "List[LayoutRule]":
     """A rule for each part of the constraints that are joined by ``and``.
 
-    A part is looked at as soon as the columns that it names are there. One that may divide by 0 waits for the parts to
-    its left, which may be there to keep it from that.
+    A part is evaluated as soon as the columns that it names are there. One that may divide by 0 waits for the parts to
+    its left, which may exclude that.
     """
-    from fugaku_gpt.planner.search.topology import Rule
+    from fugaku_gpt.planner.search.topology import LayoutRule
 
-    rules: "List[Rule]" = []
+    rules: "List[LayoutRule]" = []
     for expression in expressions:
         left = frozenset(("global_batch",))  # the column that is there first, for parts without any name
         for part in expression.conjuncts:
             names = frozenset(NAMES[name] for name in part.names)
             left |= names
-            rules.append(Rule(left if part.may_divide_by_zero else names or left, _mask(part)))
+            rules.append(LayoutRule(left if part.may_divide_by_zero else names or left, _mask(part)))
     return rules
 
 
 def _mask(part: "Expression") -> "Callable[[Columns], np.ndarray]":
-    """Which layouts a part allows; it is looked at once for every combination of the values it names."""
+    """Return a function that gives the layouts that a part allows, evaluating it once for each combination of values."""
     names = list(dict.fromkeys(NAMES[name] for name in part.names)) or ["global_batch"]
 
     def allows(columns: "Columns") -> "np.ndarray":
         import numpy as np
 
-        from fugaku_gpt.planner.search.topology import FLAGS
+        from fugaku_gpt.planner.search.topology import FLAG_COLUMNS
 
         values = np.stack([columns[name] for name in names], axis=1)
         combinations, row_of_combination = np.unique(values, axis=0, return_inverse=True)
         allowed = [
-            _holds(part, {key: bool(value) if key in FLAGS else value for key, value in zip(names, combination)})
+            _holds(part, {key: bool(value) if key in FLAG_COLUMNS else value for key, value in zip(names, combination)})
             for combination in combinations.tolist()
         ]
         mask: "np.ndarray" = np.array(allowed)[row_of_combination.reshape(-1)]

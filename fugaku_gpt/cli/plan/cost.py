@@ -1,4 +1,4 @@
-"""``fugaku-gpt plan time``, ``plan days`` and ``plan ramp``: what a run will take, before it is started."""
+"""``fugaku-gpt plan time``, ``plan days`` and ``plan ramp``: predict what a run will take, before it is started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fugaku_gpt.errors import EXIT_OK, UsageError
 _FIGURES = ("figure", "value", "low", "high", "unit")
 _PHASES = ("nodes", "batch", "micro_batch", "dp", "micro_batches", "samples", "iterations")
 _positive = click.IntRange(min=1)
-_batch = click.IntRange(min=1, max=10**9)  # as of `plan topology`: their divisors are looked for
+_batch = click.IntRange(min=1, max=10**9)  # as in `plan topology`, which searches divisors of it
 _WATTS = FiniteRange(min=0, min_open=True, max=1e9)
 if TYPE_CHECKING:
     from fugaku_gpt.planner.training_schedule import TrainingPlan
@@ -48,7 +48,7 @@ class Duration(_DurationType):
 
 @dataclass(frozen=True)
 class DaysOptions:
-    """The options of ``plan days``; times in seconds, None where one was not given."""
+    """The options of ``plan days``; times are in seconds, and None stands for an option that was not given."""
 
     iterations: Optional[int]
     tokens: Optional[float]
@@ -117,7 +117,7 @@ def iteration_time(source: RunSource, machine_choice: MachineChoice, watts: Opti
     measured, are reported as extrapolated on standard error, and widen the intervals.
     """
     from fugaku_gpt.machine.constants import load_machine
-    from fugaku_gpt.planner.run_time import figures_of_local_run, figures_of_run, row_of_run
+    from fugaku_gpt.planner.run_time import local_run_figures, run_figures, run_to_row
 
     config = source.load(check=False)
     machine, hardware, build = load_machine(machine_choice.name), machine_choice.hardware, machine_choice.build
@@ -126,16 +126,16 @@ def iteration_time(source: RunSource, machine_choice: MachineChoice, watts: Opti
             raise UsageError(
                 f"--machine {machine_choice.name}: a probed machine is as it is; leave out --hardware and --torch"
             )
-        extrapolated, figures = figures_of_local_run(config, machine, watts)
+        extrapolated, figures = local_run_figures(config, machine, watts)
     else:
-        prediction, figures = figures_of_run(config, machine, row_of_run(config, machine, hardware, build), watts)
+        prediction, figures = run_figures(config, machine, run_to_row(config, machine, hardware, build), watts)
         extrapolated = list(prediction.extrapolated)
     lines = [
         {
             "figure": figure.name,
-            "value": round_significant(figure.guess.value),
-            "low": round_significant(figure.guess.low),
-            "high": round_significant(figure.guess.high),
+            "value": round_significant(figure.estimate.value),
+            "low": round_significant(figure.estimate.low),
+            "high": round_significant(figure.estimate.high),
             "unit": figure.unit,
         }
         for figure in figures
@@ -181,7 +181,11 @@ def days(options: DaysOptions, form: str) -> int:
         lines += [
             {"figure": "checkpoint every", "value": round_significant(estimate.checkpoint_every), "unit": "s"},
             {"figure": "checkpoint every", "value": estimate.iterations_between_checkpoints, "unit": "iterations"},
-            {"figure": "lost to checkpoints and failures", "value": round_significant(100 * estimate.lost_share), "unit": "%"},
+            {
+                "figure": "lost to checkpoints and failures",
+                "value": round_significant(100 * estimate.lost_share),
+                "unit": "%",
+            },
         ]
     if estimate.joules is not None:
         lines.append({"figure": "energy", "value": round_significant(estimate.joules / 3.6e9), "unit": "MWh"})
@@ -208,9 +212,9 @@ def ramp(form: str, **sizes: int) -> int:
 
     Each phase gets the most nodes whose replicas share its batch evenly, and then the largest micro-batch.
     """
-    from fugaku_gpt.planner.ramp import Ramp, phases
+    from fugaku_gpt.planner.ramp import BatchRamp, ramp_phases
 
-    ramp_phases = phases(Ramp(**sizes))
+    ramp_phases = ramp_phases(BatchRamp(**sizes))
     lines = [
         {
             "nodes": phase.nodes,

@@ -1,4 +1,4 @@
-"""``fugaku-gpt plan``: what can be known about a run without running it."""
+"""``fugaku-gpt plan``: predictions and checks of runs before they are started."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _replicas(config: "RunConfig", ranks: Optional[int], dp: Optional[int]) -> i
 
 
 def _plans(config: "RunConfig", dp: int, micro_batches: Optional[int]) -> List["SequencePlan"]:
-    """A plan for every size of batch and samples that comes up, the full one last."""
+    """The plans for every batch size and sequence length that occurs, the full size last."""
     from fugaku_gpt.config.checks import check_ramps
     from fugaku_gpt.layout.batch import batch_sizes
     from fugaku_gpt.layout.sequence import plan_of
@@ -160,12 +160,14 @@ def _check_plans(plans: Sequence["SequencePlan"], every_rank: bool, form: str, s
             f"{bubbles[0]:.1%} of the busy time) to {plan.micro_batches} of {plan.tokens}"
         )
     summary.append(f"all fits: equal sequences in every group, no deadlock; {time.monotonic() - started:.1f} s")
-    for line in summary:  # the rows alone go to a file or a program
+    for line in summary:  # with formats for programs, standard output has the rows alone
         click.echo(line, err=form != "table")
     return EXIT_OK
 
 
-def _rows(plan: "SequencePlan", schedule_report: "ScheduleReport", grid: "GridReport", times: "Times") -> List[Dict[str, Any]]:
+def _rows(
+    plan: "SequencePlan", schedule_report: "ScheduleReport", grid: "GridReport", times: "Times"
+) -> List[Dict[str, Any]]:
     from fugaku_gpt.layout.schedules import Exchange
     from fugaku_gpt.layout.sequence import schedule_of
 

@@ -1,4 +1,4 @@
-"""``fugaku-gpt plan memory``: what a run of ours takes on every stage, and whether it fits."""
+"""``fugaku-gpt plan memory``: predict the memory of a run on every stage, and whether it fits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 if TYPE_CHECKING:
     from fugaku_gpt.config.schema import RunConfig
     from fugaku_gpt.layout.stages import Chunk
-    from fugaku_gpt.planner.trainer.memory_check import Place
+    from fugaku_gpt.planner.trainer.memory_check import NodeLimits
 
 
 @click.command()
@@ -48,13 +48,13 @@ def memory(
     """
     from fugaku_gpt.layout.memory import recompute_of_layers
     from fugaku_gpt.layout.stages import chunks_by_stage, chunks_of
-    from fugaku_gpt.planner.trainer.memory_check import set_words
+    from fugaku_gpt.planner.trainer.memory_check import set_options
     from fugaku_gpt.planner.trainer.run_memory import CATEGORIES, MIB
     from fugaku_gpt.planner.trainer.shrink import smallest_change
 
     config = source.load()
     node = _node(config, machine, node_memory, build)
-    usage = node.memory(config)
+    usage = node.run_memory(config)
     chunks = chunks_of(config)
     kinds = recompute_of_layers(config, chunks)
     rows: List[Dict[str, Any]] = []
@@ -65,8 +65,11 @@ def memory(
     click.echo(render_rows(("part", "layers", "recompute", *CATEGORIES, "total"), rows, form), nl=False)
 
     needed = usage.bytes_of_node
-    lines = [f"peak stage  {usage.peak_stage}: {_rounded_up_mib(usage.bytes_of_rank)} MiB a rank", f"base        {_base(node)}"]
-    limit = node.limit(config)
+    lines = [
+        f"peak stage  {usage.peak_stage}: {_rounded_up_mib(usage.bytes_of_rank)} MiB a rank",
+        f"base        {_base(node)}",
+    ]
+    limit = node.smallest_limit(config)
     code, change = EXIT_OK, None
     if limit is None:
         lines.append("node        no limit is known: give --node-memory")
@@ -74,25 +77,25 @@ def memory(
         size, limited_by = limit
         lines.append(f"node        {_rounded_up_mib(needed)} of {_rounded_up_mib(size)} MiB ({limited_by})")
         if needed > size:
-            code, change = EXIT_FINDINGS, smallest_change(config, node.memory, size, node.more_nodes)
+            code, change = EXIT_FINDINGS, smallest_change(config, node.run_memory, size, node.has_more_nodes)
             lines.append(f"does not fit: {-(-(needed - size) // MIB)} MiB too much; {_advice(change)}")
         else:
             lines.append(f"fits: {(size - needed) // MIB} MiB are left")
-    for line in lines:  # the rows alone go to a file or a program
+    for line in lines:  # with formats for programs, standard output has the rows alone
         click.echo(line, err=form != "table")
-    for argument in set_words(change or ()):
+    for argument in set_options(change or ()):
         click.echo(argument, err=form != "table")
     return code
 
 
-def _node(config: "RunConfig", machine: Optional[str], node_memory: Optional[str], build: str) -> "Place":
+def _node(config: "RunConfig", machine: Optional[str], node_memory: Optional[str], build: str) -> "NodeLimits":
     import re
 
     from fugaku_gpt.config.schema import SIZE
     from fugaku_gpt.config.values import size_bytes
-    from fugaku_gpt.planner.trainer.node_limits import place_of_job, place_of_machine
+    from fugaku_gpt.planner.trainer.node_limits import job_node_limits, machine_node_limits
 
-    node = place_of_machine(machine, build) if machine is not None else place_of_job(config, build)
+    node = machine_node_limits(machine, build) if machine is not None else job_node_limits(config, build)
     if node_memory is None:
         return node
     pattern, description = SIZE
@@ -102,7 +105,7 @@ def _node(config: "RunConfig", machine: Optional[str], node_memory: Optional[str
 
 
 def _mib(sizes: Mapping[str, int]) -> Dict[str, float]:
-    """In MiB, and their sum; rounded one by one."""
+    """Sizes in MiB, and their sum, each rounded by itself."""
     return {name: round(size / 2**20, 1) for name, size in [*sizes.items(), ("total", sum(sizes.values()))]}
 
 
@@ -115,14 +118,14 @@ def _layers(chunks: "Sequence[Chunk]") -> str:
 
 
 def _kinds(chunks: "Sequence[Chunk]", kinds: Sequence[str]) -> str:
-    """``none``, or how many layers are recomputed in which way: ``2 full, 1 selective``."""
+    """``none``, or the number of layers that are recomputed in each way: ``2 full, 1 selective``."""
     layer_kinds = [kinds[layer] for chunk in chunks for layer in chunk.layers]
     counted: List[str] = [f"{layer_kinds.count(kind)} {kind}" for kind in ("full", "selective") if kind in layer_kinds]
     return ", ".join(counted) or "none"
 
 
-def _base(node: "Place") -> str:
-    return f"{_rounded_up_mib(node.framework.own + node.framework.shared)} MiB a rank, by {node.framework.source}"
+def _base(node: "NodeLimits") -> str:
+    return f"{_rounded_up_mib(node.framework.private_bytes + node.framework.shared_bytes)} MiB a rank, by {node.framework.source}"
 
 
 def _advice(change: Any) -> str:

@@ -1,4 +1,4 @@
-"""``fugaku-gpt plan probe``: half a minute of measuring makes a machine file of this machine."""
+"""``fugaku-gpt plan probe``: measure this machine for half a minute, and write its machine file."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fugaku_gpt.errors import EXIT_OK, RunFailed, UsageError
 
 if TYPE_CHECKING:
     from fugaku_gpt.launch.launcher import Launcher
-    from fugaku_gpt.machine.probed import Probed
+    from fugaku_gpt.machine.probed import ProbeResults
     from fugaku_gpt.planner.trainer.fitting import LeftOutRun
 
 DTYPES = ("float32", "bfloat16")
 _MODULE = "fugaku_gpt.training.probe"
 _WITH_CORES, _WITHOUT = 3.0, 1.0  # shares of the time: ranks that have cores of their own measure products and passes
-_START_SECONDS = 60.0  # of processes on a busy machine, over and over what measuring takes
+_START_SECONDS = 60.0  # for starting processes on a busy machine, on top of the time for measuring
 _positive = click.IntRange(min=1)
 
 
@@ -53,7 +53,7 @@ def probe(
     """
     from fugaku_gpt.launch.launcher import find_launcher
     from fugaku_gpt.machine import local
-    from fugaku_gpt.planner.trainer.fitting import local_machine
+    from fugaku_gpt.planner.trainer.fitting import machine_from_probe
 
     check_machine_file(out)
     launcher = find_launcher()
@@ -63,13 +63,13 @@ def probe(
     shares = {count: _WITH_CORES if count * threads_of_count[count] <= cores else _WITHOUT for count in counts}
     if max(shares.values()) < _WITH_CORES:
         raise UsageError(f"--threads {threads}: this machine has {cores} usable cores; valid: up to {cores}")
-    probed: "Optional[Probed]" = None
+    probed: "Optional[ProbeResults]" = None
     for count in counts:
         share = seconds * shares[count] / sum(shares.values())
         measured = _measure(launcher, count, threads_of_count[count], share, tuple(dict.fromkeys(dtypes)) or DTYPES)
-        probed = measured if probed is None else probed.and_also(measured)
+        probed = measured if probed is None else probed.merged_with(measured)
     assert probed is not None
-    machine, left_out = local_machine(probed, local.memory_limit())
+    machine, left_out = machine_from_probe(probed, local.memory_limit())
     write_machine(machine, out)
     print_left_out(left_out, form)
     click.echo(f"written: {out}", err=True)
@@ -77,45 +77,45 @@ def probe(
 
 
 def print_left_out(left_out: "Sequence[LeftOutRun]", form: str) -> None:
-    """Print each run beside what a fit to all others says of it [s]."""
+    """Print each measured run beside its prediction by a fit to the other runs [s]."""
     lines: List[Dict[str, Any]] = [
         {
             "run": run.name,
             "measured": round_significant(run.measured),
             "predicted": round_significant(run.predicted),
-            "off_percent": round(100 * run.off, 1),
+            "off_percent": round(100 * run.relative_error, 1),
         }
         for run in left_out
     ]
     click.echo(render_rows(("run", "measured", "predicted", "off_percent"), lines, form), nl=False)
     if left_out:
-        median = 100 * statistics.median(abs(run.off) for run in left_out)
+        median = 100 * statistics.median(abs(run.relative_error) for run in left_out)
         click.echo(f"runs left out of the fit: {median:.1f} % off in the median", err=True)
 
 
 def rank_counts(most: int) -> List[int]:
-    """1, 2, 4 ... and the most."""
+    """The powers of two below ``most``, and ``most``."""
     counts = [1]
     while counts[-1] * 2 < most:
         counts.append(counts[-1] * 2)
     return counts if most == 1 else [*counts, most]
 
 
-def _measure(launcher: "Launcher", ranks: int, threads: int, seconds: float, dtypes: Tuple[str, ...]) -> "Probed":
-    """Start so many ranks of the module that measures, and hand on how far it is."""
+def _measure(launcher: "Launcher", ranks: int, threads: int, seconds: float, dtypes: Tuple[str, ...]) -> "ProbeResults":
+    """Run the measuring module on a number of ranks, and print its progress."""
     from fugaku_gpt.launch.processes import run_command
-    from fugaku_gpt.machine.probed import probed_of
+    from fugaku_gpt.machine.probed import probe_from_data
 
     argv = [*launcher.command_prefix(ranks), "env", f"OMP_NUM_THREADS={threads}", f"MKL_NUM_THREADS={threads}"]
     argv += [sys.executable, "-m", _MODULE, "--threads", str(threads), "--seconds", f"{seconds:g}", "--dtypes", *dtypes]
-    probes: List["Probed"] = []
+    probes: List["ProbeResults"] = []
     other_lines: List[str] = []
 
     def on_line(line: str) -> None:
         if line.startswith('{"progress"'):
             click.echo(f"{ranks} ranks of {threads} threads: {json.loads(line)['progress']}", err=True)
         elif line.startswith('{"probed"'):
-            probes.append(probed_of(json.loads(line)["probed"]))
+            probes.append(probe_from_data(json.loads(line)["probed"]))
         else:
             other_lines.append(line)
 

@@ -1,4 +1,4 @@
-"""``fugaku-gpt plan predict`` and ``plan fit``: the cost model held against rows of a CSV, and fitted to them."""
+"""``fugaku-gpt plan predict`` and ``plan fit``: predict rows of a CSV with the cost model, and fit it to them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def predict(rows_file: Path, form: str) -> int:
     lines: List[Dict[str, Any]] = []
     for prediction in predict_table(read_table(rows_file)):
         if isinstance(prediction, RefusedRow):
-            lines.append({"id": prediction.id, "refused": prediction.reason, "extrapolated": [] if form == "json" else ""})
+            lines.append(
+                {"id": prediction.id, "refused": prediction.reason, "extrapolated": [] if form == "json" else ""}
+            )
             continue
         lines.append(
             {
@@ -64,9 +66,13 @@ def predict(rows_file: Path, form: str) -> int:
                 "sec_per_it_low": round_significant(prediction.seconds.low, 6),
                 "sec_per_it_high": round_significant(prediction.seconds.high, 6),
                 "mem_value": round_significant(prediction.memory, 6),
-                "mem_unit": prediction.row.mem_unit if prediction.row.mem_unit.startswith(prediction.memory_unit) else prediction.memory_unit,
+                "mem_unit": prediction.row.mem_unit
+                if prediction.row.mem_unit.startswith(prediction.memory_unit)
+                else prediction.memory_unit,
                 "fits": prediction.fits,
-                "extrapolated": list(prediction.extrapolated) if form == "json" else "; ".join(prediction.extrapolated) or None,
+                "extrapolated": list(prediction.extrapolated)
+                if form == "json"
+                else "; ".join(prediction.extrapolated) or None,
             }
         )
     click.echo(render_rows(_PREDICTED, lines, form), nl=False)
@@ -121,7 +127,7 @@ def fit(
     from fugaku_gpt.planner.tables.fit_plot import draw_fit
     from fugaku_gpt.planner.tables.fitting import refit
     from fugaku_gpt.planner.tables.rows import parse_measured_rows, read_table
-    from fugaku_gpt.planner.tables.score import FIGURES, figures
+    from fugaku_gpt.planner.tables.score import FIGURES, score_figures
     from fugaku_gpt.plotting import check_plot
 
     machine = load_machine(name)
@@ -135,7 +141,7 @@ def fit(
         raise UsageError("give one of --rows and --runs")
     if rows_file is None:
         return _fit_runs(machine, runs, out, constants, form)
-    machine_rows = [row for row in parse_measured_rows(read_table(rows_file)) if machine.covers(row[0].hardware)]
+    machine_rows = [row for row in parse_measured_rows(read_table(rows_file)) if machine.has_hardware(row[0].hardware)]
     if not any(measured.seconds and measured.status == "ok" for _, measured in machine_rows):
         covered = ", ".join(machine.hardware)
         raise UsageError(f"{rows_file}: no row with sec_per_it and status ok whose hardware begins with {covered}")
@@ -147,20 +153,20 @@ def fit(
     if constants:
         click.echo(render_rows(_CONSTANTS, _constant_lines(fitted.machine), form), nl=False)
     else:
-        click.echo(render_rows(FIGURES, [figures(fitted, by) for by in fitted.seconds], form), nl=False)
+        click.echo(render_rows(FIGURES, [score_figures(fitted, by) for by in fitted.seconds], form), nl=False)
     return EXIT_OK
 
 
 def _fit_runs(machine: "Machine", folders: Sequence[Path], out: Optional[Path], constants: bool, form: str) -> int:
     from fugaku_gpt.cli.plan.probe import print_left_out
-    from fugaku_gpt.planner.trainer.fitting import kept_runs, refit_local
+    from fugaku_gpt.planner.trainer.fitting import refit_local, usable_runs
     from fugaku_gpt.report.collect import find_runs
 
     if machine.probed is None:
         raise UsageError(f"machine {machine.name}: --runs is for a file of `plan probe`; for this one: --rows FILE.csv")
-    runs, skipped = kept_runs(find_runs(folders), machine.probed)
+    runs, skipped = usable_runs(find_runs(folders), machine.probed)
     for text in skipped:
-        click.echo(f"left alone: {text}", err=True)
+        click.echo(f"skipped: {text}", err=True)
     if not runs:
         raise UsageError("no run to fit to: see above")
     fitted, left_out = refit_local(machine, runs)
@@ -174,13 +180,13 @@ def _fit_runs(machine: "Machine", folders: Sequence[Path], out: Optional[Path], 
 
 
 def _constant_lines(machine: "Machine") -> List[Dict[str, Any]]:
-    """Constants with their 80 % intervals; ``told_by_rows`` is how much of the prior's width the rows took away."""
-    from fugaku_gpt.planner.intervals import Guess
+    """Constants with their 80 % intervals; ``told_by_rows`` is the share of the prior's width that the rows removed."""
+    from fugaku_gpt.planner.intervals import Estimate
 
     lines = []
     for model, fitted in (("time", machine.time), ("memory", machine.memory)):
         for constant in fitted.constants:
-            guess = Guess.around(constant.value, constant.width)
+            guess = Estimate.from_log_width(constant.value, constant.width)
             narrowing = 1 - constant.width / constant.prior_width if constant.prior_width else None
             lines.append(
                 {

@@ -1,4 +1,4 @@
-"""``fugaku-gpt plan topology``: the fastest layouts of a run on a number of nodes."""
+"""``fugaku-gpt plan topology``: search the fastest layouts of a run on a number of nodes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, UsageError
 if TYPE_CHECKING:
     from fugaku_gpt.config.schema import RunConfig
     from fugaku_gpt.machine.constants import Machine
-    from fugaku_gpt.planner.search.best import Best
-    from fugaku_gpt.planner.search.topology import Wanted
+    from fugaku_gpt.planner.search.best import RankedLayout
+    from fugaku_gpt.planner.search.topology import SearchSpace
 
 _COLUMNS = (
     "rank", "nodes", "ranks_per_node", "dp", "tp", "pp", "chunks", "micro_batch", "global_batch", "recompute", "zero",
@@ -27,20 +27,20 @@ _COLUMNS = (
 )  # fmt: skip
 _ROW = _COLUMNS[1:12]
 _ONLY_JSON = ("parts", "waste", "torus")
-_RANKS_PER_NODE = (1, 2, 4)  # of a node without devices: one rank, one for each half, or for each core-memory group
+_RANKS_PER_NODE = (1, 2, 4)  # on a node without devices: one rank, one for each half, or one for each core-memory group
 _SHORT = {
     "ranks_per_node": "ppn",
     "micro_batch": "mbs",
     "global_batch": "gbs",
     "sequence_parallel": "sp",
 }  # table headings
-_PROGRESS_SECONDS = 2.0  # s
+_PROGRESS_SECONDS = 2.0
 _positive = click.IntRange(min=1, max=10**6)
 
 
 @dataclass(frozen=True)
 class TopologyOptions:
-    """The options of the command beside those of the run and the machine, by the names that they have there."""
+    """The options of the command, without those of the run and the machine."""
 
     nodes: Optional[int]
     max_nodes: Optional[int]
@@ -123,10 +123,10 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
     Exit codes: 0 layouts were found, 1 no layout fits, 2 usage or config error.
     """
     from fugaku_gpt.machine.constants import load_machine
-    from fugaku_gpt.planner.search.best import best_of
+    from fugaku_gpt.planner.search.best import best_layouts
     from fugaku_gpt.planner.search.plot import draw_search
-    from fugaku_gpt.planner.search.topology import like_measured, search
-    from fugaku_gpt.planner.search.write import write_best
+    from fugaku_gpt.planner.search.topology import measured_range_rules, search_layouts
+    from fugaku_gpt.planner.search.write import write_layouts
     from fugaku_gpt.plotting import check_plot
 
     started = time.monotonic()
@@ -144,8 +144,8 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
     base = _load_base(source, machine, notes)
     batches = batches_of(options.batches, base.training.global_batch, expressions)
     request = _search_request(base, machine, machine_choice, options, batches)
-    rules = [*rules_of(expressions), *(like_measured(machine.time) if options.measured else ())]
-    layouts = search(request, rules, options.fit == "ours", _progress_printer(started))
+    rules = [*rules_of(expressions), *(measured_range_rules(machine.time) if options.measured else ())]
+    layouts = search_layouts(request, rules, options.fit == "ours", _progress_printer(started))
     summary = f"{len(layouts.seconds)} layouts{' meet the constraints' if rules else ''}, {layouts.fits.sum()} fit by mem_rows"
     notes.append(f"{summary}; {time.monotonic() - started:.1f} s")
     if not len(layouts.order):
@@ -155,7 +155,7 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
         )
         return EXIT_RUN_FAILED
     our_memory = _our_memory(request) if options.fit != "rows" else None
-    best, dropped = best_of(request, layouts, options.top, options.variants, our_memory)
+    best, dropped = best_layouts(request, layouts, options.top, options.variants, our_memory)
     if dropped:
         notes.append(f"{dropped} faster layouts do not fit this trainer (mem_ours): left out")
     if not best:
@@ -171,20 +171,20 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
     click.echo(render_rows(columns, lines, form), nl=False)
     messages = _explanation(best) + notes
     if options.out is not None:
-        written = write_best(best, options.out, f"topology-{source.preset or 'run'}", options.iterations)
+        written = write_layouts(best, options.out, f"topology-{source.preset or 'run'}", options.iterations)
         maps = sum(file.suffix == ".rankmap" for file in written)
         messages.append(f"written: {len(best)} run files, {maps} rank maps and {written[-1]}")
     if options.plot is not None:
         title = f"{base.model.name or 'run'} on {request.nodes[1]} nodes of {machine.name}"
         draw_search(layouts, request, title, options.plot)
         messages.append(f"written: {options.plot}")
-    for text in messages:  # the rows alone go to a file or a program
+    for text in messages:  # with formats for programs, standard output has the rows alone
         click.echo(text, err=form != "table")
     return EXIT_OK
 
 
 def _load_base(source: RunSource, machine: "Machine", notes: List[str]) -> "RunConfig":
-    """Load the run; where it leaves clock and pipes to the machine, those of the tables: a job would get others."""
+    """Load the run; if it sets neither clock nor pipes, set those of most measured rows, as a job would get others."""
     config = source.load(check=False)
     node = config.node
     if machine.name == "a64fx" and node.freq_mhz is None and node.eco_state is None:
@@ -199,12 +199,12 @@ def _search_request(
     choice: MachineChoice,
     options: TopologyOptions,
     batches: Tuple[int, ...],
-) -> "Wanted":
+) -> "SearchSpace":
     from fugaku_gpt.machine.fugaku import CORES
-    from fugaku_gpt.planner.search.topology import Wanted
+    from fugaku_gpt.planner.search.topology import SearchSpace
 
     hardware, ranks_per_node = choice.hardware or next(iter(machine.hardware)), options.ranks_per_node
-    if not machine.covers(hardware):
+    if not machine.has_hardware(hardware):
         raise UsageError(f"--hardware {hardware}: machine {machine.name} has {', '.join(machine.hardware)}")
     devices = int(machine.facts["devices_per_node"])
     usual, most = ((devices,), devices) if devices > 1 else (_RANKS_PER_NODE, CORES)
@@ -212,26 +212,29 @@ def _search_request(
         unit = "devices" if devices > 1 else "cores"
         raise UsageError(f"--ranks-per-node {max(ranks_per_node)}: a node of {machine.name} has {most} {unit}")
     nodes = (options.nodes, options.nodes) if options.nodes is not None else (1, options.max_nodes or 1)
-    return Wanted(base, machine, hardware, choice.build, nodes, ranks_per_node or usual, batches)
+    return SearchSpace(base, machine, hardware, choice.build, nodes, ranks_per_node or usual, batches)
 
 
-def _our_memory(request: "Wanted") -> "Optional[Callable[[RunConfig], Tuple[int, bool]]]":
-    """What this trainer needs on the fullest node of a run [bytes], and whether that fits; it has no GPU code."""
-    from fugaku_gpt.planner.trainer.node_limits import place_of
+def _our_memory(request: "SearchSpace") -> "Optional[Callable[[RunConfig], Tuple[int, bool]]]":
+    """Return a function that predicts this trainer's memory on a run's fullest node [bytes] and whether it fits.
+
+    Returns None for a machine whose memory is that of GPUs, for which the trainer has no code.
+    """
+    from fugaku_gpt.planner.trainer.node_limits import hardware_node_limits
 
     if request.machine.memory_of != "node":
         return None
-    node = place_of(request.machine, request.hardware)
+    node = hardware_node_limits(request.machine, request.hardware)
 
     def check_fit(config: "RunConfig") -> Tuple[int, bool]:
-        needed, limit = node.memory(config).bytes_of_node, node.limit(config)
+        needed, limit = node.run_memory(config).bytes_of_node, node.smallest_limit(config)
         return needed, limit is None or needed <= limit[0]
 
     return check_fit
 
 
 def _progress_printer(started: float) -> Callable[[int, int], None]:
-    """Says on standard error how far the search is, once it takes long."""
+    """Return a callback that prints on standard error how far the search is, once it takes long."""
     due = started + _PROGRESS_SECONDS
 
     def print_progress(costed: int, total: int) -> None:
@@ -243,7 +246,7 @@ def _progress_printer(started: float) -> Callable[[int, int], None]:
     return print_progress
 
 
-def _layout_row(number: int, best: "Best", form: str) -> Dict[str, Any]:
+def _layout_row(number: int, best: "RankedLayout", form: str) -> Dict[str, Any]:
     from fugaku_gpt.machine.constants import UNIT_BYTES
 
     prediction, row = best.prediction, best.prediction.row
@@ -256,25 +259,25 @@ def _layout_row(number: int, best: "Best", form: str) -> Dict[str, Any]:
         "high": round_significant(prediction.seconds.high),
         "tflops": round(best.tflops, 2),
         "mem_rows": round(prediction.peak, 1),
-        "mem_ours": None if best.ours is None else round(best.ours / unit, 1),
+        "mem_ours": None if best.trainer_bytes is None else round(best.trainer_bytes / unit, 1),
         "mem_unit": prediction.memory_unit,
     }
     if form == "json":
         line["torus"] = (
             None
-            if best.torus is None or best.ranks is None
+            if best.node_box is None or best.rank_map is None
             else {
-                "shape": best.torus.shape,
-                "allocated": best.torus.allocated,
-                "tp_inside_nodes": best.ranks.inside,
-                "stage_hops": best.ranks.stage_hops,
+                "shape": best.node_box.shape,
+                "allocated": best.node_box.allocated,
+                "tp_inside_nodes": best.rank_map.groups_within_nodes,
+                "stage_hops": best.rank_map.stage_hops,
             }
         )
         line["extrapolated"] = list(prediction.extrapolated)
-        line["parts"] = {name: round_significant(guess.value) for name, guess in prediction.parts.items()}
+        line["parts"] = {name: round_significant(guess.value) for name, guess in prediction.components.items()}
         line["waste"] = list(best.waste)
         return line
-    if form == "table":  # in a terminal the names have to do
+    if form == "table":  # a terminal has room for the names only
         line.update({key: "yes" if line[key] else "-" for key in ("recompute", "sequence_parallel")})
         names = dict.fromkeys(text.partition(" ")[0].rstrip(":") for text in prediction.extrapolated)
         line["extrapolated"] = ", ".join(names) or None
@@ -283,17 +286,21 @@ def _layout_row(number: int, best: "Best", form: str) -> Dict[str, Any]:
     return line
 
 
-def _explanation(best: "Sequence[Best]") -> List[str]:
-    from fugaku_gpt.planner.search.best import compared, why_first
+def _explanation(best: "Sequence[RankedLayout]") -> List[str]:
+    from fugaku_gpt.planner.search.best import compare_components, explain_ranking
 
     lines = []
     if len(best) > 1:
         first, second = best[0].prediction, best[1].prediction
         rows = [
             {key: round_significant(value) if isinstance(value, float) else value for key, value in line.items()}
-            for line in compared(first, second)
+            for line in compare_components(first, second)
         ]
-        lines += ["", render_rows(("part", "first", "second", "difference"), rows, "table"), why_first(first, second)]
+        lines += [
+            "",
+            render_rows(("part", "first", "second", "difference"), rows, "table"),
+            explain_ranking(first, second),
+        ]
     for number, candidate in enumerate(best[:2], 1):
         lines += [f"waste in {number}: {text}" for text in candidate.waste]
     return lines

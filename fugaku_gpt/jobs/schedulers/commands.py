@@ -69,12 +69,12 @@ def run_command(argv: Sequence[str], *, cwd: Optional[Path] = None, timeout: flo
             "node), choose another job.scheduler, or try the script here with `fugaku-gpt sim` or job.scheduler=local"
         ) from None
     except subprocess.TimeoutExpired:
-        raise NoAnswer(
-            f"{argv[0]}: no answer within {timeout:g} s; the scheduler is busy or down: try later"
-        ) from None
+        raise NoAnswer(f"{argv[0]}: no answer within {timeout:g} s; the scheduler is busy or down: try later") from None
     except OSError as error:
         raise UsageError(f"{argv[0]}: cannot be started: {error.strerror}") from None
-    return Answer(completed.returncode, completed.stdout.decode("utf-8", "replace"), completed.stderr.decode("utf-8", "replace"))
+    return Answer(
+        completed.returncode, completed.stdout.decode("utf-8", "replace"), completed.stderr.decode("utf-8", "replace")
+    )
 
 
 def query_intervals(first: float = 2.0, max_wait: float = MAX_WAIT_SECONDS) -> Iterator[float]:

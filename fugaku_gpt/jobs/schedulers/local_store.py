@@ -158,7 +158,10 @@ def is_alive(process: Dict[str, Any]) -> bool:
     """Whether the process of :func:`myself` is there: its number, and not taken by another one since."""
     try:
         candidate = psutil.Process(int(process["pid"]))
-        return abs(candidate.create_time() - float(process["created"])) < 1.0 and candidate.status() != psutil.STATUS_ZOMBIE
+        return (
+            abs(candidate.create_time() - float(process["created"])) < 1.0
+            and candidate.status() != psutil.STATUS_ZOMBIE
+        )
     except (psutil.Error, KeyError, TypeError, ValueError):
         return False
 

@@ -112,7 +112,9 @@ class PjmScheduler:
             for row in parse_data(answer.out):
                 status = status_of(row)
                 if status is not None:
-                    ids_by_tag.update((tag, status.job_id) for tag in set(tags) & set(row.values()) if tag not in ids_by_tag)
+                    ids_by_tag.update(
+                        (tag, status.job_id) for tag in set(tags) & set(row.values()) if tag not in ids_by_tag
+                    )
             if set(ids_by_tag) == set(tags):
                 break
         return {tag: self.parse_job_id(job_id).submitted for tag, job_id in ids_by_tag.items()}

@@ -222,7 +222,9 @@ class SlurmScheduler:
 
     def _operate(self, argv: Sequence[str]) -> str:
         answer = self._run(argv)
-        return "" if answer.code == 0 else answer.message.splitlines()[0] if answer.message else f"exit code {answer.code}"
+        return (
+            "" if answer.code == 0 else answer.message.splitlines()[0] if answer.message else f"exit code {answer.code}"
+        )
 
     def _accounting_comments(self) -> str:
         """Ids and comments of the last days' jobs; empty where there is no accounting.
@@ -362,7 +364,9 @@ def _accounting(text: str, job_id: str) -> Accounting:
     lines = [dict(zip(_SACCT_FIELDS, line.split("|"))) for line in text.splitlines() if line.strip()]
     job_line = next((line for line in lines if line["JobID"] == job_id), lines[0])
     steps = [line for line in lines if "." in line["JobID"]]
-    energies = [float(line["ConsumedEnergyRaw"]) for line in (job_line, *steps) if _is_number(line["ConsumedEnergyRaw"])]
+    energies = [
+        float(line["ConsumedEnergyRaw"]) for line in (job_line, *steps) if _is_number(line["ConsumedEnergyRaw"])
+    ]
     energy = max(energies, default=0.0) or None
     elapsed = float(job_line["ElapsedRaw"]) if _is_number(job_line["ElapsedRaw"]) else None
     values = {name: value for line in (*steps, job_line) for name, value in line.items() if value and name != "JobID"}

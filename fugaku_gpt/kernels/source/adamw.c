@@ -1,5 +1,5 @@
 /* AdamW (Loshchilov and Hutter 2019, algorithm 2) and the sum of squares of a gradient, each in one pass over memory,
-   which is what they wait for. */
+   which limits them. */
 #include "common.h"
 
 #include <math.h>
@@ -7,13 +7,12 @@
 #include <emmintrin.h>
 #endif
 
-#define BLOCK 4096 /* numbers whose float32 sum is added up in float64 */
-#define PARTIAL_SUMS 96   /* of a sum, one after the other for each thread: a multiple of most numbers of threads */
-#define CHUNK 128    /* parameters that are stepped, rounded and written at a time */
+#define BLOCK 4096 /* numbers with a float32 sum; these sums are added in float64 */
+#define PARTIAL_SUMS 96   /* consecutive parts of a sum: a multiple of most thread counts */
+#define CHUNK 128    /* parameters that are updated, rounded and written at a time */
 
-/* Write RUN numbers or fewer. The caches would not hold all of them until they are read: where the processor can, they
-   are written past these, which would read first what is overwritten. Such stores are ordered with others by
-   stores_are_seen alone. */
+/* Writes up to CHUNK numbers. The caches would not hold them until they are read, so where the processor can they bypass
+   the caches, which would first read the memory that is overwritten. Only stream_fence orders such stores with others. */
 INLINE void stream_store(const uint16_t *restrict from, uint16_t *restrict to, int64_t n)
 {
     int64_t i = 0;
@@ -31,10 +30,10 @@ INLINE void stream_fence(void)
 #endif
 }
 
-/* parameters, moments and gradients [n]; the gradient is multiplied by factor, the parameter by keeps (1 - lr weight
-   decay); then it moves by step_size first / (sqrt(second) + eps), in which the corrections of the moments' bias are.
-   rest1, rest2: 1 - beta, which float32 betas would not give. rounded: the parameters in bfloat16, denormal ones too, or
-   none. */
+/* parameters, moments and gradients [n]. The gradient is multiplied by gradient_scale and the parameter by decay (1 - lr
+   weight decay); then the parameter moves by step_size first / (sqrt(second) + eps), which include the bias corrections.
+   complement1, complement2: 1 - beta, which float32 betas would not give exactly. rounded: receives the parameters in
+   bfloat16, denormal ones too; may be null. */
 EXPORT void adamw(float *restrict parameters, const float *restrict gradients, float *restrict first,
                   float *restrict second, uint16_t *restrict rounded, int64_t n, float gradient_scale, float decay, float beta1,
                   float complement1, float beta2, float complement2, float step_size, float eps, int threads)
@@ -63,7 +62,7 @@ EXPORT void adamw(float *restrict parameters, const float *restrict gradients, f
     }
 }
 
-/* The sum of squares of x [n], of PARTS, which are added up in float64 from sums of blocks in float32: the same by any
+/* The sum of squares of x [n]: float32 sums of blocks are added in float64 into PARTIAL_SUMS sums; the same for any
    number of threads. */
 EXPORT double sum_of_squares(const float *x, int64_t n, int threads)
 {

@@ -1,24 +1,24 @@
-/* Causal attention of one head after the other, by blocks of queries and of keys that stay in a core's own caches.
+/* Causal attention, one head at a time, by blocks of queries and keys that stay in a core's own caches.
 
    Forward: the softmax over a block's keys is corrected when a later one has a larger score (Milakov and Gimelshein 2018,
-   "Online normalizer calculation for softmax"); what is kept is the logarithm of each query's sum. Backward: with it the
-   probabilities are made again block by block, and the sum over keys that a softmax's gradient needs is that of the
-   output with its gradient (Dao et al. 2022, "FlashAttention", section 3.1 and appendix B.4); of an output in 16 bits that
-   sum is off by its rounding.
+   "Online normalizer calculation for softmax"); the logarithm of each query's sum is saved. Backward: it recomputes the probabilities
+   block by block, and takes the sum over keys that a softmax's gradient needs from the output and its gradient (Dao et
+   al. 2022, "FlashAttention", section 3.1 and appendix B.4); for a 16-bit output that sum includes its rounding error.
 
-   Threads take heads one by one. Where the processor multiplies pairs of bfloat16 numbers, heads of that type are
-   computed so (attention_bfloat16.c), all others in float32 (attention_float32.c). */
+   Threads take heads one by one. Where the processor multiplies pairs of bfloat16 numbers, heads of that type use
+   attention_bfloat16.c; all others are computed in float32 by attention_float32.c. */
 #include "attention.h"
 
-/* float32 numbers of memory that each thread needs. */
+/* float32 numbers of workspace per thread. */
 EXPORT int64_t attention_workspace_floats(int64_t length, int64_t width)
 {
     Shape s = shape_of(1, 1, length, 1, width, FLOAT32);
     return round_up(max_int64(float32_workspace_floats(&s), bfloat16_workspace_floats(&s)), 16); /* threads share no cache line */
 }
 
-/* y [parts, samples, here, heads, width] and log_sums [samples, heads, parts * here] of qkv [parts, samples, here, 3,
-   heads, width]; kept: flags of dropout [samples, heads, length, length], or none. work: threads * attention_floats(). */
+/* y [shards, samples, local_length, heads, width] and log_sums [samples, heads, length] of qkv [shards, samples,
+   local_length, 3, heads, width]; keep_mask: flags of dropout [samples, heads, length, length], or null. work: threads *
+   attention_workspace_floats(). */
 EXPORT void attention_forward(const void *qkv, void *y, float *log_sums, const uint8_t *keep_mask, int64_t shards,
                               int64_t samples, int64_t local_length, int64_t heads, int64_t width, int type, float factor,
                               float *work, int threads)
@@ -40,7 +40,7 @@ EXPORT void attention_forward(const void *qkv, void *y, float *log_sums, const u
     }
 }
 
-/* qkv_grad from y_grad, and from what the forward pass was given and has made. */
+/* qkv_grad from y_grad and from the forward pass's inputs and outputs. */
 EXPORT void attention_backward(const void *qkv, const void *y, const void *y_grad, const float *log_sums,
                                const uint8_t *keep_mask, void *qkv_grad, int64_t shards, int64_t samples, int64_t local_length,
                                int64_t heads, int64_t width, int type, float factor, float *work, int threads)

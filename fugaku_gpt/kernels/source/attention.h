@@ -1,4 +1,4 @@
-/* What attention's two ways to compute have in common: where a head's numbers are, and the softmax of a block's rows. */
+/* Shared by both implementations of attention: where a head's numbers are, and the softmax of a block's rows. */
 #ifndef FUGAKU_GPT_KERNELS_ATTENTION_H
 #define FUGAKU_GPT_KERNELS_ATTENTION_H
 
@@ -6,19 +6,19 @@
 
 #include <math.h>
 
-/* Queries of a block, by measurement; a multiple of 2 and of TILE_ROWS. Keys, of TILE_COLUMNS. Those of 48 to 192 and 64 to 128
-   were within some 10 % of each other. */
+/* Queries and keys of a block, by measurement: multiples of 2 and ATTENTION_MR, and of ATTENTION_NR. Sizes of 48 to 192
+   and 64 to 128 were within about 10 % of each other. */
 #define QUERIES 96
 #define KEYS 64
 
 #define LOG2_E 1.44269504088896341f
 
-/* By which queries are multiplied: scores are powers of two then. Both passes must round it alike. */
+/* The factor of queries: probabilities are then powers of two of scores. Both passes must round it alike. */
 INLINE float scale_of(int64_t width) { return LOG2_E / sqrtf((float)width); }
 
 typedef struct {
-    int64_t shards, samples, local_length, heads, width; /* qkv: [parts, samples, here, 3, heads, width] */
-    int64_t length, padded;                     /* parts * here; width with its zeros */
+    int64_t shards, samples, local_length, heads, width; /* qkv: [shards, samples, local_length, 3, heads, width] */
+    int64_t length, padded;                     /* shards * local_length; width padded with zeros */
     int type;
 } Shape;
 
@@ -34,7 +34,7 @@ INLINE int64_t token(const Shape *s, int64_t sample, int64_t t)
     return (t / s->local_length * s->samples + sample) * s->local_length + t % s->local_length;
 }
 
-/* Of a head's rows; the first three as they follow each other in qkv. */
+/* Kinds of a head's rows; the first three in their order in qkv. */
 enum { QUERY = 0, KEY = 1, VALUE = 2, OUTPUT = 3 };
 
 /* Where a head's query, key or value begins. */
@@ -50,11 +50,11 @@ INLINE int64_t output_at(const Shape *s, int64_t sample, int64_t head, int64_t t
 
 INLINE int64_t max_int64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* The probabilities of a query, but for their sum: x[j] = 2^(x[j] - top) of those keys that are not after it, else 0. */
+/* The unnormalised probabilities of a query: x[j] = 2^(x[j] - top) for the keys that it sees, otherwise 0. */
 INLINE float exp2_row(float *x, int64_t valid, float top)
 {
     float sum = 0.0f;
-    if (valid == KEYS) { /* a length that the compiler knows */
+    if (valid == KEYS) { /* a constant for the compiler */
 #pragma omp simd reduction(+ : sum)
         for (int64_t j = 0; j < KEYS; j++) {
             x[j] = exp2_flushed(x[j] - top);
@@ -78,15 +78,15 @@ INLINE float row_max(const float *x, int64_t n, float top)
     return top;
 }
 
-/* x[j] = 0 where a probability was dropped. */
+/* x[j] = 0 where dropout has dropped a probability. */
 INLINE void apply_mask(float *restrict x, const uint8_t *restrict keep_mask, int64_t n)
 {
 #pragma omp simd
     for (int64_t j = 0; j < n; j++) x[j] = keep_mask[j] ? x[j] : 0.0f;
 }
 
-/* A block's scores of a query become probabilities but for their sum, whose largest score and sum so far, and output
-   [padded], are brought in line with it. kept: flags of dropout, or none. */
+/* A block's scores of a query become unnormalised probabilities; the query's largest score, sum and output [padded] so
+   far are rescaled to match. keep_mask: flags of dropout, or null. */
 INLINE void online_softmax_row(float *row, int64_t valid, const uint8_t *keep_mask, float *top, float *sum, float *out,
                           int64_t padded)
 {
@@ -103,8 +103,8 @@ INLINE void online_softmax_row(float *row, int64_t valid, const uint8_t *keep_ma
     if (keep_mask) apply_mask(row, keep_mask, valid);
 }
 
-/* Of a block's scores p of a query, and the gradients g of its probabilities, these probabilities, and the gradients of
-   the scores; sum: over all keys, of probability and gradient. */
+/* A block's scores p of a query become probabilities, and the gradients g of its probabilities become those of its
+   scores; sum: over all keys, of probability times gradient. */
 INLINE void softmax_backward_row(float *restrict p, float *restrict g, int64_t valid, const uint8_t *keep_mask, float log_sum, float sum)
 {
     if (keep_mask) apply_mask(g, keep_mask, valid);
@@ -125,8 +125,8 @@ INLINE void softmax_backward_row(float *restrict p, float *restrict g, int64_t v
     if (keep_mask) apply_mask(p, keep_mask, valid);
 }
 
-/* The two ways. kept: [length, length] flags of dropout, or none; the others are scaled by factor. log_sums: [length].
-   work: as many float32 numbers as float32_floats(), or bfloat16_floats(), says. */
+/* The two implementations. keep_mask: [length, length] flags of dropout, or null; probabilities that stay are scaled by
+   factor. log_sums: [length]. work: float32_workspace_floats() or bfloat16_workspace_floats() float32 numbers. */
 int64_t float32_workspace_floats(const Shape *s);
 void float32_forward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask, float factor,
                      void *y, float *log_sums, float *work);

@@ -1,9 +1,9 @@
-/* Attention of one head by products of pairs of bfloat16 numbers with float32 sums, on processors that have these.
-   Scores and their softmax are float32; probabilities and the gradients of scores are rounded before they are multiplied.
+/* Attention of one head by products of pairs of bfloat16 numbers with float32 sums, on processors that have them. Scores
+   and their softmax are float32; probabilities and gradients of scores are rounded before they are multiplied.
 
-   Two layouts of a matrix in pairs, each in 32 bits: `rows`, [rows, columns / 2], of neighbours in a row, as it lies in
-   memory, and `turned`, [rows / 2, columns], of neighbours in a column. A product takes pairs along its inner dimension
-   from both sides: the left ones one by one, of the right side [inner / 2, columns] a vector at a time. */
+   A matrix of pairs, each of 32 bits, has one of two layouts: `rows` [rows, columns / 2], pairs of neighbours in a row,
+   as in memory, and `interleaved` [rows / 2, columns], pairs of neighbours in a column. A product takes pairs along its
+   inner dimension from both matrices: from the left one by one, from the right [inner / 2, columns] a vector at a time. */
 #include "attention.h"
 #include "progress.h"
 
@@ -27,7 +27,7 @@ _Static_assert(QUERIES % 2 == 0 && KEYS % ATTENTION_NR == 0, "pairs of queries, 
 
 typedef uint32_t pair;
 
-/* c[rows, TILE_COLUMNS] = scale times, or +=, a[rows, 2 k] b[2 k, TILE_COLUMNS]; a's pair (i, j) is at i * a_row +
+/* c[rows, ATTENTION_NR] = scale times, or +=, a[rows, 2 k] b[2 k, ATTENTION_NR]; a's pair (i, j) is at i * a_row +
    j * a_column. */
 INLINE void micro_kernel(const int rows, int64_t k, const pair *a, int64_t a_row, int64_t a_column, const pair *b, int64_t b_row,
                  float *c, int64_t c_row, const int accumulates, float scale)
@@ -58,7 +58,7 @@ INLINE void micro_kernel(const int rows, int64_t k, const pair *a, int64_t a_row
     }
 }
 
-/* c[m, n] = scale times, or +=, a[m, 2 k] b[2 k, n], n a multiple of TILE_COLUMNS. */
+/* c[m, n] = scale times, or +=, a[m, 2 k] b[2 k, n], n a multiple of ATTENTION_NR. */
 INLINE void gemm_block(int64_t m, int64_t n, int64_t k, const pair *a, int64_t a_row, int64_t a_column, const pair *b,
                     float *c, const int accumulates, float scale)
 {
@@ -73,7 +73,7 @@ INLINE void gemm_block(int64_t m, int64_t n, int64_t k, const pair *a, int64_t a
     }
 }
 
-/* Of the left side as rows, which are 2 k long. */
+/* The left matrix is in rows, which are 2 k long. */
 static __attribute__((noinline)) void gemm_rows(int64_t m, int64_t n, int64_t k, const pair *a, const pair *b, float *c,
                                                    float scale)
 {
@@ -86,7 +86,7 @@ static __attribute__((noinline)) void gemm_add_rows(int64_t m, int64_t n, int64_
     gemm_block(m, n, k, a, k, 1, b, c, 1, 1.0f);
 }
 
-/* Of the left side turned, [k, m]: its columns are the product's rows. */
+/* The left matrix is interleaved, [k, m]: its columns are the product's rows. */
 static __attribute__((noinline)) void gemm_add_columns(int64_t m, int64_t n, int64_t k, const pair *a, const pair *b,
                                                           float *c)
 {
@@ -95,7 +95,7 @@ static __attribute__((noinline)) void gemm_add_columns(int64_t m, int64_t n, int
 
 INLINE __m512i round_pairs(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
 
-/* The pairs (low[j], high[j]), rounded. */
+/* The pairs (low[j], high[j]), rounded to bfloat16. */
 INLINE __m512i interleave_rounded(__m512 low, __m512 high)
 {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
@@ -103,14 +103,14 @@ INLINE __m512i interleave_rounded(__m512 low, __m512 high)
     return _mm512_permutexvar_epi16(order, round_pairs(low, high));
 }
 
-/* A row of [KEYS] numbers as pairs of neighbours. */
+/* Rounds a row of [KEYS] numbers to pairs of neighbours. */
 INLINE void round_row(const float *x, pair *y)
 {
     for (int64_t j = 0; j < KEYS; j += 2 * LANES)
         _mm512_storeu_si512(y + j / 2, round_pairs(_mm512_loadu_ps(x + j), _mm512_loadu_ps(x + j + LANES)));
 }
 
-/* Two rows of [KEYS] numbers, the second one zeros where there is none, turned. */
+/* Rounds and interleaves two rows of [KEYS] numbers; a missing second row counts as zeros. */
 INLINE void interleave_two_rows(const float *x, int has_second, pair *y)
 {
     for (int64_t j = 0; j < KEYS; j += LANES) {
@@ -119,7 +119,7 @@ INLINE void interleave_two_rows(const float *x, int has_second, pair *y)
     }
 }
 
-/* A head's rows [count, padded] from position first on; zeros after the last, and behind a row's numbers. */
+/* Copies a head's rows [count, padded] from position first on; zeros follow the last row and each row's numbers. */
 static void load_rows(const Shape *s, const void *x, int64_t sample, int64_t head, int64_t first, int64_t count, int which,
                       pair *y)
 {
@@ -132,7 +132,7 @@ static void load_rows(const Shape *s, const void *x, int64_t sample, int64_t hea
     }
 }
 
-/* [2 n, padded] rows to [n, padded] turned. */
+/* [2 n, padded] rows to [n, padded] interleaved. */
 static void interleave_rows(const pair *rows, int64_t n, int64_t padded, pair *restrict y)
 {
     for (int64_t i = 0; i < n; i++) {
@@ -142,7 +142,7 @@ static void interleave_rows(const pair *rows, int64_t n, int64_t padded, pair *r
     }
 }
 
-/* A block's rows [KEYS, padded / 2] to [padded / 2, KEYS]: the right side of a product over the width. */
+/* A block's rows [KEYS, padded / 2] to [padded / 2, KEYS]: the right matrix of a product over the width. */
 static void transpose(const pair *restrict x, int64_t half, pair *restrict y)
 {
     for (int64_t i = 0; i < KEYS; i += LANES)
@@ -227,7 +227,7 @@ void bfloat16_backward(const Shape *s, const void *qkv, int64_t sample, int64_t 
         transpose(block, half, values_transposed);
         poll_mpi();
         memset(keys_grad, 0, 2 * KEYS * padded * sizeof *keys_grad); /* and values_grad */
-        for (int64_t low = first; low < s->length; low = low / QUERIES * QUERIES + QUERIES) { /* even */
+        for (int64_t low = first; low < s->length; low = low / QUERIES * QUERIES + QUERIES) { /* low is even */
             const int64_t count = min_int64(low / QUERIES * QUERIES + QUERIES, s->length) - low, pairs = (count + 1) / 2;
             gemm_rows(count, KEYS, half, queries + low * half, keys_transposed, scores, scale);
             gemm_rows(count, KEYS, half, out_grad + low * half, values_transposed, scores_grad, factor);

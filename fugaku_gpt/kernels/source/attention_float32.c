@@ -1,5 +1,5 @@
-/* Attention of one head in float32, whatever the type of its numbers. These are copied into rows without gaps first:
-   width numbers, and zeros up to a multiple of TILE_COLUMNS. Products are tiles of sums in registers. */
+/* Attention of one head in float32, for tensors of any type. Their numbers are first copied into contiguous rows: width
+   numbers, and zeros up to a multiple of ATTENTION_NR. Products are tiles of accumulators in registers. */
 #include "attention.h"
 #include "progress.h"
 
@@ -9,7 +9,7 @@ INLINE void load_row(const Shape *s, const void *x, int64_t at, float factor, fl
     for (int64_t j = s->width; j < s->padded; j++) y[j] = 0.0f;
 }
 
-/* c[rows, TILE_COLUMNS] = or += a[rows, k] b[k, TILE_COLUMNS]; a's element (i, j) is at i * a_row + j * a_column. */
+/* c[rows, ATTENTION_NR] = or += a[rows, k] b[k, ATTENTION_NR]; a's element (i, j) is at i * a_row + j * a_column. */
 INLINE void micro_kernel(const int rows, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b, int64_t b_row,
                  float *c, int64_t c_row, int accumulates)
 {
@@ -37,7 +37,7 @@ INLINE void micro_kernel(const int rows, int64_t k, const float *a, int64_t a_ro
     }
 }
 
-/* c[m, n] = or += a[m, k] b[k, n], n a multiple of TILE_COLUMNS. Each sum has the same order whatever tile it is in. */
+/* c[m, n] = or += a[m, k] b[k, n], n a multiple of ATTENTION_NR. Each sum has the same order in every tile. */
 INLINE void gemm_block(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b,
                     int64_t b_row, float *c, int64_t c_row, int accumulates)
 {
@@ -53,7 +53,7 @@ INLINE void gemm_block(int64_t m, int64_t n, int64_t k, const float *a, int64_t 
     }
 }
 
-/* c = or += a b, rows of a and b without gaps but for c's. */
+/* c = or += a b, with contiguous rows. */
 static __attribute__((noinline)) void gemm_rows(int64_t m, int64_t n, int64_t k, const float *a, const float *b,
                                                    float *c, int accumulates)
 {
@@ -75,7 +75,7 @@ static void transpose(const float *restrict x, int64_t padded, float *restrict y
             for (int64_t lane = i; lane < i + LANES; lane++) y[j * KEYS + lane] = x[lane * padded + j];
 }
 
-/* Keys or values of a block, zeros after the last. */
+/* Loads the keys or values of a block; zeros follow the last. */
 static void load_keys(const Shape *s, const void *qkv, int64_t sample, int64_t head, int64_t first, int which, float *y)
 {
     for (int64_t t = first; t < first + KEYS; t++, y += s->padded) {
@@ -178,7 +178,7 @@ void float32_backward(const Shape *s, const void *qkv, int64_t sample, int64_t h
         }
         for (int64_t t = first; t < min_int64(first + KEYS, s->length); t++) {
             const int64_t at = (t - first) * padded;
-            /* the queries had been multiplied by log2 e too */
+            /* the queries were multiplied by log2 e too */
             store_scaled(keys_grad + at, 1.0f / LOG2_E, qkv_grad, input_at(s, sample, head, t, KEY), s->type, s->width);
             store_scaled(values_grad + at, 1.0f, qkv_grad, input_at(s, sample, head, t, VALUE), s->type, s->width);
         }

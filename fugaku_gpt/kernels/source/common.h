@@ -1,13 +1,13 @@
-/* What the kernels have in common: vectors of this processor's width, numbers in 16 bits, powers of two, shared work. */
+/* Shared by all kernels: vectors of this processor's width, bfloat16 conversions, powers of two. */
 #ifndef FUGAKU_GPT_KERNELS_COMMON_H
 #define FUGAKU_GPT_KERNELS_COMMON_H
 
 #include <stdint.h>
 #include <string.h>
 
-/* float32 numbers of a vector register, and rows of a product's tile: twice as many registers are sums, and leave some
-   of 16 (AVX2) or 32 (AVX-512, SVE, NEON) for the factors. A vector that the processor does not have is made of those
-   that it has: without -msve-vector-bits SVE's are NEON's. */
+/* LANES: float32 numbers of a vector register. ATTENTION_MR: rows of attention's micro-kernel, whose accumulators take
+   twice as many registers and leave some of 16 (AVX2) or 32 (AVX-512, SVE, NEON) for the factors. Vectors that the
+   processor lacks are made of those that it has: without -msve-vector-bits NEON's replace SVE's. */
 #if defined(__AVX512F__) || (defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS == 512)
 #define LANES 16
 #define ATTENTION_MR 12
@@ -26,7 +26,7 @@
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef float unaligned_vec __attribute__((vector_size(4 * LANES), aligned(4)));
 
-/* Processors that multiply pairs of bfloat16 numbers, and add both products to a float32 sum. */
+/* The processor multiplies pairs of bfloat16 numbers and adds both products to a float32 sum. */
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 #define HAS_BF16_DOT 1
 #include <immintrin.h>
@@ -35,7 +35,7 @@ typedef float unaligned_vec __attribute__((vector_size(4 * LANES), aligned(4)));
 #define INLINE static inline __attribute__((always_inline))
 #define EXPORT __attribute__((visibility("default")))
 
-/* Of a tensor's elements; as in library.py. */
+/* Types of a tensor's elements; as in library.py. */
 enum { FLOAT32 = 0, BFLOAT16 = 1 };
 
 INLINE int64_t min_int64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -50,7 +50,7 @@ INLINE float from_bfloat16(uint16_t x)
     return y;
 }
 
-/* To the nearest, of two equally near to the even one; what is no number stays none. */
+/* Rounds to nearest, ties to even; NaN stays NaN. */
 INLINE uint16_t to_bfloat16(float x)
 {
     uint32_t bits;
@@ -100,11 +100,11 @@ INLINE void store_scaled(const float *restrict x, float factor, void *y, int64_t
     }
 }
 
-/* 2^x for x from -126 to 126, split into a whole number, which becomes the exponent, and a rest in [-0.5, 0.5], whose
-   power is a polynomial fitted for the smallest relative error (2e-9 before it is rounded). */
+/* 2^x for x in [-126, 126], split into an integer, which becomes the exponent, and a fraction in [-0.5, 0.5], whose power
+   is a polynomial fitted for the smallest relative error (2e-9 before rounding). */
 INLINE float exp2_bounded(float x)
 {
-    const float shifted = x + 12582912.0f; /* 1.5 2^23: the last bits of the sum are the whole number */
+    const float shifted = x + 12582912.0f; /* 1.5 2^23: the last bits of the sum are the integer */
     const float fraction = x - (shifted - 12582912.0f);
     float y = 1.534581160e-4f;
     y = y * fraction + 1.339993122e-3f;
@@ -121,7 +121,7 @@ INLINE float exp2_bounded(float x)
     return y;
 }
 
-/* 2^x for x <= 126, from there on 2^126; below -126, where numbers are denormal, 0. What is no number stays none. */
+/* 2^x for x <= 126, and 2^126 above; 0 below -126, where results are denormal. NaN stays NaN. */
 INLINE float exp2_flushed(float x)
 {
     const float y = exp2_bounded(x < -126.0f ? -126.0f : x > 126.0f ? 126.0f : x);

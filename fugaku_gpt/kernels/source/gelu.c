@@ -3,19 +3,19 @@
 
 #include <math.h>
 
-#define BLOCK 1024 /* numbers at a time: they stay in the first cache */
+#define BLOCK 1024 /* numbers at a time: they stay in the L1 cache */
 
-/* What x is multiplied by, and the derivative of the product. */
+/* The factor of x in GELU(x), and GELU's derivative. */
 typedef struct {
     float cdf, slope;
 } Gelu;
 
-/* x, or what is nearest to it from -most to most; what is no number stays none. */
+/* x limited to [-limit, limit]; NaN stays NaN. */
 INLINE float clamp(float x, float limit) { return x < -limit ? -limit : x > limit ? limit : x; }
 
-/* The share of a normal distribution below x. Of -|x| it is exp(-x^2 / 2) times a function that falls slowly, and that
-   is a polynomial in 1 / (1 + 0.345 |x|), as in Abramowitz and Stegun 1964, 26.2.17, but fitted anew for the smallest
-   relative error (2e-8 before it is rounded). From 12.9 on the share is 2e-38 or less than that from 1. */
+/* The normal distribution function. At -|x| it is exp(-x^2 / 2) times a slowly falling function, which is a
+   polynomial in 1 / (1 + 0.345 |x|), as in Abramowitz and Stegun 1964, 26.2.17, but fitted anew for the smallest
+   relative error (2e-8 before it is rounded). From 12.9 on it differs from 1 by 2e-38 or less. */
 INLINE Gelu gelu_exact(float x)
 {
     x = clamp(x, 12.9f);
@@ -35,14 +35,14 @@ INLINE Gelu gelu_exact(float x)
     return (Gelu){cdf, cdf + x * gaussian * 0.3989422804f}; /* 1 / sqrt(2 pi) */
 }
 
-/* (1 + tanh(z)) / 2 = 1 / (1 + exp(-2 z)), z = sqrt(2 / pi) (x + 0.044715 x^3). From 10 on it is 1e-38 or less than
-   that from 1. */
+/* (1 + tanh(z)) / 2 = 1 / (1 + exp(-2 z)), z = sqrt(2 / pi) (x + 0.044715 x^3). From 10 on it differs from 1 by
+   1e-38 or less. */
 INLINE Gelu gelu_tanh(float x)
 {
     x = clamp(x, 10.0f);
     const float square = x * x;
     const float gaussian = exp2_bounded(x * (1.0f + 0.044715f * square) * -2.302208198f); /* exp(-2 z): times log2(e) */
-    const float cdf = 1.0f / (1.0f + gaussian), complement = gaussian * cdf; /* 1 - share would have lost digits */
+    const float cdf = 1.0f / (1.0f + gaussian), complement = gaussian * cdf; /* 1 - cdf would lose digits */
     return (Gelu){cdf, cdf + x * cdf * complement * 1.595769122f * (1.0f + 3.0f * 0.044715f * square)};
 }
 
@@ -50,8 +50,8 @@ INLINE void gelu_loop(const float *x, const float *grad, float *y, int64_t n, co
 {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
-        const Gelu BLK = approximate ? gelu_tanh(x[i]) : gelu_exact(x[i]);
-        y[i] = grad ? grad[i] * BLK.slope : x[i] * BLK.cdf;
+        const Gelu factors = approximate ? gelu_tanh(x[i]) : gelu_exact(x[i]);
+        y[i] = grad ? grad[i] * factors.slope : x[i] * factors.cdf;
     }
 }
 
@@ -73,21 +73,21 @@ static void gelu_blocks(const void *x, const void *grad, void *y, int64_t n, int
             gelu_block((const float *)x + first, grad_block, (float *)y + first, count, approximate);
             continue;
         }
-        float BLK[BLOCK], grad_block[BLOCK];
-        load_scaled(x, first, type, 1.0f, BLK, count);
+        float x_block[BLOCK], grad_block[BLOCK];
+        load_scaled(x, first, type, 1.0f, x_block, count);
         if (grad) load_scaled(grad, first, type, 1.0f, grad_block, count);
-        gelu_block(BLK, grad ? grad_block : 0, BLK, count, approximate);
-        store_scaled(BLK, 1.0f, y, first, type, count);
+        gelu_block(x_block, grad ? grad_block : 0, x_block, count, approximate);
+        store_scaled(x_block, 1.0f, y, first, type, count);
     }
 }
 
-/* y [n] of x, exact or, with `approximate`, by its approximation. */
+/* y [n] = GELU(x), exact or, with `approximate`, by the tanh approximation. */
 EXPORT void gelu(const void *x, void *y, int64_t n, int type, int approximate, int threads)
 {
     gelu_blocks(x, 0, y, n, type, approximate, threads);
 }
 
-/* x_grad [n] from y_grad. */
+/* x_grad [n] from y_grad and x. */
 EXPORT void gelu_gradient(const void *x, const void *y_grad, void *x_grad, int64_t n, int type, int approximate, int threads)
 {
     gelu_blocks(x, y_grad, x_grad, n, type, approximate, threads);

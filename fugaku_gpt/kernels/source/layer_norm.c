@@ -3,9 +3,9 @@
 
 #include <math.h>
 
-#define ROW_BLOCK 64 /* whose gradients of weight and bias are added up before they are added to the rest: fewer roundings */
+#define ROW_BLOCK 64 /* rows whose gradients of weight and bias are summed before they are added to the rest: fewer roundings */
 
-/* The sum of x, or of squares (x - mean)^2: four vectors at a time, since one sum would wait for each addition. */
+/* The sum of x - mean, or of (x - mean)^2: four vectors at a time, since a single sum would wait for each addition. */
 INLINE float row_sum(const float *x, int64_t n, float mean, const int squares)
 {
     vec sums[4] = {{0}};
@@ -13,8 +13,8 @@ INLINE float row_sum(const float *x, int64_t n, float mean, const int squares)
     for (; j + 4 * LANES <= n; j += 4 * LANES) {
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
-            const vec some = *(const unaligned_vec *)(x + j + i * LANES) - mean;
-            sums[i] += squares ? some * some : some;
+            const vec centered = *(const unaligned_vec *)(x + j + i * LANES) - mean;
+            sums[i] += squares ? centered * centered : centered;
         }
     }
     const vec total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
@@ -24,8 +24,8 @@ INLINE float row_sum(const float *x, int64_t n, float mean, const int squares)
     return sum;
 }
 
-/* y [n, width] of x, with weight and bias [width]; means and scales (1 / deviation) [n] are what the gradient needs.
-   work: width float32 numbers for each thread. */
+/* y [n, width] = LayerNorm of x, with weight and bias [width]; means and scales (1 / deviation) [n] are for the gradient.
+   work: width float32 numbers per thread. */
 EXPORT void layer_norm(const void *x, const float *weight, const float *bias, void *y, float *means, float *scales,
                        int64_t n, int64_t width, int type, float eps, float *work, int threads)
 {
@@ -47,28 +47,28 @@ EXPORT void layer_norm(const void *x, const float *weight, const float *bias, vo
     }
 }
 
-static void add_and_clear(float *restrict sums, float *restrict some, int64_t n)
+static void add_and_clear(float *restrict sums, float *restrict block_weight_sums, int64_t n)
 {
 #pragma omp simd
     for (int64_t j = 0; j < n; j++) {
-        sums[j] += some[j];
-        some[j] = 0.0f;
+        sums[j] += block_weight_sums[j];
+        block_weight_sums[j] = 0.0f;
     }
 }
 
-/* x_grad [n, width], and weight_grad and bias_grad [width], which are written, from y_grad. work: 6 width float32 numbers
-   for each thread. */
+/* Writes x_grad [n, width], and weight_grad and bias_grad [width], from y_grad. work: 6 width float32 numbers per
+   thread. */
 EXPORT void layer_norm_gradient(const void *x, const float *weight, const float *means, const float *scales,
                                 const void *y_grad, void *x_grad, float *weight_grad, float *bias_grad, int64_t n,
                                 int64_t width, int type, float *work, int threads)
 {
-    /* rows in as many parts as there are threads, whichever thread takes one: sums are always added in one order */
+    /* one partition of the rows per thread, whichever thread takes it: sums are always added in the same order */
     const int64_t rows_per_partition = (n + threads - 1) / threads;
     memset(work, 0, (size_t)(6 * width * threads) * sizeof *work);
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t partition = 0; partition < threads; partition++) {
         float *restrict row = work + partition * 6 * width, *restrict grad = row + width;
-        float *some = grad + width, *block_bias_sums = some + width, *sums = block_bias_sums + width;
+        float *block_weight_sums = grad + width, *block_bias_sums = block_weight_sums + width, *sums = block_bias_sums + width;
         const int64_t end = (partition + 1) * rows_per_partition < n ? (partition + 1) * rows_per_partition : n;
         for (int64_t i = partition * rows_per_partition; i < end; i++) {
             const float mean = means[i], scale = scales[i];
@@ -78,7 +78,7 @@ EXPORT void layer_norm_gradient(const void *x, const float *weight, const float 
 #pragma omp simd reduction(+ : sum, projection)
             for (int64_t j = 0; j < width; j++) {
                 const float normal = (row[j] - mean) * scale, gradient = grad[j], weighted = gradient * weight[j];
-                some[j] += gradient * normal;
+                block_weight_sums[j] += gradient * normal;
                 block_bias_sums[j] += gradient;
                 row[j] = normal;
                 grad[j] = weighted;
@@ -90,9 +90,9 @@ EXPORT void layer_norm_gradient(const void *x, const float *weight, const float 
 #pragma omp simd
             for (int64_t j = 0; j < width; j++) row[j] = (grad[j] - sum - row[j] * projection) * scale;
             store_scaled(row, 1.0f, x_grad, i * width, type, width);
-            if ((i - partition * rows_per_partition) % ROW_BLOCK == ROW_BLOCK - 1) add_and_clear(sums, some, 2 * width);
+            if ((i - partition * rows_per_partition) % ROW_BLOCK == ROW_BLOCK - 1) add_and_clear(sums, block_weight_sums, 2 * width);
         }
-        add_and_clear(sums, some, 2 * width);
+        add_and_clear(sums, block_weight_sums, 2 * width);
     }
     for (int64_t j = 0; j < width; j++) {
         float of_weight = 0.0f, of_bias = 0.0f;

@@ -1,12 +1,12 @@
-/* Rows of logits: the logarithms of their sums of exponentials, and the gradients of the cross-entropy by them. A row is
-   gone through several times while it lies in the core's own cache. */
+/* Log-sum-exp of rows of logits, and the gradient of the cross-entropy. A row is read several times while it is in the
+   core's own cache. */
 #include "common.h"
 
 #include <float.h>
 #include <math.h>
 
 #define LOG2_E 1.44269504088896341f
-#define BLOCK 1024 /* columns whose float32 sum is added up in float64 */
+#define BLOCK 1024 /* columns with a float32 sum; these sums are added in float64 */
 
 static float row_max(const void *x, int64_t at, int64_t columns, int type)
 {
@@ -62,8 +62,8 @@ static void scaled_softmax_row(void *x, int64_t at, int64_t columns, int type, f
     }
 }
 
-/* Of each of n rows of logits, which begin every `row` elements, the largest (-FLT_MAX of none) and the sum of
-   exp(logit - largest). */
+/* The maximum of each of n rows of logits, which start every `row` elements (-FLT_MAX for empty rows), and the sum of
+   exp(logit - maximum). */
 EXPORT void loss_sums(const void *logits, int64_t n, int64_t columns, int64_t row, int type, float *largest, float *sums,
                       int threads)
 {
@@ -74,7 +74,7 @@ EXPORT void loss_sums(const void *logits, int64_t n, int64_t columns, int64_t ro
     }
 }
 
-/* Logits become scale exp(logit - log_sum), log_sums [n]. */
+/* Logits become scale exp(logit - log_sum); log_sums [n] are given. */
 EXPORT void loss_gradient(void *logits, int64_t n, int64_t columns, int64_t row, int type, const float *log_sums,
                           float scale, int threads)
 {
@@ -82,7 +82,7 @@ EXPORT void loss_gradient(void *logits, int64_t n, int64_t columns, int64_t row,
     for (int64_t i = 0; i < n; i++) scaled_softmax_row(logits, i * row, columns, type, log_sums[i], scale);
 }
 
-/* Both at once, of rows that are whole: log_sums [n] are written. */
+/* Both at once, for rows that no other rank shares: writes log_sums [n]. */
 EXPORT void loss_full_rows(void *logits, int64_t n, int64_t columns, int64_t row, int type, float *log_sums,
                                float scale, int wants_gradient, int threads)
 {

@@ -1,4 +1,4 @@
-/* What the process has to do meanwhile, now and then, by the first thread: it is the one that has called the kernel. */
+/* A callback that the process registers, run now and then by the first thread, which is the one that called the kernel. */
 #include "progress.h"
 
 #include <time.h>
@@ -20,7 +20,7 @@ void call_progress_if_due(void)
     last_callback = nanoseconds();
 }
 
-/* So often from now on; a null pointer: never. */
+/* Calls `callback` at most every `interval` nanoseconds from now on; null: never. */
 EXPORT void set_progress_callback(void (*callback)(void), int64_t interval)
 {
     progress_callback = callback;

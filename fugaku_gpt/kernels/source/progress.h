@@ -1,4 +1,4 @@
-/* Long kernels call this between their parts, from whichever thread. */
+/* Long kernels call poll_mpi between their blocks, from any thread: MPI makes progress while they compute. */
 #ifndef FUGAKU_GPT_KERNELS_PROGRESS_H
 #define FUGAKU_GPT_KERNELS_PROGRESS_H
 

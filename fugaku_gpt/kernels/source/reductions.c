@@ -1,9 +1,9 @@
-/* Sums in float32 of numbers in bfloat16, which are not written down in float32 on their way. */
+/* float32 sums of bfloat16 numbers, which are not stored as float32 on the way. */
 #include "common.h"
 
 #define ELEMENT_BLOCK 4096
-#define COLUMN_BLOCK 128 /* that a thread adds up at one time: their sums are registers */
-#define ROW_BLOCK 64     /* whose sums are added up before they are added to the rest: fewer roundings */
+#define COLUMN_BLOCK 128 /* columns that a thread sums at a time: their sums stay in registers */
+#define ROW_BLOCK 64     /* rows that are summed before they are added to the rest: fewer roundings */
 
 /* sums [n] += x [n] */
 EXPORT void accumulate(float *restrict sums, const uint16_t *restrict x, int64_t n, int threads)
@@ -16,7 +16,7 @@ EXPORT void accumulate(float *restrict sums, const uint16_t *restrict x, int64_t
     }
 }
 
-/* sums [count] += rows of x, which are `row` apart */
+/* sums [count] += rows of x, which are row_stride apart */
 INLINE void add_row_block(float *restrict sums, const uint16_t *x, int64_t rows, int64_t row_stride, const int64_t count)
 {
     float partial[COLUMN_BLOCK] = {0.0f};
@@ -28,7 +28,7 @@ INLINE void add_row_block(float *restrict sums, const uint16_t *x, int64_t rows,
     for (int64_t j = 0; j < count; j++) sums[j] += partial[j];
 }
 
-/* sums [width] of the rows of x [n, width]; the same by any number of threads. */
+/* sums [width] of the rows of x [n, width]; the same for any number of threads. */
 EXPORT void sum_of_rows(const uint16_t *x, int64_t n, int64_t width, float *sums, int threads)
 {
 #pragma omp parallel for num_threads(threads) schedule(static)
@@ -37,7 +37,7 @@ EXPORT void sum_of_rows(const uint16_t *x, int64_t n, int64_t width, float *sums
         memset(sums + first, 0, count * sizeof *sums);
         for (int64_t i = 0; i < n; i += ROW_BLOCK) {
             const int64_t rows = i + ROW_BLOCK < n ? ROW_BLOCK : n - i;
-            if (count == COLUMN_BLOCK) /* a number that the compiler knows */
+            if (count == COLUMN_BLOCK) /* a constant for the compiler */
                 add_row_block(sums + first, x + i * width + first, rows, width, COLUMN_BLOCK);
             else
                 add_row_block(sums + first, x + i * width + first, rows, width, count);

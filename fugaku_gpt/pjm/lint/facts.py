@@ -187,7 +187,15 @@ class Facts:
         line = self.script.option_lines.get("environment", self.top)
         given = [
             Assignment(
-                name, value, self.script.option_lines.get(f"environment.{name}", line), 1, True, False, False, False, True
+                name,
+                value,
+                self.script.option_lines.get(f"environment.{name}", line),
+                1,
+                True,
+                False,
+                False,
+                False,
+                True,
             )
             for name, value in self.directive_environment.items()
         ]
@@ -219,7 +227,7 @@ class Facts:
 
     def sole_number(self, name: str) -> Optional[Tuple[int, Assignment]]:
         """A variable's number and its last assignment, where all its assignments agree on one."""
-        items = self.settings(name)
+        items = self.assignments_to(name)
         if not items:
             return None
         numbers = {None if item.append else constant_number(item.value, self.constants) for item in items}
@@ -228,7 +236,7 @@ class Facts:
 
     def sole_text(self, name: str) -> Optional[Tuple[str, Assignment]]:
         """A variable's value and last assignment, where it has but one."""
-        items = self.settings(name)
+        items = self.assignments_to(name)
         texts = {resolve(item.value, self.constants) for item in items}
         text = texts.pop() if len(texts) == 1 else None
         return None if text is None else (text, items[-1])

@@ -91,7 +91,9 @@ def assignments_of(commands: Sequence[Command]) -> List[Assignment]:
             assignments.append(Assignment(word.text, value_text, word.line, word.column, True, False, command.nested))
         elif name == "env" or name in LAUNCHERS:
             assignments.extend(_scoped_assignments(command))
-    return [assignment._replace(exported=True) if assignment.name in exported else assignment for assignment in assignments]
+    return [
+        assignment._replace(exported=True) if assignment.name in exported else assignment for assignment in assignments
+    ]
 
 
 def _scoped_assignments(command: Command) -> Iterator[Assignment]:

@@ -135,7 +135,9 @@ def find_rule(id: str) -> Rule:
 
 def _unknown_id_message(id: str, rules: Sequence[Rule]) -> str:
     ids = [rule.id for rule in rules]
-    similar = [rule_id for rule_id in ids if rule_id.startswith(id.upper()[:5])][:3] or close_matches(id.upper(), ids, cutoff=0.6)
+    similar = [rule_id for rule_id in ids if rule_id.startswith(id.upper()[:5])][:3] or close_matches(
+        id.upper(), ids, cutoff=0.6
+    )
     message = "no rule is called so"
     return message + (f"; near: {', '.join(similar)}" if similar else "; `fugaku-gpt job lint --rules` lists all")
 

@@ -1,4 +1,4 @@
-"""The picture of a search: seconds against memory of all layouts, those that do not fit, and the frontier."""
+"""Plots a search: seconds against memory of all layouts, those that do not fit, and the Pareto frontier."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ from pathlib import Path
 
 import numpy as np
 
-from fugaku_gpt.planner.search.topology import Found, Wanted
+from fugaku_gpt.planner.search.topology import CostedLayouts, SearchSpace
 from fugaku_gpt.plotting import picture
 
 _MOST_POINTS = 20_000  # of each kind: an SVG of a million points opens nowhere
 
 
-def draw_search(found: Found, wanted: Wanted, title: str, file: Path) -> None:
-    """Write the picture; its form is told by the end of the file's name.
+def draw_search(layouts: CostedLayouts, space: SearchSpace, title: str, file: Path) -> None:
+    """Writes the picture; the suffix of the file name chooses its format.
 
     Raises:
-        UsageError: as :func:`fugaku_gpt.plotting.picture`.
+        UsageError: see :func:`fugaku_gpt.plotting.picture`.
     """
-    machine = wanted.machine
-    capacity = machine.capacity(wanted.hardware)
+    machine = space.machine
+    capacity = machine.capacity(space.hardware)
     with picture(file) as axes:
-        for places, colour, label in (
-            (np.flatnonzero(~found.fits), "lightgrey", "does not fit"),
-            (found.order, "tab:blue", "fits"),
+        for indices, colour, label in (
+            (np.flatnonzero(~layouts.fits), "lightgrey", "does not fit"),
+            (layouts.ranking, "tab:blue", "fits"),
         ):
-            places = _thinned(places)
-            axes.scatter(found.memory[places], found.seconds[places], s=6, color=colour, label=label, linewidths=0)
-        frontier = found.frontier()
-        axes.plot(found.memory[frontier], found.seconds[frontier], color="tab:red", marker="o", ms=3, label="frontier")
+            indices = _thin_out(indices)
+            axes.scatter(layouts.memory[indices], layouts.seconds[indices], s=6, color=colour, label=label, linewidths=0)
+        frontier = layouts.frontier()
+        axes.plot(layouts.memory[frontier], layouts.seconds[frontier], color="tab:red", marker="o", ms=3, label="frontier")
         axes.axvline(capacity, color="black", linestyle=":", label=f"memory of a {machine.memory_of}")
-        if len(found.order):
-            best = found.order[0]
-            axes.plot(found.memory[best], found.seconds[best], "*", color="black", ms=12, label="fastest")
-            inside = found.memory[found.order]
+        if len(layouts.ranking):
+            best = layouts.ranking[0]
+            axes.plot(layouts.memory[best], layouts.seconds[best], "*", color="black", ms=12, label="fastest")
+            inside = layouts.memory[layouts.ranking]
             axes.set_xlim(0.9 * float(inside.min()), 1.5 * capacity)
         axes.set(xlabel=f"memory of the fullest {machine.memory_of} [{machine.memory_unit}]")
         axes.set(ylabel="seconds per iteration", title=title)
         axes.legend(fontsize=8, loc="upper right")
 
 
-def _thinned(places: "np.ndarray") -> "np.ndarray":
-    chosen: "np.ndarray" = places[:: -(-len(places) // _MOST_POINTS) or 1]
-    return chosen
+def _thin_out(indices: "np.ndarray") -> "np.ndarray":
+    thinned: "np.ndarray" = indices[:: -(-len(indices) // _MOST_POINTS) or 1]
+    return thinned

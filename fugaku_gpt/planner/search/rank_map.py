@@ -1,10 +1,10 @@
-"""A box of the torus for a number of nodes, and where in it each rank goes.
+"""A box of the torus for a number of nodes, and the node of each rank.
 
 Ranks are in the order ``tp,pp,dp`` and fill one node after the other. So the nodes of a tensor-parallel group follow
-one another, and so do those of a replica's stages: what is left to choose is a path through the box. A path that goes
-to and fro (boustrophedon) makes every node the neighbour of the one before. Where a tensor-parallel group has several
-nodes, the path goes from group to group, each a small box of the same form, so that the ranks at one place of two
-groups are as far apart as the groups.
+one another, and so do those of a replica's stages: only a path through the box remains to be chosen. On a boustrophedon
+path every node is a neighbour of the previous one. If a tensor-parallel group has several nodes, the path goes from
+group to group, each a small box of the same shape, so that corresponding ranks of two groups are as far from each other
+as the groups.
 """
 
 from __future__ import annotations
@@ -20,125 +20,125 @@ from fugaku_gpt.config.schema import LayoutConfig
 from fugaku_gpt.formulas.divisors import divisors_of
 from fugaku_gpt.machine.fugaku import LONGEST_SIDES, SHELF, TOFU_UNIT, TORUS_ABOVE
 
-Box = Tuple[int, int, int]
+BoxSides = Tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Torus:
+class NodeBox:
     """A box of nodes as a job asks for it.
 
     Args:
-        allocation: ``torus``, or ``mesh``, which takes the box alone and is for small jobs.
-        allocated: nodes that are paid for, at least.
+        allocation: ``torus``, or ``mesh``, which allocates the box alone and is for small jobs.
+        allocated: least number of nodes that are paid for.
     """
 
-    sides: Box
+    sides: BoxSides
     allocation: str
     allocated: int
 
     @property
     def shape(self) -> str:
-        """As in ``job.shape``."""
+        """The sides as ``job.shape`` has them."""
         return "x".join(str(side) for side in self.sides)
 
 
 @dataclass(frozen=True)
 class RankMap:
-    """Where each rank goes.
+    """The node of each rank.
 
     Args:
-        path: [nodes, 3] coordinates of the nodes that ranks fill, in their order.
-        inside: every tensor-parallel group lies inside a node.
-        group_hops: between the nodes of one tensor-parallel group that are farthest apart, on a mesh.
-        stage_hops: between the nodes of neighbouring stages, the farthest of all replicas.
+        path: [nodes, 3] coordinates of the nodes in the order in which ranks fill them.
+        groups_within_nodes: whether every tensor-parallel group lies inside a node.
+        group_hops: largest distance between two nodes of a tensor-parallel group, on a mesh.
+        stage_hops: largest distance between the nodes of neighbouring stages, over all replicas.
     """
 
-    torus: Torus
+    node_box: NodeBox
     ranks_per_node: int
     path: "np.ndarray"
-    inside: bool
+    groups_within_nodes: bool
     group_hops: int
     stage_hops: int
 
-    def node_of(self, rank: int) -> Box:
+    def node_of(self, rank: int) -> BoxSides:
         """Coordinates of a rank's node."""
-        x, y, z = (int(one) for one in self.path[rank // self.ranks_per_node])
+        x, y, z = (int(coordinate) for coordinate in self.path[rank // self.ranks_per_node])
         return x, y, z
 
-    def text(self) -> str:
-        """The file of PJM's ``rank-map-hostfile``: of each rank its node's coordinates, a line each."""
+    def hostfile_text(self) -> str:
+        """The file of PJM's ``rank-map-hostfile``: one line for each rank with its node's coordinates."""
         lines = [f"({x},{y},{z})\n" * self.ranks_per_node for x, y, z in self.path.tolist()]
-        said = f"inside a node; stages at most {self.stage_hops} apart"
-        if not self.inside:
-            said = f"over nodes at most {self.group_hops} apart; stages at most {self.stage_hops} apart"
-        return f"# node of each rank in {self.torus.shape}; tensor-parallel groups {said}\n" + "".join(lines)
+        distances = f"inside a node; stages at most {self.stage_hops} apart"
+        if not self.groups_within_nodes:
+            distances = f"over nodes at most {self.group_hops} apart; stages at most {self.stage_hops} apart"
+        return f"# node of each rank in {self.node_box.shape}; tensor-parallel groups {distances}\n" + "".join(lines)
 
 
-def torus_of(nodes: int, shape: str = "") -> Optional[Torus]:
-    """The box that wastes fewest nodes, and of those the one nearest to a cube; None where no box has so many nodes.
+def choose_node_box(nodes: int, shape: str = "") -> Optional[NodeBox]:
+    """The box that wastes the fewest nodes, and among equals the one closest to a cube; None if no box has ``nodes`` nodes.
 
-    A torus is allocated in whole units (see :mod:`fugaku_gpt.machine.fugaku`). Up to 384 nodes, a mesh is taken where a
+    A torus is allocated in whole units (see :mod:`fugaku_gpt.machine.fugaku`). Up to 384 nodes, a mesh is used where a
     torus would be rounded up.
 
     Args:
-        shape: of three sides, as in ``job.shape``: this box and no other.
+        shape: three sides as in ``job.shape``, which fix the box; with fewer sides the box is chosen.
     """
     sides = [int(side) for side in shape.split("x")] if shape else []
     boxes = [(sides[0], sides[1], sides[2])] if len(sides) == 3 else list(_boxes(nodes))
     if not boxes:
         return None
     unit = SHELF if nodes > TORUS_ABOVE else TOFU_UNIT
-    rounded, _, best = min((_rounded(box, unit), sum(box), box) for box in boxes)
+    rounded, _, best = min((_allocated_nodes(box, unit), sum(box), box) for box in boxes)
     if nodes <= TORUS_ABOVE and rounded > nodes:
-        return Torus(min((sum(box), box) for box in boxes)[1], "mesh", nodes)
-    return Torus(best, "torus", rounded)
+        return NodeBox(min((sum(box), box) for box in boxes)[1], "mesh", nodes)
+    return NodeBox(best, "torus", rounded)
 
 
-def rank_map(torus: Torus, layout: LayoutConfig, ranks_per_node: int) -> RankMap:
-    """The map that keeps stages nearest, then the nodes of a tensor-parallel group."""
+def choose_rank_map(node_box: NodeBox, layout: LayoutConfig, ranks_per_node: int) -> RankMap:
+    """The map with the smallest distance between stages, then between the nodes of a tensor-parallel group."""
     tp, pp = layout.tp, layout.pp
     spread = tp // ranks_per_node if tp % ranks_per_node == 0 else 1  # nodes of a group, where groups fill them
-    found = []
-    for unit in _boxes(spread, torus.sides):
-        counts = [side // one for side, one in zip(torus.sides, unit)]
+    candidates = []
+    for unit in _boxes(spread, node_box.sides):
+        counts = [side // unit_side for side, unit_side in zip(node_box.sides, unit)]
         for axes in itertools.permutations(range(3)):
-            steps = _to_and_fro(counts, axes) * np.array(unit)
+            steps = _boustrophedon(counts, axes) * np.array(unit)
             hops = np.abs(np.diff(steps, axis=0)).sum(axis=1)
             # groups per step of the path: several where a node holds several; then chains may start inside a node
-            groups = max(1, ranks_per_node // tp)
-            within = np.arange(1, len(steps)) * groups % pp != 0  # steps from stage to stage, not to the next replica
+            groups_per_step = max(1, ranks_per_node // tp)
+            within = np.arange(1, len(steps)) * groups_per_step % pp != 0  # steps from stage to stage, not to the next replica
             farthest = int(hops[within].max()) if within.any() else 0
-            found.append((farthest, sum(unit), int(hops.sum()), unit, axes))
-    if not found:  # a group's nodes are no box here
+            candidates.append((farthest, sum(unit), int(hops.sum()), unit, axes))
+    if not candidates:  # a group's nodes form no box that divides this one
         unit, axes, spread = (1, 1, 1), (0, 1, 2), 1
     else:
-        _, _, _, unit, axes = min(found)
-    counts = [side // one for side, one in zip(torus.sides, unit)]
-    steps = _to_and_fro(counts, axes) * np.array(unit)
-    members = _to_and_fro(unit, axes)
+        _, _, _, unit, axes = min(candidates)
+    counts = [side // unit_side for side, unit_side in zip(node_box.sides, unit)]
+    steps = _boustrophedon(counts, axes) * np.array(unit)
+    members = _boustrophedon(unit, axes)
     path = (steps[:, None, :] + members[None, :, :]).reshape(-1, 3)
-    return _measured(torus, layout, ranks_per_node, path)
+    return _with_hops(node_box, layout, ranks_per_node, path)
 
 
-def _measured(torus: Torus, layout: LayoutConfig, ranks_per_node: int, path: "np.ndarray") -> RankMap:
+def _with_hops(node_box: NodeBox, layout: LayoutConfig, ranks_per_node: int, path: "np.ndarray") -> RankMap:
     ranks = np.arange(layout.ranks)
     nodes = ranks // ranks_per_node
-    places = path[nodes].reshape(layout.dp, layout.pp, layout.tp, 3)
+    coordinates = path[nodes].reshape(layout.dp, layout.pp, layout.tp, 3)
     groups = nodes.reshape(-1, layout.tp)
-    stage = np.abs(np.diff(places, axis=1)).sum(axis=-1)
-    reach = (places.max(axis=2) - places.min(axis=2)).sum(axis=-1)
+    stage = np.abs(np.diff(coordinates, axis=1)).sum(axis=-1)
+    extent = (coordinates.max(axis=2) - coordinates.min(axis=2)).sum(axis=-1)
     return RankMap(
-        torus=torus,
+        node_box=node_box,
         ranks_per_node=ranks_per_node,
         path=path,
-        inside=bool((groups == groups[:, :1]).all()),
-        group_hops=int(reach.max()),
+        groups_within_nodes=bool((groups == groups[:, :1]).all()),
+        group_hops=int(extent.max()),
         stage_hops=int(stage.max()) if stage.size else 0,
     )
 
 
-def _to_and_fro(counts: Sequence[int], axes: Sequence[int]) -> "np.ndarray":
-    """[product of counts, 3] every cell of a box once, each beside the one before; ``axes`` fastest first."""
+def _boustrophedon(counts: Sequence[int], axes: Sequence[int]) -> "np.ndarray":
+    """Every cell of a box once [product of counts, 3], each beside the previous one; ``axes`` has the fastest first."""
     cells = np.zeros((1, 3), dtype=np.int64)
     for axis in axes:
         layers: List["np.ndarray"] = []
@@ -150,20 +150,20 @@ def _to_and_fro(counts: Sequence[int], axes: Sequence[int]) -> "np.ndarray":
     return cells
 
 
-def _boxes(nodes: int, inside: Sequence[int] = ()) -> Iterator[Box]:
-    """Boxes of so many nodes that the machine has; with ``inside``, those whose sides divide that box's."""
+def _boxes(nodes: int, container: Sequence[int] = ()) -> Iterator[BoxSides]:
+    """Boxes of ``nodes`` nodes that exist on the machine; with ``container``, those whose sides divide its sides."""
     for x in divisors_of(nodes):
         for y in divisors_of(nodes // x):
             box = (x, y, nodes // x // y)
-            if inside:
-                if not any(side % one for side, one in zip(inside, box)):
+            if container:
+                if not any(side % box_side for side, box_side in zip(container, box)):
                     yield box
-            elif all(one <= most for one, most in zip(sorted(box), LONGEST_SIDES)):
+            elif all(side <= most for side, most in zip(sorted(box), LONGEST_SIDES)):
                 yield box
 
 
-def _rounded(box: Box, unit: Sequence[int]) -> int:
-    """Nodes of a box in whole units, turned as fits best."""
+def _allocated_nodes(box: BoxSides, unit: Sequence[int]) -> int:
+    """Number of nodes of a box when it is rounded up to whole units, in the best orientation of the unit."""
     return min(
-        math.prod(-(-side // one) * one for side, one in zip(box, turned)) for turned in itertools.permutations(unit)
+        math.prod(-(-side // unit_side) * unit_side for side, unit_side in zip(box, turned)) for turned in itertools.permutations(unit)
     )

@@ -7,9 +7,9 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from fugaku_gpt.planner.tables.fitting import Refit, SkippedSamples
+from fugaku_gpt.planner.tables.fitting import LeftOutPrediction, Refit
 from fugaku_gpt.planner.tables.rows import table_name
-from fugaku_gpt.planner.tables.score import reach_of
+from fugaku_gpt.planner.tables.score import interval_factor
 from fugaku_gpt.plotting import picture
 
 _MARKS = "osD^v<>pPX*"
@@ -28,24 +28,24 @@ def draw_fit(refit: Refit, by: str, file: Path) -> None:
         UsageError: as :func:`fugaku_gpt.plotting.picture`.
     """
     machine = refit.machine
-    tables = list(dict.fromkeys(table_name(one.row.id) for one in [*refit.seconds[by], *refit.memory[by]]))
+    tables = list(dict.fromkeys(table_name(prediction.row.id) for prediction in [*refit.seconds[by], *refit.memory[by]]))
     styles = {
         table: {"color": f"C{number % 10}", "marker": _MARKS[number % len(_MARKS)], "label": table}
         for number, table in enumerate(tables)
     }
     with picture(file, 2, (12, 5.5)) as (left, right):
-        timed = [one for one in refit.seconds[by] if not one.repeated]
-        points = [(one, one.measured.seconds or 0.0, one.predicted, reach_of(one, refit)) for one in timed]
+        timed = [prediction for prediction in refit.seconds[by] if not prediction.repeated]
+        points = [(prediction, prediction.measured.seconds or 0.0, prediction.predicted, interval_factor(prediction, refit)) for prediction in timed]
         _draw(left, points, styles)
         left.set(xlabel="measured seconds per iteration", ylabel="predicted, with 80 % intervals")
         left.set_title(f"{machine.name}: left out by {by}")
-        held = [one for one in refit.memory[by] if not one.repeated]
+        judged = [prediction for prediction in refit.memory[by] if not prediction.repeated]
         points = [
-            (one, machine.capacity(one.row.hardware), one.peak, 1.0)
-            if one.measured.out_of_memory
-            else (one, one.measured.memory or 0.0, one.predicted, 1.0)
-            for one in held
-            if one.measured.out_of_memory or one.measured.memory
+            (prediction, machine.capacity(prediction.row.hardware), prediction.peak, 1.0)
+            if prediction.measured.out_of_memory
+            else (prediction, prediction.measured.memory or 0.0, prediction.predicted, 1.0)
+            for prediction in judged
+            if prediction.measured.out_of_memory or prediction.measured.memory
         ]
         _draw(right, points, styles)
         for capacity in machine.hardware.values():
@@ -59,16 +59,16 @@ def draw_fit(refit: Refit, by: str, file: Path) -> None:
         right.legend(handles=[handles[table] for table in tables if table in handles], fontsize=7, ncol=2)
 
 
-def _draw(axes: Any, points: Sequence[Tuple[SkippedSamples, float, float, float]], styles: Dict[str, Dict[str, str]]) -> None:
+def _draw(axes: Any, points: Sequence[Tuple[LeftOutPrediction, float, float, float]], styles: Dict[str, Dict[str, str]]) -> None:
     """Points (row, measured, predicted, factor of its interval)."""
-    known: List[float] = []
-    for one, measured, predicted, reach in points:
-        known += [measured, predicted]
+    drawn_values: List[float] = []
+    for prediction, measured, predicted, reach in points:
+        drawn_values += [measured, predicted]
         if reach > 1:
             axes.plot([measured] * 2, [predicted / reach, predicted * reach], color="lightgrey", linewidth=1, zorder=1)
-        axes.plot(measured, predicted, linestyle="", ms=5, alpha=0.8, **styles[table_name(one.row.id)])
-        if one.measured.out_of_memory:
+        axes.plot(measured, predicted, linestyle="", ms=5, alpha=0.8, **styles[table_name(prediction.row.id)])
+        if prediction.measured.out_of_memory:
             axes.plot(measured, predicted, linestyle="", marker="x", ms=11, color="red", zorder=3)
-    if known:
-        ends = np.array([min(known) / 1.1, max(known) * 1.1])
+    if drawn_values:
+        ends = np.array([min(drawn_values) / 1.1, max(drawn_values) * 1.1])
         axes.plot(ends, ends, color="black", linewidth=0.8, zorder=1)

@@ -28,8 +28,8 @@ MEMORY_CONSTANTS = (
 
 def unit_of(text: str, default: str) -> Optional[str]:
     """The unit that such a text as ``MiB (node)`` begins with; None where it is not known."""
-    word = (text.split() or [default])[0]
-    return word if word in UNIT_BYTES else None
+    unit = (text.split() or [default])[0]
+    return unit if unit in UNIT_BYTES else None
 
 
 def footprint(
@@ -45,11 +45,11 @@ def footprint(
     weights = per_weight * (work.layers_per_stage * work.layer_weights + work.embedding_weights)
 
     build = np.array([c.get(f"build_{build}", 1.0) for build in work.builds])
-    layer = item * c["activations"] * build * (work.kept_elements + c["scores"] * work.kept_scores)
+    layer = item * c["activations"] * build * (work.saved_elements + c["scores"] * work.saved_scores)
     hidden = item * work.hidden_elements
-    recompute, one = work.recompute > 0, work.stages == 1
+    recompute, single_stage = work.recompute > 0, work.stages == 1
     of_micro_batch = work.layers_per_stage * np.where(recompute, hidden, layer)
-    of_micro_batch = of_micro_batch + np.where(one, 0.0, c["pipeline_copies"] * hidden)
+    of_micro_batch = of_micro_batch + np.where(single_stage, 0.0, c["pipeline_copies"] * hidden)
     live = np.where(recompute, layer, 0.0)  # the layer that is being recomputed
     head = c["logit_bytes"] * work.logits
     # interleaving holds (p - 1) / v micro-batches more (Korthikanti et al. 2022, section 4.2.3)
@@ -60,10 +60,10 @@ def footprint(
     base = c["base"] + np.where(work.ranks > 1, c.get("communication", 0.0), 0.0)
     ranks = work.ranks_per_node if of_node else 1.0
 
-    def whole(held: "np.ndarray") -> "np.ndarray":
-        shown: "np.ndarray" = (held * allocator / UNIT_BYTES[unit] + base) * ranks + c.get("system", 0.0)
-        return shown
+    def reading(rank_bytes: "np.ndarray") -> "np.ndarray":
+        total: "np.ndarray" = (rank_bytes * allocator / UNIT_BYTES[unit] + base) * ranks + c.get("system", 0.0)
+        return total
 
-    first = weights + in_flight * of_micro_batch + live + np.where(one, head, 0.0)
+    first = weights + in_flight * of_micro_batch + live + np.where(single_stage, head, 0.0)
     last = weights + of_micro_batch + live + head
-    return whole(first), whole(np.maximum(first, last))
+    return reading(first), reading(np.maximum(first, last))

@@ -8,13 +8,18 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from fugaku_gpt.machine.constants import UNIT_BYTES, Machine, load_machine, machine_names
-from fugaku_gpt.planner.extrapolation import Outside, distance, in_no_table, outside
-from fugaku_gpt.planner.intervals import WHOLE, Guess, widths
+from fugaku_gpt.planner.extrapolation import (
+    ExtrapolatedInput,
+    extrapolated_inputs,
+    extrapolation_distance,
+    rule_based_inputs,
+)
+from fugaku_gpt.planner.intervals import TOTAL, Estimate, log_widths
 from fugaku_gpt.planner.tables.fitting import check_complete
 from fugaku_gpt.planner.tables.footprint import footprint, unit_of
 from fugaku_gpt.planner.tables.rows import ConfigRow, RefusedRow, parse_row
-from fugaku_gpt.planner.tables.seconds import PARTS, seconds_by_part
-from fugaku_gpt.planner.tables.work import work_of
+from fugaku_gpt.planner.tables.seconds import TIME_COMPONENTS, seconds_by_component
+from fugaku_gpt.planner.tables.work import count_work
 
 
 @dataclass(frozen=True)
@@ -29,8 +34,8 @@ class Prediction:
     """
 
     row: ConfigRow
-    seconds: Guess
-    parts: Mapping[str, Guess]
+    seconds: Estimate
+    components: Mapping[str, Estimate]
     memory: float
     peak: float
     memory_unit: str
@@ -44,29 +49,29 @@ def predict_table(table: Sequence[Mapping[str, str]]) -> "List[Prediction | Refu
     Only the columns of :class:`fugaku_gpt.planner.tables.rows.Row` are read: a configuration, not what it measured.
     """
     machines = [load_machine(name) for name in machine_names()]
-    found: "List[Optional[Prediction | RefusedRow]]" = [None] * len(table)
-    waiting: Dict[str, List[Tuple[int, ConfigRow]]] = {}
-    for place, cells in enumerate(table):
+    predictions: "List[Optional[Prediction | RefusedRow]]" = [None] * len(table)
+    rows_of_machine: Dict[str, List[Tuple[int, ConfigRow]]] = {}
+    for index, cells in enumerate(table):
         row = parse_row(cells)
         if isinstance(row, RefusedRow):
-            found[place] = row
+            predictions[index] = row
             continue
-        name = next((one.name for one in machines if one.covers(row.hardware)), None)
+        name = next((machine.name for machine in machines if machine.has_hardware(row.hardware)), None)
         if name is None:
-            known = ", ".join(start for one in machines for start in one.hardware)
-            found[place] = RefusedRow(
-                row.id, f"hardware {row.hardware or 'not given'}: no machine file is for it; known: {known}"
+            covered = ", ".join(prefix for machine in machines for prefix in machine.hardware)
+            predictions[index] = RefusedRow(
+                row.id, f"hardware {row.hardware or 'not given'}: no machine file is for it; known: {covered}"
             )
             continue
-        waiting.setdefault(name, []).append((place, row))
+        rows_of_machine.setdefault(name, []).append((index, row))
     for machine in machines:
-        mine = waiting.get(machine.name, [])
-        for (place, _), prediction in zip(mine, predict_rows(machine, [row for _, row in mine])):
-            found[place] = prediction
-    return [one for one in found if one is not None]
+        machine_rows = rows_of_machine.get(machine.name, [])
+        for (index, _), prediction in zip(machine_rows, predict_rows(machine, [row for _, row in machine_rows])):
+            predictions[index] = prediction
+    return [prediction for prediction in predictions if prediction is not None]
 
 
-def predict_rows(machine: Machine, rows: Sequence[ConfigRow], further: Sequence[Sequence[Outside]] = ()) -> List[Prediction]:
+def predict_rows(machine: Machine, rows: Sequence[ConfigRow], unmodelled: Sequence[Sequence[ExtrapolatedInput]] = ()) -> List[Prediction]:
     """A prediction for each row, all of this machine.
 
     Args:
@@ -78,38 +83,38 @@ def predict_rows(machine: Machine, rows: Sequence[ConfigRow], further: Sequence[
     if not rows:
         return []
     check_complete(machine)
-    work = work_of(rows, machine.facts)
+    work = count_work(rows, machine.facts)
     reading, peak = footprint(
         work, machine.memory.values, machine.facts, machine.memory_unit, machine.memory_of == "node"
     )
     work = replace(work, fullness=peak / np.array([machine.capacity(row.hardware) for row in rows]))
 
-    def parts_of(constants: Mapping[str, float]) -> "Dict[str, np.ndarray]":
-        return seconds_by_part(work, constants, machine.facts)
+    def component_seconds(constants: Mapping[str, float]) -> "Dict[str, np.ndarray]":
+        return seconds_by_component(work, constants, machine.facts)
 
-    ordered, seen = "pipeline_distance" in machine.time.values, machine.time.seen
-    unlike, ruled = [outside(row, seen) for row in rows], [in_no_table(row, ordered, seen) for row in rows]
-    if further:
-        ruled = [[*one, *more] for one, more in zip(ruled, further)]
-    far, by_rule = (np.array(list(map(distance, inputs))) for inputs in (unlike, ruled))
-    parts, reach = parts_of(machine.time.values), widths(parts_of, machine.time, far, by_rule)
-    total = np.sum([parts[name] for name in PARTS], axis=0)
-    found = []
-    for place, row in enumerate(rows):
-        inputs = (*unlike[place], *outside(row, machine.memory.seen), *ruled[place])
-        whole = float(total[place])
+    counts_stage_distance, ranges = "pipeline_distance" in machine.time.values, machine.time.input_ranges
+    outside, rule_based = [extrapolated_inputs(row, ranges) for row in rows], [rule_based_inputs(row, counts_stage_distance, ranges) for row in rows]
+    if unmodelled:
+        rule_based = [[*inputs, *extra] for inputs, extra in zip(rule_based, unmodelled)]
+    distances, rule_distances = (np.array(list(map(extrapolation_distance, inputs))) for inputs in (outside, rule_based))
+    components, deviations = component_seconds(machine.time.values), log_widths(component_seconds, machine.time, distances, rule_distances)
+    total = np.sum([components[name] for name in TIME_COMPONENTS], axis=0)
+    predictions = []
+    for index, row in enumerate(rows):
+        inputs = (*outside[index], *extrapolated_inputs(row, machine.memory.input_ranges), *rule_based[index])
+        iteration_seconds = float(total[index])
         unit = unit_of(row.mem_unit, machine.memory_unit) or machine.memory_unit
         scale = UNIT_BYTES[machine.memory_unit] / UNIT_BYTES[unit]
-        found.append(
+        predictions.append(
             Prediction(
                 row=row,
-                seconds=Guess.around(whole, float(reach[WHOLE][place])),
-                parts={name: Guess.around(float(parts[name][place]), float(reach[name][place])) for name in PARTS},
-                memory=float(reading[place]) * scale,
-                peak=float(peak[place]) * scale,
+                seconds=Estimate.from_log_width(iteration_seconds, float(deviations[TOTAL][index])),
+                components={name: Estimate.from_log_width(float(components[name][index]), float(deviations[name][index])) for name in TIME_COMPONENTS},
+                memory=float(reading[index]) * scale,
+                peak=float(peak[index]) * scale,
                 memory_unit=unit,
-                fits=bool(peak[place] <= machine.capacity(row.hardware)),
-                extrapolated=tuple(dict.fromkeys(one.text for one in inputs)),
+                fits=bool(peak[index] <= machine.capacity(row.hardware)),
+                extrapolated=tuple(dict.fromkeys(extrapolated.text for extrapolated in inputs)),
             )
         )
-    return found
+    return predictions

@@ -17,7 +17,7 @@ import numpy as np
 
 from fugaku_gpt.planner.tables.work import Work
 
-PARTS = ("compute", "memory_bound", "tensor_parallel", "pipeline", "data_parallel", "optimiser", "fixed")
+TIME_COMPONENTS = ("compute", "memory_bound", "tensor_parallel", "pipeline", "data_parallel", "optimiser", "fixed")
 TIME_CONSTANTS = (
     "matrix_efficiency",
     "bandwidth",
@@ -35,7 +35,7 @@ FULL_FROM = 0.9  # of the memory: from here on an allocator has to search, up to
 _OPTIMISER_BYTES = 28  # per parameter: gradient, parameter and two moments read, the last three written, in float32
 
 
-def seconds_by_part(work: Work, constants: Mapping[str, float], facts: Mapping[str, float]) -> Dict[str, "np.ndarray"]:
+def seconds_by_component(work: Work, constants: Mapping[str, float], facts: Mapping[str, float]) -> Dict[str, "np.ndarray"]:
     """Of each part [N] seconds per iteration; their sum is the iteration.
 
     ``compute``, ``memory_bound`` and ``tensor_parallel`` are those of the slowest stage's micro-batches, ``pipeline``
@@ -48,66 +48,66 @@ def seconds_by_part(work: Work, constants: Mapping[str, float], facts: Mapping[s
     flops = facts["peak_flops"] * clock / share * c["matrix_efficiency"]
     attention_flops = flops * c.get("attention_efficiency", c["matrix_efficiency"]) / c["matrix_efficiency"]
     build = np.array([c.get(f"build_{build}", 1.0) for build in work.builds])
-    left = c.get("tcmalloc", 1.0)  # of memory-bound time, without allocation
+    tcmalloc_share = c.get("tcmalloc", 1.0)  # of memory-bound time, without allocation
     bandwidth = c["bandwidth"] / share * clock ** c.get("clock_power", 1.0) / build
-    bandwidth = bandwidth / (left / _ranks_gain(share, c, facts) + np.where(work.tcmalloc > 0, 0.0, (1 - left) / share))
+    bandwidth = bandwidth / (tcmalloc_share / _ranks_gain(share, c, facts) + np.where(work.tcmalloc > 0, 0.0, (1 - tcmalloc_share) / share))
     passes = 3 + c.get("recompute_passes", 1.0) * work.recompute
 
     scores = c["softmax"] * work.pass_scores + c.get("unaligned", 0.0) * work.unaligned
     layer_compute = work.layer_flops / flops + work.layer_attention_flops / attention_flops
     layer_memory = passes * item * (work.pass_elements + scores) / bandwidth
-    layer_memory = layer_memory + passes * c["pass_overhead"] * build * np.where(work.tcmalloc > 0, left, 1.0) / clock
+    layer_memory = layer_memory + passes * c["pass_overhead"] * build * np.where(work.tcmalloc > 0, tcmalloc_share, 1.0) / clock
     layer_memory = layer_memory + c["weight_bytes"] * work.layer_weights / bandwidth
     layer_tensor = item * work.reduced_elements / c["tensor_bandwidth"] + work.reductions * c["tensor_latency"]
 
-    one = work.stages == 1
+    single_stage = work.stages == 1
     embedding = c["weight_bytes"] * work.embedding_weights / bandwidth
     head_compute = work.head_flops / flops
-    head_memory = c["logit_bytes"] * work.logits / bandwidth + np.where(one, 0.0, embedding)
+    head_memory = c["logit_bytes"] * work.logits / bandwidth + np.where(single_stage, 0.0, embedding)
     # what others send crosses the links between neighbours in the pipeline: in tables they are t * d ranks apart
-    apart = np.maximum(1.0, work.stage_stride / work.ranks_per_node) ** c.get("pipeline_distance", 0.0)
-    send = np.where(one, 0.0, 2 * item * work.hidden_elements * apart / c["pipeline_bandwidth"])
+    hop_factor = np.maximum(1.0, work.stage_stride / work.ranks_per_node) ** c.get("pipeline_distance", 0.0)
+    send = np.where(single_stage, 0.0, 2 * item * work.hidden_elements * hop_factor / c["pipeline_bandwidth"])
 
     layers = work.layers_per_stage
     middle = layers * (layer_compute + layer_memory + layer_tensor)
     head = head_compute + head_memory
     first, last = middle + embedding, middle + head
-    slowest = np.where(one, middle + embedding + head, np.maximum(first, last))
-    walk = np.where(one, slowest, first + last + (work.stages - 2) * middle)
+    slowest = np.where(single_stage, middle + embedding + head, np.maximum(first, last))
+    walk = np.where(single_stage, slowest, first + last + (work.stages - 2) * middle)
     m = work.micro_batches
     v = work.chunks  # interleaving: a v-th of the bubble for v times the sends
     # the slowest stage is busy but for a v-th of the walk to and from it; or, with fewer micro-batches than stages, it
     # waits in each round for the first to come round, which walks through all chunks one after the other
-    staged = np.maximum(m * slowest + (walk - slowest) / v, walk + (m - 1) * slowest / v)
-    staged = staged + ((m - 1) * v + v * work.stages - 1) * send
+    pipelined = np.maximum(m * slowest + (walk - slowest) / v, walk + (m - 1) * slowest / v)
+    pipelined = pipelined + ((m - 1) * v + v * work.stages - 1) * send
 
-    has_head = one | (last >= first)
+    has_head = single_stage | (last >= first)
     compute = m * (layers * layer_compute + np.where(has_head, head_compute, 0.0))
     tensor = m * layers * layer_tensor
     memory = m * slowest - compute - tensor
     parameters = layers * work.layer_weights + work.embedding_weights
-    kept = parameters / np.where(work.sharded > 0, work.replicas, 1.0)
-    rested = np.where(work.retention_off > 0, c.get("retention_off", 1.0), 1.0)
-    rested = rested * (1 + c.get("memory_pressure", 0.0) * np.clip((work.fullness - FULL_FROM) / (1 - FULL_FROM), 0, 1))
+    stepped = parameters / np.where(work.sharded > 0, work.replicas, 1.0)
+    slowdown = np.where(work.retention_off > 0, c.get("retention_off", 1.0), 1.0)
+    slowdown = slowdown * (1 + c.get("memory_pressure", 0.0) * np.clip((work.fullness - FULL_FROM) / (1 - FULL_FROM), 0, 1))
     replicas = np.where(work.replicas > 1, item * work.gradient_elements / c["replica_bandwidth"], 0.0)
     replicas = replicas + c.get("replica_latency", 0.0) * np.log2(work.replicas)
     replicas = replicas + np.where(work.tcmalloc > 0, c.get("tcmalloc_step", 0.0), 0.0) * 2 * (work.replicas - 1)
     return {
-        "compute": compute * rested,
-        "memory_bound": memory * rested,
-        "tensor_parallel": tensor * rested,
-        "pipeline": np.where(one, 0.0, staged - m * slowest) * rested,
+        "compute": compute * slowdown,
+        "memory_bound": memory * slowdown,
+        "tensor_parallel": tensor * slowdown,
+        "pipeline": np.where(single_stage, 0.0, pipelined - m * slowest) * slowdown,
         "data_parallel": replicas,
-        "optimiser": _OPTIMISER_BYTES * kept / bandwidth,
+        "optimiser": _OPTIMISER_BYTES * stepped / bandwidth,
         "fixed": c["fixed"] + np.zeros_like(m),
     }
 
 
-def seconds(work: Work, constants: Mapping[str, float], facts: Mapping[str, float]) -> "np.ndarray":
+def iteration_seconds(work: Work, constants: Mapping[str, float], facts: Mapping[str, float]) -> "np.ndarray":
     """Seconds [N] per iteration."""
-    parts = seconds_by_part(work, constants, facts)
-    whole: "np.ndarray" = np.sum([parts[name] for name in PARTS], axis=0)
-    return whole
+    components = seconds_by_component(work, constants, facts)
+    total: "np.ndarray" = np.sum([components[name] for name in TIME_COMPONENTS], axis=0)
+    return total
 
 
 def _ranks_gain(share: "np.ndarray", constants: Mapping[str, float], facts: Mapping[str, float]) -> "np.ndarray":
@@ -115,6 +115,6 @@ def _ranks_gain(share: "np.ndarray", constants: Mapping[str, float], facts: Mapp
     groups = facts.get("memory_groups", 1.0)
     if groups <= 1:
         return np.ones_like(share)
-    near = np.clip(np.log(share) / np.log(groups), 0.0, 1.0)
-    gain: "np.ndarray" = constants.get("ranks_gain", 1.0) ** near
+    locality = np.clip(np.log(share) / np.log(groups), 0.0, 1.0)
+    gain: "np.ndarray" = constants.get("ranks_gain", 1.0) ** locality
     return gain

@@ -14,7 +14,7 @@ import numpy as np
 from fugaku_gpt.planner.tables.rows import ConfigRow
 
 FACTS = ("peak_flops", "base_clock_ghz", "devices_per_node", "item_bytes", "tile_units")  # of every machine
-TILES = ((256, 128), (128, 256))  # of a matrix product's result on a GPU: cuBLAS's largest, which large products get
+GPU_TILES = ((256, 128), (128, 256))  # of a matrix product's result on a GPU: cuBLAS's largest, which large products get
 
 
 @dataclass(frozen=True)
@@ -54,23 +54,23 @@ class Work:
     reduced_elements: "np.ndarray"  # sent by a rank in all tensor-parallel sums of a layer
     reductions: "np.ndarray"  # of a layer, each weighed by log2 t
     gradient_elements: "np.ndarray"  # sent by a rank in the sum over replicas, per iteration
-    kept_elements: "np.ndarray"  # of a layer between forward and backward, without the scores
-    kept_scores: "np.ndarray"
+    saved_elements: "np.ndarray"  # of a layer between forward and backward, without the scores
+    saved_scores: "np.ndarray"
     fullness: "np.ndarray"  # share of its memory that the fullest rank or node uses; 0 where nobody has said
 
-    def take(self, chosen: "np.ndarray") -> "Work":
+    def select(self, mask: "np.ndarray") -> "Work":
         """The configurations that ``chosen`` [N] is true for."""
-        parts: Dict[str, Any] = {}
-        for part in fields(self):
-            value = getattr(self, part.name)
-            if part.name == "builds":
-                parts[part.name] = tuple(build for build, keep in zip(value, chosen) if keep)
+        columns: Dict[str, Any] = {}
+        for column in fields(self):
+            value = getattr(self, column.name)
+            if column.name == "builds":
+                columns[column.name] = tuple(build for build, is_selected in zip(value, mask) if is_selected)
             else:
-                parts[part.name] = value[chosen]
-        return Work(**parts)
+                columns[column.name] = value[mask]
+        return Work(**columns)
 
 
-def work_of(rows: Sequence[ConfigRow], facts: Mapping[str, float]) -> Work:
+def count_work(rows: Sequence[ConfigRow], facts: Mapping[str, float]) -> Work:
     """What each of the rows is to do.
 
     Args:
@@ -82,10 +82,10 @@ def work_of(rows: Sequence[ConfigRow], facts: Mapping[str, float]) -> Work:
             return np.array([float(row.retention == 0) for row in rows])
         return np.array([float(getattr(row, name)) for row in rows])
 
-    return work_of_columns(column, tuple(row.torch for row in rows), facts)
+    return count_work_of_columns(column, tuple(row.torch for row in rows), facts)
 
 
-def work_of_columns(column: Callable[[str], "np.ndarray"], builds: Tuple[str, ...], facts: Mapping[str, float]) -> Work:
+def count_work_of_columns(column: Callable[[str], "np.ndarray"], builds: Tuple[str, ...], facts: Mapping[str, float]) -> Work:
     """The same of columns: ``column`` gives floats [N] of a name of :class:`Row`, or of ``retention_off``."""
     h, a, b, s, t, p, vocab = map(column, ("hidden", "heads", "micro_batch", "seq_len", "tp", "pp", "vocab"))
     layers, d, recompute = column("layers") / p, column("dp"), column("recompute")
@@ -93,7 +93,7 @@ def work_of_columns(column: Callable[[str], "np.ndarray"], builds: Tuple[str, ..
     passes = 3 + recompute
     units, tokens, head_width = int(facts["tile_units"]), b * s, h / a
     scores = b * a * s * s / t
-    slow = scores * (1 + head_width / TILES[0][1]) / 2  # products without tensor cores: each score's sum and its write
+    padded_elements = scores * (1 + head_width / GPU_TILES[0][1]) / 2  # products without tensor cores: each score's sum and its write
     sums = 2 * (passes - 1) * (t > 1)  # two in each pass, one pass forward and one back; recomputing sums again
     wide = facts["item_bytes"] >= 4
     return Work(
@@ -117,20 +117,20 @@ def work_of_columns(column: Callable[[str], "np.ndarray"], builds: Tuple[str, ..
         layer_attention_flops=passes * 4 * b * s * s * h / t,
         pass_elements=b * s * h * (10 / shares + 24 / t),
         pass_scores=scores,
-        unaligned=np.where(head_width % 8 != 0, slow, 0.0),
+        unaligned=np.where(head_width % 8 != 0, padded_elements, 0.0),
         layer_weights=12 * h * h / t,
         embedding_weights=vocab * h / t,
-        head_flops=_product(tokens, vocab / t, h, units)
-        + _product(tokens, h, vocab / t, units)
-        + _product(vocab / t, h, tokens, units),
+        head_flops=_product_flops(tokens, vocab / t, h, units)
+        + _product_flops(tokens, h, vocab / t, units)
+        + _product_flops(vocab / t, h, tokens, units),
         logits=b * s * vocab / t,
         hidden_elements=b * s * h / shares,
         reduced_elements=sums * 2 * (t - 1) / t * b * s * h,
         reductions=sums * np.log2(t),
         gradient_elements=2 * (d - 1) / d * (12 * h * h * layers + vocab * h) / t,
         # Korthikanti et al. 2022 in elements; on CPUs dropout keeps factors of the trained type, not flags
-        kept_elements=b * s * h * ((6 if wide else 5) / shares + 12 / t),
-        kept_scores=scores * (3.0 if wide else 2.5),
+        saved_elements=b * s * h * ((6 if wide else 5) / shares + 12 / t),
+        saved_scores=scores * (3.0 if wide else 2.5),
         fullness=np.zeros_like(scores),
     )
 
@@ -141,12 +141,12 @@ def _layer_flops(
     """Of the four weight matrices of a layer, (inner, outer) below: forward and recomputing, and twice backward."""
     total = np.zeros_like(h)
     for inner, outer in ((h, 3 * h / t), (h / t, h), (h, 4 * h / t), (4 * h / t, h)):
-        total += (passes - 2) * _product(tokens, outer, inner, units)
-        total += _product(tokens, inner, outer, units) + _product(inner, outer, tokens, units)
+        total += (passes - 2) * _product_flops(tokens, outer, inner, units)
+        total += _product_flops(tokens, inner, outer, units) + _product_flops(inner, outer, tokens, units)
     return total
 
 
-def _product(rows: "np.ndarray", columns: "np.ndarray", inner: "np.ndarray", units: int) -> "np.ndarray":
+def _product_flops(rows: "np.ndarray", columns: "np.ndarray", inner: "np.ndarray", units: int) -> "np.ndarray":
     """FLOPs of a product with a result of rows x columns, stretched to whole waves of tiles over the units.
 
     A GPU cuts the result into tiles and hands them out in waves: 448 tiles on 108 units take as long as 540.
@@ -155,7 +155,7 @@ def _product(rows: "np.ndarray", columns: "np.ndarray", inner: "np.ndarray", uni
     if not units:
         return useful
     stretched: "np.ndarray" = np.full_like(useful, np.inf)
-    for height, width in TILES:
+    for height, width in GPU_TILES:
         tiles = np.ceil(rows / height) * np.ceil(columns / width)
         area = np.ceil(tiles / units) * units * height * width
         stretched = np.minimum(stretched, useful * area / (rows * columns))

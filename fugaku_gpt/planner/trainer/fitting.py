@@ -11,10 +11,10 @@ import numpy as np
 
 from fugaku_gpt.config.load import load_run_config
 from fugaku_gpt.config.schema import RunConfig
-from fugaku_gpt.machine.constants import LOCAL, Fitted, Machine
-from fugaku_gpt.machine.probed import Probed
+from fugaku_gpt.machine.constants import LOCAL, FittedModel, Machine
+from fugaku_gpt.machine.probed import ProbeResults
 from fugaku_gpt.planner.intervals import NORMAL_80
-from fugaku_gpt.planner.least_squares import Fit, fit
+from fugaku_gpt.planner.least_squares import Fit, fit_least_squares
 from fugaku_gpt.planner.trainer.seconds import RunCost, measured_flops, prior_constants, probe_spread
 from fugaku_gpt.records.run import OK, RunDirectory
 from fugaku_gpt.records.summary import summarise
@@ -41,33 +41,33 @@ class LeftOutRun:
     predicted: float
 
     @property
-    def off(self) -> float:
+    def relative_error(self) -> float:
         """Predicted over measured, less 1."""
         return self.predicted / self.measured - 1.0
 
 
-def steps_of(probed: Probed) -> List[MeasuredRun]:
+def probe_step_runs(probed: ProbeResults) -> List[MeasuredRun]:
     """The probe's own steps as runs."""
-    return [MeasuredRun(one.name, load_run_config(overrides=one.settings), one.seconds) for one in probed.steps]
+    return [MeasuredRun(step.name, load_run_config(overrides=step.settings), step.seconds) for step in probed.steps]
 
 
-def kept_runs(directories: Sequence[Path], probed: Probed) -> Tuple[List[MeasuredRun], List[str]]:
+def usable_runs(directories: Sequence[Path], probed: ProbeResults) -> Tuple[List[MeasuredRun], List[str]]:
     """Run directories of our trainer on this machine as runs to fit to, and why others are none.
 
     Raises:
         UsageError: a file of a run is damaged.
     """
-    found, left_out = [], []
+    runs, left_out = [], []
     for path in directories:
-        run = _kept_run(path, probed)
+        run = _usable_run(path, probed)
         if isinstance(run, str):
             left_out.append(f"{path}: {run}")
         else:
-            found.append(run)
-    return found, left_out
+            runs.append(run)
+    return runs, left_out
 
 
-def _kept_run(path: Path, probed: Probed) -> "MeasuredRun | str":
+def _usable_run(path: Path, probed: ProbeResults) -> "MeasuredRun | str":
     run = RunDirectory(path)
     result, environment = run.result(), run.environment()
     if result is None or result.status != OK or environment is None:
@@ -93,11 +93,11 @@ def _kept_run(path: Path, probed: Probed) -> "MeasuredRun | str":
 def refit_local(machine: Machine, runs: Sequence[MeasuredRun]) -> Tuple[Machine, List[LeftOutRun]]:
     """A probed machine with its constants fitted to the probe's steps and to other runs."""
     assert machine.probed is not None
-    fitted, left_out = fit_local(machine.probed, [*steps_of(machine.probed), *runs])
+    fitted, left_out = fit_local(machine.probed, [*probe_step_runs(machine.probed), *runs])
     return replace(machine, time=fitted), left_out
 
 
-def fit_local(probed: Probed, runs: Sequence[MeasuredRun]) -> Tuple[Fitted, List[LeftOutRun]]:
+def fit_local(probed: ProbeResults, runs: Sequence[MeasuredRun]) -> Tuple[FittedModel, List[LeftOutRun]]:
     """The model's constants by these runs, and each run as a fit to the others predicts it.
 
     Intervals are those that hold 80 % of the runs left out, and no narrower than the probe's own spread.
@@ -106,35 +106,35 @@ def fit_local(probed: Probed, runs: Sequence[MeasuredRun]) -> Tuple[Fitted, List
     spread = max(_LEAST_SPREAD, probe_spread(probed))
     if not runs:
         return replace(prior, interval_spread=spread), []
-    costs = [RunCost(one.config, probed) for one in runs]
-    target = np.log([one.seconds for one in runs])
-    whole = _fit(prior, costs, target)
+    costs = [RunCost(run.config, probed) for run in runs]
+    target = np.log([run.seconds for run in runs])
+    full_fit = _fit(prior, costs, target)
     left_out = []
-    for place, run in enumerate(runs):
-        others = [index for index in range(len(runs)) if index != place]
-        found = _fit(prior, [costs[index] for index in others], target[others], whole.values) if others else whole
-        predicted = costs[place].seconds(_constants(prior, found.values))
+    for index, run in enumerate(runs):
+        other_indices = [other for other in range(len(runs)) if other != index]
+        partial_fit = _fit(prior, [costs[index] for index in other_indices], target[other_indices], full_fit.values) if other_indices else full_fit
+        predicted = costs[index].seconds(_named_values(prior, partial_fit.values))
         left_out.append(LeftOutRun(run.name, run.seconds, predicted))
-    off = sorted(abs(math.log(one.predicted / one.measured)) for one in left_out)
-    holding = off[min(len(off) - 1, math.ceil(0.8 * len(off)) - 1)] / NORMAL_80
-    widths = np.sqrt(np.diag(whole.covariance))
+    log_errors = sorted(abs(math.log(prediction.predicted / prediction.measured)) for prediction in left_out)
+    covering_spread = log_errors[min(len(log_errors) - 1, math.ceil(0.8 * len(log_errors)) - 1)] / NORMAL_80
+    widths = np.sqrt(np.diag(full_fit.covariance))
     constants = tuple(
-        replace(one, value=float(value), width=float(width))
-        for one, value, width in zip(prior.constants, np.exp(whole.values), widths)
+        replace(constant, value=float(value), width=float(width))
+        for constant, value, width in zip(prior.constants, np.exp(full_fit.values), widths)
     )
     fitted = replace(
         prior,
         constants=constants,
-        covariance=tuple(tuple(float(number) for number in line) for line in whole.covariance),
-        interval_spread=max(spread, holding),
-        rows=tuple(one.name for one in runs),
+        covariance=tuple(tuple(float(number) for number in line) for line in full_fit.covariance),
+        interval_spread=max(spread, covering_spread),
+        rows=tuple(run.name for run in runs),
     )
     return fitted, left_out
 
 
-def local_machine(probed: Probed, memory_bytes: int) -> Tuple[Machine, List[LeftOutRun]]:
+def machine_from_probe(probed: ProbeResults, memory_bytes: int) -> Tuple[Machine, List[LeftOutRun]]:
     """The machine at hand, its constants fitted to the probe's steps."""
-    fitted, left_out = fit_local(probed, steps_of(probed))
+    fitted, left_out = fit_local(probed, probe_step_runs(probed))
     machine = Machine(
         name=LOCAL,
         title=f"{probed.facts.get('processor', 'this machine')}, {probed.cores} cores, as `plan probe` found it",
@@ -149,24 +149,24 @@ def local_machine(probed: Probed, memory_bytes: int) -> Tuple[Machine, List[Left
         memory_unit="MiB",
         memory_of="node",
         time=fitted,
-        memory=Fitted((), spread=0.05),
+        memory=FittedModel((), spread=0.05),
         probed=probed,
     )
     return machine, left_out
 
 
-def _constants(prior: Fitted, values: "np.ndarray") -> Mapping[str, float]:
-    found: Dict[str, float] = dict(zip((one.name for one in prior.constants), (float(v) for v in np.exp(values))))
-    return found
+def _named_values(prior: FittedModel, values: "np.ndarray") -> Mapping[str, float]:
+    values_by_name: Dict[str, float] = dict(zip((constant.name for constant in prior.constants), (float(v) for v in np.exp(values))))
+    return values_by_name
 
 
-def _fit(prior: Fitted, costs: Sequence[RunCost], target: "np.ndarray", start: "np.ndarray | None" = None) -> Fit:
-    means = np.log([one.prior for one in prior.constants])
-    widths = np.array([one.prior_width for one in prior.constants])
+def _fit(prior: FittedModel, costs: Sequence[RunCost], target: "np.ndarray", start: "np.ndarray | None" = None) -> Fit:
+    means = np.log([constant.prior for constant in prior.constants])
+    widths = np.array([constant.prior_width for constant in prior.constants])
 
     def misfit(values: "np.ndarray") -> "np.ndarray":
-        c = _constants(prior, values)
-        found: "np.ndarray" = (np.log([cost.seconds(c) for cost in costs]) - target) / prior.spread
-        return found
+        c = _named_values(prior, values)
+        residuals: "np.ndarray" = (np.log([cost.seconds(c) for cost in costs]) - target) / prior.spread
+        return residuals
 
-    return fit(misfit, means, widths, start, rounds=20, enough=1e-5)
+    return fit_least_squares(misfit, means, widths, start, max_rounds=20, tolerance=1e-5)

@@ -22,7 +22,7 @@ from fugaku_gpt.planner.trainer.run_memory import MIB, RunMemory, memory_of_run
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeLimits:
     """Where a run is to run.
 
     Attributes:
@@ -35,13 +35,13 @@ class Place:
     limits: Tuple[Tuple[int, str], ...]
     framework: Framework
     cores: int
-    more_nodes: bool = True
+    has_more_nodes: bool = True
 
-    def memory(self, config: RunConfig) -> RunMemory:
+    def run_memory(self, config: RunConfig) -> RunMemory:
         """Of a run there."""
         return memory_of_run(config, self.framework, cores=self.cores)
 
-    def limit(self, config: RunConfig) -> Optional[Tuple[int, str]]:
+    def smallest_limit(self, config: RunConfig) -> Optional[Tuple[int, str]]:
         """The smallest limit, the run's own among them, less the guard's margin; None where none is known."""
         limits = list(self.limits)
         for text, key in ((config.node.memory_limit, "node.memory_limit"), (config.job.node_memory, "job.node_memory")):
@@ -55,17 +55,17 @@ class Place:
         return size - guard_margin(size), f"{source}, less what the memory guard keeps free"
 
 
-def this_machine(torch: str = "") -> Place:
+def local_node_limits(torch: str = "") -> NodeLimits:
     """The machine that this program runs on.
 
     Args:
         torch: version of PyTorch; default: what is installed there.
     """
     limits = ((local.memory_limit(), "this machine"),)
-    return Place(limits, framework_of(torch or _installed_torch()), len(local.usable_cores()), more_nodes=False)
+    return NodeLimits(limits, framework_of(torch or _installed_torch()), len(local.usable_cores()), has_more_nodes=False)
 
 
-def refuse_too_large(config: RunConfig, place: Place, ranks: Optional[Sequence[int]] = None) -> None:
+def refuse_too_large(config: RunConfig, node_limits: NodeLimits, ranks: Optional[Sequence[int]] = None) -> None:
     """Refuse a run that does not fit, unless ``node.memory_check`` is off.
 
     Args:
@@ -74,45 +74,45 @@ def refuse_too_large(config: RunConfig, place: Place, ranks: Optional[Sequence[i
     Raises:
         UsageError: it does not; says by how much, and the smallest change that would.
     """
-    limit = place.limit(config) if config.node.memory_check else None
+    limit = node_limits.smallest_limit(config) if config.node.memory_check else None
     if limit is None:
         return
     size, source = limit
-    found = place.memory(config)
+    memory = node_limits.run_memory(config)
     layout = config.layout
     stages = [coordinates_of(rank, layout, layout.order).pp for rank in ranks] if ranks is not None else None
-    needed = found.bytes_of_node if stages is None else found.bytes_of_ranks(stages)
+    needed = memory.bytes_of_node if stages is None else memory.bytes_of_ranks(stages)
     if needed <= size:
         return
     from fugaku_gpt.planner.trainer.shrink import smallest_change  # ten thousand ranks that fit need not read it
 
     count = len(stages) if stages is not None else config.ranks_per_node
-    if found.bytes_of_node <= size:  # but not with so many of its ranks on a node
-        said = f"it would fit with {_ranks(config.ranks_per_node)} on a node, as job.nodes has it"
+    if memory.bytes_of_node <= size:  # but not with so many of its ranks on a node
+        remedy = f"it would fit with {_ranks_text(config.ranks_per_node)} on a node, as job.nodes has it"
     else:
-        change = smallest_change(_placed(config, count), place.memory, size, place.more_nodes)
-        said = f"the smallest change that fits: {' '.join(set_words(change))}" if change else "no change of it fits"
+        change = smallest_change(_with_ranks_per_node(config, count), node_limits.run_memory, size, node_limits.has_more_nodes)
+        remedy = f"the smallest change that fits: {' '.join(set_options(change))}" if change else "no change of it fits"
     raise UsageError(
-        f"this run needs {needed // MIB} MiB of a node for {_ranks(count)}, of up to {found.bytes_of_rank // MIB} MiB "
-        f"(stage {found.peak_stage}); there are {size // MIB} MiB ({source}); "
-        f"{said}; `fugaku-gpt plan memory` shows the parts, --set node.memory_check=false goes on all the same"
+        f"this run needs {needed // MIB} MiB of a node for {_ranks_text(count)}, of up to {memory.bytes_of_rank // MIB} MiB "
+        f"(stage {memory.peak_stage}); there are {size // MIB} MiB ({source}); "
+        f"{remedy}; `fugaku-gpt plan memory` shows the parts, --set node.memory_check=false goes on all the same"
     )
 
 
-def set_words(change: Sequence[Tuple[str, str]]) -> List[str]:
+def set_options(change: Sequence[Tuple[str, str]]) -> List[str]:
     """``--set key=value`` for each."""
     return [f"--set {key}={value}" for key, value in change]
 
 
-def _placed(config: RunConfig, on_a_node: int) -> RunConfig:
+def _with_ranks_per_node(config: RunConfig, ranks_per_node: int) -> RunConfig:
     """The run on nodes with so many ranks, where it can be cut so."""
-    if on_a_node == config.ranks_per_node or config.layout.ranks % on_a_node:
+    if ranks_per_node == config.ranks_per_node or config.layout.ranks % ranks_per_node:
         return config
-    job = replace(config.job, nodes=config.layout.ranks // on_a_node)
-    return replace(config, job=job, node=replace(config.node, ranks_per_node=on_a_node))
+    job = replace(config.job, nodes=config.layout.ranks // ranks_per_node)
+    return replace(config, job=job, node=replace(config.node, ranks_per_node=ranks_per_node))
 
 
-def _ranks(count: int) -> str:
+def _ranks_text(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
 
 

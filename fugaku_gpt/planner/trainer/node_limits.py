@@ -7,14 +7,14 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine import fugaku
 from fugaku_gpt.machine.constants import LOCAL, UNIT_BYTES, Machine, load_machine
 from fugaku_gpt.machine.framework import Framework, framework_of
-from fugaku_gpt.planner.trainer.memory_check import Place, refuse_too_large, this_machine
+from fugaku_gpt.planner.trainer.memory_check import NodeLimits, local_node_limits, refuse_too_large
 from fugaku_gpt.planner.trainer.run_memory import MIB
 
 FUGAKU = "a64fx"
 A64FX = "A64FX"
 
 
-def place_of_machine(name: str, torch: str = "") -> Place:
+def machine_node_limits(name: str, torch: str = "") -> NodeLimits:
     """A machine by name or file; ``local`` is this one.
 
     Args:
@@ -24,16 +24,16 @@ def place_of_machine(name: str, torch: str = "") -> Place:
         UsageError: there is no such machine, its memory is not that of nodes, or it does not tell builds apart.
     """
     if name == LOCAL:
-        return this_machine(torch)
+        return local_node_limits(torch)
     machine = load_machine(name)
     if machine.memory_of != "node":
         raise UsageError(f"--machine {name}: its memory is that of accelerators; this trainer runs on a node's cores")
     if torch and machine.probed is None:
         raise UsageError(f"--torch {torch}: memory on {name} is by rows of other trainers, which tell no builds apart")
-    return place_of(machine, next(iter(machine.hardware)), torch)
+    return hardware_node_limits(machine, next(iter(machine.hardware)), torch)
 
 
-def place_of(machine: Machine, hardware: str, torch: str = "") -> Place:
+def hardware_node_limits(machine: Machine, hardware: str, torch: str = "") -> NodeLimits:
     """Nodes of a machine whose memory is that of nodes, and of one kind of its hardware.
 
     What a rank takes before it has a model is that of the PyTorch that was probed there; where other trainers' rows are
@@ -44,24 +44,24 @@ def place_of(machine: Machine, hardware: str, torch: str = "") -> Place:
     limits = [(size - system, f"{hardware}, less the system's {system // MIB} MiB" if system else hardware)]
     if machine.probed is not None:
         framework = framework_of(torch or machine.probed.facts.get("torch", ""))
-        return Place(tuple(limits), framework, machine.probed.cores)
+        return NodeLimits(tuple(limits), framework, machine.probed.cores)
     cores = 1
     if hardware.startswith(A64FX):
         limits.append((fugaku.JOB_BYTES, "what a job may ask for of Fugaku's nodes"))
         cores = fugaku.CORES
     base = int((values["base"] + values.get("communication", 0.0)) * unit)
-    return Place(tuple(limits), Framework(base, 0, source=f"rows of {machine.name}"), cores)
+    return NodeLimits(tuple(limits), Framework(base, 0, source=f"rows of {machine.name}"), cores)
 
 
-def place_of_job(config: RunConfig, torch: str = "") -> Place:
+def job_node_limits(config: RunConfig, torch: str = "") -> NodeLimits:
     """The nodes of a job, as far as its scheduler says what they are.
 
     Raises:
         UsageError: as :func:`place_of_machine`.
     """
     if config.job.scheduler == "slurm":
-        return Place((), framework_of(torch), 1)
-    return place_of_machine(FUGAKU if config.job.scheduler == "pjm" else LOCAL, torch)
+        return NodeLimits((), framework_of(torch), 1)
+    return machine_node_limits(FUGAKU if config.job.scheduler == "pjm" else LOCAL, torch)
 
 
 def refuse_job_too_large(config: RunConfig) -> None:
@@ -71,4 +71,4 @@ def refuse_job_too_large(config: RunConfig) -> None:
         UsageError: as :func:`fugaku_gpt.planner.trainer.memory_check.refuse_too_large`.
     """
     if config.node.memory_check:
-        refuse_too_large(config, place_of_job(config))
+        refuse_too_large(config, job_node_limits(config))

@@ -118,34 +118,34 @@ def memory_of_run(
     peaks = PeakActivationBytes(config)
     fixed: Dict[Hashable, Dict[str, int]] = {}  # a run may have a hundred thousand stages, but few kinds of them
     stages = []
-    for stage, mine in enumerate(chunks_by_stage(chunks, config.layout.pp)):
-        shape = memory_shape(mine, kinds)
+    for stage, stage_chunks in enumerate(chunks_by_stage(chunks, config.layout.pp)):
+        shape = memory_shape(stage_chunks, kinds)
         if shape not in fixed:
-            fixed[shape] = _but_activations(config, mine, base, threads)
-        held = fixed[shape].copy()
-        held["activations"] = peaks(mine, kinds, pipeline_states(config, stage))
-        held["allocator"] = _kept_by_allocator(held["activations"] + held["workspace"])
-        stages.append({name: held[name] for name in CATEGORIES})
-    return RunMemory(tuple(stages), _fullest_node(config, stages, base.shared), base.shared)
+            fixed[shape] = _without_activations(config, stage_chunks, base, threads)
+        by_category = fixed[shape].copy()
+        by_category["activations"] = peaks(stage_chunks, kinds, pipeline_states(config, stage))
+        by_category["allocator"] = _allocator_waste(by_category["activations"] + by_category["workspace"])
+        stages.append({name: by_category[name] for name in CATEGORIES})
+    return RunMemory(tuple(stages), _fullest_node(config, stages, base.shared_bytes), base.shared_bytes)
 
 
-def _but_activations(config: RunConfig, chunks: Sequence[Chunk], base: Framework, threads: int) -> Dict[str, int]:
+def _without_activations(config: RunConfig, chunks: Sequence[Chunk], base: Framework, threads: int) -> Dict[str, int]:
     """What a rank of a stage with these chunks needs, without activations and what the allocator keeps of them."""
-    held = _lasting(config, chunks)
-    held["workspace"] = _layer_workspace(config, threads)
-    held["logits"] = _logits(config, threads) if any(chunk.has_head for chunk in chunks) else 0
-    held["communication"] = _communication(config, chunks)
-    narrow = base.narrow if config.training.dtype in SIXTEEN_BIT_DTYPES else 0
-    held["base"] = base.own + base.shared + narrow + (_panels(config, threads) if base.multiplies else 0)
-    return held
+    by_category = _lasting_bytes(config, chunks)
+    by_category["workspace"] = _layer_workspace(config, threads)
+    by_category["logits"] = _logit_bytes(config, threads) if any(chunk.has_head for chunk in chunks) else 0
+    by_category["communication"] = _communication_bytes(config, chunks)
+    narrow = base.sixteen_bit_bytes if config.training.dtype in SIXTEEN_BIT_DTYPES else 0
+    by_category["base"] = base.private_bytes + base.shared_bytes + narrow + (_packed_panel_bytes(config, threads) if base.has_native_matmul else 0)
+    return by_category
 
 
-def _kept_by_allocator(moving: int) -> int:
+def _allocator_waste(moving: int) -> int:
     """Of memory that comes and goes in a step: pieces that lie between others. Fitted to ``benchmarks/planned.py``."""
     return int(min(moving, 0.2 * moving + 40 * MIB))
 
 
-def _lasting(config: RunConfig, chunks: Sequence[Chunk]) -> Dict[str, int]:
+def _lasting_bytes(config: RunConfig, chunks: Sequence[Chunk]) -> Dict[str, int]:
     """What is there from step to step."""
     training, layout = config.training, config.layout
     elements = flat_elements(config, chunks)
@@ -191,11 +191,11 @@ def _layer_workspace(config: RunConfig, threads: int) -> int:
     drawn = 3 * core_bytes(config)  # 16 bits of random numbers for each flag, and the comparison
     f, h = model.ffn_size // t, model.hidden
     matrices = ((3 * h // t, h), (h, h // t), (f, h), (h, f))  # of weights: their gradients are added to sums
-    product = max(_added(rows, columns, item) for rows, columns in matrices) if narrow else 0
+    product = max(_accumulation_bytes(rows, columns, item) for rows, columns in matrices) if narrow else 0
     return item * max(mlp, attention) + product + drawn
 
 
-def _panels(config: RunConfig, threads: int) -> int:
+def _packed_panel_bytes(config: RunConfig, threads: int) -> int:
     """What our compiled kernels keep for products, where a layer's or the logits are large enough for them."""
     model, t = config.model, config.layout.tp
     tokens, h = config.training.micro_batch * model.seq_len, model.hidden
@@ -205,53 +205,53 @@ def _panels(config: RunConfig, threads: int) -> int:
     return panel_bytes(widest, h if config.training.dtype in SIXTEEN_BIT_DTYPES else 0, threads)
 
 
-def _added(rows: int, columns: int, item: int) -> int:
+def _accumulation_bytes(rows: int, columns: int, item: int) -> int:
     """Bytes of a product in 16 bits on its way to a sum in float32, with the copy that PyTorch's addition makes and our
     own kernel does not. Where the build has no kernel for 16-bit products,
     all of what is multiplied is cast to float32 instead: that is not counted."""
     return cast_elements(rows, columns) * (item + 4)
 
 
-def _logits(config: RunConfig, threads: int) -> int:
+def _logit_bytes(config: RunConfig, threads: int) -> int:
     """What the loss needs while it runs."""
     model, t = config.model, config.layout.tp
     b, s = config.training.micro_batch, model.seq_len
     item = ITEM_BYTES[config.training.dtype]
     rows = min(CHUNK_TOKENS, b * s)
     width = config.padded_vocab // t
-    found = rows * width * item
+    total = rows * width * item
     if config.training.dtype in SIXTEEN_BIT_DTYPES:
-        found += min(rows, _CACHED_ROWS * threads if t == 1 else rows) * width * 4  # exponentials
-        found += _added(width, model.hidden, item)
+        total += min(rows, _CACHED_ROWS * threads if t == 1 else rows) * width * 4  # exponentials
+        total += _accumulation_bytes(width, model.hidden, item)
     if config.layout.sequence_parallel and t > 1:  # gathered hidden states and their gradient
-        found += 2 * b * s * model.hidden * item
-    return found
+        total += 2 * b * s * model.hidden * item
+    return total
 
 
-def _communication(config: RunConfig, chunks: Sequence[Chunk]) -> int:
+def _communication_bytes(config: RunConfig, chunks: Sequence[Chunk]) -> int:
     """What is on its way to others and from them."""
     model, layout, training = config.model, config.layout, config.training
     item = ITEM_BYTES[training.dtype]
     wide = max(item, 4)
     elements = flat_elements(config, chunks)
-    found = 0
+    total = 0
     if layout.dp > 1:
         travels = 2 if training.gradient_dtype in SIXTEEN_BIT_DTYPES else wide
         if travels != wide:
-            found += elements * travels
+            total += elements * travels
         # MPI copies what it is handed, of sums that are shared out a share (seen: 33 and 12 MiB of 32, two replicas)
         buckets = training.buckets_at_once
         if is_sharded(config):
             buckets = max(1, buckets // layout.dp)
-        found += min(elements * travels, buckets * int(training.bucket_mib * MIB))
+        total += min(elements * travels, buckets * int(training.bucket_mib * MIB))
     if layout.pp > 1 and any(chunk.has_embedding or chunk.has_head for chunk in chunks):  # the tied gradient's copy
-        found += config.padded_vocab // layout.tp * model.hidden * wide // (layout.dp if is_sharded(config) else 1)
+        total += config.padded_vocab // layout.tp * model.hidden * wide // (layout.dp if is_sharded(config) else 1)
     if layout.pp > 1:
         r = model.seq_len // layout.tp if layout.sequence_parallel else model.seq_len
         neighbours = len({side for chunk in chunks for side in _sides(chunk)})
         # of each neighbour: a message that has come and waits for its use, and one that is leaving
-        found += 2 * neighbours * item * training.micro_batch * r * model.hidden
-    return found
+        total += 2 * neighbours * item * training.micro_batch * r * model.hidden
+    return total
 
 
 def _sides(chunk: Chunk) -> List[str]:
@@ -263,12 +263,12 @@ def _fullest_node(config: RunConfig, stages: Sequence[Mapping[str, int]], shared
     bynode."""
     layout = config.layout
     stride, by_node = strides_of(layout, layout.order)["pp"], config.job.rank_map.startswith("bynode")
-    sizes = [sum(one.values()) for one in stages]
+    sizes = [sum(stage.values()) for stage in stages]
     nodes = _stages_of_nodes(layout.ranks, config.ranks_per_node, stride, layout.pp, by_node)
     fullest = max(nodes, key=lambda node: sum(sizes[stage] for stage in node))
-    found = {name: sum(stages[stage][name] for stage in fullest) for name in CATEGORIES}
-    found["base"] -= (len(fullest) - 1) * shared
-    return found
+    by_category = {name: sum(stages[stage][name] for stage in fullest) for name in CATEGORIES}
+    by_category["base"] -= (len(fullest) - 1) * shared
+    return by_category
 
 
 @lru_cache(maxsize=256)
@@ -284,7 +284,7 @@ def _stages_of_nodes(ranks: int, per_node: int, stride: int, pp: int, by_node: b
     different = min(nodes, period // math.gcd(first, period))
     return list(
         dict.fromkeys(
-            tuple((node * first + place * step) // stride % pp for place in range(per_node))
+            tuple((node * first + local_rank * step) // stride % pp for local_rank in range(per_node))
             for node in range(different)
         )
     )

@@ -19,13 +19,13 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.operations import ALL_REDUCE, SEND
 from fugaku_gpt.layout.schedule_times import Timing, simulate
 from fugaku_gpt.layout.schedules import schedule
-from fugaku_gpt.machine.constants import Constant, Fitted, Machine
-from fugaku_gpt.machine.probed import Probed
-from fugaku_gpt.planner.intervals import WHOLE, Guess, widths
-from fugaku_gpt.planner.trainer.rates import Rates
-from fugaku_gpt.planner.trainer.work import StageWork, Tally, chunk_works, message_bytes, stage_work
+from fugaku_gpt.machine.constants import Constant, FittedModel, Machine
+from fugaku_gpt.machine.probed import ProbeResults
+from fugaku_gpt.planner.intervals import TOTAL, Estimate, log_widths
+from fugaku_gpt.planner.trainer.rates import ProbeRates
+from fugaku_gpt.planner.trainer.work import StageWork, Tally, count_chunk_work, count_stage_work, message_bytes
 
-PARTS = (
+TIME_COMPONENTS = (
     "compute",
     "memory_bound",
     "overhead",
@@ -51,12 +51,12 @@ CONSTANTS: Mapping[str, Tuple[float, float, str]] = {
 }
 
 
-def prior_constants() -> Fitted:
+def prior_constants() -> FittedModel:
     """The model's constants before any step is seen."""
     constants = tuple(
         Constant(name, meaning, prior, width, prior, width) for name, (prior, width, meaning) in CONSTANTS.items()
     )
-    return Fitted(constants, spread=0.05)
+    return FittedModel(constants, spread=0.05)
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class LocalPrediction:
         extrapolated: what lies outside of what the probe has measured.
     """
 
-    seconds: Guess
-    parts: Mapping[str, Guess]
+    seconds: Estimate
+    components: Mapping[str, Estimate]
     extrapolated: Tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class _Seconds:
+class _PassSeconds:
     """Of one pass of one micro-batch through one chunk, before the factors."""
 
     products: float
@@ -85,7 +85,7 @@ class _Seconds:
     def computing(self, c: Mapping[str, float]) -> float:
         return c["products"] * self.products + c["passes"] * self.passes + c["overhead"] * self.overhead
 
-    def whole(self, c: Mapping[str, float]) -> float:
+    def total(self, c: Mapping[str, float]) -> float:
         return self.computing(c) + c["tensor_sums"] * self.sums
 
 
@@ -96,7 +96,7 @@ class RunCost:
         extrapolated: see :class:`LocalPrediction`; ``distance`` is how far that is.
     """
 
-    def __init__(self, config: RunConfig, probed: Probed) -> None:
+    def __init__(self, config: RunConfig, probed: ProbeResults) -> None:
         """
         Raises:
             UsageError: the run is for more than one node, or the probe tells too little.
@@ -104,80 +104,80 @@ class RunCost:
         layout = config.layout
         if config.job.nodes != 1:
             raise UsageError(f"job.nodes: {config.job.nodes}: the local machine's file is of one node; valid: 1")
-        self._layout, self._m = layout, config.micro_batches
+        self._layout, self._micro_batches = layout, config.micro_batches
         self._threads = config.node.threads_per_rank or max(1, probed.cores // layout.ranks)
         config = replace(config, node=replace(config.node, threads_per_rank=self._threads))
-        self._crowd = max(1.0, layout.ranks * self._threads / probed.cores)
-        self._rates = rates = Rates(probed, layout.ranks, self._threads)
+        self._oversubscription = max(1.0, layout.ranks * self._threads / probed.cores)
+        self._rates = rates = ProbeRates(probed, layout.ranks, self._threads)
         self._dtype = config.training.dtype
-        works = chunk_works(config, rates.has_compiled(self._dtype))
-        self._places = [work.chunk.stage for work in works]
-        self._forward = [self._seconds(work.forward) for work in works]
-        self._backward = [self._seconds(work.backward) for work in works]
-        self._weights = [self._seconds(work.weights) for work in works]
+        works = count_chunk_work(config, rates.has_compiled(self._dtype))
+        self._stage_of_chunk = [work.chunk.stage for work in works]
+        self._forward = [self._tally_seconds(work.forward) for work in works]
+        self._backward = [self._tally_seconds(work.backward) for work in works]
+        self._weights = [self._tally_seconds(work.weights) for work in works]
         self._send = rates.message(SEND, 2, message_bytes(config)) if layout.pp > 1 else 0.0
         self._schedules = [
-            schedule(layout.schedule, stage, layout.pp, self._m, layout.chunks) for stage in range(layout.pp)
+            schedule(layout.schedule, stage, layout.pp, self._micro_batches, layout.chunks) for stage in range(layout.pp)
         ]
-        ends = [self._end(stage_work(config, stage)) for stage in range(layout.pp)]
-        self._replicas = max(one[0] for one in ends)
-        self._tied = max(one[1] for one in ends)
-        self._whole = max(one[2] for one in ends)
-        self._optimiser = max(one[3] for one in ends)
+        ends = [self._end_seconds(count_stage_work(config, stage)) for stage in range(layout.pp)]
+        self._replicas = max(end[0] for end in ends)
+        self._tied = max(end[1] for end in ends)
+        self._replicated = max(end[2] for end in ends)
+        self._optimiser = max(end[3] for end in ends)
         self._world = rates.message(ALL_REDUCE, layout.ranks, _WORLD_BYTES)
         self.extrapolated, self.distance = rates.extrapolated, rates.distance
 
-    def parts(self, c: Mapping[str, float]) -> Dict[str, float]:
+    def seconds_by_component(self, c: Mapping[str, float]) -> Dict[str, float]:
         """Seconds of an iteration by part, with these constants."""
-        forward = [one.whole(c) for one in self._forward]
-        backward = [one.whole(c) for one in self._backward]
+        forward = [chunk.total(c) for chunk in self._forward]
+        backward = [chunk.total(c) for chunk in self._backward]
         stages = range(self._layout.pp)
-        of_stage = [self._of_stage(stage) for stage in stages]
-        weights = [one.whole(c) for one in self._weights]
+        by_stage = [self._stage_seconds(stage) for stage in stages]
+        weights = [chunk.total(c) for chunk in self._weights]
         timing = Timing(forward, backward, c["sends"] * self._send, weights)
-        slowest = max(of_stage, key=lambda one: one.whole(c))
-        busy = slowest.whole(c)
+        slowest = max(by_stage, key=lambda stage: stage.total(c))
+        busy = slowest.total(c)
         makespan = simulate(self._schedules, timing).makespan if self._layout.pp > 1 else busy
-        sums = max(c["tensor_sums"] * one.sums for one in of_stage)
+        sums = max(c["tensor_sums"] * stage.sums for stage in by_stage)
         # of all ranks' work each core does its share; waiting for messages takes no core
-        mean = sum(one.computing(c) for one in of_stage) / len(of_stage)
-        crowd = self._crowd * c["shared_cores"] if self._crowd > 1 else 1.0
+        mean = sum(stage.computing(c) for stage in by_stage) / len(by_stage)
+        oversubscription = self._oversubscription * c["shared_cores"] if self._oversubscription > 1 else 1.0
         optimiser = c["optimiser"] * self._optimiser
-        shared = max(0.0, crowd * mean + sums - makespan) + (crowd - 1) * optimiser if self._crowd > 1 else 0.0
+        shared = max(0.0, oversubscription * mean + sums - makespan) + (oversubscription - 1) * optimiser if self._oversubscription > 1 else 0.0
         return {
             "compute": c["products"] * slowest.products,
             "memory_bound": c["passes"] * slowest.passes,
             "overhead": c["overhead"] * slowest.overhead,
-            "tensor_parallel": c["tensor_sums"] * (slowest.sums + self._whole),
+            "tensor_parallel": c["tensor_sums"] * (slowest.sums + self._replicated),
             "pipeline": makespan - busy + self._tied,
             "shared_cores": shared,
             "data_parallel": c["exposed"] * self._replicas,
             "optimiser": optimiser,
-            "fixed": c["fixed"] * self._crowd + self._world,
+            "fixed": c["fixed"] * self._oversubscription + self._world,
         }
 
     def seconds(self, c: Mapping[str, float]) -> float:
         """Of an iteration."""
-        return sum(self.parts(c).values())
+        return sum(self.seconds_by_component(c).values())
 
-    def _of_stage(self, stage: int) -> _Seconds:
+    def _stage_seconds(self, stage: int) -> _PassSeconds:
         """A stage's work in an iteration."""
-        mine = [place for place, its in enumerate(self._places) if its == stage]
-        passes = [row[place] for row in (self._forward, self._backward) for place in mine]
-        return _Seconds(
+        chunk_indices = [index for index, chunk_stage in enumerate(self._stage_of_chunk) if chunk_stage == stage]
+        passes = [chunk_passes[index] for chunk_passes in (self._forward, self._backward) for index in chunk_indices]
+        return _PassSeconds(
             *(
-                self._m * sum(getattr(one, name) for one in passes)
+                self._micro_batches * sum(getattr(chunk_pass, name) for chunk_pass in passes)
                 for name in ("products", "passes", "overhead", "sums")
             )
         )
 
-    def _seconds(self, tally: Tally) -> _Seconds:
+    def _tally_seconds(self, tally: Tally) -> _PassSeconds:
         rates, dtype = self._rates, self._dtype
         overhead = tally.layers * rates.overhead(dtype, False) if tally.layers else 0.0
         overhead += tally.layers_back * rates.overhead(dtype, True) if tally.layers_back else 0.0
-        return _Seconds(
+        return _PassSeconds(
             products=sum(count * rates.product(dtype, *shape) for shape, count in tally.products.items()),
-            passes=sum(count * rates.over(dtype, *key) for key, count in tally.passes.items()),
+            passes=sum(count * rates.elementwise(dtype, *key) for key, count in tally.passes.items()),
             overhead=overhead,
             sums=sum(
                 count * rates.message(operation, self._layout.tp, size)
@@ -185,15 +185,15 @@ class RunCost:
             ),
         )
 
-    def _end(self, work: StageWork) -> Tuple[float, float, float, float]:
+    def _end_seconds(self, work: StageWork) -> Tuple[float, float, float, float]:
         """Seconds of sums over replicas, of the token embedding's, of those over tensor-parallel ranks, and of the
         optimiser."""
         rates, layout = self._rates, self._layout
         replicas = sum(rates.message(operation, layout.dp, size) for operation, size in work.replicas)
-        tied = rates.message(ALL_REDUCE, 2, work.tied) if layout.pp > 1 else 0.0
-        whole = rates.message(ALL_REDUCE, layout.tp, work.whole)
-        passes = sum(count * rates.over(self._dtype, *key) for key, count in work.passes.passes.items())
-        return replicas, tied, whole, passes
+        tied = rates.message(ALL_REDUCE, 2, work.tied_bytes) if layout.pp > 1 else 0.0
+        replicated = rates.message(ALL_REDUCE, layout.tp, work.replicated_bytes)
+        passes = sum(count * rates.elementwise(self._dtype, *key) for key, count in work.passes.passes.items())
+        return replicas, tied, replicated, passes
 
 
 def predict_run(config: RunConfig, machine: Machine) -> LocalPrediction:
@@ -206,25 +206,25 @@ def predict_run(config: RunConfig, machine: Machine) -> LocalPrediction:
         raise UsageError(f"machine {machine.name}: its file is not of `plan probe`; valid: a file that is, or local")
     cost = RunCost(config, machine.probed)
     fitted = machine.time
-    parts = cost.parts(fitted.values)
+    components = cost.seconds_by_component(fitted.values)
 
-    def parts_of(constants: Mapping[str, float]) -> "Dict[str, np.ndarray]":
-        return {name: np.array(part) for name, part in cost.parts(constants).items()}
+    def component_seconds(constants: Mapping[str, float]) -> "Dict[str, np.ndarray]":
+        return {name: np.array(seconds) for name, seconds in cost.seconds_by_component(constants).items()}
 
-    reach = widths(parts_of, fitted, cost.distance)
+    deviations = log_widths(component_seconds, fitted, cost.distance)
     return LocalPrediction(
-        seconds=Guess.around(sum(parts.values()), float(reach[WHOLE])),
-        parts={name: Guess.around(value, float(reach[name])) for name, value in parts.items()},
+        seconds=Estimate.from_log_width(sum(components.values()), float(deviations[TOTAL])),
+        components={name: Estimate.from_log_width(value, float(deviations[name])) for name, value in components.items()},
         extrapolated=cost.extrapolated,
     )
 
 
-def probe_spread(probed: Probed) -> float:
+def probe_spread(probed: ProbeResults) -> float:
     """Spread of one figure of the probe: the median of those of its products and steps."""
-    found = sorted([one.spread for one in probed.products] + [one.spread for one in probed.steps])
-    return found[len(found) // 2] if found else 0.0
+    spreads = sorted([product.spread for product in probed.products] + [step.spread for step in probed.steps])
+    return spreads[len(spreads) // 2] if spreads else 0.0
 
 
-def measured_flops(probed: Probed) -> float:
+def measured_flops(probed: ProbeResults) -> float:
     """FLOP/s of all cores: the best rate of a product of any type, times the ranks that made it at once."""
-    return max(one.ranks * one.flops / one.seconds for one in probed.products)
+    return max(product.ranks * product.flops / product.seconds for product in probed.products)

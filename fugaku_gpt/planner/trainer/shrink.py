@@ -35,7 +35,7 @@ from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.planner.trainer.run_memory import MIB, RunMemory
 
 Change = Tuple[Tuple[str, str], ...]  # (dotted key, value as in ``--set``)
-Memory = Callable[[RunConfig], RunMemory]
+MemoryModel = Callable[[RunConfig], RunMemory]
 
 _FACTORS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of tp and pp
 _BUDGET = "budget"
@@ -49,7 +49,7 @@ class _Grid:
     tp: int
     pp: int
     nodes: int
-    fewer: int
+    replica_divisor: int
     cost: float
 
 
@@ -61,12 +61,12 @@ class _Choice:
     grid: _Grid
     zero: bool
     sequence_parallel: bool
-    waits: bool
+    synchronous_checkpoint: bool
     recompute: str
     micro_batch: int
 
 
-def smallest_change(config: RunConfig, memory: Memory, limit: int, more_nodes: bool = True) -> Optional[Change]:
+def smallest_change(config: RunConfig, memory: MemoryModel, limit: int, more_nodes: bool = True) -> Optional[Change]:
     """The settings to change, in the order of the schema; () where it fits as it is; None where nothing helps.
 
     Args:
@@ -78,22 +78,22 @@ def smallest_change(config: RunConfig, memory: Memory, limit: int, more_nodes: b
         return ()
     possible = [grid for grid in _grids(config) if more_nodes or grid.nodes == 1]
     grids = [grid for grid in possible if _may_fit(config, grid, memory, limit)]
-    waiting: List[Tuple[float, int, _Choice, Optional[RunConfig]]] = [
+    queue: List[Tuple[float, int, _Choice, Optional[RunConfig]]] = [
         (choice.cost, number, choice, None) for number, choice in enumerate(_choices(config, grids))
     ]
-    heapq.heapify(waiting)
-    while waiting:
-        cost, number, choice, found = heapq.heappop(waiting)
-        if found is not None:
-            return changes_between(config, found)
-        candidate = _made(config, choice)
+    heapq.heapify(queue)
+    while queue:
+        cost, number, choice, budgeted = heapq.heappop(queue)
+        if budgeted is not None:
+            return changes_between(config, budgeted)
+        candidate = _apply_choice(config, choice)
         if problems_of(candidate, lambda _: ""):
             continue
         if choice.recompute == _BUDGET:  # what it costs is known once the budget is
-            found = _largest_budget(candidate, memory, limit)
-            if found is not None:
-                more = _FULL * (_share_recomputed(found) - _least_share(config))
-                heapq.heappush(waiting, (cost + more, number, choice, found))
+            budgeted = _largest_budget(candidate, memory, limit)
+            if budgeted is not None:
+                extra_cost = _FULL * (_recomputed_share(budgeted) - _least_share(config))
+                heapq.heappush(queue, (cost + extra_cost, number, choice, budgeted))
         elif _fits(candidate, memory, limit):
             return changes_between(config, candidate)
     return None
@@ -101,18 +101,18 @@ def smallest_change(config: RunConfig, memory: Memory, limit: int, more_nodes: b
 
 def changes_between(config: RunConfig, other: RunConfig) -> Change:
     """What to set so that one run becomes another."""
-    found = []
+    changes = []
     for section in ("model", "layout", "training", "data", "checkpoint", "node", "job"):
-        one, two = getattr(config, section), getattr(other, section)
-        found += [
-            (f"{section}.{key}", _word(getattr(two, key)))
-            for key in one.__dataclass_fields__
-            if getattr(one, key) != getattr(two, key)
+        current, changed = getattr(config, section), getattr(other, section)
+        changes += [
+            (f"{section}.{key}", _setting_text(getattr(changed, key)))
+            for key in current.__dataclass_fields__
+            if getattr(current, key) != getattr(changed, key)
         ]
-    return tuple(found)
+    return tuple(changes)
 
 
-def _word(value: object) -> str:
+def _setting_text(value: object) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -122,7 +122,7 @@ def _word(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _fits(config: RunConfig, memory: Memory, limit: int) -> bool:
+def _fits(config: RunConfig, memory: MemoryModel, limit: int) -> bool:
     try:
         return memory(config).bytes_of_node <= limit
     except UsageError:  # a budget of recompute that some stage cannot keep
@@ -138,10 +138,10 @@ def _grids(config: RunConfig) -> Iterator[_Grid]:
         for pp in _FACTORS:
             if layout.pp * pp * layout.chunks > model.layers:
                 continue
-            fewer = math.gcd(layout.dp, tp * pp)
-            nodes = tp * pp // fewer
+            replica_divisor = math.gcd(layout.dp, tp * pp)
+            nodes = tp * pp // replica_divisor
             cost = 15.0 * math.log2(tp) + 5.0 * math.log2(pp) + 1000.0 * math.log2(nodes)
-            yield _Grid(tp, pp, nodes, fewer, cost)
+            yield _Grid(tp, pp, nodes, replica_divisor, cost)
     for nodes in _FACTORS[1:]:  # the same ranks, fewer of them on each
         if config.ranks_per_node % nodes == 0:
             yield _Grid(1, 1, nodes, 1, 1000.0 * math.log2(nodes))
@@ -153,22 +153,22 @@ def _choices(config: RunConfig, grids: List[_Grid]) -> Iterator[_Choice]:
     before = _bubble(config, layout.pp, layout.dp, training.micro_batch)
     divisors = [size for size in range(training.micro_batch, 0, -1) if training.micro_batch % size == 0]
     for grid in grids:
-        dp, tp, pp = layout.dp // grid.fewer, layout.tp * grid.tp, layout.pp * grid.pp
+        dp, tp, pp = layout.dp // grid.replica_divisor, layout.tp * grid.tp, layout.pp * grid.pp
         for micro_batch in divisors:
             bubble = _bubble(config, pp, dp, micro_batch) - before
             cost = grid.cost + 3.0 * math.log2(training.micro_batch / micro_batch) + 100.0 * bubble
             for zero in (False, True) if layout.zero == 0 and dp > 1 else (False,):
                 for sequence_parallel in (False, True) if not layout.sequence_parallel and tp > 1 else (False,):
-                    for waits in (False, True) if copies else (False,):
-                        for recompute, more in _recomputes(config):
-                            changed = sum((zero, sequence_parallel, waits, bool(more), micro_batch != divisors[0]))
-                            changed += sum(factor > 1 for factor in (grid.tp, grid.pp, grid.nodes, grid.fewer))
+                    for synchronous_checkpoint in (False, True) if copies else (False,):
+                        for recompute, extra_cost in _recompute_options(config):
+                            changed = sum((zero, sequence_parallel, synchronous_checkpoint, bool(extra_cost), micro_batch != divisors[0]))
+                            changed += sum(factor > 1 for factor in (grid.tp, grid.pp, grid.nodes, grid.replica_divisor))
                             yield _Choice(
-                                cost + waits + more + 0.1 * changed,
+                                cost + synchronous_checkpoint + extra_cost + 0.1 * changed,
                                 grid,
                                 zero,
                                 sequence_parallel,
-                                waits,
+                                synchronous_checkpoint,
                                 recompute,
                                 micro_batch,
                             )
@@ -179,38 +179,38 @@ def _bubble(config: RunConfig, pp: int, dp: int, micro_batch: int) -> float:
     return ideal_bubble(config.layout.schedule, pp, micro_batches, config.layout.chunks)
 
 
-def _recomputes(config: RunConfig) -> List[Tuple[str, float]]:
+def _recompute_options(config: RunConfig) -> List[Tuple[str, float]]:
     """(what to recompute, cost): as it is first."""
     training = config.training
-    found = [("", 0.0)]
+    options = [("", 0.0)]
     if training.recompute == "none" and config.model.attention_dropout > 0:
-        found.append(("selective", 2.0))
+        options.append(("selective", 2.0))
     if training.recompute != "full" or training.recompute_layers is not None:
-        found += [(_BUDGET, _FULL * _least_share(config)), ("full", _FULL)]
+        options += [(_BUDGET, _FULL * _least_share(config)), ("full", _FULL)]
     elif training.recompute_budget_mib is not None:  # a smaller one
-        found += [(_BUDGET, _FULL * _least_share(config))]
-    return found
+        options += [(_BUDGET, _FULL * _least_share(config))]
+    return options
 
 
 def _least_share(config: RunConfig) -> float:
     return 1.0 / config.model.layers
 
 
-def _share_recomputed(config: RunConfig) -> float:
+def _recomputed_share(config: RunConfig) -> float:
     """Of the stage that recomputes most."""
     chunks = chunks_of(config)
     kinds = recompute_of_layers(config, chunks)
     counts: Dict[int, List[str]] = {}
     for chunk in chunks:
         counts.setdefault(chunk.stage, []).extend(kinds[layer] for layer in chunk.layers)
-    return max(of_stage.count("full") / len(of_stage) for of_stage in counts.values())
+    return max(stage_kinds.count("full") / len(stage_kinds) for stage_kinds in counts.values())
 
 
-def _made(config: RunConfig, choice: _Choice) -> RunConfig:
+def _apply_choice(config: RunConfig, choice: _Choice) -> RunConfig:
     layout, training, job, grid = config.layout, config.training, config.job, choice.grid
     layout = replace(
         layout,
-        dp=layout.dp // grid.fewer,
+        dp=layout.dp // grid.replica_divisor,
         tp=layout.tp * grid.tp,
         pp=layout.pp * grid.pp,
         split=layout.split if grid.pp == 1 else (),
@@ -227,29 +227,29 @@ def _made(config: RunConfig, choice: _Choice) -> RunConfig:
         job = replace(job, nodes=job.nodes * grid.nodes, shape="", strict="")
         if layout.ranks == config.layout.ranks and node.ranks_per_node is not None:
             node = replace(node, ranks_per_node=node.ranks_per_node // grid.nodes)
-    checkpoint = replace(config.checkpoint, asynchronous=config.checkpoint.asynchronous and not choice.waits)
+    checkpoint = replace(config.checkpoint, asynchronous=config.checkpoint.asynchronous and not choice.synchronous_checkpoint)
     return replace(config, layout=layout, training=training, node=node, job=job, checkpoint=checkpoint)
 
 
-def _may_fit(config: RunConfig, grid: _Grid, memory: Memory, limit: int) -> bool:
+def _may_fit(config: RunConfig, grid: _Grid, memory: MemoryModel, limit: int) -> bool:
     """Whether anything fits with these factors: with all that saves memory."""
-    tp, dp = config.layout.tp * grid.tp, config.layout.dp // grid.fewer
+    tp, dp = config.layout.tp * grid.tp, config.layout.dp // grid.replica_divisor
     parallel = tp > 1 and config.model.seq_len % tp == 0
-    for recompute in [kind for kind, _ in _recomputes(config) if kind != _BUDGET]:
+    for recompute in [kind for kind, _ in _recompute_options(config) if kind != _BUDGET]:
         least = _Choice(0.0, grid, dp > 1, parallel, True, recompute, 1)
-        if _fits(_made(config, least), memory, limit):
+        if _fits(_apply_choice(config, least), memory, limit):
             return True
     return False
 
 
-def _largest_budget(config: RunConfig, memory: Memory, limit: int) -> Optional[RunConfig]:
+def _largest_budget(config: RunConfig, memory: MemoryModel, limit: int) -> Optional[RunConfig]:
     """The run with the largest budget of recompute, in whole MiB, that fits; None where none does."""
 
     def with_budget(size: Optional[float], kind: str = "full") -> RunConfig:
         return replace(config, training=replace(config.training, recompute=kind, recompute_budget_mib=size))
 
-    def activations(one: RunConfig) -> int:
-        return -(-max(stage["activations"] for stage in memory(one).stages) // MIB)
+    def activations(candidate: RunConfig) -> int:
+        return -(-max(stage["activations"] for stage in memory(candidate).stages) // MIB)
 
     low, high = activations(with_budget(None)), activations(with_budget(None, "none"))
     if not _fits(with_budget(low), memory, limit):

@@ -295,4 +295,4 @@ def test_on_a_terminal_watching_is_a_table() -> None:
     run(["job", "submit", str(directory)])
     code, shown = in_a_terminal(["job", "watch", str(directory)])
     assert code == 1
-    assert "the jobs go on" in shown and "exit code 3" in shown and "┃" in shown
+    assert "the jobs continue" in shown and "exit code 3" in shown and "┃" in shown

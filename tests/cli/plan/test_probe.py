@@ -13,8 +13,8 @@ from fugaku_gpt.cli.plan.probe import rank_counts
 from fugaku_gpt.layout.operations import ALL_REDUCE, SEND
 from fugaku_gpt.machine.constants import load_machine
 from fugaku_gpt.machine.local import usable_cores
-from fugaku_gpt.machine.probed import COMPILED, PRODUCTS
-from fugaku_gpt.planner.trainer.seconds import PARTS
+from fugaku_gpt.machine.probed import COMPILED_ATTENTION, PRODUCTS
+from fugaku_gpt.planner.trainer.seconds import TIME_COMPONENTS
 
 SMALL = ["model.layers=2", "model.hidden=128", "model.heads=4", "model.seq_len=64", "training.global_batch=8"]
 
@@ -34,7 +34,7 @@ def test_two_ranks_measure_this_machine_and_a_run_is_planned_on_it(
     probed = load_machine("local").probed
     assert probed is not None
     shared = {1, 2} if len(usable_cores()) > 1 else {1}  # two ranks on one core would measure each other
-    kinds = {*PRODUCTS, *(COMPILED if ops.has_native_kernels() else ())}
+    kinds = {*PRODUCTS, *(COMPILED_ATTENTION if ops.has_native_kernels() else ())}
     assert {one.kind for one in probed.products} == kinds and {one.ranks for one in probed.products} == shared
     assert {ALL_REDUCE, SEND} <= {one.operation for one in probed.messages}
     assert set(probed.bandwidth) == {f"{kind} {ranks}" for kind in ("copy", "triad") for ranks in shared}
@@ -44,7 +44,7 @@ def test_two_ranks_measure_this_machine_and_a_run_is_planned_on_it(
     lines = {one["figure"]: one for one in json.loads(capsys.readouterr().out)}
     whole = lines["iteration"]
     assert whole["low"] < whole["value"] < whole["high"]
-    assert sum(lines[part]["value"] for part in PARTS) == pytest.approx(whole["value"], rel=0.01)
+    assert sum(lines[part]["value"] for part in TIME_COMPONENTS) == pytest.approx(whole["value"], rel=0.01)
     assert run(["plan", "time", *settings, "--set", "model.hidden=65536", "--machine", "local"]) == 0
     assert "extrapolated: linear products in float32" in capsys.readouterr().err
     assert run(["plan", "time", *settings, "--machine", "local", "--torch", "1.10"]) == 2

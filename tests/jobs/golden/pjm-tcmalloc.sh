@@ -38,50 +38,50 @@ set -u
 job_id=${PJM_JOBID:-unknown}
 sub_job=${PJM_SUBJOBID:-$job_id}
 started=$(date +%s)
-export FUGAKU_GPT_JOB_STARTED=$started # the ranks reckon from it when this job's time is over
-told=''   # the signal that told this job to stop, and the code that says so
-told_code=0
-child=''  # the process that is waited for; `starting` while its number is not known
+export FUGAKU_GPT_JOB_STARTED=$started # the ranks compute from it when this job's time is over
+stop_signal='' # the signal that asked this job to stop
+stop_code=0    # the exit code that reports it
+child=''       # the process that is waited for; `starting` while its number is not known
 
-# What became of this job by its own account, in exit/: written when it is told to stop, and again when it ends.
+# Records in exit/ how this job ends: written when a signal asks it to stop, and again at its end.
 write_exit_record() {
   mkdir -p exit &&
     printf '{"version": 1, "job_id": "%s", "sub_job": "%s", "exit_code": %d, "signal": "%s", "started": %d, "ended": %d, "host": "%s"}\n' \
-      "$job_id" "$sub_job" "$1" "$told" "$started" "$(date +%s)" "${HOSTNAME:-unknown}" > "exit/.$sub_job.tmp" &&
+      "$job_id" "$sub_job" "$1" "$stop_signal" "$started" "$(date +%s)" "${HOSTNAME:-unknown}" > "exit/.$sub_job.tmp" &&
     mv -f "exit/.$sub_job.tmp" "exit/$sub_job.json"
 }
 
-told_to_stop() {
-  if [[ -n $told ]]; then return; fi # one order may come by several ways
-  told=$1
-  told_code=$2
+on_stop_signal() {
+  if [[ -n $stop_signal ]]; then return; fi # one request may arrive in several ways
+  stop_signal=$1
+  stop_code=$2
   write_exit_record "$2"
-  if [[ $child == starting ]]; then return; fi # `run` tells it
+  if [[ $child == starting ]]; then return; fi # `run` signals it
   if [[ -z $child ]]; then exit "$2"; fi
-  tell_ranks
+  signal_ranks
 }
 
-tell_ranks() {
-  # launchers hand this signal to every rank, which stops with a checkpoint; at SIGTERM some kill the ranks
+signal_ranks() {
+  # launchers forward this signal to every rank, which stops with a checkpoint; at SIGTERM some kill the ranks
   kill -s USR1 "$child" 2> /dev/null || true
 }
 
-# In the background, so that a signal is heard at once and not only when the command has ended.
+# Runs a command in the background, so that a signal is handled at once and not only when the command has ended.
 run() {
   local code
-  if [[ -n $told ]]; then # while the command before this one ran: nothing begins any more
-    echo "told to stop (SIG$told): not begun: $1" >&2
-    return "$told_code"
+  if [[ -n $stop_signal ]]; then # the signal came during an earlier command: nothing is started any more
+    echo "asked to stop (SIG$stop_signal): not started: $1" >&2
+    return "$stop_code"
   fi
   child=starting
   "$@" &
   child=$!
-  if [[ -n $told ]]; then # meanwhile: it has a moment to become a program that listens
+  if [[ -n $stop_signal ]]; then # meanwhile: the child gets time to become a program that handles it
     sleep 1
-    tell_ranks
+    signal_ranks
   fi
   wait "$child"
-  while kill -0 "$child" 2> /dev/null; do # a signal has cut the wait short
+  while kill -0 "$child" 2> /dev/null; do # a signal has interrupted the wait
     wait "$child"
   done
   wait "$child"
@@ -91,10 +91,10 @@ run() {
 }
 
 trap 'write_exit_record "$?"' EXIT
-trap 'told_to_stop INT 130' INT
-trap 'told_to_stop USR1 138' USR1
-trap 'told_to_stop TERM 143' TERM
-trap 'told_to_stop XCPU 152' XCPU
+trap 'on_stop_signal INT 130' INT
+trap 'on_stop_signal USR1 138' USR1
+trap 'on_stop_signal TERM 143' TERM
+trap 'on_stop_signal XCPU 152' XCPU
 
 export OMP_NUM_THREADS=12
 export PARALLEL=12
@@ -111,7 +111,7 @@ preload=(env LD_PRELOAD=libtcmalloc.so"${LD_PRELOAD:+:$LD_PRELOAD}")
 
 run "${launch[@]}" "${preload[@]}" "${train[@]}"
 code=$?
-# a launcher may tell the code of a rank that it has killed while all were leaving: the run's own word stands
+# a launcher may report the code of a rank that it killed while all were leaving: the run's own result decides
 if ((code != 0)) && [[ $out/result.json -nt exit/.$sub_job.began ]] && grep -q '"reason": "stopped: ' "$out/result.json"; then
   code=75
 fi

@@ -83,7 +83,7 @@ def test_what_may_not_run_is_nested() -> None:
 
 
 def test_lines_inside_text_are_known() -> None:
-    assert scan_commands("cat <<E\n#PJM -S\nE\nb '\n#PJM\n'\n").inside == {2, 3, 5, 6}
+    assert scan_commands("cat <<E\n#PJM -S\nE\nb '\n#PJM\n'\n").enclosed_lines == {2, 3, 5, 6}
 
 
 def test_an_unclosed_quote_is_a_plain_character() -> None:

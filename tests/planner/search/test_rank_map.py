@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.config.schema import LayoutConfig
 from fugaku_gpt.layout.grid import Coordinates, rank_of
-from fugaku_gpt.planner.search.rank_map import rank_map, torus_of
+from fugaku_gpt.planner.search.rank_map import choose_node_box, choose_rank_map
 
 SIZES = [1, 2, 4, 6, 12, 16, 24, 48, 64, 96, 384, 512, 576, 1536]
 
@@ -37,16 +37,16 @@ def test_every_node_is_filled_once_groups_lie_in_nodes_and_stages_side_by_side(
     drawn: Tuple[int, int, LayoutConfig],
 ) -> None:
     nodes, each, layout = drawn
-    torus = torus_of(nodes)
+    torus = choose_node_box(nodes)
     assert torus is not None
-    made = rank_map(torus, layout, each)
+    made = choose_rank_map(torus, layout, each)
     places = [made.node_of(rank) for rank in range(layout.ranks)]
     assert sorted(places) == sorted(tuple(cell) for cell in np.ndindex(*torus.sides) for _ in range(each))
     far = 0
     for dp, pp in np.ndindex(layout.dp, layout.pp):
         group = [places[rank_of(Coordinates(int(dp), int(pp), tp), layout)] for tp in range(layout.tp)]
         if each % layout.tp == 0:
-            assert made.inside and len(set(group)) == 1
+            assert made.groups_within_nodes and len(set(group)) == 1
         if pp + 1 < layout.pp:
             after = [places[rank_of(Coordinates(int(dp), int(pp) + 1, tp), layout)] for tp in range(layout.tp)]
             far = max([far, *(_hops(one, other) for one, other in zip(group, after))])
@@ -60,27 +60,27 @@ def test_every_node_is_filled_once_groups_lie_in_nodes_and_stages_side_by_side(
     [(13824, 1, 6, 8), (13824, 2, 12, 8), (13824, 1, 36, 8), (512, 1, 4, 4), (512, 2, 8, 2)],
 )
 def test_groups_of_several_nodes_leave_stages_side_by_side_too(nodes: int, each: int, tp: int, pp: int) -> None:
-    torus = torus_of(nodes)
+    torus = choose_node_box(nodes)
     assert torus is not None
-    made = rank_map(torus, LayoutConfig(dp=nodes * each // tp // pp, tp=tp, pp=pp), each)
-    assert not made.inside and made.stage_hops == 1
+    made = choose_rank_map(torus, LayoutConfig(dp=nodes * each // tp // pp, tp=tp, pp=pp), each)
+    assert not made.groups_within_nodes and made.stage_hops == 1
     assert made.group_hops < tp // each
 
 
 def test_the_box_is_the_one_with_the_fewest_nodes_to_pay() -> None:
-    large, odd, small, single = torus_of(13824), torus_of(512), torus_of(16), torus_of(1)
+    large, odd, small, single = choose_node_box(13824), choose_node_box(512), choose_node_box(16), choose_node_box(1)
     assert large and (large.shape, large.allocation, large.allocated) == ("24x24x24", "torus", 13824)
     assert odd and odd.allocated == 528 and odd.allocation == "torus"  # 11 shelves of 48
     assert small and (small.allocation, small.allocated) == ("mesh", 16)  # a torus would take 24
     assert single and single.shape == "1x1x1"
-    asked = torus_of(512, "8x8x8")
+    asked = choose_node_box(512, "8x8x8")
     assert asked and (asked.shape, asked.allocated) == ("8x8x8", 576)  # 8x9x8
-    assert torus_of(383) is None  # a prime: longer than any side of the machine
+    assert choose_node_box(383) is None  # a prime: longer than any side of the machine
 
 
 def test_the_file_has_a_line_of_coordinates_for_each_rank() -> None:
-    torus = torus_of(12)
+    torus = choose_node_box(12)
     assert torus is not None
-    text = rank_map(torus, LayoutConfig(dp=2, tp=4, pp=6), 4).text().splitlines()
+    text = choose_rank_map(torus, LayoutConfig(dp=2, tp=4, pp=6), 4).hostfile_text().splitlines()
     assert text[0].startswith("# node of each rank in 2x2x3; tensor-parallel groups inside a node; stages at most 1")
     assert len(text) == 1 + 48 and text[1:5] == [text[1]] * 4 and text[1] == "(0,0,0)"

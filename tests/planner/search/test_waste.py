@@ -6,9 +6,9 @@ from typing import List
 
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.machine.constants import load_machine
-from fugaku_gpt.planner.run_time import row_of_run
-from fugaku_gpt.planner.search.rank_map import rank_map, torus_of
-from fugaku_gpt.planner.search.waste import waste_of
+from fugaku_gpt.planner.run_time import run_to_row
+from fugaku_gpt.planner.search.rank_map import choose_node_box, choose_rank_map
+from fugaku_gpt.planner.search.waste import find_waste
 
 EVEN = [
     "layout.dp=432", "layout.tp=4", "job.nodes=432", "node.ranks_per_node=4", "training.micro_batch=3",
@@ -19,9 +19,9 @@ EVEN = [
 def _waste(machine: str, *settings: str, preset: str = "1.3b") -> List[str]:
     config = load_run_config(None, preset, [*settings])
     known = load_machine(machine)
-    torus = torus_of(config.job.nodes) if machine == "a64fx" else None
-    ranks = rank_map(torus, config.layout, config.ranks_per_node) if torus is not None else None
-    return waste_of(config, known, row_of_run(config, known), torus, ranks)
+    torus = choose_node_box(config.job.nodes) if machine == "a64fx" else None
+    ranks = choose_rank_map(torus, config.layout, config.ranks_per_node) if torus is not None else None
+    return find_waste(config, known, run_to_row(config, known), torus, ranks)
 
 
 def _one(found: List[str], word: str) -> str:

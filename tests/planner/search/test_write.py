@@ -13,43 +13,43 @@ from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine.constants import load_machine
-from fugaku_gpt.planner.search.best import Best, best_of
-from fugaku_gpt.planner.search.topology import Wanted, search
-from fugaku_gpt.planner.search.write import name_of, with_map, write_best
+from fugaku_gpt.planner.search.best import RankedLayout, best_layouts
+from fugaku_gpt.planner.search.topology import SearchSpace, search_layouts
+from fugaku_gpt.planner.search.write import layout_name, with_rank_map, write_layouts
 from fugaku_gpt.sweep.expand import expand_sweep
 
 RAMP = ["training.ramp_start=16", "training.ramp_increment=16", "training.ramp_samples=640"]
 
 
-def _best(top: int, *settings: str) -> List[Best]:
+def _best(top: int, *settings: str) -> List[RankedLayout]:
     config = load_run_config(None, "124m", ["node.freq_mhz=2000", "job.elapse=1:00:00", *settings], check=False)
-    wanted = Wanted(config, load_machine("a64fx"), "A64FX", "1.10", (12, 12), (1, 2, 4), (96,))
-    found = search(wanted)
-    spread = replace(found, order=found.order[:: max(1, len(found.order) // top)])
-    return best_of(wanted, spread, top, variants=True)[0]
+    wanted = SearchSpace(config, load_machine("a64fx"), "A64FX", "1.10", (12, 12), (1, 2, 4), (96,))
+    found = search_layouts(wanted)
+    spread = replace(found, ranking=found.ranking[:: max(1, len(found.ranking) // top)])
+    return best_layouts(wanted, spread, top, variants=True)[0]
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Tuple[List[Best], List[Path]]:
+def written(tmp_path_factory: pytest.TempPathFactory) -> Tuple[List[RankedLayout], List[Path]]:
     best = _best(30)
-    return best, write_best(best, tmp_path_factory.mktemp("best"), "measure", 7)
+    return best, write_layouts(best, tmp_path_factory.mktemp("best"), "measure", 7)
 
 
-def test_run_files_read_back_as_the_layouts_and_name_their_rank_maps(written: Tuple[List[Best], List[Path]]) -> None:
+def test_run_files_read_back_as_the_layouts_and_name_their_rank_maps(written: Tuple[List[RankedLayout], List[Path]]) -> None:
     best, files = written
     assert len(files) == 2 * len(best) + 1
     for number, one in enumerate(best, 1):
-        label = name_of(number, one.config)
+        label = layout_name(number, one.config)
         file = files[0].parent / f"{label}.yaml"
         read = load_run_config(file)  # every rule between settings is checked
-        assert read == with_map(one, file.with_suffix(".rankmap"))
+        assert read == with_rank_map(one, file.with_suffix(".rankmap"))
         lines = Path(read.job.rank_map_file).read_text().splitlines()[1:]
         assert len(lines) == read.layout.ranks and len(set(lines)) == read.job.nodes == 12
         assert file.read_text().startswith(f"# predicted: {one.prediction.seconds.value:.4g} s per iteration")
 
 
 def test_plan_check_proves_every_layout(
-    written: Tuple[List[Best], List[Path]], capsys: pytest.CaptureFixture[str]
+    written: Tuple[List[RankedLayout], List[Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, files = written
     for file in files[1:-1:2]:
@@ -57,26 +57,26 @@ def test_plan_check_proves_every_layout(
         assert "no deadlock" in capsys.readouterr().out
 
 
-def test_the_sweep_measures_the_same_layouts_shortly(written: Tuple[List[Best], List[Path]]) -> None:
+def test_the_sweep_measures_the_same_layouts_shortly(written: Tuple[List[RankedLayout], List[Path]]) -> None:
     best, files = written
     sweep = expand_sweep(files[-1])
     assert sweep.name == "measure" and len(sweep.runs) == len(best)
     for number, (row, one) in enumerate(zip(sweep.runs, best), 1):
-        assert row.name.startswith(name_of(number, one.config)) and row.config is not None
+        assert row.name.startswith(layout_name(number, one.config)) and row.config is not None
         assert row.config.layout == one.config.layout and row.config.training.iterations == 7
         assert replace(row.config.training, iterations=one.config.training.iterations) == one.config.training
-        assert row.config.job.rank_map_file == str(files[0].parent / f"{name_of(number, one.config)}.rankmap")
+        assert row.config.job.rank_map_file == str(files[0].parent / f"{layout_name(number, one.config)}.rankmap")
 
 
 def test_a_growing_batch_stays_in_the_run_files_and_is_not_measured(tmp_path: Path) -> None:
     best = _best(2, *RAMP)
-    *_, file, sweep = write_best(best, tmp_path, "measure", 7)
+    *_, file, sweep = write_layouts(best, tmp_path, "measure", 7)
     assert load_run_config(file).training.ramp_start == 16
     assert all(one.config and one.config.training.ramp_start is None for one in expand_sweep(sweep).runs)
 
 
 def test_replicas_that_sum_by_nodes_first_get_no_rank_map(tmp_path: Path) -> None:
-    files = write_best(_best(1, "layout.hierarchical_sum=true"), tmp_path, "measure", 7)
+    files = write_layouts(_best(1, "layout.hierarchical_sum=true"), tmp_path, "measure", 7)
     assert [file.suffix for file in files] == [".yaml", ".yaml"]
     config = load_run_config(files[0])
     assert config.job.shape == "2x2x3" and not config.job.rank_map_file
@@ -85,4 +85,4 @@ def test_replicas_that_sum_by_nodes_first_get_no_rank_map(tmp_path: Path) -> Non
 def test_a_folder_that_cannot_be_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="--out"):
-        write_best(_best(1), tmp_path / "file", "measure", 7)
+        write_layouts(_best(1), tmp_path / "file", "measure", 7)

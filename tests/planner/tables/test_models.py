@@ -9,27 +9,27 @@ import numpy as np
 import pytest
 
 from fugaku_gpt.layout.schedule_times import ideal_bubble
-from fugaku_gpt.machine.constants import Fitted, Machine, load_machine
+from fugaku_gpt.machine.constants import FittedModel, Machine, load_machine
 from fugaku_gpt.planner.tables.footprint import footprint
 from fugaku_gpt.planner.tables.predict import predict_rows
 from fugaku_gpt.planner.tables.rows import ConfigRow
-from fugaku_gpt.planner.tables.seconds import PARTS, seconds, seconds_by_part
-from fugaku_gpt.planner.tables.work import work_of
+from fugaku_gpt.planner.tables.seconds import TIME_COMPONENTS, iteration_seconds, seconds_by_component
+from fugaku_gpt.planner.tables.work import count_work
 from tests.planner.samples import row
 
 
 def _parts(machine: Machine, one: ConfigRow) -> Dict[str, float]:
-    found = seconds_by_part(work_of([one], machine.facts), machine.time.values, machine.facts)
+    found = seconds_by_component(count_work([one], machine.facts), machine.time.values, machine.facts)
     return {name: float(values[0]) for name, values in found.items()}
 
 
-def _with(fitted: Fitted, **values: float) -> Fitted:
+def _with(fitted: FittedModel, **values: float) -> FittedModel:
     constants = tuple(replace(one, value=values.get(one.name, one.value)) for one in fitted.constants)
     return replace(fitted, constants=constants)
 
 
 def _memory(machine: Machine, one: ConfigRow) -> "tuple[float, float]":
-    work = work_of([one], machine.facts)
+    work = count_work([one], machine.facts)
     of_node = machine.memory_of == "node"
     reading, peak = footprint(work, machine.memory.values, machine.facts, machine.memory_unit, of_node)
     return float(reading[0]), float(peak[0])
@@ -39,7 +39,7 @@ def test_flops_of_a_layer_are_the_textbook_ones_where_products_are_not_cut_into_
     machine = load_machine("a64fx")
     one = row(recompute=True)
     b, s, h = one.micro_batch, one.seq_len, one.hidden
-    work = work_of([one], machine.facts)
+    work = count_work([one], machine.facts)
     assert work.layer_flops[0] == pytest.approx(96 * b * s * h * h)
     assert work.layer_attention_flops[0] == pytest.approx(16 * b * s * s * h)
     assert work.head_flops[0] == pytest.approx(6 * b * s * h * one.vocab)
@@ -50,8 +50,8 @@ def test_a_product_takes_whole_waves_of_tiles() -> None:
     facts = load_machine("a100").facts
     exact, partly = row(hidden=13824, heads=64, tp=8, dp=1, pp=1), row(hidden=14336, heads=64, tp=8, dp=1, pp=1)
     plain = {**facts, "tile_units": 0.0}
-    exact_stretch = work_of([exact], facts).layer_flops / work_of([exact], plain).layer_flops
-    partly_stretch = work_of([partly], facts).layer_flops / work_of([partly], plain).layer_flops
+    exact_stretch = count_work([exact], facts).layer_flops / count_work([exact], plain).layer_flops
+    partly_stretch = count_work([partly], facts).layer_flops / count_work([partly], plain).layer_flops
     assert 1 <= exact_stretch < partly_stretch < 1.25
 
 
@@ -60,8 +60,8 @@ def test_parts_sum_up_to_the_iteration(name: str) -> None:
     machine = load_machine(name)
     one = row(dp=2, tp=2, pp=2)
     parts = _parts(machine, one)
-    whole = seconds(work_of([one], machine.facts), machine.time.values, machine.facts)[0]
-    assert tuple(parts) == PARTS and sum(parts.values()) == pytest.approx(whole)
+    whole = iteration_seconds(count_work([one], machine.facts), machine.time.values, machine.facts)[0]
+    assert tuple(parts) == TIME_COMPONENTS and sum(parts.values()) == pytest.approx(whole)
     assert all(value > 0 for value in parts.values())
 
 
@@ -80,11 +80,11 @@ def test_the_bubble_shrinks_with_more_micro_batches() -> None:
 def test_clock_allocator_and_a_rank_per_core_memory_group_help_on_a64fx() -> None:
     machine = load_machine("a64fx")
     base = row(hardware="A64FX", dp=1, pp=1, nodes=1, ranks_per_node=1, torch="1.7", freq_ghz=2.0, zero_stage=0)
-    slow = seconds(work_of([base], machine.facts), machine.time.values, machine.facts)[0]
+    slow = iteration_seconds(count_work([base], machine.facts), machine.time.values, machine.facts)[0]
     for better in ({"freq_ghz": 2.2}, {"tcmalloc": True}, {"torch": "1.10"}, {"dp": 4, "ranks_per_node": 4}):
         changed = {**{"dp": 1, "ranks_per_node": 1, "torch": "1.7", "freq_ghz": 2.0}, **better}
         one = row(hardware="A64FX", pp=1, nodes=1, zero_stage=0, **changed)
-        assert seconds(work_of([one], machine.facts), machine.time.values, machine.facts)[0] < slow, better
+        assert iteration_seconds(count_work([one], machine.facts), machine.time.values, machine.facts)[0] < slow, better
 
 
 def test_interleaving_cuts_the_bubble_and_sends_more_and_holds_more() -> None:
@@ -92,7 +92,7 @@ def test_interleaving_cuts_the_bubble_and_sends_more_and_holds_more() -> None:
     plain, cut = (row(hardware="A64FX", zero_stage=0, pp=8, dp=1) for _ in range(2))
     cut = replace(cut, chunks=3)
     before, after = _parts(machine, plain), _parts(machine, cut)
-    assert {name for name in PARTS if before[name] != after[name]} == {"pipeline"}
+    assert {name for name in TIME_COMPONENTS if before[name] != after[name]} == {"pipeline"}
     cheap = replace(machine, time=_with(machine.time, pipeline_bandwidth=1e18))
     assert _parts(cheap, cut)["pipeline"] == pytest.approx(_parts(cheap, plain)["pipeline"] / 3)
     dear = replace(machine, time=_with(machine.time, pipeline_bandwidth=1e6))
@@ -106,7 +106,7 @@ def test_stages_side_by_side_send_faster_than_stages_beyond_all_replicas() -> No
     near = replace(far, order="tp,pp,dp")
     assert (far.stage_stride, near.stage_stride, replace(far, order="pp,tp,dp").stage_stride) == (32, 2, 1)
     before, after = _parts(machine, far), _parts(machine, near)
-    assert {name for name in PARTS if before[name] != after[name]} == {"pipeline"}
+    assert {name for name in TIME_COMPONENTS if before[name] != after[name]} == {"pipeline"}
     assert after["pipeline"] < before["pipeline"]
     assert "order tp,pp,dp: measured tp,dp,pp" in predict_rows(machine, [near])[0].extrapolated
 
@@ -127,7 +127,7 @@ def _a64fx(**changes: object) -> float:
     model = {"layers": 12, "hidden": 768, "heads": 12, "seq_len": 1024, "zero_stage": 0, "torch": "1.10"}
     base = {"dp": 1, "pp": 1, "nodes": 1, "ranks_per_node": 1, "micro_batch": 1, "global_batch": 1024}
     one = row(hardware="A64FX", **{**model, **base, **changes})
-    return float(seconds(work_of([one], machine.facts), machine.time.values, machine.facts)[0])
+    return float(iteration_seconds(count_work([one], machine.facts), machine.time.values, machine.facts)[0])
 
 
 def test_ranks_on_a_node_and_tcmalloc_save_the_same_time_of_allocation() -> None:
@@ -155,8 +155,8 @@ def test_stages_that_lie_further_apart_send_slower_on_a_torus() -> None:
 
 def test_a_card_that_is_nearly_full_is_slower() -> None:
     machine = load_machine("a100")
-    work = work_of([row(hardware="A100-80GB", nodes=1, ranks_per_node=8)] * 3, machine.facts)
-    taken = seconds(replace(work, fullness=np.array([0.5, 0.9, 1.0])), machine.time.values, machine.facts)
+    work = count_work([row(hardware="A100-80GB", nodes=1, ranks_per_node=8)] * 3, machine.facts)
+    taken = iteration_seconds(replace(work, fullness=np.array([0.5, 0.9, 1.0])), machine.time.values, machine.facts)
     assert taken[0] == taken[1] < taken[2] < 1.2 * taken[0]
 
 

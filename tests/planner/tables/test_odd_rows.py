@@ -35,7 +35,7 @@ def _whole_or_refused(found: Any) -> None:
         assert found.reason
         return
     assert isinstance(found, Prediction)
-    for guess in (found.seconds, *found.parts.values()):
+    for guess in (found.seconds, *found.components.values()):
         assert 0 <= guess.low <= guess.value <= guess.high < math.inf
     assert found.seconds.low > 0 and 0 < found.memory < math.inf and found.fits in (True, False)
 

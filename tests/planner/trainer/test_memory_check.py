@@ -16,52 +16,52 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine import fugaku, local
 from fugaku_gpt.machine.framework import framework_of
 from fugaku_gpt.machine.memory import guard_margin
-from fugaku_gpt.planner.trainer.memory_check import Place, refuse_too_large, set_words, this_machine
-from fugaku_gpt.planner.trainer.node_limits import place_of_job, place_of_machine, refuse_job_too_large
+from fugaku_gpt.planner.trainer.memory_check import NodeLimits, local_node_limits, refuse_too_large, set_options
+from fugaku_gpt.planner.trainer.node_limits import job_node_limits, machine_node_limits, refuse_job_too_large
 from fugaku_gpt.planner.trainer.shrink import Change, changes_between, smallest_change
 from tests.planner.trainer.test_run_memory import layouts
 
 BASE = framework_of()
 
 
-def place(limit: int, more_nodes: bool = True) -> Place:
-    return Place(((limit, "test"),), BASE, 1, more_nodes)
+def place(limit: int, more_nodes: bool = True) -> NodeLimits:
+    return NodeLimits(((limit, "test"),), BASE, 1, more_nodes)
 
 
 def with_changes(config: RunConfig, change: Change) -> RunConfig:
     """A run file's settings with those words of the command line over them."""
     settings_of = [f"{key}={value}" for key, value in changes_between(RunConfig(), config)]
-    return load_run_config(overrides=[*settings_of, *(word[len("--set ") :] for word in set_words(change))])
+    return load_run_config(overrides=[*settings_of, *(word[len("--set ") :] for word in set_options(change))])
 
 
 @settings(max_examples=80, deadline=None)
 @given(layouts(), st.floats(0.1, 1.1), st.booleans())
 def test_the_change_that_is_named_fits_and_is_valid(config: RunConfig, share: float, more_nodes: bool) -> None:
     here = place(0)
-    base = BASE.own + BASE.shared
-    needed = here.memory(config).bytes_of_node
-    limit = base * config.ranks_per_node + int(share * (needed - BASE.own * config.ranks_per_node - BASE.shared))
-    change = smallest_change(config, here.memory, limit, more_nodes)
+    base = BASE.private_bytes + BASE.shared_bytes
+    needed = here.run_memory(config).bytes_of_node
+    limit = base * config.ranks_per_node + int(share * (needed - BASE.private_bytes * config.ranks_per_node - BASE.shared_bytes))
+    change = smallest_change(config, here.run_memory, limit, more_nodes)
     if needed <= limit:
         assert change == ()
         return
     assume(change is not None)
     assert change
     found = with_changes(config, change)
-    assert here.memory(found).bytes_of_node <= limit
+    assert here.run_memory(found).bytes_of_node <= limit
     assert problems_of(found, lambda _: "") == []
     assert more_nodes or found.job.nodes == config.job.nodes
     assert found.model == config.model and found.training.global_batch == config.training.global_batch
 
 
 def change_of(limit_mib: float, *overrides: str, preset: str = "1.3b") -> Optional[Change]:
-    return smallest_change(load_run_config(preset=preset, overrides=overrides), place(0).memory, int(limit_mib * 2**20))
+    return smallest_change(load_run_config(preset=preset, overrides=overrides), place(0).run_memory, int(limit_mib * 2**20))
 
 
 def test_changes_come_in_the_order_of_what_they_cost() -> None:
     """Eight replicas of 1.3B on a node each."""
     run = ("layout.dp=8", "job.nodes=8", "training.micro_batch=2", "training.global_batch=64")
-    needed = place(0).memory(load_run_config(preset="1.3b", overrides=run)).bytes_of_node / 2**20
+    needed = place(0).run_memory(load_run_config(preset="1.3b", overrides=run)).bytes_of_node / 2**20
     found = [dict(change_of(share * needed, *run) or ()) for share in (1.0, 0.8, 0.6, 0.4, 0.55, 0.1, 0.01)]
     assert found[0] == {} and found[1] == {"layout.zero": "1"}
     assert found[2] == {"layout.zero": "1", "training.micro_batch": "1"}
@@ -75,28 +75,28 @@ def test_changes_come_in_the_order_of_what_they_cost() -> None:
 def test_more_nodes_are_only_asked_for_where_there_are_some() -> None:
     config = load_run_config(preset="1.3b")
     here = place(0)
-    limit = here.memory(config).bytes_of_node // 3
-    assert dict(smallest_change(config, here.memory, limit) or ()).get("job.nodes") == "4"
-    assert smallest_change(config, here.memory, limit, more_nodes=False) is None
+    limit = here.run_memory(config).bytes_of_node // 3
+    assert dict(smallest_change(config, here.run_memory, limit) or ()).get("job.nodes") == "4"
+    assert smallest_change(config, here.run_memory, limit, more_nodes=False) is None
 
 
 def test_a_budget_is_the_largest_that_fits() -> None:
     config = load_run_config(preset="350m", overrides=["training.global_batch=8", "training.micro_batch=1"])
     here = place(0)
-    limit = here.memory(config).bytes_of_node - 200 * 2**20
-    change = smallest_change(config, here.memory, limit, more_nodes=False)
+    limit = here.run_memory(config).bytes_of_node - 200 * 2**20
+    change = smallest_change(config, here.run_memory, limit, more_nodes=False)
     assert change is not None and [key for key, _ in change] == ["training.recompute", "training.recompute_budget_mib"]
     found = with_changes(config, change)
     budget = found.training.recompute_budget_mib
     assert budget is not None
     more = replace(found, training=replace(found.training, recompute_budget_mib=budget + 1))
-    assert here.memory(found).bytes_of_node <= limit < here.memory(more).bytes_of_node + 2**20
+    assert here.run_memory(found).bytes_of_node <= limit < here.run_memory(more).bytes_of_node + 2**20
 
 
 @pytest.mark.parametrize("guard", [True, False])
 def test_a_run_is_refused_at_the_limit_and_not_below(guard: bool) -> None:
     config = load_run_config(preset="124m", overrides=[f"node.memory_guard={guard}", "job.scheduler=local"])
-    needed = place(0).memory(config).bytes_of_node
+    needed = place(0).run_memory(config).bytes_of_node
     limit = needed + (guard_margin(needed) if guard else 0) + 2**20
     refuse_too_large(config, place(limit))
     with pytest.raises(
@@ -104,7 +104,7 @@ def test_a_run_is_refused_at_the_limit_and_not_below(guard: bool) -> None:
     ):
         refuse_too_large(config, place(limit - 2**25))
     refuse_too_large(replace(config, node=replace(config.node, memory_check=False)), place(1))
-    refuse_too_large(config, Place((), BASE, 1))  # nobody knows a limit
+    refuse_too_large(config, NodeLimits((), BASE, 1))  # nobody knows a limit
 
 
 def test_the_ranks_that_are_on_a_node_are_judged() -> None:
@@ -112,7 +112,7 @@ def test_the_ranks_that_are_on_a_node_are_judged() -> None:
     config = load_run_config(
         preset="124m", overrides=["layout.pp=4", "training.global_batch=8", "training.micro_batch=1"]
     )
-    found = place(0).memory(config)
+    found = place(0).run_memory(config)
     limit = found.bytes_of_ranks([3]) + 2**27
     refuse_too_large(config, place(limit), [3])
     with pytest.raises(UsageError, match="for 2 ranks"):
@@ -125,7 +125,7 @@ def test_the_ranks_that_are_on_a_node_are_judged() -> None:
 def test_the_change_that_is_named_fits_as_many_ranks_as_are_on_the_node() -> None:
     """A run for two nodes, tried out on one."""
     config = load_run_config(preset="350m", overrides=["layout.dp=2", "job.nodes=2", "training.global_batch=8"])
-    here = replace(place(int(0.92 * place(0).memory(config).bytes_of_rank)), more_nodes=False)
+    here = replace(place(int(0.92 * place(0).run_memory(config).bytes_of_rank)), has_more_nodes=False)
     with pytest.raises(UsageError) as caught:
         refuse_too_large(config, here, [0, 1])
     words = re.findall(r"--set (\S+)=(\S+?)(?=[ ;])", str(caught.value).split("smallest change")[1])
@@ -137,18 +137,18 @@ def test_the_change_that_is_named_fits_as_many_ranks_as_are_on_the_node() -> Non
 def test_the_smallest_limit_counts(key: str) -> None:
     config = load_run_config(preset="124m", overrides=[f"{key}=1Gi"])
     free = "less what the memory guard keeps free"
-    assert place(2**40).limit(config) == (2**30 - guard_margin(2**30), f"{key}, {free}")
-    assert place(2**29).limit(config) == (2**29 - guard_margin(2**29), f"test, {free}")
+    assert place(2**40).smallest_limit(config) == (2**30 - guard_margin(2**30), f"{key}, {free}")
+    assert place(2**29).smallest_limit(config) == (2**29 - guard_margin(2**29), f"test, {free}")
     unguarded = replace(config, node=replace(config.node, memory_guard=False))
-    assert place(2**29).limit(unguarded) == (2**29, "test")
+    assert place(2**29).smallest_limit(unguarded) == (2**29, "test")
 
 
 def test_a_job_is_judged_by_the_nodes_of_its_scheduler() -> None:
     def limits(scheduler: str, *more: str) -> Tuple[Tuple[int, str], ...]:
-        return place_of_job(load_run_config(overrides=[f"job.scheduler={scheduler}", *more])).limits
+        return job_node_limits(load_run_config(overrides=[f"job.scheduler={scheduler}", *more])).limits
 
     assert min(limits("pjm"))[0] <= fugaku.JOB_BYTES
-    assert limits("local")[0][0] == local.memory_limit() == this_machine().limits[0][0]
+    assert limits("local")[0][0] == local.memory_limit() == local_node_limits().limits[0][0]
     assert limits("slurm") == ()
     large = load_run_config(preset="13b")
     with pytest.raises(UsageError, match="the smallest change that fits: --set layout.*Fugaku|Fugaku.*smallest change"):
@@ -160,9 +160,9 @@ def test_a_job_is_judged_by_the_nodes_of_its_scheduler() -> None:
 
 def test_machines_of_accelerators_are_no_place_for_this_trainer() -> None:
     with pytest.raises(UsageError, match="--machine a100: its memory is that of accelerators"):
-        place_of_machine("a100")
+        machine_node_limits("a100")
     with pytest.raises(UsageError, match="not known"):
-        place_of_machine("k")
+        machine_node_limits("k")
 
 
 def test_the_refusal_names_a_change_that_ends_it() -> None:

@@ -222,7 +222,7 @@ def test_what_a_rank_takes_without_a_model_is_that_of_the_build() -> None:
     config = tiny_config()
     for build in ("1.7.1", "1.10.2+cpu", "2.13.0"):
         base = framework_of(build)
-        assert memory_of_run(config, base).stages[0]["base"] == base.own + base.shared
+        assert memory_of_run(config, base).stages[0]["base"] == base.private_bytes + base.shared_bytes
     assert framework_of("2.99") == framework_of("2.13") == framework_of()
 
 

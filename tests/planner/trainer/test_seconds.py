@@ -22,14 +22,14 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.flops import exact_flops
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE
 from fugaku_gpt.layout.sequence import Collective, plan_of, program
-from fugaku_gpt.machine.constants import load_machine, machine_text
-from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD, COMPILED, SCORES, Step
+from fugaku_gpt.machine.constants import load_machine, machine_yaml
+from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD, COMPILED_ATTENTION, SCORES, StepTiming
 from fugaku_gpt.model.causal_attention import causal_attention
 from fugaku_gpt.ops import native as kernels
-from fugaku_gpt.planner.trainer.fitting import MeasuredRun, fit_local, kept_runs, local_machine
-from fugaku_gpt.planner.trainer.rates import Rates
-from fugaku_gpt.planner.trainer.seconds import PARTS, RunCost, predict_run, prior_constants
-from fugaku_gpt.planner.trainer.work import Tally, chunk_works, message_bytes, stage_work
+from fugaku_gpt.planner.trainer.fitting import MeasuredRun, fit_local, machine_from_probe, usable_runs
+from fugaku_gpt.planner.trainer.rates import ProbeRates
+from fugaku_gpt.planner.trainer.seconds import TIME_COMPONENTS, RunCost, predict_run, prior_constants
+from fugaku_gpt.planner.trainer.work import Tally, count_chunk_work, count_stage_work, message_bytes
 from fugaku_gpt.records.run import OK, MetricsWriter, Result, RunDirectory
 from fugaku_gpt.training.trainer import Trainer
 from tests.planner.probes import FLOPS, LAYER_SECONDS, MESSAGE_SECONDS, PASS_SECONDS, even_machine
@@ -51,7 +51,7 @@ def flops(tally: Tally) -> float:
 def whole(config: RunConfig, compiled: bool = False) -> Tally:
     """Of one micro-batch through all chunks, there and back."""
     found = Tally()
-    for work in chunk_works(config, compiled):
+    for work in count_chunk_work(config, compiled):
         found.add(work.forward)
         found.add(work.backward)
     return found
@@ -75,7 +75,7 @@ def test_blocks_skip_what_lies_above_the_diagonal() -> None:
 
 def test_compiled_attention_is_one_product_of_each_layer_there_and_one_back() -> None:
     plain, kernels = whole(run()), whole(run(), compiled=True)
-    attention = {key: n for key, n in kernels.products.items() if key[0] in COMPILED}
+    attention = {key: n for key, n in kernels.products.items() if key[0] in COMPILED_ATTENTION}
     shape = (2 * 4, 64, 32, 64)  # samples times heads
     assert attention == {(kind, *shape): 4 for kind in (ATTENTION, ATTENTION_BACKWARD)}
     assert {key: n for key, n in kernels.products.items() if key not in attention} == {
@@ -83,7 +83,7 @@ def test_compiled_attention_is_one_product_of_each_layer_there_and_one_back() ->
     }
     assert {name for name, _ in plain.passes} - {name for name, _ in kernels.passes} == {"softmax", "softmax_backward"}
     again = whole(run("training.recompute=full"), compiled=True)
-    assert {key[0]: n for key, n in again.products.items() if key[0] in COMPILED} == {
+    assert {key[0]: n for key, n in again.products.items() if key[0] in COMPILED_ATTENTION} == {
         ATTENTION: 8,
         ATTENTION_BACKWARD: 4,
     }
@@ -102,7 +102,7 @@ def test_compiled_attention_is_one_product_of_each_layer_there_and_one_back() ->
 )
 def test_compiled_kernels_compute_what_their_types_and_threads_allow(settings: Any, heads: int) -> None:
     tally = whole(run(*settings), compiled=True)
-    assert {batch for kind, batch, *_ in tally.products if kind in COMPILED} == ({heads} if heads else set())
+    assert {batch for kind, batch, *_ in tally.products if kind in COMPILED_ATTENTION} == ({heads} if heads else set())
     assert (SCORES in {key[0] for key in tally.products}) == (heads == 0)
 
 
@@ -111,12 +111,12 @@ def test_attention_costs_what_the_probe_measured_of_compiled_kernels_where_it_di
     seconds = {}
     for compiled in (False, True):
         tally = whole(config, compiled)
-        fast = sum(2.0 * n * b * r * i * c for (kind, b, r, i, c), n in tally.products.items() if kind in COMPILED)
+        fast = sum(2.0 * n * b * r * i * c for (kind, b, r, i, c), n in tally.products.items() if kind in COMPILED_ATTENTION)
         seconds[compiled] = 8 * (flops(tally) - fast / 2) / FLOPS
-        parts = RunCost(config, even_machine(compiled=compiled)).parts(ONES)
+        parts = RunCost(config, even_machine(compiled=compiled)).seconds_by_component(ONES)
         assert parts["compute"] == pytest.approx(seconds[compiled])
     assert seconds[True] < seconds[False]
-    off = RunCost(run("node.compiled_kernels=false"), even_machine(compiled=True)).parts(ONES)
+    off = RunCost(run("node.compiled_kernels=false"), even_machine(compiled=True)).seconds_by_component(ONES)
     assert off["compute"] == pytest.approx(seconds[False])
 
 
@@ -125,7 +125,7 @@ def test_attention_costs_what_the_probe_measured_of_compiled_kernels_where_it_di
 )
 def test_tensor_parallelism_shares_out_products_and_recompute_adds_a_forward_pass(settings: Any, share: float) -> None:
     config = run(*settings)
-    layers = [work.forward for work in chunk_works(run())]
+    layers = [work.forward for work in count_chunk_work(run())]
     head = 3 * 2.0 * 2 * 64 * 512 * 128
     more = flops(layers[0]) - head if share == 1.0 else 0.0
     assert flops(whole(config)) == pytest.approx(share * flops(whole(run())) + more)
@@ -134,8 +134,8 @@ def test_tensor_parallelism_shares_out_products_and_recompute_adds_a_forward_pas
 def test_an_iteration_of_one_rank_is_the_sum_of_its_work() -> None:
     config = run()
     tally = whole(config)
-    parts = RunCost(config, even_machine()).parts(ONES)
-    assert set(parts) == set(PARTS)
+    parts = RunCost(config, even_machine()).seconds_by_component(ONES)
+    assert set(parts) == set(TIME_COMPONENTS)
     assert parts["compute"] == pytest.approx(8 * flops(tally) / FLOPS)
     elements = sum(count * size for (_, size), count in tally.passes.items())
     assert parts["memory_bound"] == pytest.approx(8 * elements * PASS_SECONDS)
@@ -147,13 +147,13 @@ def test_an_iteration_of_one_rank_is_the_sum_of_its_work() -> None:
 
 def test_sums_and_messages_by_their_bytes() -> None:
     config = run("layout.dp=2", "training.bucket_mib=0.5")
-    work = stage_work(config, 0)
+    work = count_stage_work(config, 0)
     parameters = 4 * (12 * 128**2 + 13 * 128) + (512 + 64 + 2) * 128
     assert len(work.replicas) > 1 and sum(size for _, size in work.replicas) == pytest.approx(4 * parameters, rel=1e-3)
-    parts = RunCost(config, even_machine()).parts(ONES)
+    parts = RunCost(config, even_machine()).seconds_by_component(ONES)
     assert parts["data_parallel"] == pytest.approx(4 * parameters * MESSAGE_SECONDS, rel=1e-3)
     hidden = 4 * 2 * 64 * 128
-    tensor = RunCost(run("layout.tp=2"), even_machine()).parts(ONES)["tensor_parallel"]
+    tensor = RunCost(run("layout.tp=2"), even_machine()).seconds_by_component(ONES)["tensor_parallel"]
     losses = 4 * 3 * 2 * 64 * 2
     # of each layer two sums forward and two back; the embedding's, the loss's gradient and its three numbers a token
     assert tensor == pytest.approx(8 * (18 * hidden + losses) * MESSAGE_SECONDS, rel=1e-6)
@@ -162,16 +162,16 @@ def test_sums_and_messages_by_their_bytes() -> None:
 
 def test_without_stages_no_sum_counts_as_the_pipeline_s() -> None:
     config = run("layout.tp=2", "layout.sequence_parallel=true")
-    assert stage_work(config, 0).whole > 0
-    assert RunCost(config, even_machine()).parts(ONES)["pipeline"] == pytest.approx(0)
+    assert count_stage_work(config, 0).replicated_bytes > 0
+    assert RunCost(config, even_machine()).seconds_by_component(ONES)["pipeline"] == pytest.approx(0)
 
 
 def test_the_bubble_is_that_of_the_schedule() -> None:
     settings = ["layout.pp=2", "model.vocab_size=128", "layout.split=[2, 2]"]
     machine = even_machine()
     quiet = {**ONES, "sends": 1e-9, "passes": 1e-9}
-    parts = RunCost(run(*settings), machine).parts(quiet)
-    one = RunCost(run("model.layers=2", "model.vocab_size=128"), machine).parts(quiet)
+    parts = RunCost(run(*settings), machine).seconds_by_component(quiet)
+    one = RunCost(run("model.layers=2", "model.vocab_size=128"), machine).seconds_by_component(quiet)
     busy = parts["compute"] + parts["overhead"]
     assert busy == pytest.approx(one["compute"] + one["overhead"])  # the last stage has the logits
     # 8 micro-batches: the first stage's pass, which has no logits, comes before; (p - 1) / m of it about
@@ -181,18 +181,18 @@ def test_the_bubble_is_that_of_the_schedule() -> None:
 
 
 def test_ranks_without_cores_of_their_own_wait_for_them() -> None:
-    two, four = (RunCost(run(f"layout.dp={dp}"), even_machine(cores=2)).parts(ONES) for dp in (2, 4))
+    two, four = (RunCost(run(f"layout.dp={dp}"), even_machine(cores=2)).seconds_by_component(ONES) for dp in (2, 4))
     assert two["shared_cores"] == 0
     work = four["compute"] + four["memory_bound"] + four["overhead"] + four["optimiser"]
     assert four["shared_cores"] == pytest.approx(work)  # twice as many ranks as cores: all of it once more
     stages = RunCost(run("layout.pp=4"), even_machine(cores=2))
-    assert stages.parts(ONES)["shared_cores"] > 0
+    assert stages.seconds_by_component(ONES)["shared_cores"] > 0
 
 
 def test_rates_lie_between_the_measured_ones_and_beyond_them_is_told() -> None:
     probed = even_machine()
     fast = [replace(one, seconds=one.seconds / (4.0 if one.rows == 512 else 1.0)) for one in probed.products]
-    rates = Rates(replace(probed, products=tuple(fast)), 1, 1)
+    rates = ProbeRates(replace(probed, products=tuple(fast)), 1, 1)
     slow_one, fast_one = (2.0 * width**3 / rates.product("float32", "linear", 1, *[width] * 3) for width in (64, 512))
     between = 2.0 * 180**3 / rates.product("float32", "linear", 1, 180, 180, 180)
     assert slow_one == pytest.approx(FLOPS, rel=0.02) and fast_one == pytest.approx(4 * FLOPS, rel=0.02)
@@ -213,7 +213,7 @@ def test_a_fit_finds_the_factor_that_the_steps_were_made_with() -> None:
     fitted, left_out = fit_local(probed, runs)
     assert fitted.values["products"] == pytest.approx(1.3, rel=0.02)
     assert fitted.values["exposed"] == pytest.approx(0.8)  # no run of these tells it
-    assert max(abs(one.off) for one in left_out) < 0.02
+    assert max(abs(one.relative_error) for one in left_out) < 0.02
     assert len(fitted.covariance) == len(fitted.constants) and fitted.rows == tuple(str(one) for one in settings)
 
 
@@ -236,9 +236,9 @@ def test_runs_that_are_kept_are_fitted_to_and_others_named(tmp_path: Path, capsy
             metrics.write("iteration", {"iteration": iteration, "seconds": seconds, "loss": 1.0})
         metrics.close()
         directory.write_result(Result(OK, "", 0.0, 1.0))
-    machine, _ = local_machine(probed, 2**34)
+    machine, _ = machine_from_probe(probed, 2**34)
     file, out = tmp_path / "machine.yaml", tmp_path / "fitted.yaml"
-    file.write_text(machine_text(machine))
+    file.write_text(machine_yaml(machine))
     words = ["plan", "fit", "--runs", str(tmp_path / "runs"), "--format", "json"]
     assert cli(["plan", "fit", "--runs", str(tmp_path / "runs"), "--machine", "v100"]) == 2
     assert cli([*words, "--machine", str(file), "--out", str(out)]) == 0
@@ -260,7 +260,7 @@ def test_a_kept_run_is_fitted_to_with_the_kernels_that_it_had(tmp_path: Path, pr
         metrics.write("iteration", {"iteration": iteration, "seconds": 1.0, "loss": 1.0})
     metrics.close()
     directory.write_result(Result(OK, "", 0.0, 1.0))
-    (found,), left_out = kept_runs([tmp_path], even_machine())
+    (found,), left_out = usable_runs([tmp_path], even_machine())
     assert not left_out and found.config.node.compiled_kernels == compiled
 
 
@@ -268,12 +268,12 @@ def test_a_machine_of_the_probe_predicts_with_intervals_and_refuses_what_it_cann
     config = run("layout.dp=2")
     seconds = RunCost(config, even_machine()).seconds(prior_constants().values)
     settings = (*SHAPE, *BATCH, "layout.dp=2")
-    machine, left_out = local_machine(replace(even_machine(), steps=(Step("one", settings, seconds, 0.01),)), 2**34)
+    machine, left_out = machine_from_probe(replace(even_machine(), steps=(StepTiming("one", settings, seconds, 0.01),)), 2**34)
     assert len(left_out) == 1 and machine.hardware == {"local": 2**14}
     found = predict_run(config, machine)
     assert found.seconds.value == pytest.approx(seconds, rel=0.01)
     assert found.seconds.low < seconds < found.seconds.high
-    assert sum(part.value for part in found.parts.values()) == pytest.approx(found.seconds.value)
+    assert sum(part.value for part in found.components.values()) == pytest.approx(found.seconds.value)
     with pytest.raises(UsageError, match="one node"):
         predict_run(run("layout.dp=2", "job.nodes=2"), machine)
     with pytest.raises(UsageError, match="too short, or without that type"):
@@ -339,7 +339,7 @@ def test_products_counted_are_those_that_a_step_makes(settings: List[str], compi
         trainer.step()
     counted: "Counter[Tuple[Any, ...]]" = Counter()
     for (kind, *shape), count in whole(config, compiled).products.items():
-        counted[(kind if kind in COMPILED else "", *shape)] += 2 * count
+        counted[(kind if kind in COMPILED_ATTENTION else "", *shape)] += 2 * count
     assert made == counted
     assert any(kind == ATTENTION for kind, *_ in made) == compiled
 
@@ -389,16 +389,16 @@ def test_messages_counted_are_those_of_the_plan_of_a_step(settings: List[str]) -
                 size = config.layout.dp if one.operation == ALL_GATHER and one.communicator == "dp" else size
                 told[one.communicator, one.operation, 4 * size * one.elements] += 1
         counted: "Counter[Tuple[str, str, int]]" = Counter()
-        for work in chunk_works(config):
+        for work in count_chunk_work(config):
             if work.chunk.stage == stage:
                 for tally in (work.forward, work.backward):
                     for (operation, size), count in tally.messages.items():
                         counted["tp", operation, size] += config.micro_batches * count
-        end = stage_work(config, stage)
+        end = count_stage_work(config, stage)
         for operation, size in end.replicas:
             counted["dp", operation, size] += 1
-        if end.whole:
-            counted["tp", ALL_REDUCE, end.whole] += 1
+        if end.replicated_bytes:
+            counted["tp", ALL_REDUCE, end.replicated_bytes] += 1
         told_tied = sum(size for (who, _, size), _ in told.items() if who == "embedding")
-        assert end.tied == pytest.approx(told_tied, rel=0.02)  # gaps of alignment
+        assert end.tied_bytes == pytest.approx(told_tied, rel=0.02)  # gaps of alignment
         assert counted == Counter({key: n for key, n in told.items() if key[0] in ("tp", "dp")})

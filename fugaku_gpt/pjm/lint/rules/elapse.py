@@ -152,7 +152,9 @@ def slurm_days(facts: Facts) -> Iterator[Hit]:
         days, _, rest = text.strip().partition("-")
         refused = elapse.maximum is not None and elapse.maximum < elapse.minimum
         hours = (int(days) * 24 * _HOUR + _slurm_seconds(rest)) // _HOUR
-        message = f"elapse={text} is a range from {_duration_text(elapse.minimum)} to {_duration_text(elapse.maximum or 0)}"
+        message = (
+            f"elapse={text} is a range from {_duration_text(elapse.minimum)} to {_duration_text(elapse.maximum or 0)}"
+        )
         yield Hit(line, message, column, f"write {hours}:00:00 if {days} days are meant", "" if refused else RUNS)
     elif elapse.is_range and elapse.maximum is not None and elapse.maximum < elapse.minimum:
         message = f"elapse={text} is a range that ends before it starts"

@@ -11,7 +11,15 @@ from fugaku_gpt.pjm.lint.registry import WARNING, Hit, rule
 _SPACK = re.compile(r"share/spack/setup-env|^spack$")
 _ENVIRONMENT_VARIABLE = re.compile(r"\$\{?(VIRTUAL_ENV|CONDA_PREFIX|CONDA_DEFAULT_ENV|PYENV_VERSION)\b(?!:?[-+])")
 _ACTIVATION = re.compile(r"\bactivate\b|\bconda\.sh\b|\bsetup-env\b|\bmodulecmd\b")
-_HARMLESS_COMMANDS = ("[", "[[", "test", "if", "echo", "printf", "deactivate")  # commands that a missing value does no harm to
+_HARMLESS_COMMANDS = (
+    "[",
+    "[[",
+    "test",
+    "if",
+    "echo",
+    "printf",
+    "deactivate",
+)  # commands that a missing value does no harm to
 _ID_WITH_BRACKETS = re.compile(r"\d+\[[-\d,]+\]")
 _PJM_COMMANDS = ("pjstat", "pjdel", "pjwait", "pjhold", "pjrls", "pjalter", "pjsig")
 
@@ -81,7 +89,12 @@ def unquoted_id(facts: Facts) -> Iterator[Hit]:
         if command.name in _PJM_COMMANDS:
             for word in command.argv[1:]:
                 if _ID_WITH_BRACKETS.fullmatch(word.raw):
-                    yield Hit(word.line, f"{command.name} {printable(word.raw)}", word.column, f"write '{printable(word.raw)}'")
+                    yield Hit(
+                        word.line,
+                        f"{command.name} {printable(word.raw)}",
+                        word.column,
+                        f"write '{printable(word.raw)}'",
+                    )
 
 
 @rule(

@@ -121,7 +121,9 @@ def _parameters(facts: Facts, mode: str, sparam: str) -> Iterator[Hit]:
                 yield Hit(line, f"--sparam {printable(sparam)} names the step job by jid and by jnam", column)
     except ValueError as error:
         if not is_unfilled(sparam):
-            yield Hit(line, f"--sparam of a {mode} job: {printable(error)}", column, "see --sparam in the manual", UNSURE)
+            yield Hit(
+                line, f"--sparam of a {mode} job: {printable(error)}", column, "see --sparam in the manual", UNSURE
+            )
 
 
 @rule(
@@ -136,4 +138,6 @@ def _parameters(facts: Facts, mode: str, sparam: str) -> Iterator[Hit]:
 def lonely_sparam(facts: Facts) -> Iterator[Hit]:
     options = facts.script.options
     if "sparam" in options and not any(mode in options for mode in _MODES):
-        yield Hit(facts.line_of("sparam"), f"--sparam {printable(options['sparam'])} without --bulk, --step or --interact")
+        yield Hit(
+            facts.line_of("sparam"), f"--sparam {printable(options['sparam'])} without --bulk, --step or --interact"
+        )

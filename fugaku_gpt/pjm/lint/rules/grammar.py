@@ -119,12 +119,22 @@ def unknown(facts: Facts) -> Iterator[Hit]:
     for problem in script.problems:
         column = facts.column(problem.line, problem.text)
         if problem.kind == "missing-argument":
-            yield Hit(problem.line, f"{printable(problem.text)} lacks its argument", column, "add it, or remove the option")
+            yield Hit(
+                problem.line, f"{printable(problem.text)} lacks its argument", column, "add it, or remove the option"
+            )
         elif problem.kind == "unexpected-argument":
-            yield Hit(problem.line, f"{printable(problem.text)}: the option takes no argument", column, downgrade=UNSURE)
-        elif problem.kind == "stray-word" and not _has_non_ascii_marks(problem.text) and not _is_unfilled_line(facts, problem.line):
+            yield Hit(
+                problem.line, f"{printable(problem.text)}: the option takes no argument", column, downgrade=UNSURE
+            )
+        elif (
+            problem.kind == "stray-word"
+            and not _has_non_ascii_marks(problem.text)
+            and not _is_unfilled_line(facts, problem.line)
+        ):
             message = f"{printable(problem.text)} belongs to no option"
-            yield Hit(problem.line, message, column, "quote what belongs together, or remove the word", downgrade=UNSURE)
+            yield Hit(
+                problem.line, message, column, "quote what belongs together, or remove the word", downgrade=UNSURE
+            )
 
 
 def _unknown_key(facts: Facts, line: int, name: str, option: str, key: str, is_supported: bool) -> Iterator[Hit]:

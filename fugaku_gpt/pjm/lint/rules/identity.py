@@ -49,7 +49,10 @@ def job_name(facts: Facts) -> Iterator[Hit]:
         yield Hit(line, f"the job name {printable(name)} begins with no letter", column, downgrade=UNSURE)
     elif facts.is_fugaku and not _CHARSET.fullmatch(name):
         yield Hit(
-            line, f"the job name {printable(name)} holds characters that Fugaku does not support", column, downgrade=UNSURE
+            line,
+            f"the job name {printable(name)} holds characters that Fugaku does not support",
+            column,
+            downgrade=UNSURE,
         )
 
 
@@ -65,7 +68,9 @@ def job_name(facts: Facts) -> Iterator[Hit]:
 )
 def no_group(facts: Facts) -> Iterator[Hit]:
     if "group" not in facts.script.options and "gid" not in facts.script.options:
-        yield Hit(facts.top, "no -g: pjsub refuses the job unless the command line names a group", downgrade=COMMAND_LINE)
+        yield Hit(
+            facts.top, "no -g: pjsub refuses the job unless the command line names a group", downgrade=COMMAND_LINE
+        )
 
 
 @rule(

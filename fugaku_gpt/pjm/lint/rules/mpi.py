@@ -78,7 +78,13 @@ def uneven(facts: Facts) -> Iterator[Hit]:
 )
 def groups(facts: Facts) -> Iterator[Hit]:
     ranks_per_node = facts.ranks_per_node
-    if ranks_per_node and ranks_per_node > 2 and ranks_per_node % 4 and ranks_per_node <= CORES and facts.mpi.keys() & {"proc", "max-proc-per-node"}:
+    if (
+        ranks_per_node
+        and ranks_per_node > 2
+        and ranks_per_node % 4
+        and ranks_per_node <= CORES
+        and facts.mpi.keys() & {"proc", "max-proc-per-node"}
+    ):
         if facts.nodes == 1 and facts.proc and facts.proc < 4:
             return  # three processes of a small test lie across no groups
         line = facts.line_of("mpi.max-proc-per-node", "mpi.proc")

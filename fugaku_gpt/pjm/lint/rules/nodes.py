@@ -63,7 +63,9 @@ def node_shape(facts: Facts) -> Iterator[Hit]:
             try:
                 parse_node(text)
             except ValueError as error:
-                yield Hit(line, f"node={printable(text)}: {printable(error)}", column, "write node=N, node=NxN or node=NxNxN")
+                yield Hit(
+                    line, f"node={printable(text)}: {printable(error)}", column, "write node=N, node=NxN or node=NxNxN"
+                )
         return
     if node.strict and len(node.dims) != 3:
         yield Hit(line, f"node={text}: :{node.strict} needs three axes, here are {len(node.dims)}", column)

@@ -68,9 +68,7 @@ def half_a_mode(facts: Facts) -> Iterator[Hit]:
     for given, missing, default in (("freq", "eco_state", 2), ("eco_state", "freq", 2200)):
         if given in facts.resources and missing not in facts.resources:
             line, column = facts.position(f"resources.{given}", given)
-            message = (
-                f"{given}={printable(facts.resources[given])} without {missing}, which is {default} by default since 2025"
-            )
+            message = f"{given}={printable(facts.resources[given])} without {missing}, which is {default} by default since 2025"
             yield Hit(line, message, column)
 
 

@@ -60,7 +60,9 @@ def tcmalloc(facts: Facts) -> Iterator[Hit]:
     for name in _HEAP_KNOBS:
         item = _last_assignment(facts, name)
         if item:
-            message = f"{name}={printable(item.value)} says nothing of a heap that tcmalloc (line {preload.line}) manages"
+            message = (
+                f"{name}={printable(item.value)} says nothing of a heap that tcmalloc (line {preload.line}) manages"
+            )
             yield Hit(item.line, message, item.column)
 
 
@@ -104,7 +106,11 @@ def fallback(facts: Facts) -> Iterator[Hit]:
         setting_of_name = facts.sole_text(name)
         if setting_of_name and not needed.fullmatch(setting_of_name[0]):
             assignment = setting_of_name[1]
-            yield Hit(assignment.line, f"{name}={printable(setting_of_name[0])}, and XOS_MMM_L_HUGETLB_FALLBACK=1", assignment.column)
+            yield Hit(
+                assignment.line,
+                f"{name}={printable(setting_of_name[0])}, and XOS_MMM_L_HUGETLB_FALLBACK=1",
+                assignment.column,
+            )
 
 
 def _last_assignment(facts: Facts, name: str) -> Optional[Assignment]:

@@ -37,7 +37,9 @@ def threads(facts: Facts) -> Iterator[Hit]:
         yield Hit(setting.line, message, setting.column)
     elif total < CORES and count > 0:
         idle = CORES - total
-        message = f"{count} threads of {ranks_per_node} processes on each node use {total} of {CORES} cores; {idle} are idle"
+        message = (
+            f"{count} threads of {ranks_per_node} processes on each node use {total} of {CORES} cores; {idle} are idle"
+        )
         yield Hit(setting.line, message, setting.column)
 
 
@@ -54,4 +56,6 @@ def parallel(facts: Facts) -> Iterator[Hit]:
     parallel_count, omp_count = facts.sole_number("PARALLEL"), facts.sole_number("OMP_NUM_THREADS")
     if parallel_count and omp_count and parallel_count[0] != omp_count[0]:
         setting = max(parallel_count[1], omp_count[1], key=lambda item: item.line)
-        yield Hit(setting.line, f"PARALLEL is {parallel_count[0]}, and OMP_NUM_THREADS is {omp_count[0]}", setting.column)
+        yield Hit(
+            setting.line, f"PARALLEL is {parallel_count[0]}, and OMP_NUM_THREADS is {omp_count[0]}", setting.column
+        )
